@@ -1,0 +1,145 @@
+"""The sections of a recipe that belong to no model family: data, objective, optimizers, averaging, engines.
+
+All classes are frozen, refuse unknown keys and do not convert types (``true`` is not 1). Durations end in ``_nimg`` and
+count images, as everything in a run does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NaturalInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NaturalFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """What every section of a recipe has in common."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Data(Section):
+    """Where the real images come from. Images reach the networks as float32 in [-1, 1]."""
+
+    kind: Literal["digits", "folder", "torchvision", "synthetic"] = "digits"
+    root: str | None = None
+    """Directory of ``folder`` (one sub-folder a class) and ``torchvision`` (what its ``root`` argument expects)."""
+    dataset: str | None = None
+    """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
+    resolution: PositiveInt = 16
+    image_channels: Literal[1, 3] = 1
+    num_classes: NaturalInt = 10
+    """0 trains unconditionally, whatever labels the data has."""
+    num_images: PositiveInt = 50_000
+    """Size of the ``synthetic`` data set."""
+    horizontal_flip: bool = False
+    num_workers: NaturalInt = 4
+    """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
+    prefetch: PositiveInt = 4
+    """Micro-batches that each loading process prepares ahead."""
+    max_corrupt: NaturalInt = 10
+    """Unreadable images that a rank skips before the run stops."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Data:
+        if self.kind in ("folder", "torchvision") and not self.root:
+            raise ValueError(f"data.root is missing, which kind {self.kind} reads from; give the directory")
+        if self.kind == "torchvision" and not self.dataset:
+            raise ValueError("data.dataset is missing; give the name of a class of torchvision.datasets, such as CIFAR10")
+        if self.kind == "digits" and self.image_channels != 1:
+            raise ValueError("data.image_channels is 3 and the digits are grey; set data.image_channels=1")
+        if self.kind == "digits" and self.num_classes not in (0, 10):
+            raise ValueError(f"data.num_classes is {self.num_classes} and there are 10 digits; set 10, or 0 for none")
+        return self
+
+
+class Penalty(Section):
+    """weight / 2 * E[|grad of D's logit at the images|^2], on every ``every``-th discriminator step, times ``every``.
+
+    R1 takes it at real images and R2 at fake ones (Mescheder et al. 2018, arXiv 1801.04406; lazily: Karras et al. 2020,
+    arXiv 1912.04958). ``finite_difference`` replaces the squared norm by (D(x + sigma e) - D(x))^2 / sigma^2 with e
+    standard normal (Lin et al. 2025, arXiv 2501.08316), which needs no double backward.
+    """
+
+    weight: PositiveFloat
+    every: PositiveInt = 1
+    form: Literal["exact", "finite_difference"] = "exact"
+    sigma: PositiveFloat = 0.01
+
+
+class Orthogonal(Section):
+    """Strength of the orthogonal regularisation of each network (Brock et al. 2019, equation 3). 0 is off."""
+
+    generator: NaturalFloat = 0.0
+    discriminator: NaturalFloat = 0.0
+
+
+class Objective(Section):
+    """The game: the loss on logits, how often D steps, and the penalties."""
+
+    loss: Literal["hinge", "non_saturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
+    d_steps: PositiveInt = 1
+    reuse_fakes: bool = False
+    """Give G the latents of the last discriminator step instead of fresh ones."""
+    r1: Penalty | None = None
+    r2: Penalty | None = None
+    orthogonal: Orthogonal = Orthogonal()
+
+
+class Optimizer(Section):
+    """One network's optimizer, with the learning rate as a function of images seen."""
+
+    kind: Literal["adam", "sgd", "rmsprop"] = "adam"
+    lr: PositiveFloat
+    betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
+    """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
+    eps: PositiveFloat = 1e-8
+    momentum: Fraction = 0.0
+    weight_decay: NaturalFloat = 0.0
+    clip_norm: PositiveFloat | None = None
+    """Scale gradients down to this norm where theirs is larger. Off unless given."""
+    warmup_nimg: NaturalInt = 0
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """From ``lr`` at the end of the warm-up to ``final_lr`` at ``total_nimg``."""
+    final_lr: NaturalFloat = 0.0
+
+
+class Optimizers(Section):
+    """The two optimizers."""
+
+    generator: Optimizer
+    discriminator: Optimizer
+
+
+class Average(Section):
+    """Exponential moving average of the generator's weights: what samples and exports come from."""
+
+    half_life_nimg: PositiveInt
+    """Images after which a weight's share in the average has halved."""
+    start_nimg: NaturalInt = 0
+    """Until then the average is a copy."""
+    ramp: PositiveFloat | None = None
+    """Half-life at most this share of the images seen so far, which shortens the memory early in a run."""
+
+
+class Engine(Section):
+    """How one network is laid out over the ranks."""
+
+    ds_config: str = "ds_configs/zero0.json"
+    """DeepSpeed's own file: ZeRO stage, offload, buckets, precision, communication."""
+    accumulation: PositiveInt | None = None
+    """Micro-batches in a batch, if it differs from the recipe's ``accumulation``."""
+    activation_checkpointing: bool = False
+    """Recompute each layer in the backward pass: less memory for a third more time."""
+
+
+class Engines(Section):
+    """The two engines."""
+
+    generator: Engine = Engine()
+    discriminator: Engine = Engine()
