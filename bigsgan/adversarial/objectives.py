@@ -1,0 +1,128 @@
+"""What each network minimises: an adversarial loss on logits, and for D the gradient penalties.
+
+D sees one concatenated batch in equal segments: real, fake, and with a finite-difference penalty the perturbed copies.
+Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bigsgan.adversarial.losses import LOSSES
+from bigsgan.config.sections import Objective, Penalty
+from bigsgan.engines.base import MicroBatch
+from bigsgan.monitor import Statistics
+
+# fp16 would flush small gradients at the images to 0. A power of two changes nothing in the other types.
+_PENALTY_SCALE = 2.0**10
+
+
+class DiscriminatorObjective:
+    """D's loss for one phase.
+
+    Attributes:
+        penalised: Whether this phase carries R1 or R2; see ``schedule``.
+        differentiates_inputs: Whether it does so exactly.
+    """
+
+    def __init__(self, section: Objective, statistics: Statistics) -> None:
+        self._loss = LOSSES[section.loss]
+        self._statistics = statistics
+        self._penalties: dict[str, Penalty] = {}
+        if section.r1:
+            self._penalties["r1"] = section.r1
+        if section.r2:
+            self._penalties["r2"] = section.r2
+        self.penalised = False
+
+    @property
+    def differentiates_inputs(self) -> bool:
+        """Whether the loss of this phase differentiates the logits by the images."""
+        return self.penalised and not self.perturbed
+
+    @property
+    def perturbed(self) -> list[str]:
+        """Penalties in finite-difference form, if this phase carries them."""
+        if not self.penalised:
+            return []
+        return [name for name, penalty in self._penalties.items() if penalty.form == "finite_difference"]
+
+    def schedule(self, phase: int) -> None:
+        """Decide whether discriminator phase number ``phase`` is penalised. Both penalties share one interval."""
+        self.penalised = any(phase % penalty.every == 0 for penalty in self._penalties.values())
+
+    def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
+        """Concatenate the segments of one micro-batch.
+
+        Args:
+            real: Images (n, C, H, W) in [-1, 1] and labels (n,).
+            fake: The same of the generator.
+            noise: Standard normal noise (n, C, H, W) for each penalty in ``perturbed``.
+        """
+        segments = [real, fake]
+        for name in self.perturbed:
+            images, labels = real if name == "r1" else fake
+            segments.append((images + self._penalties[name].sigma * noise[name], labels))
+        return torch.cat([images for images, _ in segments]), torch.cat([labels for _, labels in segments])
+
+    def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
+        """Loss of the logits of a concatenated micro-batch."""
+        segments = outputs.chunk(2 + len(self.perturbed))
+        real, fake = segments[0], segments[1]
+        loss = self._loss.discriminator(real, fake)
+        self._record(loss, real, fake)
+        if not self.penalised:
+            return loss
+        if self.differentiates_inputs:
+            squares = dict(zip(("r1", "r2"), self._squared_gradients(outputs, inputs[0]), strict=True))
+        else:
+            pairs = zip(self.perturbed, segments[2:], strict=True)
+            squares = {name: self._squared_slope(name, real, fake, moved) for name, moved in pairs}
+        for name, penalty in self._penalties.items():
+            value = penalty.weight / 2 * squares[name].mean()
+            self._statistics.add(f"penalty/{name}", value.detach())
+            loss = loss + penalty.every * value
+        return loss
+
+    def _squared_gradients(self, logits: Tensor, images: Tensor) -> tuple[Tensor, ...]:
+        """|grad of each logit at its image|^2, for the real and the fake segment: (n,) each."""
+        (grads,) = torch.autograd.grad((logits * _PENALTY_SCALE).sum(), images, create_graph=True)
+        return (grads.float() / _PENALTY_SCALE).square().sum(dim=(1, 2, 3)).chunk(2)
+
+    def _squared_slope(self, name: str, real: Tensor, fake: Tensor, moved: Tensor) -> Tensor:
+        """((D(x + sigma e) - D(x)) / sigma)^2, whose mean over e is |grad|^2 to first order: (n,)."""
+        still = real if name == "r1" else fake
+        return ((moved - still) / self._penalties[name].sigma).square()
+
+    def _record(self, loss: Tensor, real: Tensor, fake: Tensor) -> None:
+        real, fake = real.detach(), fake.detach()
+        self._statistics.add("loss/discriminator", loss.detach())
+        self._statistics.add("logits/real", real)
+        self._statistics.add("logits/fake", fake)
+        self._statistics.add("accuracy/real", (real > 0).float())
+        self._statistics.add("accuracy/fake", (fake < 0).float())
+
+
+class GeneratorObjective:
+    """G's loss, of which only the gradient at the fake images leaves D."""
+
+    differentiates_inputs = False
+
+    def __init__(self, section: Objective, statistics: Statistics) -> None:
+        self._loss = LOSSES[section.loss]
+        self._statistics = statistics
+        self.pairs = self._loss.pairs
+
+    def batch(self, real: MicroBatch | None, fake: MicroBatch) -> MicroBatch:
+        """What D sees: the fakes, after the reals if the loss pairs them."""
+        if real is None:
+            return fake
+        return torch.cat([real[0], fake[0]]), torch.cat([real[1], fake[1]])
+
+    def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
+        """Loss of the logits of ``batch``."""
+        real, fake = outputs.chunk(2) if self.pairs else (outputs, outputs)
+        loss = self._loss.generator(real, fake)
+        self._statistics.add("loss/generator", loss.detach())
+        return loss

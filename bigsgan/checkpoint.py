@@ -1,0 +1,263 @@
+"""Checkpoints: one directory holds everything a run must find again, complete or not at all.
+
+    checkpoints/000000016384/            named after the images seen
+        rank00000.safetensors            that rank's tensors; its metadata says what lies where in each shard
+        manifest.json                    numbers, sizes, layout; written last
+    checkpoints/latest                   text file: the newest directory's name
+
+A directory is written under another name and renamed once every rank has finished, so a killed save leaves nothing
+that looks like a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bigsgan.errors import UserError
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_PARTIAL = ".partial"
+_log = logging.getLogger(__name__)
+
+
+class StateEntry(Protocol):
+    """What a checkpoint needs of a named part of the state; see training/state.py."""
+
+    def tensors(self) -> dict[str, Tensor]: ...  # noqa: D102
+    def numbers(self) -> dict[str, float]: ...  # noqa: D102
+    def layout(self) -> dict[str, list[Any]]: ...  # noqa: D102
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None: ...  # noqa: D102
+
+
+class Ranks(Protocol):
+    """The collectives that saving and loading need; the module ``bigsgan.comm`` has them."""
+
+    def rank(self) -> int: ...  # noqa: D102
+    def world_size(self) -> int: ...  # noqa: D102
+    def barrier(self) -> None: ...  # noqa: D102
+    def any_rank(self, flag: bool) -> bool: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def nimg(self) -> int:
+        """Images seen when it was saved."""
+        return int(self.manifest["nimg"])
+
+
+def save(directory: Path, nimg: int, entries: Mapping[str, StateEntry], layout: dict[str, Any], ranks: Ranks) -> bool:
+    """Save all entries under one tag; every rank calls this.
+
+    Args:
+        directory: ``checkpoints`` of the run.
+        nimg: Images seen.
+        entries: The state, by name.
+        layout: What a resumed run must share: kept in the manifest.
+        ranks: The collectives.
+
+    Returns:
+        False if a rank lacked disk space or could not write; the older checkpoints are untouched.
+    """
+    tag = f"{nimg:012d}"
+    partial = directory / f"{tag}{_PARTIAL}"
+    if ranks.rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True, exist_ok=True)
+    ranks.barrier()
+    failed = False
+    try:
+        _write_rank(partial, ranks.rank(), entries)
+    except (OSError, SafetensorError, UserError) as error:
+        failed = True
+        _log.warning("checkpoint at %d images was not saved: %s", nimg, error)
+    if ranks.any_rank(failed):
+        if ranks.rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        ranks.barrier()
+        return False
+    if ranks.rank() == 0:
+        _write_manifest(partial, nimg, entries, layout, ranks.world_size())
+        shutil.rmtree(directory / tag, ignore_errors=True)
+        os.replace(partial, directory / tag)
+        _write_text(directory / "latest", tag + "\n")
+    ranks.barrier()
+    return True
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints; one rank calls this."""
+    for old in list(_complete(directory))[keep:]:
+        shutil.rmtree(old.path, ignore_errors=True)
+
+
+def newest(directory: Path) -> Checkpoint | None:
+    """Return the newest complete checkpoint of a run, or None."""
+    return next(_complete(directory), None)
+
+
+def find(run: Path, nimg: int | None = None) -> Checkpoint:
+    """Return a run's newest checkpoint, or the one at ``nimg`` images.
+
+    Raises:
+        UserError: There is none.
+    """
+    found = list(_complete(run / "checkpoints"))
+    if not found:
+        raise UserError("--run", str(run), "holds no complete checkpoint", "give the `out` directory of a run that has saved")
+    if nimg is None:
+        return found[0]
+    for checkpoint in found:
+        if checkpoint.nimg == nimg:
+            return checkpoint
+    known = ", ".join(str(c.nimg) for c in found)
+    raise UserError("--nimg", nimg, "is no saved checkpoint", f"choose from {known}")
+
+
+def load(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], layout: dict[str, Any], ranks: Ranks) -> None:
+    """Restore all entries on the layout that they were saved on; every rank calls this.
+
+    Raises:
+        UserError: The layout differs, or a file is damaged.
+    """
+    saved = checkpoint.manifest["layout"]
+    for key, value in layout.items():
+        if saved.get(key) != value:
+            raise UserError(
+                f"{checkpoint.path}: {key}", value, f"was {saved.get(key)!r} when the checkpoint was saved",
+                f"resume with {saved.get(key)!r}, or start another run with another `out`",
+            )
+    path = checkpoint.path / _rank_file(ranks.rank())
+    with _opened(path) as file:
+        names = list(file.keys())
+        for entry_name, entry in entries.items():
+            prefix = f"{entry_name}."
+            tensors = {n.removeprefix(prefix): file.get_tensor(n) for n in names if n.startswith(prefix)}
+            entry.load(tensors, checkpoint.manifest["numbers"][entry_name])
+
+
+def read_parameters(checkpoint: Checkpoint, entry: str, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Put the whole float32 parameters and buffers of an entry together in one process, whatever layout saved them.
+
+    Args:
+        checkpoint: Where from.
+        entry: ``generator``, ``discriminator`` or ``average``.
+        shapes: Shape of each parameter.
+
+    Raises:
+        UserError: A file is damaged, or does not hold every element.
+    """
+    flat = {name: torch.empty(shape.numel()) for name, shape in shapes.items()}
+    missing = {name: shape.numel() for name, shape in shapes.items()}
+    buffers: dict[str, Tensor] = {}
+    for rank in range(checkpoint.manifest["world_size"]):
+        path = checkpoint.path / _rank_file(rank)
+        with _opened(path) as file:
+            layout = json.loads(file.metadata()["layout"])[entry]
+            for shard, pieces in layout.items():
+                values = file.get_slice(f"{entry}.{shard}")
+                for name, offset, numel, start in pieces:
+                    flat[name][offset : offset + numel] = values[start : start + numel]
+                    missing[name] -= numel
+            if rank == 0:
+                prefix = f"{entry}.buffer."
+                buffers = {n.removeprefix(prefix): file.get_tensor(n) for n in file.keys() if n.startswith(prefix)}  # noqa: SIM118
+        if all(left <= 0 for left in missing.values()):
+            break  # at stage 0 every rank holds everything
+    for name, left in missing.items():
+        if left > 0:
+            raise UserError(str(checkpoint.path), name, f"lacks {left} elements", "use another checkpoint (--nimg)")
+    return {**{name: values.view(shapes[name]) for name, values in flat.items()}, **buffers}
+
+
+def _write_rank(partial: Path, rank: int, entries: Mapping[str, StateEntry]) -> None:
+    tensors = {
+        f"{name}.{key}": value.detach().contiguous() for name, entry in entries.items() for key, value in entry.tensors().items()
+    }
+    needed = sum(t.numel() * t.element_size() for t in tensors.values())
+    free = shutil.disk_usage(partial).free
+    if free < needed * 1.05:
+        raise UserError(
+            str(partial), None, f"has {free / 2**30:.1f} GiB free and this rank writes {needed / 2**30:.1f} GiB",
+            "free some space, or lower keep_checkpoints",
+        )
+    layout = {name: entry.layout() for name, entry in entries.items()}
+    path = partial / _rank_file(rank)
+    save_file(tensors, path, metadata={"format": str(FORMAT), "layout": json.dumps(layout)})
+    _fsync(path)
+
+
+def _write_manifest(
+    partial: Path, nimg: int, entries: Mapping[str, StateEntry], layout: dict[str, Any], world_size: int
+) -> None:
+    manifest = {
+        "format": FORMAT,
+        "nimg": nimg,
+        "world_size": world_size,
+        "layout": layout,
+        "numbers": {name: entry.numbers() for name, entry in entries.items()},
+        "files": {path.name: path.stat().st_size for path in sorted(partial.glob("*.safetensors"))},
+    }
+    _write_text(partial / _MANIFEST, json.dumps(manifest, indent=1))
+    _fsync(partial)
+
+
+def _complete(directory: Path) -> Iterator[Checkpoint]:
+    """Complete checkpoints, newest first; what is not complete is passed over and logged."""
+    if not directory.is_dir():
+        return
+    for path in sorted((p for p in directory.iterdir() if p.name.isdigit()), reverse=True):
+        try:
+            manifest = json.loads((path / _MANIFEST).read_text())
+            sizes = {name: (path / name).stat().st_size for name in manifest["files"]}
+        except (OSError, ValueError, KeyError) as error:
+            _log.warning("passing over %s, which is not complete (%s)", path, error)
+            continue
+        if sizes != manifest["files"] or manifest["format"] != FORMAT:
+            _log.warning("passing over %s, whose files do not have the sizes in its manifest", path)
+            continue
+        yield Checkpoint(path, manifest)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise UserError(str(path), None, f"cannot be read ({error})", "remove that checkpoint's directory to use an older one") from None
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank{rank:05d}.safetensors"
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    _fsync(temporary)
+    os.replace(temporary, path)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,175 @@
+"""Ranks, devices and the few collectives that bigsgan makes itself.
+
+Besides engines/, the only module that imports deepspeed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import deepspeed
+import deepspeed.ops
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from torch import Tensor
+
+_STORE_TIMEOUT = timedelta(seconds=30)
+_SPEAKER_KEY = "bigsgan/speaker"
+
+
+def initialize() -> None:
+    """Join the process group that the launcher describes, or make one of a single rank without a launcher.
+
+    DeepSpeed's shared-memory all-reduce for CPUs is left out: it would compile for minutes before the first step
+    (seen in 0.19.8, comm/torch.py), and a killed build would block every later run.
+    """
+    if "RANK" not in os.environ:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    if get_accelerator().device_name() == "cpu":
+        # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
+    else:
+        get_accelerator().set_device(local_rank())
+    deepspeed.init_distributed(verbose=False)
+
+
+def rank() -> int:
+    """Return this process's global rank."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
+
+
+def local_rank() -> int:
+    """Return this process's rank on its host."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def world_size() -> int:
+    """Return the number of ranks."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def device() -> torch.device:
+    """Return this rank's device."""
+    name = get_accelerator().device_name()
+    return torch.device("cpu") if name == "cpu" else torch.device(name, local_rank())
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    dist.barrier()
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Sum a tensor over all ranks, in place."""
+    if world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def broadcast(tensors: Iterable[Tensor]) -> None:
+    """Copy rank 0's tensors to all ranks, in place."""
+    if world_size() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
+
+
+def from_rank_zero(value: Any) -> Any:
+    """Return rank 0's picklable ``value`` on all ranks."""
+    values = [value]
+    if world_size() > 1:
+        dist.broadcast_object_list(values, 0, device=device())
+    return values[0]
+
+
+def any_rank(flag: bool) -> bool:
+    """Return whether ``flag`` is set on any rank."""
+    return bool(sum_over_ranks(torch.tensor(float(flag), device=device())).item())
+
+
+def max_over_ranks(value: float) -> float:
+    """Return the largest of the ranks' values."""
+    tensor = torch.tensor(value, dtype=torch.float64, device=device())
+    if world_size() > 1:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return float(tensor)
+
+
+def mean_over_ranks(tensor: Tensor) -> Tensor:
+    """Average a tensor over all ranks; differentiable any number of times."""
+    return _Mean.apply(tensor)
+
+
+class _Mean(torch.autograd.Function):
+    """The mean is its own adjoint: d(sum over ranks of loss)/dx averages the incoming gradients.
+
+    Each rank's loss is a mean over its own samples and the engines average gradients over ranks, which this
+    function's backward must agree with: the averaged gradient of the averaged losses is the global one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        result = tensor.contiguous().clone()
+        dist.all_reduce(result)
+        return result.div_(dist.get_world_size())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _Mean.apply(grad)
+
+
+def claim_speech() -> bool:
+    """Return True on exactly one of the ranks that call this, so that one message is printed and not many."""
+    if not dist.is_initialized():
+        return rank() == 0
+    try:
+        store = dist.distributed_c10d._get_default_store()  # torch 2.8 to 2.15; there is no public name
+        return store.add(_SPEAKER_KEY, 1) == 1
+    except RuntimeError:  # the store's host is gone already: that rank has ended, so it has spoken
+        return False
+
+
+def leave() -> None:
+    """Leave the process group at the end of a run."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def synchronize() -> None:
+    """Wait until the device has done all it was given. For timing, never inside the step."""
+    if device().type != "cpu":
+        get_accelerator().synchronize()
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory this rank has held: of the device, or of the process on a CPU."""
+    if device().type == "cpu":
+        return _peak_resident_bytes()
+    return int(get_accelerator().max_memory_allocated())
+
+
+def _peak_resident_bytes() -> int:
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_to_be_ended(seconds: float = 30.0) -> None:
+    """Sleep while the rank that speaks prints: launchers end all ranks as soon as one exits."""
+    time.sleep(seconds)

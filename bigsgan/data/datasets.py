@@ -1,0 +1,332 @@
+"""Where real images come from: four kinds of data set behind one map-style protocol.
+
+Shapes: N images in a data set, C channels (1 grey, 3 red-green-blue), R pixels a side. Images are uint8 until the
+loader has them on the device.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import operator
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torchvision.datasets
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from bigsgan.config.sections import Data
+from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+
+_SYNTHETIC_IMAGES = 8_192
+
+
+class ImageDataset(Protocol):
+    """What the loader needs of a data set. It travels to loading processes, so it can be pickled."""
+
+    in_memory: bool
+    """Whether an image costs so little that loading processes would only slow it down."""
+
+    def __len__(self) -> int:
+        """N, at least 1."""
+        ...
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Image ``index``, uint8 (C, R, R), and its class; class 0 where ``data.num_classes`` is 0.
+
+        Raises:
+            CorruptImage: The image cannot be read.
+        """
+        ...
+
+
+def build_dataset(data: Data) -> ImageDataset:
+    """Open the data set that a recipe's ``data`` section describes.
+
+    Raises:
+        UserError: It is not there, is empty, or has another number of classes than ``data.num_classes``.
+    """
+    if data.kind == "digits":
+        return DigitImages(data)
+    if data.kind == "synthetic":
+        return SyntheticImages(data)
+    if data.kind == "folder":
+        return _build_folder(data)
+    return _build_torchvision(data)
+
+
+class DigitImages:
+    """The 1,797 handwritten digits that scikit-learn carries (8x8, 17 grey levels), enlarged to R by R.
+
+    Bicubic (a = -0.5) with antialiasing, which matters below 8x8, on floats, and rounded to uint8 once at the end.
+    """
+
+    in_memory = True
+
+    def __init__(self, data: Data) -> None:
+        pixels, labels = load_digits(return_X_y=True)
+        grey = torch.from_numpy(pixels).to(torch.float32).view(-1, 1, 8, 8) * (255 / 16)  # (N, 1, 8, 8), 0 .. 255
+        size = (data.resolution, data.resolution)
+        large = F.interpolate(grey, size, mode="bicubic", align_corners=False, antialias=True)
+        self.images = large.round().clamp(0, 255).to(torch.uint8)  # (N, 1, R, R); bicubic overshoots at edges
+        self.labels = [int(label) if data.num_classes else 0 for label in labels]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index], self.labels[index]
+
+
+class SyntheticImages:
+    """Noise of any size for benchmarks and tests: image and class are a function of the index alone.
+
+    Each image is a window on one line of random bytes, so that it costs no work; 8,192 of them are different.
+    """
+
+    in_memory = True
+
+    def __init__(self, data: Data) -> None:
+        self.num_images, self.num_classes = data.num_images, data.num_classes
+        self.shape = (data.image_channels, data.resolution, data.resolution)
+        self.num_bytes = data.image_channels * data.resolution**2
+        words = Draws(seed=0).words("synthetic", (), 0, 1, -(-(self.num_bytes + _SYNTHETIC_IMAGES) // 8))
+        self.noise = torch.from_numpy(words[0].view(np.uint8).copy())
+
+    def __len__(self) -> int:
+        return self.num_images
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        first = index * 3_001 % _SYNTHETIC_IMAGES  # an odd factor: neighbours lie far apart, and no two windows are the same
+        image = self.noise[first : first + self.num_bytes].view(self.shape)
+        return image, index % self.num_classes if self.num_classes else 0
+
+
+class FolderImages:
+    """Image files, each with a class."""
+
+    in_memory = False
+
+    def __init__(self, paths: list[str], labels: list[int], resolution: int, channels: int) -> None:
+        # Not a list of str: reading a Python object writes its reference count, so that each forked loading process
+        # would end up with its own copy of millions of paths (pytorch issue 13246). One block of bytes stays shared.
+        encoded = [os.fsencode(path) for path in paths]
+        self._paths = b"".join(encoded)
+        self._ends = np.cumsum([0, *map(len, encoded)])
+        self._labels = np.array(labels, dtype=np.int64)
+        self.resolution, self.channels = resolution, channels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def path(self, index: int) -> str:
+        """Path of image ``index``."""
+        return os.fsdecode(self._paths[self._ends[index] : self._ends[index + 1]])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path = self.path(index)
+        return image_tensor(open_image(path), path, self.resolution, self.channels), int(self._labels[index])
+
+
+class TorchvisionImages:
+    """A data set of torchvision, its images converted as those of a folder."""
+
+    in_memory = False
+
+    def __init__(self, source: Any, data: Data) -> None:
+        self.source, self.data = source, data
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        name = f"{self.data.root}: image {index} of {self.data.dataset}"
+        try:
+            sample = self.source[index]
+        except CorruptImage:
+            raise
+        except Exception as error:  # whatever the decoders of some sixty data sets raise
+            raise CorruptImage(name, explain(error)) from error
+        image = image_tensor(sample[0], name, self.data.resolution, self.data.image_channels)
+        return image, operator.index(sample[1]) if self.data.num_classes else 0
+
+
+def _build_folder(data: Data) -> FolderImages:
+    """List the images below ``data.root``, in the order of their paths.
+
+    With classes, each sub-folder of the root is one, in alphabetical order, as in torchvision's ImageFolder; images
+    may lie deeper in it. Without, all images below the root count. Names that begin with a dot are skipped.
+    """
+    root = Path(str(data.root)).expanduser()
+    if not root.is_dir():
+        problem = "is not a directory" if root.exists() else "does not exist"
+        raise UserError("data.root", data.root, problem, "give the directory that holds the images")
+    try:
+        paths, labels = _list_classes(root, data) if data.num_classes else _list_unlabelled(root)
+    except OSError as error:
+        raise UserError("data.root", data.root, f"cannot be read: {explain(error)}", "mend its permissions") from error
+    if not paths:
+        remedy = f"give a directory with files of {', '.join(IMG_EXTENSIONS)}"
+        raise UserError("data.root", data.root, "holds no image", remedy)
+    return FolderImages(paths, labels, data.resolution, data.image_channels)
+
+
+def _list_unlabelled(root: Path) -> tuple[list[str], list[int]]:
+    paths = _image_files(root)
+    return paths, [0] * len(paths)
+
+
+def _list_classes(root: Path, data: Data) -> tuple[list[str], list[int]]:
+    folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if len(folders) != data.num_classes:
+        raise _wrong_num_classes(data, len(folders), f"class folders{_some_names(folders)}")
+    files = [_image_files(folder) for folder in folders]
+    empty = [folder for folder, found in zip(folders, files, strict=True) if not found]
+    if empty:
+        raise UserError(
+            "data.root",
+            data.root,
+            f"has class folders without an image{_some_names(empty)}",
+            f"fill them with files of {', '.join(IMG_EXTENSIONS)}, or remove them and lower data.num_classes",
+        )
+    return [path for found in files for path in found], [label for label, found in enumerate(files) for _ in found]
+
+
+def _image_files(folder: Path) -> list[str]:
+    """Paths of all image files below a folder, sorted; links are followed, as in ImageFolder."""
+
+    def fail(error: OSError) -> None:  # os.walk by itself passes over a folder that it may not read
+        raise error
+
+    found = []
+    for directory, below, names in os.walk(folder, onerror=fail, followlinks=True):
+        below[:] = [name for name in below if not name.startswith(".")]
+        # A name with a leading dot is often the double that macOS leaves beside a file (._cat.jpg), which is no image.
+        images = [name for name in names if name.lower().endswith(IMG_EXTENSIONS) and not name.startswith(".")]
+        found += [os.path.join(directory, name) for name in images]
+    return sorted(found)
+
+
+def _build_torchvision(data: Data) -> TorchvisionImages:
+    """Open a class of torchvision.datasets in ``data.root``, without downloading.
+
+    Split arguments (``train``, ``split``) keep torchvision's defaults, the training split wherever there is one.
+    """
+    name = str(data.dataset)
+    known = _torchvision_classes()
+    if name not in known:
+        names = {each.lower(): each for each in known}
+        close = difflib.get_close_matches(name.lower(), names, n=1)
+        remedy = (
+            f"did you mean {names[close[0]]}?" if close else "give a class of torchvision.datasets, such as CIFAR10"
+        )
+        raise UserError("data.dataset", name, "is not a data set of torchvision", remedy)
+    source_class = known[name]
+    parameters = _constructor_parameters(source_class)
+    # Files go through our own reader, which knows alpha and 16 bits and names the file that it cannot read.
+    given = {"root": os.path.expanduser(str(data.root)), "download": False, "loader": open_image}
+    missing = [
+        key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given
+    ]
+    if missing:
+        raise UserError(
+            "data.dataset",
+            name,
+            f"needs {', '.join(missing)}, which a recipe cannot give",
+            "store its images in class folders and use data.kind=folder",
+        )
+    try:
+        source = source_class(**{key: value for key, value in given.items() if key in parameters})
+    except ImportError as error:
+        remedy = "install the package that it names"
+        raise UserError("data.dataset", name, f"cannot be read: {explain(error)}", remedy) from error
+    except Exception as error:  # each class has its own way to find its files missing or damaged
+        raise UserError(
+            "data.root",
+            data.root,
+            f"cannot be read as {name}: {explain(error)}",
+            f"put the files of {name} there, as torchvision.datasets.{name} expects or downloads them",
+        ) from error
+    _check_torchvision(source, data)
+    return TorchvisionImages(source, data)
+
+
+def _torchvision_classes() -> dict[str, Any]:
+    base = torchvision.datasets.VisionDataset
+    each = {name: getattr(torchvision.datasets, name) for name in torchvision.datasets.__all__}
+    return {
+        name: found
+        for name, found in each.items()
+        if inspect.isclass(found) and issubclass(found, base) and found is not base
+    }
+
+
+def _constructor_parameters(source_class: type) -> dict[str, inspect.Parameter]:
+    """Return what a constructor takes, with what it hands on to its base classes as ``**kwargs``."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in source_class.__mro__:
+        own = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+        named = {name: p for name, p in own.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        found = named | found
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
+            break
+    found.pop("self", None)
+    return found
+
+
+def _check_torchvision(source: Any, data: Data) -> None:
+    """Check the number of images and classes, and that the first sample is an image with a class number."""
+    if not len(source):
+        raise UserError("data.root", data.root, f"holds no image of {data.dataset}", "put its files there")
+    try:
+        sample = source[0]
+    except Exception:  # the loader meets it again, counts it and reports it
+        return
+    if not isinstance(sample, tuple) or not isinstance(sample[0], Image.Image):
+        raise UserError(
+            "data.dataset", data.dataset, "does not consist of images", "choose a data set of images, such as CIFAR10"
+        )
+    if not data.num_classes:
+        return
+    try:
+        operator.index(sample[1])
+    except TypeError:
+        raise UserError(
+            "data.num_classes",
+            data.num_classes,
+            f"but the labels of {data.dataset} are no class numbers",
+            "set data.num_classes=0 to train without classes",
+        ) from None
+    found = _num_classes(source)
+    if found is not None and found != data.num_classes:
+        raise _wrong_num_classes(data, found, "classes")
+
+
+def _num_classes(source: Any) -> int | None:
+    """Classes of a data set of torchvision, by the attribute that it happens to keep them in."""
+    for name in ("classes", "categories"):
+        if hasattr(source, name):
+            return len(getattr(source, name))
+    for name in ("targets", "labels"):
+        if hasattr(source, name):
+            return int(np.max(np.asarray(getattr(source, name)))) + 1
+    return None
+
+
+def _wrong_num_classes(data: Data, found: int, what: str) -> UserError:
+    remedy = f"set data.num_classes={found}" + (", or 0 to train without classes" if found else "")
+    return UserError("data.num_classes", data.num_classes, f"but {data.root} has {found} {what}", remedy)
+
+
+def _some_names(folders: list[Path]) -> str:
+    names = ", ".join(folder.name for folder in folders[:4])
+    return f" ({names}{', ...' if len(folders) > 4 else ''})" if folders else ""

@@ -1,0 +1,226 @@
+"""Real images on the device, in the order of order.py, read ahead by loading processes.
+
+Shapes: n images of one micro-batch on this rank, C channels, R pixels a side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from bigsgan.config.sections import Data
+from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.images import CorruptImage
+from bigsgan.data.order import EpochOrder, horizontal_flips, phase_positions
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+
+class LabelledImages(NamedTuple):
+    """A micro-batch of real images on the device."""
+
+    images: Tensor
+    """float32 (n, C, R, R) in [-1, 1]."""
+    labels: Tensor
+    """int64 (n,), all 0 where ``data.num_classes`` is 0."""
+
+
+class RealImages:
+    """This rank's share of the real images, phase by phase.
+
+    Its only state is ``phase``: what a phase holds is a function of the phase's number, so a run that resumes builds
+    it anew with ``first_phase``. Loading starts here, ahead of the first ``next_phase``.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        data: Data,
+        draws: Draws,
+        *,
+        batch: int,
+        accumulation: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        first_phase: int = 0,
+    ) -> None:
+        """Take slice ``rank`` of ``world_size`` of every micro-batch.
+
+        Args:
+            dataset: The images.
+            data: The recipe's section: loading processes, flips, tolerated corrupt images.
+            draws: The source of the order and the flips.
+            batch: Images of a phase, over all micro-batches and ranks.
+            accumulation: Micro-batches of a phase.
+            rank: Index of this data-parallel rank.
+            world_size: Number of data-parallel ranks.
+            device: Where the images go. A CUDA device has to be the current one.
+            first_phase: The phase that the first ``next_phase`` returns.
+        """
+        self.data, self.draws, self.device, self.rank = data, draws, device, rank
+        self._slices = partial(_phase_slices, batch=batch, accumulation=accumulation, rank=rank, world_size=world_size)
+        self._phase = first_phase
+        self._corrupt: set[str] = set()
+        indices = _endless_indices(EpochOrder(draws, len(dataset)), self._slices, first_phase)
+        self._batches = _read(dataset, data, indices, pin_memory=device.type == "cuda")
+
+    @property
+    def phase(self) -> int:
+        """Number of the phase that ``next_phase`` returns."""
+        return self._phase
+
+    def next_phase(self) -> list[LabelledImages]:
+        """Return this rank's micro-batches of the next phase, and advance.
+
+        An image that cannot be read is replaced by the next readable one of the data set and logged once.
+
+        Raises:
+            UserError: More than ``data.max_corrupt`` different images could not be read, on this rank since it
+                started; a label is outside ``data.num_classes``; or a loading process died.
+        """
+        micro_batches = [self._next_micro_batch(positions) for positions in self._slices(self._phase)]
+        self._phase += 1
+        return micro_batches
+
+    def close(self) -> None:
+        """End the loading processes. No phase can be taken afterwards."""
+        # They end with the last reference to the DataLoader's iterator; it has no public method for it.
+        self._batches = iter(())
+
+    def _next_micro_batch(self, positions: range) -> LabelledImages:
+        batch = self._next_batch()
+        self._count_corrupt(batch)
+        num_classes = self.data.num_classes
+        if (
+            num_classes and not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < num_classes
+        ):  # still on the CPU
+            raise UserError(
+                "data.num_classes",
+                num_classes,
+                f"but the data has the labels {int(batch.labels.min())} and {int(batch.labels.max())}",
+                f"classes count from 0; set data.num_classes to {int(batch.labels.max()) + 1} or more",
+            )
+        images = self._to_device(batch.images)
+        if self.data.horizontal_flip:
+            mirrored = self._to_device(torch.from_numpy(horizontal_flips(self.draws, positions)))
+            images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        # Bytes travel; float32 appears on the device alone. 127.5 maps 0 .. 255 onto -1 .. 1 with both ends exact.
+        images = images.to(torch.float32).div_(127.5).sub_(1.0)
+        return LabelledImages(images, self._to_device(batch.labels))
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        # From pageable memory CUDA waits for all queued work before it copies; from pinned memory it does not.
+        if self.device.type == "cuda" and not tensor.is_pinned():
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
+    def _next_batch(self) -> _Batch:
+        try:
+            return next(self._batches)
+        except RuntimeError as error:
+            if not re.match(r"DataLoader worker \(pid", str(error)):  # torch has no type of its own for it
+                raise
+            raise UserError(
+                "data.num_workers",
+                self.data.num_workers,
+                f"but a loading process died: {str(error).splitlines()[0]}",
+                "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)",
+            ) from error
+
+    def _count_corrupt(self, batch: _Batch) -> None:
+        for path, reason in batch.corrupt:
+            if path not in self._corrupt:
+                self._corrupt.add(path)
+                _log.warning("skipped an image that cannot be read: %s: %s", path, reason)
+        if len(self._corrupt) <= self.data.max_corrupt and batch.complete:
+            return
+        path, reason = batch.corrupt[-1]
+        raise UserError(
+            "data.max_corrupt",
+            self.data.max_corrupt,
+            f"but {len(self._corrupt)} images could not be read on rank {self.rank}, the last {path} ({reason})",
+            "repair or remove the images that the log names"
+            + (", or raise data.max_corrupt" if batch.complete else ""),
+        )
+
+
+class _Batch(NamedTuple):
+    """What a loading process sends: one micro-batch, and the images that it met and could not read."""
+
+    images: Tensor  # uint8 (n, C, R, R)
+    labels: Tensor  # int64 (n,)
+    corrupt: list[tuple[str, str]]  # path and reason
+    complete: bool  # False where no readable image was found for some sample
+
+
+class _Sample(NamedTuple):
+    image: Tensor | None
+    label: int
+    corrupt: list[tuple[str, str]]
+
+
+class _Readable:
+    """A data set whose every sample is readable: a corrupt one becomes the next that is not."""
+
+    def __init__(self, dataset: ImageDataset, max_corrupt: int) -> None:
+        self.dataset, self.attempts = dataset, min(len(dataset), max_corrupt + 1)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> _Sample:
+        corrupt: list[tuple[str, str]] = []
+        for step in range(self.attempts):
+            try:
+                image, label = self.dataset[(index + step) % len(self.dataset)]
+                return _Sample(image, label, corrupt)
+            except CorruptImage as error:
+                corrupt.append((error.path, error.reason))
+        return _Sample(None, 0, corrupt)
+
+
+def _collate(samples: list[_Sample]) -> _Batch:
+    images = [sample.image for sample in samples if sample.image is not None]
+    labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
+    corrupt = [report for sample in samples for report in sample.corrupt]
+    stacked = torch.stack(images) if images else torch.empty(0, dtype=torch.uint8)
+    return _Batch(stacked, labels, corrupt, len(images) == len(samples))
+
+
+def _phase_slices(phase: int, *, batch: int, accumulation: int, rank: int, world_size: int) -> list[range]:
+    return [phase_positions(phase, batch, accumulation, j, rank, world_size) for j in range(accumulation)]
+
+
+def _endless_indices(order: EpochOrder, slices: Callable[[int], list[range]], first_phase: int) -> Iterator[list[int]]:
+    for phase in itertools.count(first_phase):
+        for positions in slices(phase):
+            yield order.indices(positions).tolist()
+
+
+def _read(dataset: ImageDataset, data: Data, indices: Iterator[list[int]], pin_memory: bool) -> Iterator[_Batch]:
+    """Read micro-batches in the given order, in this process or ahead of it in ``data.num_workers`` others."""
+    readable = _Readable(dataset, data.max_corrupt)
+    if dataset.in_memory or not data.num_workers:
+        return (_collate([readable[index] for index in batch]) for batch in indices)
+    loader: DataLoader = DataLoader(
+        readable,  # type: ignore[arg-type]
+        batch_sampler=indices,  # type: ignore[arg-type]
+        num_workers=data.num_workers,  # torch gives each a single thread
+        prefetch_factor=data.prefetch,
+        collate_fn=_collate,
+        pin_memory=pin_memory,
+        # The processes' seed, which nothing here uses, would else be drawn from torch's global state.
+        generator=torch.Generator(),
+    )
+    return iter(loader)

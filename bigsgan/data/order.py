@@ -1,0 +1,58 @@
+"""Which real image comes when, and whether it is mirrored: functions of the global position alone.
+
+A run reads images at the positions 0, 1, 2, ... whatever the number of ranks, so every layout trains on the same images
+in the same batches. Phase p, one discriminator step, takes the positions p * batch up to (p + 1) * batch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from bigsgan.draws import Draws
+
+
+def phase_positions(phase: int, batch: int, accumulation: int, micro_step: int, rank: int, world_size: int) -> range:
+    """Global positions of one micro-batch of one rank.
+
+    Micro-step j takes the j-th contiguous range of the batch, and rank r the r-th slice of that.
+
+    Raises:
+        ValueError: The batch does not divide into ``accumulation * world_size`` parts.
+    """
+    if batch % (accumulation * world_size):
+        raise ValueError(f"batch {batch} does not divide into {accumulation} micro-batches on {world_size} ranks")
+    size = batch // (accumulation * world_size)
+    first = phase * batch + (micro_step * world_size + rank) * size
+    return range(first, first + size)
+
+
+class EpochOrder:
+    """The index of the image at each position: a new permutation of all images in every epoch, none left out.
+
+    A batch that reaches over the end of an epoch goes on in the next one.
+    """
+
+    def __init__(self, draws: Draws, length: int) -> None:
+        self.length = length
+        # Two epochs, because a batch may lie across the end of one and every rank computes the whole permutation.
+        self._permutation = lru_cache(maxsize=2)(lambda epoch: draws.permutation("order", (epoch,), length))
+
+    def index(self, position: int) -> int:
+        """Index of the image at a position."""
+        return int(self.indices(range(position, position + 1))[0])
+
+    def indices(self, positions: range) -> np.ndarray:
+        """Indices of the images at contiguous positions: int64 (n,)."""
+        epochs, offsets = np.divmod(np.arange(positions.start, positions.stop), self.length)
+        found = np.empty(len(positions), dtype=np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            found[here] = self._permutation(int(epoch))[offsets[here]]
+        return found
+
+
+def horizontal_flips(draws: Draws, positions: range) -> np.ndarray:
+    """Whether the image at each position is mirrored, with probability 1/2: bool (n,)."""
+    return draws.integers("flip", (), positions.start, len(positions), 2) == 1

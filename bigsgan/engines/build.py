@@ -1,0 +1,130 @@
+"""Makes a network's engine from a run's plan: network, initialisation, optimizer, DeepSpeed."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import groups, logger
+from torch import nn
+
+from bigsgan import comm
+from bigsgan.config import RunPlan
+from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.sections import Optimizer
+from bigsgan.engines.native_ops import build_cpu_adam, check_nvme
+from bigsgan.engines.zero import Root, ZeroEngine
+from bigsgan.errors import UserError
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import BatchStatistics
+from bigsgan.models.network import LayerStack, initialize
+
+BUCKET_LIMIT = 500_000_000
+"""DeepSpeed's own size of a communication bucket, in elements. A small network gets smaller ones: at this size buckets
+cost 311 bytes a parameter on a GAN of 6.6 million."""
+
+
+def build_engine(plan: RunPlan, network: str) -> ZeroEngine:
+    """Build ``generator`` or ``discriminator`` with its own DeepSpeed engine.
+
+    Raises:
+        UserError: This machine cannot do what the DeepSpeed file asks for.
+    """
+    file = plan.deepspeed_files[network]
+    _check_machine(network, file)
+    logger.setLevel(logging.WARNING)
+    config = deepspeed_config(plan, network)
+    stack = _build_initialized(plan, network, file, config)
+    numel = sum(getattr(p, "ds_numel", p.numel()) for p in stack.parameters())
+    _size_buckets(config["zero_optimization"], numel)
+    root = Root(stack)
+    optimizer = _build_optimizer(getattr(plan.recipe.optimizer, network), stack, file)
+    groups.mpu = None  # a pipeline engine built earlier in this process would lend its ranks to this one
+    engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
+    # DeepSpeed broadcasts parameters and not buffers.
+    comm.broadcast(stack.buffers())
+    if comm.world_size() > 1:
+        for module in stack.modules():
+            if isinstance(module, BatchStatistics):
+                module.average_over_ranks, module.num_ranks = comm.mean_over_ranks, comm.world_size()
+    return ZeroEngine(engine, root, comm.rank())
+
+
+def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
+    """The DeepSpeed file completed with what follows from the recipe, and without DeepSpeed's silent defaults."""
+    file = plan.deepspeed_files[network]
+    clip = getattr(plan.recipe.optimizer, network).clip_norm
+    content = {key: value for key, value in file.content.items() if value != "auto"}
+    return {
+        "steps_per_print": None,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # torch's own Adam works on offloaded shards and needs no compiler
+        **content,
+        "zero_optimization": {"stage": 0, **content.get("zero_optimization", {})},
+        "train_batch_size": plan.recipe.batch,
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size(network),
+        "gradient_accumulation_steps": plan.recipe.accumulation_of(network),
+        "gradient_clipping": clip or 0.0,  # DeepSpeed's default is 1.0
+    }
+
+
+def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:
+    """Build the network and initialise it; at stage 3 sharded from the first parameter on."""
+    seed = plan.recipe.seed if network == "generator" else plan.recipe.seed + 2**32
+    if file.stage < 3:
+        stack = build_network(plan.recipe, network)
+        initialize(stack, seed)
+        return stack.to(comm.device())
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        stack = build_network(plan.recipe, network)
+    for module in stack.modules():  # zero.Init gives buffers the parameters' type and place
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=torch.float32, device=comm.device()))
+
+    def gather(parameters: list[nn.Parameter]) -> AbstractContextManager:
+        return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
+
+    initialize(stack, seed, gather, writes=comm.rank() == 0)
+    return stack
+
+
+def _build_optimizer(section: Optimizer, stack: LayerStack, file: DeepSpeedFile) -> torch.optim.Optimizer:
+    parameters = list(stack.parameters())
+    lr, decay, eps = section.lr, section.weight_decay, section.eps
+    beta1, beta2 = section.betas
+    if section.kind == "sgd":
+        return torch.optim.SGD(parameters, lr, momentum=section.momentum, weight_decay=decay, fused=True)
+    if section.kind == "rmsprop":
+        return torch.optim.RMSprop(parameters, lr, beta2, eps, decay, section.momentum, foreach=True)
+    if file.offload_optimizer != "none" and file.content.get("zero_force_ds_cpu_optimizer", False):
+        cpu_adam = build_cpu_adam()
+        return cpu_adam(parameters, lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, adamw_mode=False)
+    return torch.optim.Adam(parameters, lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+
+
+def _size_buckets(zero: dict[str, Any], numel: int) -> None:
+    size = min(BUCKET_LIMIT, max(numel, 1))
+    keys = {1: ["reduce_bucket_size", "allgather_bucket_size"], 2: ["reduce_bucket_size", "allgather_bucket_size"]}
+    keys[3] = ["reduce_bucket_size", "stage3_prefetch_bucket_size"]
+    for key in keys.get(zero["stage"], []):
+        zero.setdefault(key, size)
+
+
+def _check_machine(network: str, file: DeepSpeedFile) -> None:
+    accelerator = get_accelerator()
+    if file.precision == "fp16" and not accelerator.is_fp16_supported():
+        raise UserError(
+            f"engines.{network}.ds_config", str(file.path), f"asks for fp16, which this {accelerator.device_name()} cannot compute",
+            "use a bf16 file such as ds_configs/zero1_bf16.json",
+        )
+    if file.precision == "bf16" and not accelerator.is_bf16_supported():
+        raise UserError(
+            f"engines.{network}.ds_config", str(file.path), f"asks for bf16, which this {accelerator.device_name()} cannot compute",
+            "use an fp16 file such as ds_configs/zero1_fp16.json",
+        )
+    if file.uses_nvme:
+        check_nvme(network, file)

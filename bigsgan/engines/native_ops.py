@@ -1,0 +1,94 @@
+"""Ops that DeepSpeed compiles on first use: only where a DeepSpeed file asks for them, and never waiting for ever.
+
+A build that was killed leaves a lock file behind, and every later process then waits for it without a word
+(torch.utils.file_baton). Here the lock is looked at first, one rank of each host builds, and the others say that they wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.ops.op_builder import CPUAdamBuilder
+from torch.utils.cpp_extension import _get_build_directory
+
+from bigsgan import comm
+from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.errors import UserError
+
+STALE_AFTER_SECONDS = 120
+
+_log = logging.getLogger(__name__)
+
+
+def build_cpu_adam() -> type[DeepSpeedCPUAdam]:
+    """Compile DeepSpeed's Adam for offloaded state, once on each host, and return its class.
+
+    Raises:
+        UserError: A killed build left its lock behind, or there is no compiler.
+    """
+    name = CPUAdamBuilder.NAME
+    refuse_stale_lock(Path(_get_build_directory(name, verbose=False)))
+    if comm.local_rank() == 0:
+        _log.warning("building DeepSpeed's %s (minutes, once on each machine)", name)
+        _load(name)
+    else:
+        _log.info("waiting while local rank 0 builds DeepSpeed's %s", name)
+    comm.barrier()
+    return DeepSpeedCPUAdam
+
+
+def refuse_stale_lock(build_directory: Path) -> None:
+    """Raise UserError where ``build_directory`` holds the lock of a build that no longer runs."""
+    lock = build_directory / "lock"
+    try:
+        age = time.time() - lock.stat().st_mtime
+    except FileNotFoundError:
+        return
+    if age < STALE_AFTER_SECONDS or _is_building(build_directory):
+        return
+    raise UserError(
+        str(lock), None, f"was left {age:.0f} s ago by a build that was killed, and every run would wait for it",
+        f"remove it: rm {lock}",
+    )
+
+
+def check_nvme(network: str, file: DeepSpeedFile) -> None:
+    """Raise UserError where the file asks for NVMe offload and it cannot be had."""
+    builder = get_accelerator().create_op_builder("AsyncIOBuilder")
+    if builder is None or not builder.is_compatible(verbose=False):
+        raise UserError(
+            f"engines.{network}.ds_config", str(file.path), "asks for NVMe offload, which needs libaio",
+            "install libaio (Debian: libaio-dev), or set the offload device to cpu",
+        )
+    if network == "generator":
+        raise UserError(
+            f"engines.{network}.ds_config", str(file.path),
+            "offloads the generator's optimizer to NVMe, which swaps out the weights that the average is taken of",
+            "set the generator's offload device to cpu; the discriminator may use NVMe",
+        )
+
+
+def _load(name: str) -> None:
+    try:
+        CPUAdamBuilder().load(verbose=False)
+    except (RuntimeError, OSError) as error:
+        raise UserError(
+            "zero_force_ds_cpu_optimizer", True, f"needs DeepSpeed's {name}, which does not build here ({error})",
+            "install a C++ compiler and ninja, or set it to false for torch's own Adam",
+        ) from None
+
+
+def _is_building(directory: Path) -> bool:
+    """Whether a process of this host works in ``directory`` (ninja and compilers do)."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if Path(os.readlink(process / "cwd")).resolve() == directory.resolve():
+                return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,148 @@
+"""The private parts of DeepSpeed that bigsgan relies on: nothing outside this file touches them.
+
+Seen in DeepSpeed 0.19.8; tests/distributed/test_zero_private.py fails first if a later version changes them. Files are
+under deepspeed/runtime/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import Tensor, nn
+
+from bigsgan.engines.base import Piece
+
+_PINNED_BY = -1
+"""Stands in ``ds_active_sub_modules``, which holds ids of modules (all >= 0), for 'in use by us'."""
+
+
+@contextmanager
+def pinned(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Keep ZeRO-3 parameters whole while a double backward runs.
+
+    Nodes that double backward creates carry no gather hook, so that they see empty parameters (zero/
+    parameter_offload.py). ``release_sub_module`` leaves parameters alone that a sub-module still uses
+    (zero/partitioned_param_coordinator.py); one extra user keeps them. Without ZeRO-3 this does nothing.
+    """
+    sharded = sorted((p for p in parameters if hasattr(p, "ds_id")), key=lambda p: p.ds_id)
+    if not sharded:
+        yield
+        return
+    sharded[0].all_gather(param_list=sharded)
+    for parameter in sharded:
+        parameter.ds_active_sub_modules.add(_PINNED_BY)
+    try:
+        yield
+    finally:
+        for parameter in sharded:
+            parameter.ds_active_sub_modules.clear()
+        sharded[0].partition(param_list=sharded)
+
+
+def masters(engine: DeepSpeedEngine) -> list[Tensor]:
+    """The float32 tensors that this rank's optimizer updates, in a fixed order."""
+    optimizer = engine.optimizer
+    for attribute in (
+        "fp32_partitioned_groups_flat",  # ZeRO 3: zero/stage3.py
+        "single_partition_of_fp32_groups",  # ZeRO 1 and 2: zero/stage_1_and_2.py
+        "fp32_groups_flat_partition",  # ZeRO 1, bf16 with float32 accumulation: bf16_optimizer.py
+    ):
+        if hasattr(optimizer, attribute):
+            return list(getattr(optimizer, attribute))
+    if hasattr(optimizer, "fp32_groups"):  # stage 0, bf16: fp16/unfused_optimizer.py
+        return [parameter for group in optimizer.fp32_groups for parameter in group]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]  # stage 0, fp32
+
+
+def pieces(engine: DeepSpeedEngine, names: dict[int, str], rank: int) -> list[list[Piece]]:
+    """What lies in each of ``masters``; ``names`` maps id(parameter) to its name."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        return [_stage3_pieces(group, names, rank) for group in optimizer.fp16_groups]
+    if hasattr(optimizer, "bit16_groups") or hasattr(optimizer, "fp32_groups_flat_partition"):
+        groups = optimizer.bit16_groups if hasattr(optimizer, "bit16_groups") else optimizer.bf16_groups
+        return [_mapped_pieces(group, names) for group in groups]
+    if hasattr(optimizer, "fp32_groups"):
+        parameters = [p for group in optimizer.fp16_groups for p in group]
+    else:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [[Piece(names[id(p)], 0, p.numel(), 0)] for p in parameters]
+
+
+def _stage3_pieces(group: list[nn.Parameter], names: dict[int, str], rank: int) -> list[Piece]:
+    found, start = [], 0
+    for parameter in group:
+        size = parameter.partition_numel()  # equal on all ranks: the last ones may hold padding
+        offset = rank * size
+        numel = max(0, min(size, parameter.ds_numel - offset))
+        if numel:
+            found.append(Piece(names[id(parameter)], offset, numel, start))
+        start += size
+    return found
+
+
+def _mapped_pieces(group: list[nn.Parameter], names: dict[int, str]) -> list[Piece]:
+    found = []
+    for parameter in group:
+        mapping = parameter._hp_mapping  # None where no part of the parameter lies on this rank
+        if mapping is not None:
+            low, high = mapping.lp_fragment_address, mapping.hp_fragment_address
+            found.append(Piece(names[id(parameter)], low.start, low.numel, high.start))
+    return found
+
+
+@torch.no_grad()
+def publish(engine: DeepSpeedEngine) -> None:
+    """Copy the masters into the parameters that the forward pass uses, on all ranks."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp16_partitioned_groups_flat"):
+        # Gathered copies left over from the last forward pass would hide the new values.
+        engine.empty_partition_cache()
+        for i, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+            optimizer.fp16_partitioned_groups_flat[i].data.copy_(master.data)
+            optimizer._unflatten_partitioned_parameters(i)
+        persistent = optimizer.persistent_parameters
+        if persistent:
+            persistent[0].all_gather(persistent)
+    elif hasattr(optimizer, "update_lp_params"):
+        optimizer.update_lp_params()
+    elif hasattr(optimizer, "fp32_groups"):
+        for low, high in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            for parameter, master in zip(low, high, strict=True):
+                parameter.data.copy_(master.data)
+
+
+def optimizer_state(engine: DeepSpeedEngine, master: Tensor) -> dict[str, Any]:
+    """Return the base optimizer's live state of one master."""
+    return engine.basic_optimizer.state.get(master, {})
+
+
+def set_optimizer_state(engine: DeepSpeedEngine, master: Tensor, state: dict[str, Any]) -> None:
+    """Replace the base optimizer's state of one master."""
+    engine.basic_optimizer.state[master] = state
+
+
+def loss_scaler_numbers(engine: DeepSpeedEngine) -> dict[str, float]:
+    """All plain numbers of the dynamic loss scaler (fp16/loss_scaler.py); empty without one."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if scaler is None:
+        return {}
+    return {key: value for key, value in vars(scaler).items() if isinstance(value, (int, float))}
+
+
+def set_loss_scaler_numbers(engine: DeepSpeedEngine, values: dict[str, float]) -> None:
+    """Restore what ``loss_scaler_numbers`` gave."""
+    for key, value in values.items():
+        current = getattr(engine.optimizer.loss_scaler, key)
+        setattr(engine.optimizer.loss_scaler, key, type(current)(value))
+
+
+def set_counters(engine: DeepSpeedEngine, updates: int, skipped: int) -> None:
+    """Continue the engine's own counting after ``updates`` updates, of which ``skipped`` were skipped."""
+    engine.global_steps = updates
+    engine.skipped_steps = skipped
+    engine.micro_steps = updates * engine.gradient_accumulation_steps()

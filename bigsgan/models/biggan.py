@@ -1,0 +1,191 @@
+"""BigGAN (Brock, Donahue and Simonyan 2019, "Large scale GAN training for high fidelity natural image synthesis").
+
+Shapes: N samples, C channels, H x W pixels, Z numbers in a latent, E in the class embedding, K chunk of a hierarchical
+latent. Carry of the generator: (h (N, C, H, W), condition (N, E + blocks * K)); of the discriminator: (h, labels (N,)).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsgan.config.families import (
+    BIGGAN_DISCRIMINATOR,
+    BIGGAN_GENERATOR,
+    BigGANDiscriminator,
+    BigGANGenerator,
+    biggan_discriminator_resolutions,
+)
+from bigsgan.models.layers import (
+    AffineBatchNorm,
+    ConditionalBatchNorm,
+    Embedding,
+    SelfAttention,
+    SpectralConv2d,
+    SpectralEmbedding,
+    SpectralLinear,
+)
+
+BOTTOM_RESOLUTION = 4
+
+
+class GeneratorInput(nn.Module):
+    """Latent and label -> the first feature map and the condition that all blocks share."""
+
+    def __init__(self, num_classes: int, embedding_size: int, first_chunk: int, channels: int) -> None:
+        super().__init__()
+        self.first_chunk = first_chunk
+        # Without classes one learned vector stands for "an image", so that the condition has a gradient path.
+        self.embedding = Embedding(max(num_classes, 1), embedding_size)
+        self.linear = SpectralLinear(first_chunk, channels * BOTTOM_RESOLUTION**2)
+
+    def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, Z), (N,) int64 -> (N, C, 4, 4), (N, E + Z - first chunk)."""
+        embedding = self.embedding(labels)
+        first, rest = latents[:, : self.first_chunk], latents[:, self.first_chunk :]
+        h = self.linear(first).view(len(latents), -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION)
+        return h, torch.cat([embedding, rest.to(embedding.dtype)], dim=1)
+
+
+class GeneratorBlock(nn.Module):
+    """Residual block that doubles the resolution (figure 15b).
+
+    Args:
+        in_channels: C of the input.
+        out_channels: C of the output.
+        embedding_size: E.
+        chunk: First and last column of this block's latent in the condition; equal for none.
+        is_last: Drop the condition from the carry.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, embedding_size: int, chunk: tuple[int, int], is_last: bool
+    ) -> None:
+        super().__init__()
+        self.embedding_size, self.chunk, self.is_last = embedding_size, chunk, is_last
+        condition_size = embedding_size + chunk[1] - chunk[0]
+        self.norm1 = ConditionalBatchNorm(in_channels, condition_size)
+        self.conv1 = SpectralConv2d(in_channels, out_channels, 3)
+        self.norm2 = ConditionalBatchNorm(out_channels, condition_size)
+        self.conv2 = SpectralConv2d(out_channels, out_channels, 3)
+        self.shortcut = SpectralConv2d(in_channels, out_channels, 1)
+
+    def forward(self, h: Tensor, shared: Tensor) -> tuple[Tensor, ...]:
+        """(N, C_in, H, W), (N, E + ...) -> (N, C_out, 2H, 2W) and, unless this is the last block, the condition."""
+        condition = torch.cat([shared[:, : self.embedding_size], shared[:, self.chunk[0] : self.chunk[1]]], dim=1)
+        x = F.interpolate(F.relu(self.norm1(h, condition)), scale_factor=2)
+        x = self.conv2(F.relu(self.norm2(self.conv1(x), condition)))
+        # A 1x1 convolution commutes with nearest-neighbour enlargement: convolving first costs a quarter.
+        x = x + F.interpolate(self.shortcut(h), scale_factor=2)
+        return (x,) if self.is_last else (x, shared)
+
+
+class CarriedAttention(nn.Module):
+    """Self-attention on the first entry of the carry."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.attention = SelfAttention(channels)
+
+    def forward(self, h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """Attend over ``h`` (N, C, H, W) and pass the rest on."""
+        return self.attention(h), *rest
+
+
+class GeneratorOutput(nn.Module):
+    """Feature map -> image."""
+
+    def __init__(self, channels: int, image_channels: int) -> None:
+        super().__init__()
+        self.norm = AffineBatchNorm(channels)
+        self.conv = SpectralConv2d(channels, image_channels, 3)
+
+    def forward(self, h: Tensor) -> tuple[Tensor]:
+        """(N, C, H, W) -> (N, image channels, H, W) in [-1, 1], float32 whatever the network's type."""
+        return (torch.tanh(self.conv(F.relu(self.norm(h))).float()),)
+
+
+class DiscriminatorBlock(nn.Module):
+    """Residual block (figure 15c).
+
+    Args:
+        in_channels: C of the input.
+        out_channels: C of the output.
+        preactivation: Begin with a ReLU; not on images.
+        downsample: Halve the resolution by average pooling.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, preactivation: bool, downsample: bool) -> None:
+        super().__init__()
+        self.preactivation, self.downsample = preactivation, downsample
+        self.conv1 = SpectralConv2d(in_channels, out_channels, 3)
+        self.conv2 = SpectralConv2d(out_channels, out_channels, 3)
+        learned = in_channels != out_channels or downsample
+        self.shortcut = SpectralConv2d(in_channels, out_channels, 1) if learned else None
+
+    def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
+        x = self.conv2(F.relu(self.conv1(F.relu(h) if self.preactivation else h)))
+        # Average pooling commutes with the 1x1 convolution: pooling first costs a quarter.
+        shortcut = F.avg_pool2d(h, 2) if self.downsample else h
+        if self.shortcut is not None:
+            shortcut = self.shortcut(shortcut)
+        return (F.avg_pool2d(x, 2) if self.downsample else x) + shortcut, labels
+
+
+class DiscriminatorHead(nn.Module):
+    """Feature map and label -> logit (Miyato and Koyama 2018, equation 4)."""
+
+    def __init__(self, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = SpectralLinear(channels, 1)
+        self.embedding = SpectralEmbedding(num_classes, channels) if num_classes else None
+
+    def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor]:
+        """(N, C, H, W), (N,) -> logits (N,), float32 whatever the network's type."""
+        features = F.relu(h).sum(dim=(2, 3))
+        logits = self.linear(features).squeeze(1)
+        if self.embedding is not None:
+            logits = logits + (self.embedding(labels) * features).sum(dim=1)
+        return (logits.float(),)
+
+
+def generator_layers(
+    config: BigGANGenerator, resolution: int, image_channels: int, num_classes: int
+) -> list[nn.Module]:
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
+    widths = [config.channels * m for m in BIGGAN_GENERATOR[resolution]]
+    num_blocks = len(widths) - 1
+    chunk = config.latent_size // (num_blocks + 1) if config.hierarchical else 0
+    first_chunk = chunk or config.latent_size
+    layers: list[nn.Module] = [GeneratorInput(num_classes, config.embedding_size, first_chunk, widths[0])]
+    size = BOTTOM_RESOLUTION
+    for i in range(num_blocks):
+        start = config.embedding_size + i * chunk
+        is_last = i == num_blocks - 1
+        layers.append(
+            GeneratorBlock(widths[i], widths[i + 1], config.embedding_size, (start, start + chunk), is_last)
+        )
+        size *= 2
+        if size in config.attention:
+            layers.append(CarriedAttention(widths[i + 1]))
+    layers.append(GeneratorOutput(widths[-1], image_channels))
+    return layers
+
+
+def discriminator_layers(
+    config: BigGANDiscriminator, resolution: int, image_channels: int, num_classes: int
+) -> list[nn.Module]:
+    """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
+    widths = [image_channels, *(config.channels * m for m in BIGGAN_DISCRIMINATOR[resolution])]
+    sizes = [resolution, *biggan_discriminator_resolutions(resolution)]
+    layers: list[nn.Module] = []
+    for i in range(len(widths) - 1):
+        downsample = sizes[i + 1] < sizes[i]
+        layers.append(DiscriminatorBlock(widths[i], widths[i + 1], preactivation=i > 0, downsample=downsample))
+        # Several blocks may end at one resolution; the first of them carries the attention.
+        if sizes[i + 1] in config.attention and downsample:
+            layers.append(CarriedAttention(widths[i + 1]))
+    layers.append(DiscriminatorHead(widths[-1], num_classes))
+    return layers

@@ -1,0 +1,33 @@
+"""Makes the two networks that a recipe describes. A new family adds a line to each table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from bigsgan.config import Recipe
+from bigsgan.models import biggan
+from bigsgan.models.network import LayerStack
+
+_LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
+    ("biggan", "generator"): biggan.generator_layers,
+    ("biggan", "discriminator"): biggan.discriminator_layers,
+}
+
+
+def build_network(recipe: Recipe, network: str) -> LayerStack:
+    """Build one network with uninitialised parameters, on the default device and in the default type.
+
+    Args:
+        recipe: A checked recipe.
+        network: ``generator`` (latents, labels -> images) or ``discriminator`` (images, labels -> logits).
+    """
+    section: Any = getattr(recipe, network)
+    data = recipe.data
+    layers = _LAYERS[section.family, network](section, data.resolution, data.image_channels, data.num_classes)
+    stack = LayerStack(layers, recipe.engine(network).activation_checkpointing)
+    for layer in stack.spectral_layers():
+        layer.orthogonal = getattr(recipe.objective.orthogonal, network)
+    return stack

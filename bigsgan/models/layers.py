@@ -1,0 +1,312 @@
+"""Layers that carry state: spectrally normalised weights and batch statistics.
+
+A forward pass may move a layer's state (power-iteration vectors, running statistics) only while ``moving`` is set.
+The engines set it in the first gradient-carrying training forward of an update; sampling, recomputation under
+activation checkpointing, the seam and penalties reuse the state as it is.
+
+Shapes: N samples, C channels, H x W pixels, F features; a weight seen as a matrix is (rows, columns) = (output, rest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+Generators = Callable[[str], torch.Generator]
+"""Gives the generator of a parameter or buffer, by its name in its module."""
+
+
+class StatefulLayer(nn.Module):
+    """A layer whose forward pass moves buffers, but only while ``moving`` is set."""
+
+    moving: bool = False
+
+
+@contextmanager
+def moving_state(layers: list[StatefulLayer], moving: bool) -> Iterator[None]:
+    """Let the forward passes inside the block move the state of ``layers``, if ``moving``."""
+    for layer in layers:
+        layer.moving = moving
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.moving = False
+
+
+class _OrthogonalGradient(torch.autograd.Function):
+    """Identity on a weight whose backward adds the gradient of the orthogonal regularisation.
+
+    R(W) = strength * |W W^T * (1 - I)|_F^2 has the gradient 4 * strength * (W W^T * (1 - I)) W. Adding it where the
+    weight is used needs no second look at the weight, so that it costs no gather at ZeRO stage 3.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, layer: SpectralLayer) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.layer = layer
+        return weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        matrix = weight.float().flatten(1)
+        gram = matrix @ matrix.T
+        gram.fill_diagonal_(0)
+        scale = 4 * ctx.layer.orthogonal * ctx.layer.gradient_scale
+        return grad + (scale * (gram @ matrix)).view_as(weight).to(grad.dtype), None
+
+
+class SpectralLayer(StatefulLayer):
+    """Owner of a weight that is divided by its largest singular value (Miyato et al. 2018, arXiv 1802.05957).
+
+    One step of power iteration, in float32 whatever the weight's type, for each update.
+
+    Attributes:
+        weight: Parameter of shape (rows, ...).
+        u: Left singular vector, buffer (rows,), float32.
+        v: Right singular vector, buffer (columns,), float32.
+        orthogonal: Strength of the orthogonal regularisation, 0 for none.
+        gradient_scale: What the engine multiplies losses with before the backward pass (loss scale / accumulation).
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    u: Tensor
+    v: Tensor
+    eps = 1e-12
+    initial_iterations = 10
+
+    def __init__(self, shape: tuple[int, ...], bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
+        columns = self.weight[0].numel()
+        self.register_buffer("u", torch.empty(shape[0], dtype=torch.float32))
+        self.register_buffer("v", torch.empty(columns, dtype=torch.float32))
+        self.orthogonal = 0.0
+        self.gradient_scale = 1.0
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Fill the weight with an orthogonal matrix, the bias with zeros, and u and v with its singular vectors."""
+        generator = generators("weight")
+        matrix = torch.empty(self.weight.shape, dtype=torch.float32)
+        nn.init.orthogonal_(matrix, generator=generator)
+        self.weight.copy_(matrix)
+        if self.bias is not None:
+            self.bias.zero_()
+        matrix = matrix.flatten(1)
+        u = F.normalize(torch.randn(matrix.shape[0], generator=generator), dim=0)
+        v = torch.mv(matrix.T, u)
+        # A sampling forward may come before the first one that moves u and v, so they start near the truth.
+        for _ in range(self.initial_iterations):
+            u, v = self._iterate(matrix, u)
+        self.u.copy_(u)
+        self.v.copy_(v)
+
+    def normalized_weight(self) -> Tensor:
+        """Return weight / sigma, in the weight's shape and type; moves u and v by one iteration while ``moving``."""
+        weight = _OrthogonalGradient.apply(self.weight, self) if self.orthogonal else self.weight
+        full = weight.float()  # bf16 keeps 8 bits of sigma, which would scale every layer by up to 0.4 %
+        matrix = full.flatten(1)
+        u, v = self.u, self.v
+        if self.moving:
+            with torch.no_grad():
+                u, v = self._iterate(matrix, u)
+                self.u.copy_(u)
+                self.v.copy_(v)
+        sigma = torch.dot(u, torch.mv(matrix, v))
+        return (full / sigma).to(weight.dtype)
+
+    def _iterate(self, matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        v = F.normalize(torch.mv(matrix.T, u), dim=0, eps=self.eps)
+        return F.normalize(torch.mv(matrix, v), dim=0, eps=self.eps), v
+
+
+class SpectralConv2d(SpectralLayer):
+    """Convolution with stride 1 and same padding: (N, C_in, H, W) -> (N, C_out, H, W)."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, bias: bool = True) -> None:
+        super().__init__((out_channels, in_channels, kernel, kernel), bias)
+        self.padding = kernel // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve, in the weight's type."""
+        return F.conv2d(x.to(self.weight.dtype), self.normalized_weight(), self.bias, padding=self.padding)
+
+
+class SpectralLinear(SpectralLayer):
+    """Linear map: (N, F_in) -> (N, F_out)."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__((out_features, in_features), bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map, in the weight's type."""
+        return F.linear(x.to(self.weight.dtype), self.normalized_weight(), self.bias)
+
+
+class SpectralEmbedding(SpectralLayer):
+    """Embedding table: labels (N,) int64 -> (N, F)."""
+
+    def __init__(self, num_classes: int, features: int) -> None:
+        super().__init__((num_classes, features))
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Look the labels up."""
+        return F.embedding(labels, self.normalized_weight())
+
+
+class Embedding(nn.Module):
+    """Embedding table without normalisation: labels (N,) int64 -> (N, F)."""
+
+    def __init__(self, num_classes: int, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_classes, features))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Fill the table with an orthogonal matrix."""
+        matrix = torch.empty(self.weight.shape, dtype=torch.float32)
+        self.weight.copy_(nn.init.orthogonal_(matrix, generator=generators("weight")))
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Look the labels up."""
+        return F.embedding(labels, self.weight)
+
+
+class BatchStatistics(StatefulLayer):
+    """Normalises each channel over the samples and pixels of the global micro-batch, without gain or bias.
+
+    Statistics are float32 and, where ``average_over_ranks`` is given, those of all data-parallel ranks. In training
+    mode the micro-batch is normalised by itself; in evaluation mode by the running statistics (Ioffe and Szegedy
+    2015, arXiv 1502.03167).
+
+    Attributes:
+        running_mean: Buffer (C,), float32.
+        running_var: Buffer (C,), float32, unbiased.
+        momentum: Weight of a new micro-batch in the running statistics.
+        average_over_ranks: Differentiable mean of a tensor over the ranks, set by the engine; None on one rank.
+        num_ranks: How many ranks that averages over; each holds as many samples as any other.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.average_over_ranks: Callable[[Tensor], Tensor] | None = None
+        self.num_ranks = 1
+        self.register_buffer("running_mean", torch.empty(channels, dtype=torch.float32))
+        self.register_buffer("running_var", torch.empty(channels, dtype=torch.float32))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Start the running statistics at mean 0 and variance 1."""
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (N, C, H, W) to mean 0 and variance 1 for each channel, in x's type.
+
+        Differentiable twice.
+        """
+        full = x.float()  # sums over N * H * W values need more than 8 or 11 bits
+        if not self.training:
+            return F.batch_norm(full, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
+        if self.average_over_ranks is None:
+            mean, var = (self.running_mean, self.running_var) if self.moving else (None, None)
+            normalized = F.batch_norm(full, mean, var, training=True, momentum=self.momentum, eps=self.eps)
+            return normalized.to(x.dtype)
+        mean, var = self._global_statistics(full, self.average_over_ranks)
+        if self.moving:
+            self._move(mean.detach(), var.detach(), full.numel() // full.shape[1] * self.num_ranks)
+        shape = (1, -1, 1, 1)
+        return ((full - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)).to(x.dtype)
+
+    def _global_statistics(self, x: Tensor, average: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance over all ranks in one collective.
+
+        Moments are taken around the running mean, which all ranks share, so that the subtraction of the squared
+        mean does not cancel the variance away.
+        """
+        var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+        center = self.running_mean.clone()  # the running mean moves in place before the backward pass
+        offset = mean - center
+        offset, square = average(torch.stack([offset, var + offset.square()])).unbind(0)
+        return center + offset, square - offset.square()
+
+    def _move(self, mean: Tensor, var: Tensor, count: int) -> None:
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)
+
+
+class ConditionalBatchNorm(nn.Module):
+    """Batch norm whose gain and bias are linear in a condition (Brock et al. 2019, appendix B)."""
+
+    def __init__(self, channels: int, condition_size: int) -> None:
+        super().__init__()
+        self.statistics = BatchStatistics(channels)
+        self.gain = SpectralLinear(condition_size, channels, bias=False)
+        self.bias = SpectralLinear(condition_size, channels, bias=False)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalised * (1 + gain) + bias."""
+        gain = 1 + self.gain(condition)[:, :, None, None]
+        return torch.addcmul(self.bias(condition)[:, :, None, None], self.statistics(x), gain)
+
+
+class AffineBatchNorm(nn.Module):
+    """Batch norm with one learned gain and bias for each channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.statistics = BatchStatistics(channels)
+        self.weight = nn.Parameter(torch.empty(channels))
+        self.bias = nn.Parameter(torch.empty(channels))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Start as the identity."""
+        self.weight.fill_(1)
+        self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, C, H, W)."""
+        return torch.addcmul(self.bias.view(1, -1, 1, 1), self.statistics(x), self.weight.view(1, -1, 1, 1))
+
+
+class SelfAttention(nn.Module):
+    """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.query = SpectralConv2d(channels, channels // 8, 1, bias=False)
+        self.key = SpectralConv2d(channels, channels // 8, 1, bias=False)
+        self.value = SpectralConv2d(channels, channels // 2, 1, bias=False)
+        self.out = SpectralConv2d(channels // 2, channels, 1, bias=False)
+        self.gamma = nn.Parameter(torch.empty(()))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Start with the attention switched off."""
+        self.gamma.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, C, H, W): x + gamma * attention(x)."""
+        n, _, height, width = x.shape
+        query = self.query(x).flatten(2)  # (N, C/8, HW)
+        key = F.max_pool2d(self.key(x), 2).flatten(2)  # (N, C/8, HW/4)
+        value = F.max_pool2d(self.value(x), 2).flatten(2)  # (N, C/2, HW/4)
+        weights = torch.softmax(torch.bmm(query.transpose(1, 2), key), dim=-1)  # (N, HW, HW/4)
+        mixed = torch.bmm(value, weights.transpose(1, 2)).view(n, -1, height, width)  # (N, C/2, H, W)
+        return x + self.gamma * self.out(mixed)

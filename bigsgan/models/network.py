@@ -1,0 +1,78 @@
+"""A network is a flat list of layers with an explicit carry.
+
+``forward`` folds over the list, and a pipeline partitions the same list, so no model knows how it is laid out. What
+travels between layers travels in the carry: a tuple of tensors in fixed order, in which every float is used later and
+has a gradient path, and from which an entry is dropped after its last use.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bigsgan.models.layers import SpectralLayer, StatefulLayer
+
+Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
+
+
+class LayerStack(nn.Module):
+    """Layers applied one after the other, each to what the one before it returned.
+
+    Attributes:
+        layers: The flat list.
+        checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
+    """
+
+    def __init__(self, layers: list[nn.Module], checkpointing: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.checkpointing = checkpointing
+
+    def forward(self, *carry: Tensor) -> Tensor:
+        """Fold over the layers; the last one must leave a single tensor."""
+        for layer in self.layers:
+            if self.checkpointing:
+                # No layer draws random numbers, so there is no generator state to restore for the recomputation.
+                carry = checkpoint(layer, *carry, use_reentrant=False, preserve_rng_state=False)
+            else:
+                carry = layer(*carry)
+        (output,) = carry
+        return output
+
+    def stateful_layers(self) -> list[StatefulLayer]:
+        """List the layers whose forward pass can move state."""
+        return [module for module in self.modules() if isinstance(module, StatefulLayer)]
+
+    def spectral_layers(self) -> list[SpectralLayer]:
+        """List the layers with a spectrally normalised weight."""
+        return [module for module in self.modules() if isinstance(module, SpectralLayer)]
+
+
+def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writes: bool = True) -> None:
+    """Fill parameters and buffers from generators keyed by (seed, name), so that no layout changes them.
+
+    Args:
+        network: Its modules own what they initialise through a method ``initialize(generators)``.
+        seed: Of the run.
+        gather: Context in which the given parameters are whole on this rank; for parameters that are sharded.
+        writes: Whether this rank computes; the others only take part in ``gather``'s collectives. Buffers are
+            then to be broadcast from a rank that wrote.
+    """
+    for prefix, module in network.named_modules():
+        if not hasattr(module, "initialize"):
+            continue
+        own = list(module.parameters(recurse=False))
+        with gather(own) if gather is not None and own else nullcontext():
+            if writes:
+                module.initialize(lambda name, prefix=prefix: _generator(seed, f"{prefix}.{name}"))
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    entropy = np.random.SeedSequence([seed, zlib.crc32(b"initialize"), zlib.crc32(name.encode())])
+    return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1)))

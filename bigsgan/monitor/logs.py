@@ -1,0 +1,88 @@
+"""A log file for every rank, so that the one rank that went wrong can be found."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from bigsgan.monitor.sinks import writing
+
+_FORMAT = "%(asctime)s %(host)s rank %(rank)d [%(phase)s] %(levelname)s %(name)s: %(message)s"
+
+
+class RankLog(logging.Filter):
+    """The open log file of one rank; as a filter it gives every record its host, rank and phase.
+
+    Attributes:
+        path: The log file.
+        phase: What the rank is doing, shown on every line; assign to change it.
+        write: Prints a warning on rank 0's terminal; assign to change it, as when a progress bar begins.
+    """
+
+    def __init__(self, path: Path, rank: int, write: Callable[[str], None]) -> None:
+        super().__init__()
+        self.path, self.phase, self.write = path, "start", write
+        self._rank, self._host = rank, socket.gethostname()
+        self._handlers: list[tuple[logging.Logger, logging.Handler]] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add host, rank and phase to the record; let every record through."""
+        record.host, record.rank, record.phase = self._host, self._rank, self.phase
+        return True
+
+    def attach(self, logger: logging.Logger, handler: logging.Handler) -> None:
+        """Send what ``logger`` and its children log to ``handler``, until this log is closed."""
+        logger.addHandler(handler)
+        self._handlers.append((logger, handler))
+
+    def close(self) -> None:
+        """Take the handlers off the loggers and close the file."""
+        for logger, handler in self._handlers:
+            logger.removeHandler(handler)
+            handler.close()
+        self._handlers.clear()
+        logging.getLogger("bigsgan").propagate = True
+
+
+class _Console(logging.Handler):
+    """Prints through the rank log's current ``write``."""
+
+    def __init__(self, log: RankLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        self._log.write(self.format(record))
+
+
+def open_rank_log(directory: Path, rank: int, write: Callable[[str], None]) -> RankLog:
+    """Append what this rank logs under "bigsgan" (from INFO on) and "DeepSpeed" to directory/rank00000.log.
+
+    Args:
+        directory: Made where it is missing.
+        rank: This process's rank, which the file is named by.
+        write: Prints a text for the user; bigsgan's warnings go through it, on rank 0 only.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    path = directory / f"rank{rank:05d}.log"
+    with writing(path):
+        directory.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(path, encoding="utf-8")
+    log = RankLog(path, rank, write)
+    file.addFilter(log)  # on the handler, as a logger's own filters do not see what its children log
+    file.setFormatter(logging.Formatter(_FORMAT))
+    ours = logging.getLogger("bigsgan")
+    ours.setLevel(logging.INFO)
+    ours.propagate = False  # a library that sets up the root logger would print every rank's lines on the terminal
+    log.attach(ours, file)
+    log.attach(logging.getLogger("DeepSpeed"), file)
+    if rank == 0:
+        console = _Console(log)
+        console.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        log.attach(ours, console)
+    return log

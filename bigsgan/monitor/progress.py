@@ -1,0 +1,67 @@
+"""How far the run is: a bar on a terminal, plain lines in a log file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from time import monotonic
+from typing import TextIO
+
+from tqdm import tqdm
+
+_LOSSES = {"G": "loss/generator", "D": "loss/discriminator"}
+
+
+class Progress:
+    """Shows images seen, losses, images/s since the last update, and the time left at this process's mean speed.
+
+    On a terminal this is one bar, drawn anew; elsewhere each update is a line of its own, as a bar redrawn into a log
+    file is unreadable.
+    """
+
+    def __init__(self, total_nimg: int, initial_nimg: int, stream: TextIO | None = None) -> None:
+        """Start the clock at ``initial_nimg``, the images seen before this process; ``stream`` is stderr by default."""
+        self._total_nimg, self._initial_nimg, self._nimg = total_nimg, initial_nimg, initial_nimg
+        self._stream = sys.stderr if stream is None else stream
+        self._started = self._updated = monotonic()
+        self._bar: tqdm | None = None
+        if self._stream.isatty():
+            self._bar = tqdm(
+                total=total_nimg,
+                initial=initial_nimg,
+                file=self._stream,
+                dynamic_ncols=True,
+                bar_format="{percentage:3.0f}%|{bar}| {desc}",
+            )
+
+    def update(self, nimg: int, metrics: Mapping[str, float]) -> None:
+        """Show that ``nimg`` images were seen, and those of the two losses that ``metrics`` holds."""
+        now = monotonic()
+        text = self._text(nimg, metrics, now)
+        self._nimg, self._updated = nimg, now
+        if self._bar is None:
+            self.write(text)
+        else:
+            self._bar.n = min(nimg, self._total_nimg)  # the last batch may reach past the total
+            self._bar.set_description_str(text)
+
+    def write(self, text: str) -> None:
+        """Print ``text`` on lines of its own, above the bar."""
+        tqdm.write(text, file=self._stream)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _text(self, nimg: int, metrics: Mapping[str, float], now: float) -> str:
+        parts = [f"nimg {nimg}/{self._total_nimg}"]
+        parts += [f"{short} {metrics[name]:.2f}" for short, name in _LOSSES.items() if name in metrics]
+        seen_nimg = nimg - self._nimg
+        if seen_nimg > 0 and now > self._updated:
+            seconds_per_image = (now - self._started) / (nimg - self._initial_nimg)
+            left = max(self._total_nimg - nimg, 0) * seconds_per_image
+            parts.append(f"{seen_nimg / (now - self._updated):.1f} images/s")
+            parts.append(f"{tqdm.format_interval(left)} left")
+        return "  ".join(parts)

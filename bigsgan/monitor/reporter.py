@@ -1,0 +1,74 @@
+"""The training loop's one door to everything that is shown or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from bigsgan.monitor.grids import image_grid, save_png
+from bigsgan.monitor.progress import Progress
+from bigsgan.monitor.sinks import JsonLines, TensorBoard, writing
+
+
+class _Outputs(NamedTuple):
+    json_lines: JsonLines
+    tensorboard: TensorBoard
+    progress: Progress
+
+
+class Reporter:
+    """Reports metrics and images to metrics.jsonl, TensorBoard, samples/ and the terminal; on rank 0 only.
+
+    Every rank may call every method: on the others they do nothing.
+    """
+
+    def __init__(self, out: Path, rank: int, total_nimg: int, resume_nimg: int) -> None:
+        """Open the run directory's files.
+
+        Args:
+            out: The run directory; made where it is missing.
+            rank: This process's rank.
+            total_nimg: Images that the run shall see.
+            resume_nimg: Images seen before this process; what was reported of later ones is dropped. 0 in a new run.
+
+        Raises:
+            UserError: The run directory cannot be written. All methods may raise it.
+        """
+        self._samples = out / "samples"
+        self._outputs: _Outputs | None = None
+        if rank == 0:
+            with writing(out):
+                self._samples.mkdir(parents=True, exist_ok=True)
+            self._outputs = _Outputs(
+                JsonLines(out / "metrics.jsonl", resume_nimg),
+                TensorBoard(out / "tensorboard", resume_nimg),
+                Progress(total_nimg, resume_nimg),
+            )
+
+    def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
+        """Keep and show the metrics of the images up to ``nimg``."""
+        if self._outputs is not None:
+            self._outputs.json_lines.add_scalars(metrics, nimg)
+            self._outputs.tensorboard.add_scalars(metrics, nimg)
+            self._outputs.progress.update(nimg, metrics)
+
+    def images(self, tag: str, images: Tensor, columns: int, nimg: int) -> None:
+        """Keep images (n, C, H, W) in [-1, 1] as one grid, in samples/ and in TensorBoard."""
+        if self._outputs is not None:
+            grid = image_grid(images, columns)
+            save_png(grid, self._samples / f"{tag.replace('/', '_')}_{nimg:012d}.png")
+            self._outputs.tensorboard.add_image(tag, grid, nimg)
+
+    def message(self, text: str) -> None:
+        """Print a text without breaking the progress bar."""
+        if self._outputs is not None:
+            self._outputs.progress.write(text)
+
+    def close(self) -> None:
+        """Write what is pending and close the files; ``message`` still prints."""
+        if self._outputs is not None:
+            for output in self._outputs:
+                output.close()

@@ -1,0 +1,83 @@
+"""Running means that never stall the step: added up on the device, brought to the host once a report."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_NO_FLOAT64 = {"mps"}  # device types without float64
+# Small enough that float32, exact up to 2**24, still holds the sum of 4096 ranks' fingerprints.
+_FINGERPRINTS = 4096
+
+
+class Statistics:
+    """Means by name (such as ``"loss/discriminator"``) over everything added since the last ``reduce``, on all ranks.
+
+    Sums and counts are kept, not means, so that ranks and steps that hold more elements weigh more. The sums are
+    float64, where the device has it: the logits of a whole report in float32 would lose digits.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._dtype = torch.float32 if device.type in _NO_FLOAT64 else torch.float64
+        self._device_sums: dict[str, Tensor] = {}
+        self._host_sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Count every element of ``value``, a tensor of any shape and float dtype on the device, into the mean.
+
+        Enqueues two small operations (a sum and an addition) and waits for nothing.
+        """
+        # Detached, as a graph held by a running sum would keep the activations of every step alive.
+        total = value.detach().sum(dtype=self._dtype)
+        held = self._device_sums.get(name)
+        # Out of place: a sum that was made in inference mode may not be changed outside of it.
+        self._device_sums[name] = total if held is None else held + total
+        self._counts[name] += value.numel()
+
+    def add_host(self, name: str, value: float) -> None:
+        """Count one number that the host already has, such as a learning rate, into the mean."""
+        self._host_sums[name] += value
+        self._counts[name] += 1
+
+    def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """The mean of each name over all that every rank added since the last call; then start afresh.
+
+        A collective: every rank calls it at the same point, having added to the same names. It waits for the device
+        once. A name without elements (only empty tensors were added) has the mean NaN.
+
+        Args:
+            sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
+
+        Returns:
+            Means by name, in the order of the names.
+
+        Raises:
+            RuntimeError: Ranks added to as many names, but not to the same ones. (With different numbers of names the
+                vectors differ in length, which ``sum_over_ranks`` itself must refuse.)
+        """
+        names = sorted(self._counts)
+        fingerprint = zlib.crc32("\n".join(names).encode()) % _FINGERPRINTS
+        total = sum_over_ranks(self._vector(names, fingerprint)).cpu()
+        sums, counts, (fingerprints, num_ranks) = total.split([len(names), len(names), 2])
+        if fingerprints != fingerprint * num_ranks:
+            raise RuntimeError(f"the ranks report different statistics; this one has {', '.join(names) or 'none'}")
+        self._device_sums.clear()
+        self._host_sums.clear()
+        self._counts.clear()
+        return dict(zip(names, (sums / counts).tolist(), strict=True))
+
+    def _vector(self, names: list[str], fingerprint: int) -> Tensor:
+        """Sums, counts, fingerprint of the names and 1: (2 * len(names) + 2,) on the device."""
+        host_sums = [self._host_sums.get(name, 0.0) for name in names]
+        counts = [self._counts[name] for name in names]
+        vector = torch.tensor([*host_sums, *counts, fingerprint, 1], dtype=self._dtype, device=self._device)
+        if self._device_sums:
+            zero = vector.new_zeros(())
+            vector[: len(names)] += torch.stack([self._device_sums.get(name, zero) for name in names])
+        return vector

@@ -1,0 +1,148 @@
+"""Composition root of a training run: plan -> engines -> step -> loop."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bigsgan import checkpoint, comm
+from bigsgan.adversarial import AdversarialStep, LatentSource, Slice
+from bigsgan.config import NETWORKS, Recipe, RunPlan
+from bigsgan.config.run_directory import compare_recipes, read_saved_recipe, write_recipe
+from bigsgan.data import RealImages, build_dataset
+from bigsgan.draws import Draws
+from bigsgan.engines import Engine, build_engine
+from bigsgan.errors import UserError
+from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
+from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.loop import Run, training_loop
+from bigsgan.training.state import AverageState, Counters, EngineState, Entry
+
+_log = logging.getLogger(__name__)
+
+
+def main(plan: RunPlan) -> int:
+    """Train, and return the process's exit status: 0, or 2 after the message of a UserError.
+
+    Every rank calls this. One rank prints; the others wait to be ended by the launcher, which ends all ranks as soon as
+    one exits.
+    """
+    try:
+        comm.initialize()
+        _run(plan)
+    except UserError as error:
+        return _end(error)
+    except torch.OutOfMemoryError as error:
+        return _end(_out_of_memory(plan, error))
+    comm.leave()
+    return 0
+
+
+def _run(plan: RunPlan) -> None:
+    recipe, rank = plan.recipe, comm.rank()
+    out = Path(recipe.out)
+    rank_log = open_rank_log(out / "logs", rank, lambda text: print(text, file=sys.stderr))
+    found = comm.from_rank_zero(_prepare(recipe, out) if rank == 0 else None)
+    if isinstance(found, UserError):
+        raise found
+    if found is not None and found.nimg >= recipe.total_nimg:
+        if rank == 0:
+            print(f"{out} is complete at {found.nimg} images; raise total_nimg to go on")
+        return
+    rank_log.phase = "build"
+    _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
+    run = _build(plan, out, found, rank_log)
+    rank_log.write = run.reporter.message
+    try:
+        training_loop(run)
+    finally:
+        run.reporter.close()
+    run.reporter.message(_closing_lines(out, run.counters.nimg))
+
+
+def _prepare(recipe: Recipe, out: Path) -> checkpoint.Checkpoint | UserError | None:
+    """Find what to resume from; return what is wrong instead of raising, because only rank 0 is here."""
+    try:
+        found = checkpoint.newest(out / "checkpoints")
+        if found is not None:
+            compare_recipes(read_saved_recipe(out), recipe)
+        write_recipe(recipe, out)
+    except UserError as error:
+        return error
+    return found
+
+
+def _build(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, rank_log: RankLog) -> Run:
+    recipe, device, rank, world_size = plan.recipe, comm.device(), comm.rank(), comm.world_size()
+    dataset = build_dataset(recipe.data)
+    engines: dict[str, Engine] = {network: build_engine(plan, network) for network in NETWORKS}
+    average = ShardedAverage(engines["generator"])
+    counters = Counters()
+    entries: dict[str, Entry] = {
+        "generator": EngineState(engines["generator"]),
+        "discriminator": EngineState(engines["discriminator"]),
+        "average": AverageState(engines["generator"], average),
+        "counters": counters,
+    }
+    layout: dict[str, Any] = {"world_size": world_size}
+    for network, file in plan.deepspeed_files.items():
+        layout[f"{network}.stage"] = file.stage
+        layout[f"{network}.precision"] = file.precision
+    if found is not None:
+        checkpoint.load(found, entries, layout, comm)
+    slices = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, world_size) for n in NETWORKS}
+    draws, statistics = Draws(recipe.seed), Statistics(device)
+    reals = RealImages(
+        dataset, recipe.data, draws, batch=recipe.batch, accumulation=slices["discriminator"].accumulation,
+        rank=rank, world_size=world_size, device=device, first_phase=counters.update * recipe.objective.d_steps,
+    )
+    latents = LatentSource(draws, recipe.generator.latent_size, recipe.data.num_classes, device)
+    step = AdversarialStep(
+        engines["generator"], engines["discriminator"], recipe.objective, reals, latents, slices, statistics
+    )
+    reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
+    if found is not None:
+        reporter.message(f"going on from {found.path} ({counters.nimg} images)")
+    reporter.images("samples/real", torch.cat([dataset_grid(dataset, 100)]), 10, counters.nimg)
+    return Run(
+        recipe, out, step, average, latents, slices["generator"], counters, entries, layout, statistics, reporter, rank_log
+    )
+
+
+def dataset_grid(dataset: Any, num: int) -> torch.Tensor:
+    """First ``num`` images of a data set: float32 (num, C, R, R) in [-1, 1]."""
+    return torch.stack([dataset[i][0] for i in range(min(num, len(dataset)))]).float() / 127.5 - 1
+
+
+def _closing_lines(out: Path, nimg: int) -> str:
+    return "\n".join([
+        f"done: {nimg} images",
+        f"  samples      {out / 'samples'}",
+        f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
+        f"  TensorBoard  {out / 'tensorboard'}",
+        f"look at it:    tensorboard --logdir {out.parent}",
+        f"go on:         run the same command with total_nimg={2 * nimg}",
+    ])
+
+
+def _end(error: UserError) -> int:
+    _log.error("%s", error)
+    if comm.claim_speech():
+        print(f"bigsgan: {error}", file=sys.stderr, flush=True)
+    else:
+        comm.wait_to_be_ended()
+    return 2
+
+
+def _out_of_memory(plan: RunPlan, error: Exception) -> UserError:
+    sizes = ", ".join(f"{plan.micro_batch_size(n)} ({n})" for n in NETWORKS)
+    return UserError(
+        "memory", None, f"ran out on rank {comm.rank()} with {sizes} images a micro-batch: {str(error).splitlines()[0]}",
+        f"double accumulation (now {plan.recipe.accumulation}), set "
+        "engines.generator.activation_checkpointing=true and engines.discriminator.activation_checkpointing=true, "
+        "or use a higher ZeRO stage (ds_configs/zero3.json)",
+    )

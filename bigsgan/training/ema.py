@@ -1,0 +1,68 @@
+"""The generator's moving average, kept on the engine's own float32 shards.
+
+4 bytes a parameter divided by the ranks that share it, and no communication: each rank averages what it owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from bigsgan.engines import Engine
+
+_SWAP_ELEMENTS = 1 << 24
+"""Elements exchanged at a time, so that swapping needs 64 MiB beside the average and not a third copy."""
+
+
+class ShardedAverage:
+    """Exponential moving average of an engine's parameters, and copies of its buffers as they were with them.
+
+    Attributes:
+        shards: One flat tensor for each of the engine's shards, in their order.
+        buffers: One tensor for each of the network's buffers, by name.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.shards = [shard.master.clone() for shard in engine.shards()]
+        self.buffers = {name: buffer.clone() for name, buffer in engine.network.named_buffers()}
+
+    @torch.no_grad()
+    def update(self, decay: float) -> None:
+        """Move the average to decay * average + (1 - decay) * parameters, and take the buffers over."""
+        masters = [shard.master for shard in self._engine.shards()]
+        torch._foreach_lerp_(self.shards, masters, 1 - decay)
+        live = dict(self._engine.network.named_buffers())
+        torch._foreach_copy_(list(self.buffers.values()), [live[name] for name in self.buffers])
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Let the network compute with the average inside the block; everything is restored bit for bit after it.
+
+        Buffers may move inside the block (standing statistics); neither the live ones nor the average's keep it.
+        """
+        live = {name: buffer.clone() for name, buffer in self._engine.network.named_buffers()}
+        self._swap()
+        self._set_buffers(self.buffers)
+        try:
+            yield
+        finally:
+            self._swap()
+            self._set_buffers(live)
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for shard, average in zip(self._engine.shards(), self.shards, strict=True):
+            for mine, theirs in zip(average.split(_SWAP_ELEMENTS), shard.master.split(_SWAP_ELEMENTS), strict=True):
+                held = mine.clone()
+                mine.copy_(theirs)
+                theirs.copy_(held)
+        self._engine.publish()
+
+    @torch.no_grad()
+    def _set_buffers(self, values: dict[str, Tensor]) -> None:
+        for name, buffer in self._engine.network.named_buffers():
+            buffer.copy_(values[name])

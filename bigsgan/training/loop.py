@@ -1,0 +1,156 @@
+"""The training loop: the only while-loop of a run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsgan import checkpoint, comm
+from bigsgan.adversarial import AdversarialStep, LatentSource, LearningRates, Slice
+from bigsgan.config import Recipe
+from bigsgan.errors import UserError
+from bigsgan.monitor import RankLog, Reporter, Statistics
+from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.sampling import STANDING_BATCHES, sample, stand_statistics
+from bigsgan.training.schedules import average_decay, is_due, learning_rate
+from bigsgan.training.state import Counters, Entry
+
+GRID_ROWS = 10
+UNCONDITIONAL_COLUMNS = 10
+MAX_COLUMNS = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Run:
+    """Everything that a run consists of, put together by train.py."""
+
+    recipe: Recipe
+    out: Path
+    step: AdversarialStep
+    average: ShardedAverage
+    latents: LatentSource
+    sampling_slice: Slice
+    counters: Counters
+    entries: dict[str, Entry]
+    layout: dict[str, Any]
+    statistics: Statistics
+    reporter: Reporter
+    rank_log: RankLog
+
+
+def training_loop(run: Run) -> None:
+    """Train until ``total_nimg`` images were seen.
+
+    Raises:
+        UserError: The last checkpoint could not be saved.
+    """
+    recipe, counters = run.recipe, run.counters
+    clock = _Clock(counters.nimg)
+    if counters.nimg == 0:
+        _report_samples(run)
+    while counters.nimg < recipe.total_nimg:
+        run.rank_log.phase = f"update {counters.update}"
+        lr = LearningRates(
+            learning_rate(recipe.optimizer.generator, counters.nimg, recipe.total_nimg),
+            learning_rate(recipe.optimizer.discriminator, counters.nimg, recipe.total_nimg),
+        )
+        run.step(counters.update, lr)
+        counters.update += 1
+        counters.nimg += recipe.batch
+        decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
+        if run.step.generator.applied:
+            run.average.update(decay)
+        done = counters.nimg >= recipe.total_nimg
+        if done or is_due(recipe.report_nimg, counters.nimg, recipe.batch):
+            _report_metrics(run, lr, decay, clock)
+        if done or is_due(recipe.sample_nimg, counters.nimg, recipe.batch):
+            with clock.paused():
+                _report_samples(run)
+        if done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch):
+            with clock.paused():
+                _save(run, must=done)
+
+
+def _report_metrics(run: Run, lr: LearningRates, decay: float, clock: _Clock) -> None:
+    """Bring the report's statistics to the host, the only place where the loop waits for the device."""
+    run.rank_log.phase = "report"
+    step, statistics = run.step, run.statistics
+    statistics.add_host("memory/mean_gib", comm.peak_memory_bytes() / 2**30)
+    metrics = statistics.reduce(comm.sum_over_ranks)
+    metrics["memory/max_gib"] = comm.max_over_ranks(comm.peak_memory_bytes() / 2**30)
+    metrics["lr/generator"], metrics["lr/discriminator"] = lr
+    for name, engine in (("generator", step.generator), ("discriminator", step.discriminator)):
+        metrics[f"loss_scale/{name}"] = engine.loss_scale
+        metrics[f"skipped/{name}"] = engine.num_skipped
+    metrics["ema_decay"] = decay
+    metrics["images_per_second"] = clock.images_per_second(run.counters.nimg)
+    run.reporter.report(run.counters.nimg, metrics)
+    _log.info("%d images: %s", run.counters.nimg, metrics)
+
+
+def _report_samples(run: Run) -> None:
+    """Write grids of the live generator and of its average; every rank computes them, rank 0 writes."""
+    run.rank_log.phase = "samples"
+    generator, nimg = run.step.generator, run.counters.nimg
+    classes = run.recipe.data.num_classes
+    columns = min(classes, MAX_COLUMNS) if classes else UNCONDITIONAL_COLUMNS
+    inputs = run.latents.grid(GRID_ROWS, columns)
+    chunk = run.sampling_slice.batch // (run.sampling_slice.accumulation * run.sampling_slice.world_size)
+    live = sample(generator.network, generator.infer, inputs, chunk)
+    run.reporter.images("samples/live", live, columns, nimg)
+    with run.average.swapped():
+        batches = [run.latents.phase("standing", (i,), run.sampling_slice)[0] for i in range(STANDING_BATCHES)]
+        stand_statistics(generator.network, generator.infer, batches)
+        averaged = sample(generator.network, generator.infer, inputs, chunk)
+    run.reporter.images("samples/ema", averaged, columns, nimg)
+
+
+def _save(run: Run, must: bool) -> None:
+    run.rank_log.phase = "checkpoint"
+    directory = run.out / "checkpoints"
+    saved = checkpoint.save(directory, run.counters.nimg, run.entries, run.layout, comm)
+    if saved and comm.rank() == 0:
+        checkpoint.prune(directory, run.recipe.keep_checkpoints)
+    if must and not saved:
+        raise UserError(
+            str(directory), None, "could not take the last checkpoint (the warnings above say why)",
+            "make room and run the same command again: it goes on from the newest checkpoint",
+        )
+
+
+class _Clock:
+    """Images per second between two reports, without the time that samples and checkpoints took."""
+
+    def __init__(self, nimg: int) -> None:
+        self._nimg, self._since = nimg, time.perf_counter()
+
+    def images_per_second(self, nimg: int) -> float:
+        """Speed since the last call."""
+        now = time.perf_counter()
+        speed = (nimg - self._nimg) / max(now - self._since, 1e-9)
+        self._nimg, self._since = nimg, now
+        return speed
+
+    def paused(self) -> _Pause:
+        """Context whose time does not count."""
+        return _Pause(self)
+
+    def forgive(self, seconds: float) -> None:
+        """Leave this much out."""
+        self._since += seconds
+
+
+class _Pause:
+    def __init__(self, clock: _Clock) -> None:
+        self._clock, self._start = clock, 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.forgive(time.perf_counter() - self._start)

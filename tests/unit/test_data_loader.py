@@ -1,0 +1,229 @@
+"""The loader: values, layouts, resume, corrupt images, loading processes."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+
+import pytest
+import torch
+
+from bigsgan.config.sections import Data
+from bigsgan.data import RealImages
+from bigsgan.data.datasets import SyntheticImages
+from bigsgan.data.images import CorruptImage
+from bigsgan.data.order import EpochOrder, horizontal_flips
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+
+CPU = torch.device("cpu")
+DRAWS = Draws(5)
+
+
+class NumberedImages:
+    """Image i is [[i, 0], [0, 255]] and has class i % 10; some cannot be read."""
+
+    in_memory = False
+
+    def __init__(self, length: int = 50, corrupt: tuple[int, ...] = ()) -> None:
+        self.length, self.corrupt = length, corrupt
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index in self.corrupt:
+            raise CorruptImage(f"/data/{index}.png", "truncated")
+        return torch.tensor([[[index, 0], [0, 255]]], dtype=torch.uint8), index % 10
+
+
+class ThreadCounts(NumberedImages):
+    """Every image tells the number of torch's threads in the process that reads it."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((1, 1, 1), torch.get_num_threads(), dtype=torch.uint8), 0
+
+
+class DeadlyImages(NumberedImages):
+    """Reading ends the process, as the kernel does when memory runs out."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        os._exit(9)
+
+
+def data_section(**changes) -> Data:
+    return Data(kind="synthetic", resolution=2, **{"num_workers": 0, "max_corrupt": 2, **changes})
+
+
+def real_images(dataset, data=None, *, batch=12, accumulation=1, rank=0, world_size=1, first_phase=0) -> RealImages:
+    return RealImages(
+        dataset, data or data_section(), DRAWS, batch=batch, accumulation=accumulation, rank=rank,
+        world_size=world_size, device=CPU, first_phase=first_phase,
+    )  # fmt: skip
+
+
+def indices_in(images: torch.Tensor) -> list[int]:
+    """Undo the scaling of NumberedImages' first pixel: the index of each image."""
+    return ((images[:, 0, 0, 0] + 1) * 127.5).round().int().tolist()
+
+
+def assert_equal(phases, others):
+    assert len(phases) == len(others)
+    for micro_batches, other in zip(phases, others, strict=True):
+        assert [m.images.tolist() for m in micro_batches] == [m.images.tolist() for m in other]
+        assert [m.labels.tolist() for m in micro_batches] == [m.labels.tolist() for m in other]
+
+
+def test_values_range_labels_and_order():
+    real = real_images(NumberedImages())
+    (micro_batch,) = real.next_phase()
+    expected = EpochOrder(DRAWS, 50).indices(range(0, 12))
+    assert micro_batch.images.dtype == torch.float32
+    assert micro_batch.labels.dtype == torch.int64
+    assert micro_batch.labels.tolist() == [index % 10 for index in expected]
+    first = torch.from_numpy(expected).float() / 127.5 - 1
+    torch.testing.assert_close(micro_batch.images[:, 0, 0, 0], first, rtol=0, atol=1e-6)
+    assert (micro_batch.images[:, 0, 0, 1] == -1).all()  # 0 and 255 reach the ends exactly
+    assert (micro_batch.images[:, 0, 1, 1] == 1).all()
+
+
+@pytest.mark.parametrize("accumulation, world_size", [(1, 2), (1, 4), (3, 1), (3, 2)])
+@pytest.mark.parametrize("flip", [False, True])
+def test_ranks_together_read_what_one_rank_reads(accumulation, world_size, flip):
+    data = data_section(horizontal_flip=flip)
+    whole = real_images(NumberedImages(), data, accumulation=accumulation)
+    parts = [
+        real_images(NumberedImages(), data, accumulation=accumulation, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    for _ in range(6):  # 72 images: over the end of an epoch of 50
+        shares = [part.next_phase() for part in parts]
+        for micro_step, expected in enumerate(whole.next_phase()):
+            images = torch.cat([share[micro_step].images for share in shares])
+            labels = torch.cat([share[micro_step].labels for share in shares])
+            assert torch.equal(images, expected.images)
+            assert torch.equal(labels, expected.labels)
+
+
+def test_accumulation_cuts_the_same_batch_into_contiguous_parts():
+    (whole,) = real_images(NumberedImages()).next_phase()
+    parts = real_images(NumberedImages(), accumulation=3).next_phase()
+    assert [len(part.labels) for part in parts] == [4, 4, 4]
+    assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
+
+
+def test_flips_mirror_the_images_at_their_positions():
+    plain = real_images(NumberedImages())
+    flipped = real_images(NumberedImages(), data_section(horizontal_flip=True))
+    for phase in range(3):
+        (before,), (after,) = plain.next_phase(), flipped.next_phase()
+        mirrored = horizontal_flips(DRAWS, range(phase * 12, phase * 12 + 12))
+        assert 0 < mirrored.sum() < 12
+        for index, mirror in enumerate(mirrored):
+            columns = [1, 0] if mirror else [0, 1]
+            assert torch.equal(after.images[index], before.images[index][:, :, columns])
+
+
+def test_resuming_at_a_phase_equals_going_on():
+    data = data_section(horizontal_flip=True)
+    running = real_images(NumberedImages(), data, accumulation=2)
+    for _ in range(5):
+        running.next_phase()
+    assert running.phase == 5
+    resumed = real_images(NumberedImages(), data, accumulation=2, first_phase=5)
+    assert resumed.phase == 5
+    assert_equal([running.next_phase() for _ in range(3)], [resumed.next_phase() for _ in range(3)])
+
+
+def test_data_in_memory_is_read_in_this_process():
+    before = multiprocessing.active_children()
+    data = data_section(num_workers=3, num_images=60)
+    real = real_images(SyntheticImages(data), data)
+    (micro_batch,) = real.next_phase()
+    assert multiprocessing.active_children() == before
+    dataset = SyntheticImages(data)
+    expected = [dataset[int(i)][0].float() / 127.5 - 1 for i in EpochOrder(DRAWS, 60).indices(range(0, 12))]
+    torch.testing.assert_close(micro_batch.images, torch.stack(expected), rtol=0, atol=1e-6)
+
+
+def test_a_corrupt_image_gives_way_to_the_next_readable_one_and_is_logged_once(caplog):
+    real = real_images(NumberedImages(corrupt=(7, 8, 49)), data_section(max_corrupt=3))
+    with caplog.at_level(logging.WARNING, logger="bigsgan.data.loader"):
+        read = [i for _ in range(25) for (m,) in [real.next_phase()] for i in indices_in(m.images)]  # six epochs
+    order = EpochOrder(DRAWS, 50).indices(range(0, 300)).tolist()
+    assert read == [{7: 9, 8: 9, 49: 0}.get(index, index) for index in order]
+    messages = sorted(record.getMessage() for record in caplog.records)
+    assert messages == [
+        f"skipped an image that cannot be read: /data/{index}.png: truncated" for index in (49, 7, 8)
+    ]  # once each, though each was met six times
+
+
+def test_too_many_corrupt_images_stop_the_run():
+    order = EpochOrder(DRAWS, 50).indices(range(0, 24)).tolist()
+    corrupt = (order[1], order[5], order[20])  # two in phase 0, the third in phase 1
+    assert not {index + 1 for index in corrupt} & set(corrupt)
+    real = real_images(NumberedImages(corrupt=corrupt), data_section(max_corrupt=2))
+    real.next_phase()
+    with pytest.raises(UserError) as caught:
+        real.next_phase()
+    assert str(caught.value) == (
+        f"data.max_corrupt: 2 but 3 images could not be read on rank 0, the last /data/{corrupt[2]}.png (truncated); "
+        "repair or remove the images that the log names, or raise data.max_corrupt"
+    )
+
+
+def test_max_corrupt_zero_stops_at_the_first():
+    real = real_images(NumberedImages(corrupt=(0,)), data_section(max_corrupt=0), batch=50)
+    with pytest.raises(UserError, match=r"data.max_corrupt: 0 but 1 images .* /data/0.png"):
+        real.next_phase()
+
+
+def test_a_data_set_without_a_readable_image_stops_and_does_not_search_for_ever():
+    real = real_images(NumberedImages(length=3, corrupt=(0, 1, 2)), data_section(max_corrupt=10))
+    with pytest.raises(UserError) as caught:
+        real.next_phase()
+    assert caught.value.field == "data.max_corrupt"
+    assert caught.value.remedy == "repair or remove the images that the log names"  # raising the number helps nobody
+
+
+def test_labels_outside_the_classes_are_refused_before_they_reach_the_device():
+    real = real_images(NumberedImages(), data_section(num_classes=4), batch=50)
+    with pytest.raises(UserError, match=r"data.num_classes: 4 but the data has the labels 0 and 9; .* 10 or more"):
+        real.next_phase()
+
+
+def test_loading_processes_read_what_this_process_reads(caplog):
+    dataset = NumberedImages(corrupt=(7,))
+    data = data_section(num_workers=2, prefetch=2, horizontal_flip=True)
+    state, before = torch.get_rng_state(), set(multiprocessing.active_children())
+    parallel = real_images(dataset, data, accumulation=2, rank=1, world_size=2, first_phase=3)
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == 2
+    alone = real_images(
+        dataset, data_section(horizontal_flip=True), accumulation=2, rank=1, world_size=2, first_phase=3
+    )
+    with caplog.at_level(logging.WARNING, logger="bigsgan.data.loader"):
+        read = [parallel.next_phase() for _ in range(9)]
+        messages = [record.getMessage() for record in caplog.records]
+    assert_equal(read, [alone.next_phase() for _ in range(9)])
+    assert messages == ["skipped an image that cannot be read: /data/7.png: truncated"]
+    parallel.close()
+    assert not any(worker.is_alive() for worker in workers)
+    assert torch.equal(torch.get_rng_state(), state)  # the run's other draws do not notice the loader
+
+
+def test_loading_processes_have_one_thread_each_and_their_death_is_reported():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        real = real_images(ThreadCounts(), data_section(num_workers=1, resolution=1))
+        (micro_batch,) = real.next_phase()
+        real.close()
+    finally:
+        torch.set_num_threads(threads)
+    assert ((micro_batch.images + 1) * 127.5).round().unique().tolist() == [1]
+    real = real_images(DeadlyImages(), data_section(num_workers=1))
+    with pytest.raises(UserError, match=r"data.num_workers: 1 but a loading process died: DataLoader worker \(pid"):
+        real.next_phase()
+    real.close()

@@ -1,0 +1,98 @@
+import io
+
+import pytest
+
+from bigsgan.monitor.progress import Progress
+
+LOSSES = {"loss/generator": 0.1234, "loss/discriminator": 1.8349, "logits/real": 7.0}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands at clock[0] seconds."""
+    now = [100.0]
+    monkeypatch.setattr("bigsgan.monitor.progress.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_file_gets_one_plain_line_a_report(clock):
+    stream = io.StringIO()
+    progress = Progress(total_nimg=45056, initial_nimg=0, stream=stream)
+    clock[0] += 20.0
+    progress.update(8192, LOSSES)
+    clock[0] += 5.0
+    progress.update(9216, {"loss/generator": float("nan")})
+    progress.close()
+    # 20 s for 8192 images: 409.6 a second, and (45056 - 8192) / 409.6 = 90 s are left. Then 1024 images in 5 s, and at
+    # the mean speed of 9216 in 25 s (45056 - 9216) / 368.64 = 97.2 s are left.
+    assert stream.getvalue() == (
+        "nimg 8192/45056  G 0.12  D 1.83  409.6 images/s  01:30 left\n"
+        "nimg 9216/45056  G nan  204.8 images/s  01:37 left\n"
+    )
+
+
+def test_a_resumed_run_counts_only_its_own_images(clock):
+    stream = io.StringIO()
+    progress = Progress(total_nimg=3000, initial_nimg=1000, stream=stream)
+    clock[0] += 10.0
+    progress.update(1500, {})
+    assert stream.getvalue() == "nimg 1500/3000  50.0 images/s  00:30 left\n"
+
+
+def test_past_the_total_nothing_is_left(clock):
+    stream = io.StringIO()
+    progress = Progress(total_nimg=100, initial_nimg=0, stream=stream)
+    clock[0] += 1.0
+    progress.update(128, {})
+    assert stream.getvalue() == "nimg 128/100  128.0 images/s  00:00 left\n"
+
+
+def test_an_update_without_new_images_shows_no_speed(clock):
+    stream = io.StringIO()
+    progress = Progress(total_nimg=100, initial_nimg=0, stream=stream)
+    clock[0] += 1.0
+    progress.update(0, LOSSES)
+    assert stream.getvalue() == "nimg 0/100  G 0.12  D 1.83\n"
+
+
+def test_a_terminal_gets_one_bar_that_is_drawn_anew(clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "30")
+    stream = Terminal()
+    progress = Progress(total_nimg=1000, initial_nimg=250, stream=stream)
+    clock[0] += 5.0
+    progress.update(500, LOSSES)
+    drawn = stream.getvalue()
+    assert drawn.split("\r")[-1].startswith(" 50%|")
+    assert drawn.rstrip().endswith("| nimg 500/1000  G 0.12  D 1.83  50.0 images/s  00:10 left")
+    assert "\n" not in drawn
+    clock[0] += 5.0
+    progress.update(1024, LOSSES)
+    assert stream.getvalue().split("\r")[-1].startswith("100%|")
+    progress.close()
+    assert stream.getvalue().endswith("\n")
+
+
+def test_a_message_stands_on_its_own_line_above_the_bar(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "30")
+    stream = Terminal()
+    progress = Progress(total_nimg=1000, initial_nimg=500, stream=stream)
+    progress.write("saved checkpoint")
+    cleared, redrawn = stream.getvalue().split("saved checkpoint\n")
+    assert cleared.split("\r")[-2].strip() == ""  # the bar was wiped out first
+    assert redrawn.lstrip("\r").startswith(" 50%|")
+    progress.close()
+
+
+def test_a_message_to_a_log_file_is_one_line_even_after_closing():
+    stream = io.StringIO()
+    progress = Progress(total_nimg=1000, initial_nimg=0, stream=stream)
+    progress.close()
+    progress.write("samples are in runs/a/samples")
+    assert stream.getvalue() == "samples are in runs/a/samples\n"

@@ -1,0 +1,131 @@
+import io
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bigsgan.errors import UserError
+from bigsgan.monitor.sinks import JsonLines, TensorBoard
+
+
+def strict_rows(path: Path) -> list[dict]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def events_of(directory: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0, "images": 0})
+    return accumulator.Reload()
+
+
+def scalars_of(directory: Path, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in events_of(directory).Scalars(tag)]
+
+
+def test_json_lines_hold_nimg_first_and_every_number(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path, 0)
+    lines.add_scalars({"loss/generator": 0.1, "loss/discriminator": 1.83}, 64)
+    lines.add_scalars({"loss/generator": -1e-30}, 128)
+    # Read before closing: a killed run loses no report.
+    assert strict_rows(path) == [
+        {"nimg": 64, "loss/generator": 0.1, "loss/discriminator": 1.83},
+        {"nimg": 128, "loss/generator": -1e-30},
+    ]
+    assert path.read_text().startswith('{"nimg": 64, ')
+    lines.close()
+
+
+def test_what_is_not_finite_becomes_null(tmp_path):
+    lines = JsonLines(tmp_path / "metrics.jsonl", 0)
+    lines.add_scalars({"a": math.nan, "b": math.inf, "c": -math.inf, "d": 2.0}, 1)
+    lines.close()
+    assert strict_rows(tmp_path / "metrics.jsonl") == [{"nimg": 1, "a": None, "b": None, "c": None, "d": 2.0}]
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"nimg": 96, "loss": 0.', b'{"nimg": 96', b"\0\0\0\0", b"\xff\xfe\xfd", b"12", b"{}"]
+)
+def test_opening_drops_a_torn_last_line(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"nimg": 32, "loss": 1.0}\n{"nimg": 64, "loss": 0.5}\n' + torn)
+    lines = JsonLines(path, 1000)
+    lines.add_scalars({"loss": 0.25}, 96)
+    lines.close()
+    assert [(row["nimg"], row["loss"]) for row in strict_rows(path)] == [(32, 1.0), (64, 0.5), (96, 0.25)]
+
+
+def test_a_whole_last_row_without_its_line_end_is_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"nimg": 32}\n{"nimg": 64}')
+    lines = JsonLines(path, 64)
+    lines.add_scalars({}, 96)
+    lines.close()
+    assert [row["nimg"] for row in strict_rows(path)] == [32, 64, 96]
+
+
+@pytest.mark.parametrize("resume_nimg, kept", [(0, []), (63, [32]), (64, [32, 64]), (500, [32, 64, 96])])
+def test_resuming_drops_the_rows_after_the_resumed_image(tmp_path, resume_nimg, kept):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"nimg": {nimg}}}\n' for nimg in (32, 64, 96)))
+    JsonLines(path, resume_nimg).close()
+    assert [row["nimg"] for row in strict_rows(path)] == kept
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_metrics_file_that_cannot_be_written_is_a_user_error(tmp_path):
+    path = tmp_path / "missing" / "metrics.jsonl"
+    with pytest.raises(UserError, match="cannot be written: No such file or directory") as caught:
+        JsonLines(path, 0)
+    assert caught.value.field == str(path)
+
+
+def test_tensorboard_holds_scalars_and_images(tmp_path):
+    board = TensorBoard(tmp_path, 0)
+    board.add_scalars({"loss/generator": 0.5, "logits/real": math.nan}, 64)
+    board.add_scalars({"loss/generator": 0.25, "logits/real": -3.0}, 128)
+    # Read before closing: a killed run loses no report.
+    assert scalars_of(tmp_path, "loss/generator") == [(64, 0.5), (128, 0.25)]
+    picture = torch.randint(0, 256, (3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    grey = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 4)
+    board.add_image("samples/ema", picture, 128)
+    board.add_image("samples/reals", grey, 128)
+    (first_step, first), last = scalars_of(tmp_path, "logits/real")
+    assert first_step == 64
+    assert math.isnan(first)
+    assert last == (128, -3.0)
+    images = events_of(tmp_path).Images("samples/ema")
+    assert [event.step for event in images] == [128]
+    decoded = np.asarray(Image.open(io.BytesIO(images[0].encoded_image_string)))
+    np.testing.assert_array_equal(decoded, picture.permute(1, 2, 0).numpy())
+    decoded = np.asarray(Image.open(io.BytesIO(events_of(tmp_path).Images("samples/reals")[0].encoded_image_string)))
+    np.testing.assert_array_equal(decoded[:, :, 0], grey[0].numpy())
+    board.close()
+
+
+def test_tensorboard_hides_what_came_after_the_resumed_image(tmp_path, monkeypatch):
+    board = TensorBoard(tmp_path, 0)
+    for nimg in (32, 64, 96):
+        board.add_scalars({"loss/generator": float(nimg), "only_before": 1.0}, nimg)
+    board.close()
+    later = time.time() + 10  # event files are read in the order of the second in their names
+    monkeypatch.setattr(time, "time", lambda: later)
+    board = TensorBoard(tmp_path, 64)
+    board.add_scalars({"loss/generator": -96.0}, 96)
+    board.close()
+    assert scalars_of(tmp_path, "loss/generator") == [(32, 32.0), (64, 64.0), (96, -96.0)]
+    assert scalars_of(tmp_path, "only_before") == [(32, 1.0), (64, 1.0)]
+
+
+def test_a_tensorboard_directory_that_cannot_be_made_is_a_user_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        TensorBoard(tmp_path / "file" / "tensorboard", 0)
