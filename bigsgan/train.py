@@ -55,7 +55,7 @@ def _run(plan: RunPlan) -> None:
         return
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
-    run = _build(plan, out, found, rank_log)
+    run = build_run(plan, out, found, rank_log)
     rank_log.write = run.reporter.message
     try:
         training_loop(run)
@@ -76,7 +76,12 @@ def _prepare(recipe: Recipe, out: Path) -> checkpoint.Checkpoint | UserError | N
     return found
 
 
-def _build(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, rank_log: RankLog) -> Run:
+def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, rank_log: RankLog) -> Run:
+    """Put a run together, and restore ``found`` if there is something to go on from. Every rank calls this.
+
+    Raises:
+        UserError: The data, the checkpoint or this machine do not fit the plan.
+    """
     recipe, device, rank, world_size = plan.recipe, comm.device(), comm.rank(), comm.world_size()
     dataset = build_dataset(recipe.data)
     engines: dict[str, Engine] = {network: build_engine(plan, network) for network in NETWORKS}

@@ -106,7 +106,8 @@ class SyntheticImages:
         return self.num_images
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        first = index * 3_001 % _SYNTHETIC_IMAGES  # an odd factor: neighbours lie far apart, and no two windows are the same
+        # An odd factor takes neighbours far apart and no two of the 8,192 to the same window.
+        first = index * 3_001 % _SYNTHETIC_IMAGES
         image = self.noise[first : first + self.num_bytes].view(self.shape)
         return image, index % self.num_classes if self.num_classes else 0
 

@@ -101,16 +101,7 @@ class RealImages:
     def _next_micro_batch(self, positions: range) -> LabelledImages:
         batch = self._next_batch()
         self._count_corrupt(batch)
-        num_classes = self.data.num_classes
-        if (
-            num_classes and not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < num_classes
-        ):  # still on the CPU
-            raise UserError(
-                "data.num_classes",
-                num_classes,
-                f"but the data has the labels {int(batch.labels.min())} and {int(batch.labels.max())}",
-                f"classes count from 0; set data.num_classes to {int(batch.labels.max()) + 1} or more",
-            )
+        self._check_labels(batch.labels)
         images = self._to_device(batch.images)
         if self.data.horizontal_flip:
             mirrored = self._to_device(torch.from_numpy(horizontal_flips(self.draws, positions)))
@@ -138,20 +129,31 @@ class RealImages:
                 "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)",
             ) from error
 
+    def _check_labels(self, labels: Tensor) -> None:
+        # While they are on the CPU: on a GPU a label out of range ends in an assertion that names nothing.
+        num_classes, lowest, highest = self.data.num_classes, int(labels.min()), int(labels.max())
+        if num_classes and not 0 <= lowest <= highest < num_classes:
+            raise UserError(
+                "data.num_classes",
+                num_classes,
+                f"but the data has the labels {lowest} and {highest}",
+                f"classes count from 0; set data.num_classes to {highest + 1} or more",
+            )
+
     def _count_corrupt(self, batch: _Batch) -> None:
         for path, reason in batch.corrupt:
             if path not in self._corrupt:
                 self._corrupt.add(path)
                 _log.warning("skipped an image that cannot be read: %s: %s", path, reason)
-        if len(self._corrupt) <= self.data.max_corrupt and batch.complete:
+        too_many = len(self._corrupt) > self.data.max_corrupt
+        if batch.complete and not too_many:
             return
         path, reason = batch.corrupt[-1]
         raise UserError(
             "data.max_corrupt",
             self.data.max_corrupt,
             f"but {len(self._corrupt)} images could not be read on rank {self.rank}, the last {path} ({reason})",
-            "repair or remove the images that the log names"
-            + (", or raise data.max_corrupt" if batch.complete else ""),
+            "repair or remove the images that the log names" + (", or raise data.max_corrupt" if too_many else ""),
         )
 
 

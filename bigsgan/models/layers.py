@@ -294,7 +294,7 @@ class SelfAttention(nn.Module):
         self.key = SpectralConv2d(channels, channels // 8, 1, bias=False)
         self.value = SpectralConv2d(channels, channels // 2, 1, bias=False)
         self.out = SpectralConv2d(channels // 2, channels, 1, bias=False)
-        self.gamma = nn.Parameter(torch.empty(()))
+        self.gamma = nn.Parameter(torch.empty(1))  # DeepSpeed cannot broadcast a tensor without dimensions
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from time import monotonic
@@ -25,7 +26,7 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._started = self._updated = monotonic()
         self._bar: tqdm | None = None
-        if self._stream.isatty():
+        if _has_rows(self._stream):
             self._bar = tqdm(
                 total=total_nimg,
                 initial=initial_nimg,
@@ -65,3 +66,8 @@ class Progress:
             parts.append(f"{seen_nimg / (now - self._updated):.1f} images/s")
             parts.append(f"{tqdm.format_interval(left)} left")
         return "  ".join(parts)
+
+
+def _has_rows(stream: TextIO) -> bool:
+    """Whether a bar can be drawn: tqdm draws none on a terminal of 0 x 0, as CI and ``script`` open."""
+    return stream.isatty() and os.get_terminal_size(stream.fileno()).lines > 0

@@ -14,7 +14,7 @@ LAYOUTS = [(accumulation, world_size) for accumulation in (1, 2, 3) for world_si
 def test_positions_of_one_micro_batch():
     # Phase 1 of batch 12 is 12 .. 23; its second half is 18 .. 23; the last of three slices of that is 22 and 23.
     assert phase_positions(1, batch=12, accumulation=2, micro_step=1, rank=2, world_size=3) == range(22, 24)
-    assert phase_positions(0, batch=12, accumulation=1, micro_step=0, rank=0, world_size=1) == range(0, 12)
+    assert phase_positions(0, batch=12, accumulation=1, micro_step=0, rank=0, world_size=1) == range(12)
 
 
 @pytest.mark.parametrize("accumulation, world_size", LAYOUTS)
@@ -56,10 +56,10 @@ def test_an_epoch_is_its_own_permutation():
     length, draws = 40, Draws(3)
     order = EpochOrder(draws, length)
     expected = np.concatenate([draws.permutation("order", (epoch,), length) for epoch in range(4)])
-    assert np.array_equal(order.indices(range(0, 160)), expected)  # a range of four epochs at once
+    assert np.array_equal(order.indices(range(160)), expected)  # a range of four epochs at once
     assert [order.index(position) for position in (159, 0, 41, 40, 39)] == expected[[159, 0, 41, 40, 39]].tolist()
     assert not np.array_equal(expected[:40], expected[40:80])
-    assert not np.array_equal(expected[:40], EpochOrder(Draws(4), length).indices(range(0, 40)))
+    assert not np.array_equal(expected[:40], EpochOrder(Draws(4), length).indices(range(40)))
 
 
 def test_an_epoch_is_drawn_once_while_it_lasts():
@@ -71,17 +71,17 @@ def test_an_epoch_is_drawn_once_while_it_lasts():
             return super().permutation(stream, counters, num)
 
     order = EpochOrder(CountingDraws(0), 10)
-    for position in [*range(0, 30), 19, 29]:
+    for position in [*range(30), 19, 29]:
         order.index(position)
     assert CountingDraws.calls == [0, 1, 2]  # going back one epoch costs nothing either
 
 
 def test_flips_are_a_function_of_the_position():
     draws, num = Draws(11), 4096
-    flips = horizontal_flips(draws, range(0, num))
+    flips = horizontal_flips(draws, range(num))
     assert flips.dtype == bool
     split = [horizontal_flips(draws, range(first, first + 128)) for first in range(0, num, 128)]
     assert np.array_equal(flips, np.concatenate(split))
     assert abs(flips.mean() - 0.5) < 4 * 0.5 / num**0.5  # four standard deviations of a fair coin
     assert not np.array_equal(flips, horizontal_flips(draws, range(num, 2 * num)))
-    assert not np.array_equal(flips, horizontal_flips(Draws(12), range(0, num)))
+    assert not np.array_equal(flips, horizontal_flips(Draws(12), range(num)))

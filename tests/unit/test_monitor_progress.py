@@ -1,4 +1,12 @@
+import fcntl
 import io
+import os
+import pty
+import re
+import select
+import struct
+import termios
+from contextlib import closing
 
 import pytest
 
@@ -7,9 +15,25 @@ from bigsgan.monitor.progress import Progress
 LOSSES = {"loss/generator": 0.1234, "loss/discriminator": 1.8349, "logits/real": 7.0}
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+class Terminal:
+    """A pseudo-terminal: the end that a program writes to, and the text that it would show."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._shown, program = pty.openpty()
+        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.stream = os.fdopen(program, "w", encoding="utf-8")
+
+    def read(self, until: str) -> str:
+        """The text since the last call, as far as the pattern ``until``, which must come within seconds."""
+        text = b""
+        while not (found := re.search(until + r"\Z", text.decode(errors="ignore").replace("\r\n", "\n"), re.DOTALL)):
+            assert select.select([self._shown], [], [], 5.0)[0], f"{until!r} does not end {text!r}"
+            text += os.read(self._shown, 100_000)
+        return found.string
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self._shown)
 
 
 @pytest.fixture
@@ -60,34 +84,38 @@ def test_an_update_without_new_images_shows_no_speed(clock):
     assert stream.getvalue() == "nimg 0/100  G 0.12  D 1.83\n"
 
 
-def test_a_terminal_gets_one_bar_that_is_drawn_anew(clock, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("LINES", "30")
-    stream = Terminal()
-    progress = Progress(total_nimg=1000, initial_nimg=250, stream=stream)
-    clock[0] += 5.0
-    progress.update(500, LOSSES)
-    drawn = stream.getvalue()
-    assert drawn.split("\r")[-1].startswith(" 50%|")
-    assert drawn.rstrip().endswith("| nimg 500/1000  G 0.12  D 1.83  50.0 images/s  00:10 left")
-    assert "\n" not in drawn
-    clock[0] += 5.0
-    progress.update(1024, LOSSES)
-    assert stream.getvalue().split("\r")[-1].startswith("100%|")
-    progress.close()
-    assert stream.getvalue().endswith("\n")
+def test_a_terminal_gets_one_bar_that_is_drawn_anew(clock):
+    with closing(Terminal(30, 120)) as terminal:
+        progress = Progress(total_nimg=1000, initial_nimg=250, stream=terminal.stream)
+        clock[0] += 5.0
+        progress.update(500, LOSSES)
+        drawn = terminal.read(until="left")
+        assert drawn.split("\r")[-1].startswith(" 50%|")
+        assert drawn.endswith("| nimg 500/1000  G 0.12  D 1.83  50.0 images/s  00:10 left")
+        clock[0] += 5.0
+        progress.update(1024, LOSSES)
+        redrawn = terminal.read(until="left")
+        assert redrawn.split("\r")[-1].startswith("100%|")
+        assert "\n" not in drawn + redrawn
+        progress.close()
+        assert terminal.read(until="\n").count("\n") == 1
 
 
-def test_a_message_stands_on_its_own_line_above_the_bar(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("LINES", "30")
-    stream = Terminal()
-    progress = Progress(total_nimg=1000, initial_nimg=500, stream=stream)
-    progress.write("saved checkpoint")
-    cleared, redrawn = stream.getvalue().split("saved checkpoint\n")
-    assert cleared.split("\r")[-2].strip() == ""  # the bar was wiped out first
-    assert redrawn.lstrip("\r").startswith(" 50%|")
-    progress.close()
+def test_a_message_stands_on_its_own_line_above_the_bar():
+    with closing(Terminal(30, 80)) as terminal:
+        progress = Progress(total_nimg=1000, initial_nimg=500, stream=terminal.stream)
+        progress.write("saved checkpoint")
+        cleared, redrawn = terminal.read(until=r"saved checkpoint\n.*%.*\| ").split("saved checkpoint\n")
+        assert cleared.split("\r")[-2].strip() == ""  # the bar was wiped out first
+        assert redrawn.lstrip("\r").startswith(" 50%|")
+        progress.close()
+
+
+def test_a_terminal_without_a_size_gets_plain_lines(clock):
+    with closing(Terminal(0, 0)) as terminal:
+        progress = Progress(total_nimg=1000, initial_nimg=0, stream=terminal.stream)
+        progress.update(0, LOSSES)
+        assert terminal.read(until="\n") == "nimg 0/1000  G 0.12  D 1.83\n"
 
 
 def test_a_message_to_a_log_file_is_one_line_even_after_closing():

@@ -1,0 +1,18 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.distributed.pool import RankPool
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], RankPool]]:
+    """ranks(n): a pool of n ranks, started when first asked for."""
+    pools: dict[int, RankPool] = {}
+
+    def get(world_size: int) -> RankPool:
+        return pools.setdefault(world_size, RankPool(world_size))
+
+    yield get
+    for pool in pools.values():
+        pool.stop()

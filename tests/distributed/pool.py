@@ -1,0 +1,81 @@
+"""Ranks that stay alive between tests: importing torch and deepspeed costs more than most tests."""
+
+import importlib
+import multiprocessing
+import os
+import socket
+import traceback
+from typing import Any
+
+SPAWN = multiprocessing.get_context("spawn")
+DEFAULT_TIMEOUT = 240
+
+
+class RankPool:
+    """Processes 0 .. world_size - 1 of one gloo group, each with one thread, that run functions together."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._ranks: list[Any] = []
+
+    def run(self, function: Any, *arguments: Any, timeout: float = DEFAULT_TIMEOUT) -> list[Any]:
+        """Call an importable function on every rank and return the results by rank.
+
+        A rank that raises or does not answer fails the test, and the next call gets fresh ranks.
+        """
+        if not self._ranks:
+            self._start()
+        for _, pipe in self._ranks:
+            pipe.send((function.__module__, function.__qualname__, arguments))
+        results = []
+        for rank, (_, pipe) in enumerate(self._ranks):
+            if not pipe.poll(timeout):
+                self.stop()
+                raise TimeoutError(f"rank {rank} did not answer within {timeout} s")
+            try:
+                is_good, result = pipe.recv()
+            except EOFError:
+                self.stop()
+                raise RuntimeError(f"rank {rank} died") from None
+            if not is_good:
+                self.stop()
+                raise RuntimeError(f"rank {rank} raised:\n{result}")
+            results.append(result)
+        return results
+
+    def stop(self) -> None:
+        """End the processes."""
+        for process, _ in self._ranks:
+            process.kill()
+            process.join()
+        self._ranks = []
+
+    def _start(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        for rank in range(self.world_size):
+            ours, theirs = SPAWN.Pipe()
+            process = SPAWN.Process(target=_serve, args=(theirs, rank, self.world_size, port), daemon=True)
+            process.start()
+            theirs.close()
+            self._ranks.append((process, ours))
+
+
+def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(world_size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
+    comm = importlib.import_module("bigsgan.comm")
+    accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    # torch computes fp16 on every CPU, if slowly; DeepSpeed refuses it where there are no fast instructions.
+    accelerator.is_fp16_supported = lambda: True
+    comm.initialize()
+    while True:
+        try:
+            module, name, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, getattr(importlib.import_module(module), name)(*arguments)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))

@@ -1,0 +1,151 @@
+"""The reference: plain PyTorch in one process, with no engine, no seam and no concatenation.
+
+G's gradient comes from backpropagating through D(G(z)); real and fake go through D one after the other; losses and
+penalties are written out. What it shares with the product is the layers, whose own tests are against torch's, and the
+draws.
+"""
+
+import contextlib
+
+import torch
+import torch.nn.functional as F
+
+from bigsgan.adversarial import LatentSource, Slice
+from bigsgan.config import Recipe
+from bigsgan.data import RealImages, build_dataset
+from bigsgan.draws import Draws
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import moving_state
+from bigsgan.models.network import initialize
+
+
+def build_networks(recipe: Recipe):
+    networks = build_network(recipe, "generator"), build_network(recipe, "discriminator")
+    for network, seed in zip(networks, (recipe.seed, recipe.seed + 2**32), strict=True):
+        network.checkpointing = False
+        initialize(network, seed)
+    return networks
+
+
+def hinge_d(real, fake):
+    return F.relu(1 - real).mean() + F.relu(1 + fake).mean()
+
+
+def make_optimizer(section, network):
+    if section.kind == "sgd":
+        return torch.optim.SGD(network.parameters(), section.lr)
+    return torch.optim.Adam(network.parameters(), section.lr, tuple(section.betas), section.eps)
+
+
+class Reference:
+    """Runs updates of a hinge game and holds the networks, the average and the last gradients."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.g, self.d = build_networks(recipe)
+        self.opt_g = make_optimizer(recipe.optimizer.generator, self.g)
+        self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
+        self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
+        draws, cpu = Draws(recipe.seed), torch.device("cpu")
+        self.latents = LatentSource(draws, recipe.generator.latent_size, recipe.data.num_classes, cpu)
+        self.parts = {
+            n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in ("generator", "discriminator")
+        }
+        self.reals = RealImages(
+            build_dataset(recipe.data), recipe.data, draws, batch=recipe.batch,
+            accumulation=self.parts["discriminator"].accumulation, rank=0, world_size=1, device=cpu,
+        )  # fmt: skip
+
+    def forward(self, network, moving, *inputs):
+        with moving_state(network.stateful_layers(), moving):
+            return network(*inputs)
+
+    def penalty(self, section, x, y, logits, noise):
+        if section.form == "exact":
+            (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
+            return section.weight / 2 * g.square().sum((1, 2, 3)).mean()
+        moved = self.forward(self.d, False, x + section.sigma * noise, y)
+        return section.weight / 2 * ((moved - logits) ** 2).mean() / section.sigma**2
+
+    def d_step(self, update, d_step):
+        section, part = self.recipe.objective, self.parts["discriminator"]
+        latents = self.latents.phase("discriminator", (update, d_step), part)
+        reals = self.reals.next_phase()
+        phase = update * section.d_steps + d_step
+        for j, ((x, y), (z, c)) in enumerate(zip(reals, latents, strict=True)):
+            with torch.no_grad():
+                fake = self.forward(self.g, False, z, c)
+            x.requires_grad_(), fake.requires_grad_()
+            # The first of these forward passes moves the power iteration; the others must find it moved.
+            logits_real = self.forward(self.d, j == 0, x, y)
+            logits_fake = self.forward(self.d, False, fake, c)
+            loss = hinge_d(logits_real, logits_fake)
+            for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):
+                penalty = getattr(section, name)
+                if penalty and phase % penalty.every == 0:
+                    noise = None
+                    if penalty.form != "exact":
+                        noise = self.latents.noise(name, (update, d_step), part, images.shape[1:])[j]
+                    loss = loss + penalty.every * self.penalty(penalty, images, labels, logits, noise)
+            (loss / part.accumulation).backward()
+        self.finish(self.d, self.opt_d, section.orthogonal.discriminator)
+
+    def g_step(self, update):
+        part = self.parts["generator"]
+        for j, (z, c) in enumerate(self.latents.phase("generator", (update,), part)):
+            logits = self.forward(self.d, False, self.forward(self.g, j == 0, z, c), c)
+            (-logits.mean() / part.accumulation).backward()
+        self.opt_d.zero_grad()
+        self.finish(self.g, self.opt_g, self.recipe.objective.orthogonal.generator)
+
+    def finish(self, network, optimizer, orthogonal):
+        if orthogonal:
+            for layer in network.spectral_layers():
+                w = layer.weight.flatten(1)
+                off = (w @ w.T) * (1 - torch.eye(len(w)))
+                (orthogonal * off.square().sum()).backward()
+        self.grads = {n: p.grad.clone() for n, p in network.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def update(self, update):
+        for d_step in range(self.recipe.objective.d_steps):
+            self.d_step(update, d_step)
+        self.d_grads = self.grads
+        self.g_step(update)
+        self.g_grads = self.grads
+        decay = 0.5 ** (self.recipe.batch / self.recipe.ema.half_life_nimg)
+        for name, value in self.g.state_dict().items():
+            is_parameter = name in dict(self.g.named_parameters())
+            self.average[name] = decay * self.average[name] + (1 - decay) * value if is_parameter else value.clone()
+        return self
+
+    def result(self):
+        return {
+            "generator": dict(self.g.state_dict()), "discriminator": dict(self.d.state_dict()), "average": self.average
+        }  # fmt: skip
+
+
+def run_reference(recipe: Recipe, num_updates: int):
+    """State of generator, discriminator and average after some updates, each name -> tensor."""
+    reference = Reference(recipe)
+    with contextlib.closing(reference.reals):
+        for update in range(num_updates):
+            reference.update(update)
+    return reference.result()
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """'Same' of the design: |a - b| / max(|b|, 1e-3 sqrt(n)) per tensor."""
+    a, b = a.double().flatten(), b.double().flatten()
+    return float((a - b).norm() / max(float(b.norm()), 1e-3 * b.numel() ** 0.5))
+
+
+def worst(result, expected):
+    """Largest distance over all tensors, and where; names have to be the same."""
+    assert result.keys() == expected.keys()
+    found = []
+    for entry, tensors in expected.items():
+        assert result[entry].keys() == tensors.keys(), entry
+        found += [(distance(result[entry][name], value), f"{entry}.{name}") for name, value in tensors.items()]
+    return max(found)

@@ -1,0 +1,48 @@
+"""A recipe small enough to train in a test, with every kind of layer that BigGAN has."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
+
+TINY = """
+out: unset
+seed: 1
+total_nimg: 1000000
+batch: 8
+report_nimg: 1000000
+sample_nimg: 1000000
+checkpoint_nimg: 1000000
+data: {kind: digits, resolution: 16}
+generator: {channels: 4, latent_size: 12, embedding_size: 6, attention: [8]}
+discriminator: {channels: 4, attention: [8]}
+optimizer:
+  generator: {kind: sgd, lr: 0.05}
+  discriminator: {kind: sgd, lr: 0.05}
+ema: {half_life_nimg: 16}
+"""
+
+
+def tiny_recipe(directory: Path, *overrides: str) -> Recipe:
+    path = directory / "tiny.yaml"
+    path.write_text(TINY)
+    return load_recipe(path, [f"out={directory / 'run'}", *overrides])
+
+
+def tiny_plan(directory: Path, world_size: int, overrides: list[str], ds: dict[str, Any]) -> RunPlan:
+    """Plan of a tiny run whose networks use the DeepSpeed contents ``ds[network]``."""
+    files = []
+    for network, content in ds.items():
+        path = directory / f"{network}.json"
+        path.write_text(json.dumps(content))
+        files.append(f"engines.{network}.ds_config={path}")
+    return plan_run(tiny_recipe(directory, *files, *overrides), world_size)
+
+
+def zero(stage: int, **extra: Any) -> dict[str, Any]:
+    """DeepSpeed contents of a ZeRO stage; at stage 3 small parameters are sharded too."""
+    section: dict[str, Any] = {"stage": stage}
+    if stage == 3:
+        section["stage3_param_persistence_threshold"] = 0
+    return {"zero_optimization": {**section, **extra.pop("zero", {})}, **extra}
