@@ -15,7 +15,8 @@ from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import compare_recipes, read_saved_recipe, write_recipe
 from bigsgan.data import RealImages, build_dataset
 from bigsgan.draws import Draws
-from bigsgan.engines import Engine, build_engine
+from bigsgan.engines import Engine
+from bigsgan.engines.build import build_engine
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage

@@ -1,4 +1,9 @@
-"""A recipe small enough to train in a test, with every kind of layer that BigGAN has."""
+"""A recipe small enough to train in a test, with every kind of layer that BigGAN has.
+
+The seed matters to tests that compare with 1e-5: with some seeds an activation comes to lie within rounding of a kink
+(ReLU, hinge, max-pooling), falls on the other side of it in another order of summation, and moves a bias before a
+batch norm by 1e-4. Of the seeds 1 to 8, that happened with 1 and 5 within 6 updates.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +13,7 @@ from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
 
 TINY = """
 out: unset
-seed: 1
+seed: 4
 total_nimg: 1000000
 batch: 8
 report_nimg: 1000000
@@ -18,8 +23,8 @@ data: {kind: digits, resolution: 16}
 generator: {channels: 4, latent_size: 12, embedding_size: 6, attention: [8]}
 discriminator: {channels: 4, attention: [8]}
 optimizer:
-  generator: {kind: sgd, lr: 0.05}
-  discriminator: {kind: sgd, lr: 0.05}
+  generator: {kind: sgd, lr: 0.01}
+  discriminator: {kind: sgd, lr: 0.01}
 ema: {half_life_nimg: 16}
 """
 

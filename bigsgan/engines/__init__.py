@@ -1,6 +1,5 @@
-"""Engines: one network each, laid out over all ranks."""
+"""Engines: one network each, laid out over all ranks. `build.py` makes them, and imports deepspeed."""
 
 from bigsgan.engines.base import Engine, LossFunction, MicroBatch, Piece, Shard
-from bigsgan.engines.build import build_engine
 
-__all__ = ["Engine", "LossFunction", "MicroBatch", "Piece", "Shard", "build_engine"]
+__all__ = ["Engine", "LossFunction", "MicroBatch", "Piece", "Shard"]

@@ -1,0 +1,64 @@
+"""`bigsgan sample`: a grid of images from a run's generator, a column for each class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigsgan.draws import Draws
+from bigsgan.engines.base import MicroBatch
+from bigsgan.errors import UserError
+from bigsgan.monitor import image_grid, save_png
+from bigsgan.trained import TrainedNetwork, open_trained
+from bigsgan.training.sampling import STANDING_BATCHES, sample, stand_statistics
+
+CHUNK = 100
+MAX_COLUMNS = 16
+UNCONDITIONAL_COLUMNS = 10
+
+
+def main(run: Path, num: int, truncation: float | None, out: Path, seed: int, nimg: int | None, live: bool) -> None:
+    """Write a PNG grid of ``num`` images.
+
+    Raises:
+        UserError: The run cannot be opened, or an option is out of range.
+    """
+    if num < 1:
+        raise UserError("--num", num, "is no number of images", "give 1 or more")
+    if truncation is not None and not truncation > 0:
+        raise UserError("--truncation", truncation, "is no threshold", "give a number above 0, such as 0.8")
+    if not out.resolve().parent.is_dir():
+        raise UserError("--out", str(out), "lies in a directory that does not exist", f"make {out.resolve().parent} first")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trained = open_trained(run, "generator", live, nimg, device)
+    images, columns = generate(trained, num, seed, truncation, device)
+    save_png(image_grid(images, columns), out)
+    print(f"{out}: {num} images of {run} at {trained.nimg} images seen, {columns} columns")
+
+
+def generate(
+    trained: TrainedNetwork, num: int, seed: int, truncation: float | None, device: torch.device
+) -> tuple[Tensor, int]:
+    """Images (num, C, H, W) in [-1, 1] with labels 0, 1, 2, ... in turn, and the grid's columns.
+
+    Batch norm uses standing statistics of latents drawn like the samples' (Brock et al. 2019, section 4.1).
+    """
+    draws = Draws(seed)
+    classes = trained.recipe.data.num_classes
+
+    def inputs(stream: str, first: int, size: int) -> MicroBatch:
+        width = trained.recipe.generator.latent_size
+        if truncation is None:
+            latents = draws.normal(stream, (0,), first, size, width)
+        else:
+            latents = draws.truncated_normal(stream, first, size, width, truncation)
+        labels = torch.arange(first, first + size) % max(classes, 1)
+        return torch.from_numpy(latents).to(device), labels.to(device)
+
+    standing = [inputs("standing", i * CHUNK, CHUNK) for i in range(STANDING_BATCHES)]
+    stand_statistics(trained.network, trained.infer, standing)
+    images = sample(trained.network, trained.infer, inputs("sample", 0, num), CHUNK)
+    columns = min(classes, MAX_COLUMNS) if classes else UNCONDITIONAL_COLUMNS
+    return images, columns

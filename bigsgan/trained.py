@@ -1,0 +1,66 @@
+"""Opens a run directory in one process, without engines: a plain network with the weights of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigsgan import checkpoint
+from bigsgan.config import Recipe
+from bigsgan.config.run_directory import read_saved_recipe
+from bigsgan.engines.base import MicroBatch
+from bigsgan.errors import UserError
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import moving_state
+from bigsgan.models.network import LayerStack
+
+
+@dataclass
+class TrainedNetwork:
+    """A network with a checkpoint's float32 weights and buffers.
+
+    Attributes:
+        recipe: Of the run.
+        nimg: Images that the checkpoint had seen.
+        network: On the device, in training mode.
+    """
+
+    recipe: Recipe
+    nimg: int
+    network: LayerStack
+
+    @torch.no_grad()
+    def infer(self, micro_batches: Sequence[MicroBatch], moving: bool = False) -> list[Tensor]:
+        """Outputs without a graph; moves no state unless told to."""
+        with moving_state(self.network.stateful_layers(), moving):
+            return [self.network(*inputs) for inputs in micro_batches]
+
+
+def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: torch.device) -> TrainedNetwork:
+    """Put one network of a run together.
+
+    Args:
+        run: Run directory.
+        network: ``generator`` or ``discriminator``.
+        live: The weights being trained, instead of the generator's average.
+        nimg: Which checkpoint; None for the newest.
+        device: Where to.
+
+    Raises:
+        UserError: There is no such run or checkpoint, or a file is damaged.
+    """
+    recipe = read_saved_recipe(run)
+    found = checkpoint.find(run, nimg)
+    stack = build_network(recipe, network)
+    shapes = {name: parameter.shape for name, parameter in stack.named_parameters()}
+    entry = "average" if network == "generator" and not live else network
+    state = checkpoint.read_parameters(found, entry, shapes)
+    try:
+        stack.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(str(found.path), None, f"does not fit its recipe: {error}", "use another checkpoint (--nimg)") from None
+    return TrainedNetwork(recipe, found.nimg, stack.to(device))
