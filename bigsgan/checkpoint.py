@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from bigsgan.errors import UserError
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
+_MANIFEST_KEYS = {"format", "nimg", "world_size", "layout", "numbers", "files"}
 _PARTIAL = ".partial"
 _log = logging.getLogger(__name__)
 
@@ -79,27 +81,32 @@ def save(directory: Path, nimg: int, entries: Mapping[str, StateEntry], layout: 
     """
     tag = f"{nimg:012d}"
     partial = directory / f"{tag}{_PARTIAL}"
-    if ranks.rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True, exist_ok=True)
-    ranks.barrier()
-    failed = False
-    try:
-        _write_rank(partial, ranks.rank(), entries)
-    except (OSError, SafetensorError, UserError) as error:
-        failed = True
-        _log.warning("checkpoint at %d images was not saved: %s", nimg, error)
-    if ranks.any_rank(failed):
-        if ranks.rank() == 0:
+    is_first = ranks.rank() == 0
+
+    def begin() -> None:
+        if is_first:
             shutil.rmtree(partial, ignore_errors=True)
-        ranks.barrier()
-        return False
-    if ranks.rank() == 0:
-        _write_manifest(partial, nimg, entries, layout, ranks.world_size())
-        shutil.rmtree(directory / tag, ignore_errors=True)
-        os.replace(partial, directory / tag)
-        _write_text(directory / "latest", tag + "\n")
-    ranks.barrier()
+            partial.mkdir(parents=True, exist_ok=True)
+
+    def finish() -> None:
+        if is_first:
+            _write_manifest(partial, nimg, entries, layout, ranks.world_size())
+            shutil.rmtree(directory / tag, ignore_errors=True)
+            os.replace(partial, directory / tag)
+            _write_text(directory / "latest", tag + "\n")
+
+    for phase in (begin, lambda: _write_rank(partial, ranks.rank(), entries), finish):
+        failed = False
+        try:
+            phase()
+        except (OSError, SafetensorError, UserError) as error:
+            failed = True
+            _log.warning("checkpoint at %d images was not saved: %s", nimg, error)
+        if ranks.any_rank(failed):  # waits for all ranks too
+            if is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+            ranks.barrier()
+            return False
     return True
 
 
@@ -110,8 +117,16 @@ def prune(directory: Path, keep: int) -> None:
 
 
 def newest(directory: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint of a run, or None."""
-    return next(_complete(directory), None)
+    """Return the newest complete checkpoint of a run, or None where nothing was saved.
+
+    Raises:
+        UserError: There are checkpoints and all of them are damaged.
+    """
+    found = next(_complete(directory), None)
+    if found is None and _tags(directory):
+        remedy = "put an undamaged copy back, or remove that directory to start anew"
+        raise UserError(str(directory), None, "holds damaged checkpoints only", remedy)
+    return found
 
 
 def find(run: Path, nimg: int | None = None) -> Checkpoint:
@@ -175,6 +190,8 @@ def read_parameters(checkpoint: Checkpoint, entry: str, shapes: Mapping[str, tor
             for shard, pieces in layout.items():
                 values = file.get_slice(f"{entry}.{shard}")
                 for name, offset, numel, start in pieces:
+                    if name not in shapes or offset + numel > shapes[name].numel():
+                        raise ValueError(f"{name} has {offset + numel} elements or more, not as in its recipe")
                     flat[name][offset : offset + numel] = values[start : start + numel]
                     missing[name] -= numel
             if rank == 0:
@@ -184,7 +201,8 @@ def read_parameters(checkpoint: Checkpoint, entry: str, shapes: Mapping[str, tor
             break  # at stage 0 every rank holds everything
     for name, left in missing.items():
         if left > 0:
-            raise UserError(str(checkpoint.path), name, f"lacks {left} elements", "use another checkpoint (--nimg)")
+            problem = f"lacks {left} elements of {name}, which its recipe has"
+            raise UserError(str(checkpoint.path), None, problem, "use another checkpoint (--nimg)")
     return {**{name: values.view(shapes[name]) for name, values in flat.items()}, **buffers}
 
 
@@ -222,26 +240,40 @@ def _write_manifest(
 
 def _complete(directory: Path) -> Iterator[Checkpoint]:
     """Complete checkpoints, newest first; what is not complete is passed over and logged."""
-    if not directory.is_dir():
-        return
-    for path in sorted((p for p in directory.iterdir() if p.name.isdigit()), reverse=True):
+    for path in _tags(directory):
         try:
             manifest = json.loads((path / _MANIFEST).read_text())
             sizes = {name: (path / name).stat().st_size for name in manifest["files"]}
-        except (OSError, ValueError, KeyError) as error:
+            fits = sizes == manifest["files"] and manifest["format"] == FORMAT and int(path.name) == manifest["nimg"]
+            complete = fits and manifest.keys() >= _MANIFEST_KEYS
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _log.warning("passing over %s, which is not complete (%s)", path, error)
             continue
-        if sizes != manifest["files"] or manifest["format"] != FORMAT:
-            _log.warning("passing over %s, whose files do not have the sizes in its manifest", path)
+        if not complete:
+            _log.warning("passing over %s, whose files are not those that its manifest describes", path)
             continue
         yield Checkpoint(path, manifest)
 
 
-def _opened(path: Path) -> Any:
+def _tags(directory: Path) -> list[Path]:
+    """Directories of finished saves, newest first."""
     try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise UserError(str(path), None, f"cannot be read ({error})", "remove that checkpoint's directory to use an older one") from None
+        return sorted((path for path in directory.iterdir() if path.name.isdigit()), reverse=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(str(directory), None, f"cannot be read ({error})", "give another `out`") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a rank's file, and blame it for what is missing or wrong in it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        remedy = "remove that checkpoint's directory to use an older one"
+        raise UserError(str(path), None, f"is damaged ({type(error).__name__}: {error})", remedy) from error
 
 
 def _rank_file(rank: int) -> str:

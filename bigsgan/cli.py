@@ -1,7 +1,8 @@
 """The `bigsgan` command.
 
-Recipes are checked before torch and deepspeed are imported: a mistake is answered at once, and with every rank doing the
-same check, one speaks. The modules behind the commands are therefore imported by name, once the input is known to be good.
+Recipes are checked before torch and deepspeed are imported: a mistake is answered at once, and with every rank doing
+the same check, one speaks. The modules behind the commands are therefore imported by name, once the input is known to
+be good.
 """
 
 from __future__ import annotations
@@ -9,24 +10,25 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import EXIT_BAD_INPUT, UserError
 
 DEFAULT_RECIPE = REPOSITORY / "launch" / "recipes" / "digits.yaml"
-_SILENT_RANKS_WAIT_SECONDS = 30
+SILENT_RANKS_WAIT_SECONDS = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 for bad input."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
     try:
+        options = _parse(arguments)
         return int(options.run(options))
     except UserError as error:
         _speak_once(error)
@@ -37,30 +39,73 @@ def train(options: argparse.Namespace) -> int:
     """Check the recipe, then train (or print it)."""
     path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
-    plan = plan_run(recipe, int(os.environ.get("WORLD_SIZE", "1")), path.resolve().parent)
+    world_size = _world_size()
+    plan = plan_run(recipe, world_size, path.resolve().parent)
     if options.dry_run:
         if _rank() == 0:
             print(recipe.to_yaml(), end="")
         return 0
+    _check_launcher(world_size)
     return int(importlib.import_module("bigsgan.train").main(plan))
 
 
 def sample(options: argparse.Namespace) -> int:
     """Write a grid of samples."""
-    module = importlib.import_module("bigsgan.sample")
-    module.main(Path(options.run_directory), options.num, options.truncation, Path(options.out), options.seed, options.nimg, options.live)
+    importlib.import_module("bigsgan.sample").main(
+        run=Path(options.run_directory),
+        num=options.num,
+        truncation=options.truncation,
+        out=Path(options.out),
+        seed=options.seed,
+        nimg=options.nimg,
+        live=options.live,
+    )
     return 0
 
 
 def export(options: argparse.Namespace) -> int:
     """Write one network's weights as safetensors."""
-    module = importlib.import_module("bigsgan.export")
-    module.main(Path(options.run_directory), options.network, options.live, Path(options.out), options.nimg)
+    importlib.import_module("bigsgan.export").main(
+        run=Path(options.run_directory),
+        network=options.network,
+        live=options.live,
+        out=Path(options.out),
+        nimg=options.nimg,
+    )
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bigsgan", description=__doc__.splitlines()[0])
+class _Parser(argparse.ArgumentParser):
+    """Raises UserError where argparse prints its usage and ends the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Turn argparse's text into field, value, problem and remedy."""
+        remedy = f"see `{self.prog} --help`"
+        if message.startswith("the following arguments are required: "):
+            raise UserError(message.partition(": ")[2], None, "is missing", remedy)
+        choice = re.fullmatch(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
+        if choice:
+            raise UserError(choice[1], choice[2], "is none of the choices", f"choose from {choice[3]}")
+        named = re.fullmatch(r"argument (\S+): (.*)", message)
+        raise UserError(named[1] if named else self.prog, None, named[2] if named else message, remedy)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line; overrides may stand before, between and behind a command's options."""
+    options, rest = _parser().parse_known_args(arguments)
+    command = f"bigsgan {options.run.__name__}"
+    for word in rest:
+        if word.startswith("-"):
+            raise UserError(word.partition("=")[0], None, f"is no option of `{command}`", f"see `{command} --help`")
+        if options.run is not train:
+            raise UserError("argument", word, f"is not expected by `{command}`", f"see `{command} --help`")
+    if options.run is train:
+        options.overrides += rest
+    return options
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="bigsgan", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("train", help="train a recipe, or go on with a run")
     command.add_argument("--config", default=str(DEFAULT_RECIPE), help="recipe (YAML); the default trains the digits")
@@ -71,10 +116,10 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("sample", help="write a grid of samples from a run")
     _add_run(command)
-    command.add_argument("--num", type=int, default=100, help="number of images (default 100)")
-    command.add_argument("--truncation", type=float, default=None, help="resample latents beyond this magnitude")
+    _add_number(command, "--num", int, 100, "number of images (default 100)")
+    _add_number(command, "--truncation", float, None, "resample latents beyond this magnitude")
     command.add_argument("--out", required=True, help="PNG file")
-    command.add_argument("--seed", type=int, default=0, help="of the latents (default 0)")
+    _add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="the live generator instead of its average")
     command.set_defaults(run=sample)
 
@@ -91,16 +136,75 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--run", dest="run_directory", required=True, help="run directory (`out` of its recipe)")
-    command.add_argument("--nimg", type=int, default=None, help="checkpoint to use (default: the newest)")
+    _add_number(command, "--nimg", int, None, "checkpoint to use (default: the newest)")
+
+
+def _add_number(
+    command: argparse.ArgumentParser, flag: str, kind: Callable[[str], Any], default: float | None, text: str
+) -> None:
+    """Add an option that takes a number; what is none ends with a message in our own form."""
+
+    def convert(word: str) -> Any:
+        try:
+            return kind(word)
+        except ValueError:
+            what = "an integer" if kind is int else "a number"
+            raise UserError(flag, word, f"is not {what}", f"write {what} such as {default or 1}") from None
+
+    command.add_argument(flag, type=convert, default=default, help=text)
+
+
+def _world_size() -> int:
+    return _environment("WORLD_SIZE", default=1, least=1)
 
 
 def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return _environment("RANK", default=0, least=0)
+
+
+def _environment(name: str, default: int, least: int) -> int:
+    """Return a number that launchers set.
+
+    Raises:
+        UserError: It is no integer, or below ``least``.
+    """
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        raise UserError(name, text, "is set in the environment and is no number of that kind", f"run `unset {name}`")
+    return int(text)
+
+
+def _check_launcher(world_size: int) -> None:
+    """Refuse an environment that only looks like a launcher's.
+
+    Raises:
+        UserError: With the variable that is missing or does not fit.
+    """
+    if not os.environ.get("RANK"):
+        if world_size > 1:
+            remedy = "start with deepspeed or torchrun, or run `unset WORLD_SIZE`"
+            raise UserError("WORLD_SIZE", world_size, "is set in the environment and RANK is not", remedy)
+        return
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            remedy = "start with deepspeed or torchrun, or run `unset RANK`"
+            raise UserError(name, None, "is not set in the environment and RANK is", remedy)
+    for name, least in (("LOCAL_RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_WORLD_SIZE", 1), ("MASTER_PORT", 1)):
+        _environment(name, default=least, least=least)
+    if _rank() >= world_size:
+        raise UserError(
+            "RANK", _rank(), f"is set in the environment and WORLD_SIZE is {world_size}", "run `unset RANK`"
+        )
 
 
 def _speak_once(error: UserError) -> None:
-    """Print on rank 0. The others wait, because launchers end every rank as soon as one has exited."""
-    if _rank() == 0:
-        print(f"bigsgan: {error}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(_SILENT_RANKS_WAIT_SECONDS)
+    """Print on rank 0. The others wait, because launchers end every rank as soon as one has exited.
+
+    A rank that is still alive then met something that rank 0 did not, such as a file missing on its host alone.
+    """
+    rank = os.environ.get("RANK", "")
+    if rank.isdecimal() and int(rank) > 0:
+        time.sleep(SILENT_RANKS_WAIT_SECONDS)
+    print(f"bigsgan: {error}", file=sys.stderr, flush=True)

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
+from bigsgan.errors import UserError
+
 _STORE_TIMEOUT = timedelta(seconds=30)
 _SPEAKER_KEY = "bigsgan/speaker"
 
@@ -28,8 +30,11 @@ def initialize() -> None:
 
     DeepSpeed's shared-memory all-reduce for CPUs is left out: it would compile for minutes before the first step
     (seen in 0.19.8, comm/torch.py), and a killed build would block every later run.
+
+    Raises:
+        UserError: There are more ranks than devices.
     """
-    if "RANK" not in os.environ:
+    if not os.environ.get("RANK"):
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -38,6 +43,10 @@ def initialize() -> None:
         # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
     else:
+        devices = get_accelerator().device_count()
+        if local_size > devices:
+            remedy = "start at most one rank for each device"
+            raise UserError("LOCAL_SIZE", local_size, f"ranks on this host, which has {devices} devices", remedy)
         get_accelerator().set_device(local_rank())
     deepspeed.init_distributed(verbose=False)
 

@@ -30,7 +30,8 @@ class Draws:
 
         Args:
             stream: Name of the use, such as ``"latent"``: different names never share numbers.
-            counters: Where in the run the draw happens, such as (update, discriminator step).
+            counters: Where in the run the draw happens, such as (update, discriminator step). A stream always has
+                the same number of them: (1,) and (1, 0) are one draw.
             first: Global index of the slice's first sample.
             num: Number of samples in the slice.
             width: Words for each sample.
@@ -41,8 +42,9 @@ class Draws:
         return bits.random_raw(num * blocks * _WORDS_PER_BLOCK).reshape(num, -1)[:, :width]
 
     def uniform(self, stream: str, counters: tuple[int, ...], first: int, num: int, width: int) -> np.ndarray:
-        """Uniform numbers in the open interval (0, 1), with 53 random bits: float64 (num, width)."""
-        return ((self.words(stream, counters, first, num, width) >> np.uint64(11)) + 0.5) * 2.0**-53
+        """Uniform numbers in the open interval (0, 1), with 52 random bits: float64 (num, width)."""
+        # With 53 bits the largest one plus a half would round up to 1.
+        return ((self.words(stream, counters, first, num, width) >> np.uint64(12)) + 0.5) * 2.0**-52
 
     def normal(self, stream: str, counters: tuple[int, ...], first: int, num: int, width: int) -> np.ndarray:
         """Standard normal numbers by the Box-Muller transform: float32 (num, width)."""

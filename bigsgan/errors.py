@@ -4,11 +4,13 @@ from __future__ import annotations
 
 EXIT_BAD_INPUT = 2
 
+_LONGEST_VALUE = 120
+
 
 class UserError(Exception):
     """Something that the user can mend: bad input, a missing file, a full disk.
 
-    The command line ends with exit status 2 and prints this exception's text, once, without a traceback.
+    The command line ends with exit status 2 and prints this exception's text, one line, without a traceback.
     """
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
@@ -21,5 +23,14 @@ class UserError(Exception):
             remedy: What to do about it, as an imperative sentence.
         """
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        shown = "" if value is None else f"{value!r} "
-        super().__init__(f"{field}: {shown}{problem}; {remedy}")
+        shown = "" if value is None else f"{_shorten(repr(value))} "
+        text = f"{field}: {shown}{problem}; {remedy}"
+        super().__init__(" ".join(line.strip() for line in text.splitlines()))  # libraries' own texts have many lines
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str, str]]:
+        """Travel between ranks: an exception would be made anew from its text alone."""
+        return UserError, (self.field, self.value, self.problem, self.remedy)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."

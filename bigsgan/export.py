@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from bigsgan.config.run_directory import refuse_output
 from bigsgan.errors import UserError
 from bigsgan.trained import open_trained
 
@@ -27,6 +30,7 @@ def main(run: Path, network: str, live: bool | None, out: Path, nimg: int | None
     """
     if network == "discriminator" and live is False:
         raise UserError("--ema", None, "asks for an average, which only the generator has", "use --live")
+    refuse_output(out)
     trained = open_trained(run, network, live is True, nimg, torch.device("cpu"))
     state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
     is_average = network == "generator" and live is not True
@@ -36,9 +40,11 @@ def main(run: Path, network: str, live: bool | None, out: Path, nimg: int | None
         "nimg": str(trained.nimg),
         "recipe": json.dumps(trained.recipe.model_dump()),
     }
+    unfinished = out.with_name(out.name + ".tmp")
     try:
-        save_file(state, out, metadata=header)
-    except Exception as error:
+        save_file(state, unfinished, metadata=header)
+        os.replace(unfinished, out)
+    except (OSError, SafetensorError) as error:
         raise UserError("--out", str(out), f"cannot be written ({error})", "give a writable path") from None
     numel = sum(p.numel() for p in trained.network.parameters())
     print(f"{out}: {header['weights']} {network} at {trained.nimg} images seen, {numel / 1e6:.2f} M parameters")

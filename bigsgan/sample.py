@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bigsgan.config.run_directory import refuse_output
+from bigsgan.config.sections import LARGEST_INT
 from bigsgan.draws import Draws
 from bigsgan.engines.base import MicroBatch
 from bigsgan.errors import UserError
@@ -15,6 +17,8 @@ from bigsgan.trained import TrainedNetwork, open_trained
 from bigsgan.training.sampling import STANDING_BATCHES, sample, stand_statistics
 
 CHUNK = 100
+LEAST_TRUNCATION = 0.02
+"""The paper's tables go down to 0.04; resampling until all numbers are smaller still takes for ever."""
 MAX_COLUMNS = 16
 UNCONDITIONAL_COLUMNS = 10
 
@@ -27,10 +31,12 @@ def main(run: Path, num: int, truncation: float | None, out: Path, seed: int, ni
     """
     if num < 1:
         raise UserError("--num", num, "is no number of images", "give 1 or more")
-    if truncation is not None and not truncation > 0:
-        raise UserError("--truncation", truncation, "is no threshold", "give a number above 0, such as 0.8")
-    if not out.resolve().parent.is_dir():
-        raise UserError("--out", str(out), "lies in a directory that does not exist", f"make {out.resolve().parent} first")
+    if truncation is not None and not truncation >= LEAST_TRUNCATION:
+        remedy = f"give a number from {LEAST_TRUNCATION} on, such as 0.8"
+        raise UserError("--truncation", truncation, "is no threshold for resampling", remedy)
+    if not 0 <= seed <= LARGEST_INT:
+        raise UserError("--seed", seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
+    refuse_output(out)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trained = open_trained(run, "generator", live, nimg, device)
     images, columns = generate(trained, num, seed, truncation, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from bigsgan import checkpoint, comm
 from bigsgan.adversarial import AdversarialStep, LatentSource, Slice
 from bigsgan.config import NETWORKS, Recipe, RunPlan
-from bigsgan.config.run_directory import compare_recipes, read_saved_recipe, write_recipe
+from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, read_saved_recipe, write_recipe
 from bigsgan.data import RealImages, build_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine
@@ -37,7 +38,9 @@ def main(plan: RunPlan) -> int:
         _run(plan)
     except UserError as error:
         return _end(error)
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
         return _end(_out_of_memory(plan, error))
     comm.leave()
     return 0
@@ -57,6 +60,8 @@ def _run(plan: RunPlan) -> None:
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
     run = build_run(plan, out, found, rank_log)
+    if rank == 0:  # not before the recipe has proved to fit the data and the checkpoint
+        write_recipe(recipe, out)
     rank_log.write = run.reporter.message
     try:
         training_loop(run)
@@ -69,9 +74,10 @@ def _prepare(recipe: Recipe, out: Path) -> checkpoint.Checkpoint | UserError | N
     """Find what to resume from; return what is wrong instead of raising, because only rank 0 is here."""
     try:
         found = checkpoint.newest(out / "checkpoints")
-        if found is not None:
-            compare_recipes(read_saved_recipe(out), recipe)
-        write_recipe(recipe, out)
+        if found is not None or os.path.lexists(out / RECIPE_FILE):
+            saved = read_saved_recipe(out)  # and not somebody else's file of that name, which would be overwritten
+            if found is not None:
+                compare_recipes(saved, recipe)
     except UserError as error:
         return error
     return found
@@ -136,7 +142,8 @@ def _closing_lines(out: Path, nimg: int) -> str:
 
 
 def _end(error: UserError) -> int:
-    _log.error("%s", error)
+    # INFO, for the log file alone: as an error it would be printed twice.
+    _log.info("stopped: %s", error, exc_info=error)
     if comm.claim_speech():
         print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     else:
@@ -144,10 +151,16 @@ def _end(error: UserError) -> int:
     return 2
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch has a type of its own for devices alone.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
 def _out_of_memory(plan: RunPlan, error: Exception) -> UserError:
+    cause = str(error).partition("\n")[0]
     sizes = ", ".join(f"{plan.micro_batch_size(n)} ({n})" for n in NETWORKS)
     return UserError(
-        "memory", None, f"ran out on rank {comm.rank()} with {sizes} images a micro-batch: {str(error).splitlines()[0]}",
+        "memory", None, f"ran out on rank {comm.rank()} with {sizes} images a micro-batch: {cause}",
         f"double accumulation (now {plan.recipe.accumulation}), set "
         "engines.generator.activation_checkpointing=true and engines.discriminator.activation_checkpointing=true, "
         "or use a higher ZeRO stage (ds_configs/zero3.json)",

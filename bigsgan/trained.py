@@ -62,5 +62,6 @@ def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: 
     try:
         stack.load_state_dict(state)
     except RuntimeError as error:
-        raise UserError(str(found.path), None, f"does not fit its recipe: {error}", "use another checkpoint (--nimg)") from None
+        problem = f"does not fit its recipe ({error})"
+        raise UserError(str(found.path), None, problem, "use another checkpoint (--nimg)") from None
     return TrainedNetwork(recipe, found.nimg, stack.to(device))

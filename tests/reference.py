@@ -23,6 +23,8 @@ def build_networks(recipe: Recipe):
     networks = build_network(recipe, "generator"), build_network(recipe, "discriminator")
     for network, seed in zip(networks, (recipe.seed, recipe.seed + 2**32), strict=True):
         network.checkpointing = False
+        for layer in network.spectral_layers():
+            layer.orthogonal = 0.0  # added below, from its definition
         initialize(network, seed)
     return networks
 

@@ -2,7 +2,7 @@
 
 The seed matters to tests that compare with 1e-5: with some seeds an activation comes to lie within rounding of a kink
 (ReLU, hinge, max-pooling), falls on the other side of it in another order of summation, and moves a bias before a
-batch norm by 1e-4. Of the seeds 1 to 8, that happened with 1 and 5 within 6 updates.
+batch norm by 1e-4. Of the seeds 1 to 6 that happened with 1, 2 and 4 in some cell of the equivalence tests within 6 updates.
 """
 
 import json
@@ -13,15 +13,15 @@ from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
 
 TINY = """
 out: unset
-seed: 4
+seed: 5
 total_nimg: 1000000
 batch: 8
 report_nimg: 1000000
 sample_nimg: 1000000
 checkpoint_nimg: 1000000
 data: {kind: digits, resolution: 16}
-generator: {channels: 4, latent_size: 12, embedding_size: 6, attention: [8]}
-discriminator: {channels: 4, attention: [8]}
+generator: {channels: 2, latent_size: 12, embedding_size: 6, attention: [8]}
+discriminator: {channels: 2, attention: [8]}
 optimizer:
   generator: {kind: sgd, lr: 0.01}
   discriminator: {kind: sgd, lr: 0.01}

@@ -5,7 +5,9 @@ One owner for each number: the file owns ZeRO, offload, buckets, precision and c
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +31,47 @@ _RECIPE_OWNS = {
     "torch_autocast": "bf16 or fp16 of the same file (the seam calls the network outside of DeepSpeed's autocast)",
 }
 
+# What the file may hold, and what it may repeat of the recipe's. DeepSpeed itself passes over keys it does not know.
+_KEYS = (
+    "zero_optimization",
+    "bf16",
+    "fp16",
+    "data_types",
+    "communication_data_type",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "disable_allgather",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "aio",
+    "steps_per_print",
+    "log_level",
+    "dump_state",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "comms_logger",
+    "flops_profiler",
+    "timers",
+    "disable_python_gc",
+)
+_DERIVED_KEYS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+)
+
+# Features that the engines cannot honour, as (section, key, remedy).
+_REFUSED = (
+    ("zero_optimization", "cpu_offload", 'write "offload_optimizer": {"device": "cpu"}'),
+    ("zero_optimization", "cpu_offload_param", 'write "offload_param": {"device": "cpu"}'),
+    ("zero_optimization", "zenflow", "remove it: the average needs all weights to be up to date after each step"),
+    ("bf16", "bf16_master_weights_and_grads", "remove it: the average and the checkpoints need float32 masters"),
+    ("fp16", "fp16_master_weights_and_grads", "remove it: the average and the checkpoints need float32 masters"),
+)
+
 Precision = Literal["fp32", "bf16", "fp16"]
+_LOW_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -61,7 +103,8 @@ class DeepSpeedFile:
 def find_deepspeed_file(name: str, recipe_dir: Path | None) -> Path | None:
     """Look ``name`` up in the working directory, beside the recipe, and in the repository."""
     for base in (Path.cwd(), recipe_dir, REPOSITORY):
-        if base is not None and (base / name).is_file():
+        # os.path, because Path.is_file raises where a name is too long or a directory may not be read.
+        if base is not None and os.path.isfile(base / name):
             return (base / name).resolve()
     return None
 
@@ -82,77 +125,113 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     field = f"engines.{network}.ds_config"
     path = find_deepspeed_file(name, recipe_dir)
     if path is None:
-        raise UserError(field, name, "does not exist", "give the path of a DeepSpeed JSON file, such as ds_configs/zero1.json")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_refuse_duplicates)
-    except (OSError, ValueError) as error:
-        raise UserError(field, str(path), f"is not valid JSON: {error}", "mend the file") from None
-    if not isinstance(content, dict):
-        raise UserError(field, str(path), "holds no JSON object", "write {...}")
+        remedy = "give the path of a DeepSpeed JSON file, such as ds_configs/zero1.json"
+        raise UserError(field, name, "does not exist", remedy)
+    content = _read_json(field, path)
     _check_owner(field, network, path, content, derived)
+    _check_keys(path, content)
     zero = content.get("zero_optimization", {})
-    if not isinstance(zero, dict):
-        raise UserError(f"{path}: zero_optimization", zero, "is not an object", 'write {"stage": 1}')
-    stage = zero.get("stage", 0)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise UserError(f"{path}: zero_optimization.stage", stage, "is no ZeRO stage", "set 0, 1, 2 or 3")
+    stage = _stage(path, zero)
     precision = _precision(path, content)
     if precision == "fp16" and stage == 0:
         raise UserError(
-            f"{path}: fp16.enabled", True, "does not train at ZeRO stage 0 (DeepSpeed 0.19 leaves the loss unscaled there)",
+            f"{path}: fp16.enabled",
+            True,
+            "does not train at ZeRO stage 0 (DeepSpeed 0.19 leaves the loss unscaled there)",
             "set zero_optimization.stage to 1, as ds_configs/zero1_fp16.json does",
         )
-    optimizer, parameters = (_offload(path, zero, key) for key in ("offload_optimizer", "offload_param"))
+    optimizer = _offload(path, zero, "offload_optimizer")
     if optimizer != "none" and stage == 0:
-        raise UserError(f"{path}: zero_optimization.offload_optimizer.device", optimizer, "needs ZeRO stage 1 or more", "set stage to 2")
+        where = f"{path}: zero_optimization.offload_optimizer.device"
+        raise UserError(where, optimizer, "needs ZeRO stage 1 or more", "set zero_optimization.stage to 2")
+    parameters = _offload(path, zero, "offload_param")
     if parameters != "none" and stage != 3:
-        raise UserError(f"{path}: zero_optimization.offload_param.device", parameters, "needs ZeRO stage 3", "set stage to 3")
+        where = f"{path}: zero_optimization.offload_param.device"
+        raise UserError(where, parameters, "needs ZeRO stage 3", "set zero_optimization.stage to 3")
     return DeepSpeedFile(path, content, stage, precision, optimizer, parameters)
+
+
+def _read_json(field: str, path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_refuse_duplicates)
+    except OSError as error:
+        raise UserError(field, str(path), f"cannot be read ({error})", "mend its permissions") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(field, str(path), f"is not valid JSON: {error}", "mend the file") from None
+    if not isinstance(content, dict):
+        raise UserError(field, str(path), "holds no JSON object", 'write {"zero_optimization": {"stage": 1}}')
+    return content
 
 
 def _check_owner(field: str, network: str, path: Path, content: dict[str, Any], derived: dict[str, Any]) -> None:
     for key, owner in _RECIPE_OWNS.items():
         if key in content:
-            raise UserError(
-                f"{path}: {key}", None, "is set there, but the recipe owns it",
-                f"remove it and use {owner.format(network=network)}",
-            )
+            remedy = f"remove it and use {owner.format(network=network)}"
+            raise UserError(f"{path}: {key}", content[key], "is set there, but the recipe owns it", remedy)
     for key, value in derived.items():
         given = content.get(key, "auto")
         if given not in ("auto", value):
             raise UserError(
-                f"{path}: {key}", given, f"contradicts the recipe, from which {value} follows ({field})",
+                f"{path}: {key}",
+                given,
+                f"contradicts the recipe, from which {value} follows ({field})",
                 "remove it from the file; the recipe's batch, accumulation and clip_norm decide",
             )
 
 
+def _check_keys(path: Path, content: dict[str, Any]) -> None:
+    known = (*_KEYS, *_DERIVED_KEYS)
+    for key, value in content.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+            remedy = f"did you mean {close[0]}?" if close else f"remove it; known keys here: {', '.join(known)}"
+            raise UserError(f"{path}: {key}", value, "is given for a key that this trainer does not use", remedy)
+    for name in ("zero_optimization", "bf16", "fp16"):
+        if not isinstance(content.get(name, {}), dict):
+            example = '{"stage": 1}' if name == "zero_optimization" else '{"enabled": true}'
+            raise UserError(f"{path}: {name}", content[name], "is not an object", f"write {example}")
+    for name, key, remedy in _REFUSED:
+        value = content.get(name, {}).get(key)
+        if value:
+            raise UserError(f"{path}: {name}.{key}", value, "is not supported", remedy)
+
+
+def _stage(path: Path, zero: dict[str, Any]) -> int:
+    stage = zero.get("stage", 0)
+    if type(stage) is not int or stage not in (0, 1, 2, 3):
+        raise UserError(f"{path}: zero_optimization.stage", stage, "is no ZeRO stage", "set 0, 1, 2 or 3")
+    return stage
+
+
 def _precision(path: Path, content: dict[str, Any]) -> Precision:
-    enabled = []
-    for key in ("bf16", "fp16"):
-        section = content.get(key, {})
-        on = section.get("enabled", False) if isinstance(section, dict) else section
-        if not isinstance(section, dict) or not isinstance(on, bool):
-            raise UserError(f"{path}: {key}", section, "is not an object with a boolean `enabled`", 'write {"enabled": true}')
+    enabled: list[Precision] = []
+    for key in _LOW_PRECISIONS:
+        on = content.get(key, {}).get("enabled", False)
+        if not isinstance(on, bool):
+            raise UserError(f"{path}: {key}.enabled", on, "is not true or false", "write true or false")
         if on:
             enabled.append(key)
     if len(enabled) == 2:
-        raise UserError(f"{path}: bf16, fp16", None, "are both enabled", "enable one of them")
-    return "fp32" if not enabled else ("bf16" if enabled == ["bf16"] else "fp16")
+        raise UserError(f"{path}: fp16.enabled", True, "but bf16.enabled is true too", "enable one of them")
+    return enabled[0] if enabled else "fp32"
 
 
 def _offload(path: Path, zero: dict[str, Any], key: str) -> str:
-    section = zero.get(key) or {}
-    device = section.get("device", "none") if isinstance(section, dict) else section
+    where, section = f"{path}: zero_optimization.{key}", zero.get(key) or {}
+    if not isinstance(section, dict):
+        raise UserError(where, section, "is not an object", 'write {"device": "cpu"}')
+    device = section.get("device", "none")
     if device not in ("none", "cpu", "nvme"):
-        raise UserError(f"{path}: zero_optimization.{key}.device", device, "is no offload device", "set none, cpu or nvme")
+        raise UserError(f"{where}.device", device, "is no offload device", "set none, cpu or nvme")
     if device == "nvme" and not section.get("nvme_path"):
-        raise UserError(f"{path}: zero_optimization.{key}.nvme_path", None, "is missing", "give a directory on the NVMe drive")
+        raise UserError(f"{where}.nvme_path", None, "is missing", "give a directory on the NVMe drive")
     return device
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
+    content: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in content:
             raise ValueError(f"key {key!r} stands twice")
-    return dict(pairs)
+        content[key] = value
+    return content

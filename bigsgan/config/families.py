@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bigsgan.config.sections import PositiveInt, Section
+from bigsgan.config.sections import Section, Width
 from bigsgan.errors import UserError
 
 # Output channels of each block in units of ``channels``, coarse to fine for G (the first entry is the first
@@ -37,10 +37,10 @@ class BigGANGenerator(Section):
     """BigGAN's generator (Brock et al. 2019, arXiv 1809.11096)."""
 
     family: Literal["biggan"] = "biggan"
-    channels: PositiveInt = 96
-    latent_size: PositiveInt = 120
+    channels: Width = 96
+    latent_size: Width = 120
     """Numbers in a latent; with ``hierarchical`` they are cut into equal chunks, one for the input and each block."""
-    embedding_size: PositiveInt = 128
+    embedding_size: Width = 128
     """Size of the class embedding that all blocks share."""
     hierarchical: bool = True
     attention: list[int] = Field(default=[])
@@ -65,7 +65,7 @@ class BigGANDiscriminator(Section):
     """BigGAN's projection discriminator (Brock et al. 2019; Miyato and Koyama 2018, arXiv 1802.05637)."""
 
     family: Literal["biggan"] = "biggan"
-    channels: PositiveInt = 96
+    channels: Width = 96
     attention: list[int] = Field(default=[])
 
     def check(self, resolution: int) -> None:
@@ -85,16 +85,16 @@ def _check_resolution(resolution: int) -> None:
     if resolution not in BIGGAN_GENERATOR:
         known = sorted(BIGGAN_GENERATOR)
         nearest = min(known, key=lambda r: abs(math.log(r / resolution)))
-        raise UserError(
-            "data.resolution", resolution, f"is none of BigGAN's {known}", f"set data.resolution={nearest}"
-        )
+        raise UserError("data.resolution", resolution, f"is none of BigGAN's {known}", f"set data.resolution={nearest}")
 
 
 def _check_attention(network: str, attention: list[int], available: list[int]) -> None:
     for resolution in attention:
         if resolution not in available:
             raise UserError(
-                f"{network}.attention", attention, f"names a feature map of {resolution}, which there is not",
+                f"{network}.attention",
+                attention,
+                f"names a feature map of {resolution}, which there is not",
                 f"choose from {sorted(set(available))}, or [] for none",
             )
     if len(set(attention)) != len(attention):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ FREE_KEYS = {
 
 
 def write_recipe(recipe: Recipe, out: Path) -> None:
-    """Keep the resolved recipe in the run directory.
+    """Keep the resolved recipe in the run directory, whole or not at all.
 
     Raises:
         UserError: The directory cannot be written.
     """
+    path = out / RECIPE_FILE
+    unfinished = path.with_name(path.name + ".tmp")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / RECIPE_FILE).write_text(recipe.to_yaml())
+        unfinished.write_text(recipe.to_yaml())
+        os.replace(unfinished, path)
     except OSError as error:
         raise UserError("out", str(out), f"cannot be written ({error})", "give a directory of your own") from None
 
@@ -36,12 +40,28 @@ def read_saved_recipe(run: Path) -> Recipe:
     """Return the recipe of a run directory.
 
     Raises:
-        UserError: It is not a run directory.
+        UserError: It is not a run directory, or its recipe is damaged.
     """
     path = run / RECIPE_FILE
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError("--run", str(run), f"is no run directory: it holds no {RECIPE_FILE}", "give the `out` of a run")
-    return load_recipe(path, [])
+    try:
+        return load_recipe(path, [])
+    except UserError as error:
+        remedy = "mend or remove that file, or choose another directory"
+        raise UserError(str(path), None, f"is not the recipe of a run ({error})", remedy) from None
+
+
+def refuse_output(out: Path) -> None:
+    """Refuse the ``--out`` of a command whose file could not be written in the end, before there is work to lose.
+
+    Raises:
+        UserError: It is a directory, or lies in none.
+    """
+    if os.path.isdir(out):
+        raise UserError("--out", str(out), "is a directory", "give the path of a file in it")
+    if not os.path.isdir(out.absolute().parent):
+        raise UserError("--out", str(out), "lies in a directory that does not exist", "make that directory first")
 
 
 def compare_recipes(saved: Recipe, given: Recipe) -> None:
@@ -52,11 +72,11 @@ def compare_recipes(saved: Recipe, given: Recipe) -> None:
     """
     before, after = _flat(saved.model_dump()), _flat(given.model_dump())
     for key in sorted(before.keys() | after.keys()):
-        if key not in FREE_KEYS and before.get(key) != after.get(key):
-            raise UserError(
-                key, after.get(key), f"was {before.get(key)!r} in the run that {given.out} holds",
-                f"set it back to go on, or give another `out` to start anew",
-            )
+        old, new = before.get(key), after.get(key)
+        if key not in FREE_KEYS and old != new:
+            problem = f"was {'unset' if old is None else repr(old)} in the run that {given.out} holds"
+            remedy = "set it back to go on, or give another `out` to start anew"
+            raise UserError(key, new, problem if new is not None else f"is unset and {problem}", remedy)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

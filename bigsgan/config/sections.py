@@ -10,8 +10,16 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NaturalInt = Annotated[int, Field(ge=0)]
+from bigsgan.errors import UserError
+
+LARGEST_INT = 2**63 - 1
+"""What a 64-bit integer holds, as tensors and random generators use them."""
+
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
+NaturalInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+Width = Annotated[int, Field(gt=0, le=2**16)]
+"""Features of a layer; a number beyond it is a slip, and its tensors' sizes would not fit in 64 bits."""
+
 PositiveFloat = Annotated[float, Field(gt=0)]
 NaturalFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -32,13 +40,14 @@ class Data(Section):
     dataset: str | None = None
     """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
     resolution: PositiveInt = 16
-    image_channels: Literal[1, 3] = 1
-    num_classes: NaturalInt = 10
+    image_channels: PositiveInt = 1
+    """1 for grey, 3 for colour."""
+    num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
     """0 trains unconditionally, whatever labels the data has."""
     num_images: PositiveInt = 50_000
     """Size of the ``synthetic`` data set."""
     horizontal_flip: bool = False
-    num_workers: NaturalInt = 4
+    num_workers: Annotated[int, Field(ge=0, le=256)] = 4
     """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
     prefetch: PositiveInt = 4
     """Micro-batches that each loading process prepares ahead."""
@@ -47,14 +56,23 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Data:
+        # UserError is no ValueError, so that pydantic passes it on as it is.
         if self.kind in ("folder", "torchvision") and not self.root:
-            raise ValueError(f"data.root is missing, which kind {self.kind} reads from; give the directory")
+            raise UserError("data.root", self.root, f"is missing: kind {self.kind} reads from it", "give the directory")
         if self.kind == "torchvision" and not self.dataset:
-            raise ValueError("data.dataset is missing; give the name of a class of torchvision.datasets, such as CIFAR10")
-        if self.kind == "digits" and self.image_channels != 1:
-            raise ValueError("data.image_channels is 3 and the digits are grey; set data.image_channels=1")
-        if self.kind == "digits" and self.num_classes not in (0, 10):
-            raise ValueError(f"data.num_classes is {self.num_classes} and there are 10 digits; set 10, or 0 for none")
+            remedy = "give the name of a class of torchvision.datasets, such as CIFAR10"
+            raise UserError("data.dataset", self.dataset, "is missing: kind torchvision needs it", remedy)
+        channels, classes = self.image_channels, self.num_classes
+        if channels not in (1, 3):
+            raise UserError(
+                "data.image_channels", channels, "is neither grey nor colour", "set 1 for grey or 3 for colour"
+            )
+        if self.kind == "digits" and channels != 1:
+            raise UserError("data.image_channels", channels, "but the digits are grey", "set data.image_channels=1")
+        if self.kind == "digits" and classes not in (0, 10):
+            raise UserError(
+                "data.num_classes", classes, "but there are 10 digits", "set 10, or 0 to train without classes"
+            )
         return self
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -17,7 +17,8 @@ from bigsgan.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (PyYAML's own way to configure a loader class)
+    # Filled below: PyYAML's own table reads YAML 1.1.
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (an instance attribute to type checkers)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that stands twice in one mapping."""
@@ -31,6 +32,12 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_truth(self, node: yaml.ScalarNode) -> bool:
+        """Read true or false."""
+        if node.value.lower() not in ("true", "false"):
+            raise ValueError(f"{node.value!r} is not true or false")
+        return node.value.lower() == "true"
+
     def construct_decimal(self, node: yaml.ScalarNode) -> int:
         """Read an integer in base ten; underscores may group its digits."""
         return int(node.value.replace("_", ""))
@@ -40,10 +47,26 @@ class _Loader(yaml.SafeLoader):
         text = node.value.replace("_", "").lower()
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
+    # Without PyYAML's other tags (!!timestamp, !!set), whose errors are of all kinds.
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        "tag:yaml.org,2002:null": yaml.SafeLoader.construct_yaml_null,
+        "tag:yaml.org,2002:bool": construct_truth,
+        "tag:yaml.org,2002:int": construct_decimal,
+        "tag:yaml.org,2002:float": construct_real,
+        "tag:yaml.org,2002:str": yaml.SafeLoader.construct_yaml_str,
+        "tag:yaml.org,2002:seq": yaml.SafeLoader.construct_yaml_seq,
+        "tag:yaml.org,2002:map": yaml.SafeLoader.construct_yaml_map,
+        None: yaml.SafeLoader.construct_undefined,
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes strings that a reader of YAML 1.1 or of 1.2 would take for another type."""
+
 
 for _tag, _pattern, _first in (
-    ("tag:yaml.org,2002:bool", r"true|false", "tf"),
-    ("tag:yaml.org,2002:null", r"null|~|", ["n", "~", ""]),
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("tag:yaml.org,2002:null", r"null|Null|NULL|~|", ["n", "N", "~", ""]),
     ("tag:yaml.org,2002:int", r"[-+]?[0-9][0-9_]*", "-+0123456789"),
     (
         "tag:yaml.org,2002:float",
@@ -51,9 +74,8 @@ for _tag, _pattern, _first in (
         "-+0123456789.",
     ),
 ):
-    _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_decimal)
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_real)
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -66,17 +88,36 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError("--config", str(path), "does not exist", "give the path of a recipe") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError("--config", str(path), f"cannot be read ({error})", "give a readable text file") from None
     try:
-        loaded = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError("--config", str(path), f"is not valid YAML: {_one_line(error)}", "mend that line") from None
+        loaded = _parse(text)
+    except ValueError as error:
+        raise UserError(str(path), None, f"is not valid YAML: {error}", "mend that line") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise UserError("--config", str(path), "holds no mapping", "write `key: value` lines")
+        raise UserError(str(path), loaded, "is no mapping", "write `key: value` lines")
     return loaded
+
+
+def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> None:
+    """Lay overrides of the form ``dotted.key=value`` over ``tree``, in place and in their order.
+
+    Raises:
+        UserError: One is malformed, undoes another, or goes below a key that holds a value.
+    """
+    given: list[list[str]] = []
+    for text in overrides:
+        keys, value = parse_override(text)
+        for earlier in given:
+            if earlier == keys:
+                raise UserError(".".join(keys), value, "is given twice", "give each override once")
+            if earlier[: len(keys)] == keys:
+                name = ".".join(earlier)
+                raise UserError(".".join(keys), value, f"undoes {name}, given before it", f"write it before {name}")
+        given.append(keys)
+        apply_override(tree, keys, value)
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
@@ -86,13 +127,17 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         UserError: There is no ``=``, a key is empty, or the value is not YAML.
     """
     dotted, equals, value = text.partition("=")
-    keys = dotted.strip().split(".")
+    keys = [key.strip() for key in dotted.split(".")]
+    if not equals and text.endswith((".yaml", ".yml")):
+        raise UserError("override", text, "is not of the form dotted.key=value", f"write --config {text}")
     if not equals or not all(keys):
-        raise UserError("override", text, "is not of the form dotted.key=value", "write it like optimizer.generator.lr=1e-4")
+        raise UserError(
+            "override", text, "is not of the form dotted.key=value", "write it like optimizer.generator.lr=1e-4"
+        )
     try:
-        return keys, yaml.load(value, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(dotted, value, f"is not a YAML value: {_one_line(error)}", "quote it or mend it") from None
+        return keys, _parse(value)
+    except ValueError as error:
+        raise UserError(dotted, value, f"is not a YAML value: {error}", "quote it or mend it") from None
 
 
 def apply_override(tree: dict[str, Any], keys: list[str], value: Any) -> None:
@@ -103,12 +148,11 @@ def apply_override(tree: dict[str, Any], keys: list[str], value: Any) -> None:
     """
     for depth, key in enumerate(keys[:-1]):
         below = tree.get(key)
-        if below is None:
-            below = tree[key] = {}
-        if not isinstance(below, dict):
+        if not isinstance(below, dict | None):
             name = ".".join(keys[: depth + 1])
             raise UserError(".".join(keys), value, f"goes below {name}, which is a value", f"override {name} itself")
-        tree = below
+        # A copy, as YAML's anchors let two keys share one section, and only one of them is meant.
+        tree[key] = tree = dict(below or {})
     tree[keys[-1]] = value
 
 
@@ -117,9 +161,15 @@ def dump_yaml(tree: dict[str, Any]) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes floats with a dot and strings so that both YAML 1.1 and 1.2 readers see the same types."""
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _parse(text: str) -> Any:
+    """Read one YAML document; what is wrong with it is a ValueError of one line."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ValueError(f"{error.problem}{where}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -9,7 +9,9 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from deepspeed.utils import groups, logger
+from pydantic import ValidationError
 from torch import nn
 
 from bigsgan import comm
@@ -36,8 +38,9 @@ def build_engine(plan: RunPlan, network: str) -> ZeroEngine:
     """
     file = plan.deepspeed_files[network]
     _check_machine(network, file)
-    logger.setLevel(logging.WARNING)
+    logger.setLevel(logging.ERROR)  # its warnings (an untested optimizer, say) ask nothing of the user
     config = deepspeed_config(plan, network)
+    _let_deepspeed_check(file, config)
     stack = _build_initialized(plan, network, file, config)
     numel = sum(getattr(p, "ds_numel", p.numel()) for p in stack.parameters())
     _size_buckets(config["zero_optimization"], numel)
@@ -112,6 +115,21 @@ def _size_buckets(zero: dict[str, Any], numel: int) -> None:
     keys[3] = ["reduce_bucket_size", "stage3_prefetch_bucket_size"]
     for key in keys.get(zero["stage"], []):
         zero.setdefault(key, size)
+
+
+def _let_deepspeed_check(file: DeepSpeedFile, config: dict[str, Any]) -> None:
+    """Have DeepSpeed read its configuration before any engine is built: it knows what its sections may hold."""
+    try:
+        DeepSpeedConfig(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0]) if first["loc"] else ""
+        section = next((name for name, value in config.items() if isinstance(value, dict) and key in value), "")
+        where = ".".join([section, *map(str, first["loc"])])
+        problem = f"is refused by DeepSpeed ({first['msg']})"
+        raise UserError(f"{file.path}: {where}", first["input"], problem, "mend or remove it") from None
+    except (AssertionError, TypeError, ValueError, DeepSpeedConfigError) as error:
+        raise UserError(str(file.path), None, f"is refused by DeepSpeed ({error})", "mend the file") from None
 
 
 def _check_machine(network: str, file: DeepSpeedFile) -> None:

@@ -62,6 +62,8 @@ class ZeroEngine:
         self._rank = rank
         self._accumulation = engine.gradient_accumulation_steps()
         self._penalised = [layer for layer in self.network.spectral_layers() if layer.orthogonal]
+        self._buffers = list(self.network.buffers())
+        self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         self._is_fp16 = engine.fp16_enabled()
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
@@ -78,7 +80,7 @@ class ZeroEngine:
 
     def train(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, lr: float) -> None:
         """Update on the mean loss of the micro-batches."""
-        self._set_lr(lr)
+        self._begin(lr)
         pin = loss.differentiates_inputs and self._gathers_for_double_backward
         for i, inputs in enumerate(micro_batches):
             with zero_private.pinned(self.network.parameters()) if pin else nullcontext():
@@ -89,7 +91,7 @@ class ZeroEngine:
         self, micro_batches: Sequence[MicroBatch], output_grads: Callable[[int, Tensor], Tensor], lr: float
     ) -> None:
         """Update on a loss of which only the gradient at the outputs is known."""
-        self._set_lr(lr)
+        self._begin(lr)
         for i, inputs in enumerate(micro_batches):
             outputs = self._engine(inputs, moving=i == 0)
             grads = output_grads(i, outputs.detach())
@@ -167,9 +169,11 @@ class ZeroEngine:
         """Release the engine's hooks and buffers."""
         self._engine.destroy()
 
-    def _set_lr(self, lr: float) -> None:
+    def _begin(self, lr: float) -> None:
+        """Set the learning rate, and keep the buffers in case the update is skipped."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
+        torch._foreach_copy_(self._kept_buffers, self._buffers)
 
     def _backward(self, loss: Tensor) -> None:
         for layer in self._penalised:
@@ -192,5 +196,7 @@ class ZeroEngine:
         self.applied = finite and self._engine.was_step_applied()
         self.num_applied += self.applied
         self.num_skipped += not self.applied
+        if not self.applied:  # what overflowed the gradients may stand in the running statistics too
+            torch._foreach_copy_(self._buffers, self._kept_buffers)
         if not self._checks_gradients:
             self.grad_norm = self._engine.get_global_grad_norm() or 0.0

@@ -224,7 +224,8 @@ class BatchStatistics(StatefulLayer):
         if not self.training:
             return F.batch_norm(full, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
         if self.average_over_ranks is None:
-            mean, var = (self.running_mean, self.running_var) if self.moving else (None, None)
+            # Copies and not None where nothing may move: a recomputation has to save as many tensors as its forward.
+            mean, var = (b if self.moving else b.clone() for b in (self.running_mean, self.running_var))
             normalized = F.batch_norm(full, mean, var, training=True, momentum=self.momentum, eps=self.eps)
             return normalized.to(x.dtype)
         mean, var = self._global_statistics(full, self.average_over_ranks)
@@ -236,14 +237,14 @@ class BatchStatistics(StatefulLayer):
     def _global_statistics(self, x: Tensor, average: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and biased variance over all ranks in one collective.
 
-        Moments are taken around the running mean, which all ranks share, so that the subtraction of the squared
-        mean does not cancel the variance away.
+        The variance is that within the ranks plus that of their means. Means are taken from the running mean, which all
+        ranks share, so that their squares do not cancel the latter away; rounding must not make it negative.
         """
         var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
         center = self.running_mean.clone()  # the running mean moves in place before the backward pass
         offset = mean - center
-        offset, square = average(torch.stack([offset, var + offset.square()])).unbind(0)
-        return center + offset, square - offset.square()
+        offset, square, var = average(torch.stack([offset, offset.square(), var])).unbind(0)
+        return center + offset, var + (square - offset.square()).clamp(min=0)
 
     def _move(self, mean: Tensor, var: Tensor, count: int) -> None:
         self.running_mean.lerp_(mean, self.momentum)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bigsgan import comm
+from bigsgan import checkpoint, comm
 from bigsgan.adversarial import LearningRates
 from bigsgan.monitor import RankLog
 from bigsgan.train import build_run
@@ -84,3 +84,201 @@ def train(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[st
     state = local_state(run)
     destroy(run)
     return state
+
+
+def named_parts(run: Run, network: str, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Pieces of flat tensors that lie as the network's masters do: name -> [(offset, values)]."""
+    found: dict[str, Any] = {}
+    for shard, tensor in zip(getattr(run.step, network).shards(), tensors, strict=True):
+        for piece in shard.pieces:
+            values = tensor.flatten()[piece.start : piece.start + piece.numel]
+            found.setdefault(piece.name, []).append((piece.offset, values.float().cpu().numpy().copy()))
+    return found
+
+
+def adam_updates(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[str, Any]:
+    """Gradients that each optimizer was given, and its masters before and after, for every update."""
+    run = build(overrides, ds)
+    recorded: dict[str, Any] = {}
+    for network in ("generator", "discriminator"):
+        _record_steps(run, network, recorded)
+    update(run, num_updates)
+    destroy(run)
+    return recorded
+
+
+def _record_steps(run: Run, network: str, recorded: dict[str, Any]) -> None:
+    engine = getattr(run.step, network)
+    optimizer = engine._engine.basic_optimizer
+    original = optimizer.step
+    grads: dict[int, torch.Tensor] = {}
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        for group in optimizer.param_groups:
+            grads.update({p.data_ptr(): p.grad.detach().clone() for p in group["params"]})
+        return original(*args, **kwargs)
+
+    optimizer.step = step
+    for phase in ("train", "train_through"):
+        _record_phase(run, network, phase, grads, recorded)
+
+
+def _record_phase(run: Run, network: str, phase: str, grads: dict[int, torch.Tensor], recorded: dict[str, Any]) -> None:
+    engine = getattr(run.step, network)
+    original = getattr(engine, phase)
+
+    def recording(*args: Any) -> None:
+        before = [shard.master.clone() for shard in engine.shards()]
+        original(*args)
+        masters = [shard.master for shard in engine.shards()]
+        key = f"{network}.{engine.num_applied}"
+        recorded[f"{key}.grad"] = named_parts(run, network, [grads[m.data_ptr()] for m in masters])
+        recorded[f"{key}.before"] = named_parts(run, network, before)
+        recorded[f"{key}.after"] = named_parts(run, network, masters)
+
+    setattr(engine, phase, recording)
+
+
+def generator_phase_touches(overrides: list[str], ds: dict[str, Any]) -> dict[str, bool]:
+    """What of D changes, bit for bit, while G is updated, after two ordinary updates."""
+    run = build(overrides, ds)
+    update(run, 2)
+    d, engine = run.step.discriminator, run.step.discriminator._engine
+    touched: dict[str, bool] = {}
+    original = run.step._generator_phase
+
+    def snapshot() -> dict[str, Any]:
+        optimizer = engine.optimizer
+        return {
+            "masters": [s.master.clone() for s in d.shards()],
+            "moments": [v.clone() for s in d.shards() for v in s.optimizer_state.values() if torch.is_tensor(v)],
+            "buffers": [b.clone() for b in d.network.buffers()],
+            "parameters": [_local(p).clone() for p in d.network.parameters()],
+            "gradients": [None if p.grad is None else p.grad.clone() for p in d.network.parameters()],
+            "averaged": [g.clone() for group in getattr(optimizer, "averaged_gradients", {}).values() for g in group or []],
+            "requires_grad": [p.requires_grad for p in d.network.parameters()],
+            "training": [m.training for m in d.network.modules()],
+        }  # fmt: skip
+
+    def phase(*args: Any) -> None:
+        before = snapshot()
+        original(*args)
+        for key, after in snapshot().items():
+            same = len(after) == len(before[key]) and all(_equal(a, b) for a, b in zip(after, before[key], strict=True))
+            touched[key] = not same
+
+    run.step._generator_phase = phase
+    update(run, 1)
+    destroy(run)
+    return touched
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter.data
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if torch.is_tensor(a) and torch.is_tensor(b) else a is b or a == b
+
+
+def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
+    """Outputs of G live, with its average swapped in, and after; and whether all state came back bit for bit."""
+    run = build(overrides, ds)
+    update(run, 3)
+    g = run.step.generator
+    inputs = run.latents.phase("probe", (), run.sampling_slice)
+
+    def state() -> list[torch.Tensor]:
+        tensors = [v for entry in run.entries.values() for v in entry.tensors().values()]
+        return [t.clone() for t in [*tensors, *(_local(p) for p in g.network.parameters())]]
+
+    before, live = state(), g.infer(inputs)[0]
+    with run.average.swapped():
+        averaged = g.infer(inputs)[0]
+        g.infer(inputs, moving=True)  # buffers may move inside
+    restored = all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))
+    again = g.infer(inputs)[0]
+    result = {
+        "restored": restored and torch.equal(live, again),
+        "averaged": averaged.float().numpy(),
+        "live": live.float().numpy(),
+        "inputs": [t.numpy() for t in inputs[0]],
+        "state": local_state(run),
+    }
+    destroy(run)
+    return result
+
+
+def resume(overrides: list[str], ds: dict[str, Any], directory: str, first: int, then: int) -> dict[str, Any]:
+    """State after ``first`` updates, a save, new engines from the checkpoint, and ``then`` updates more."""
+    run = build(overrides, ds)
+    update(run, first)
+    assert checkpoint.save(Path(directory), run.counters.nimg, run.entries, run.layout, comm)
+    destroy(run)
+    found = checkpoint.newest(Path(directory))
+    run = build(overrides, ds, found)
+    update(run, then)
+    result = {"state": full_state(run), "update": run.counters.update, "phase": run.step._reals.phase}
+    destroy(run)
+    return result
+
+
+def uninterrupted(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[str, Any]:
+    run = build(overrides, ds)
+    update(run, num_updates)
+    result = {"state": full_state(run), "update": run.counters.update, "phase": run.step._reals.phase}
+    destroy(run)
+    return result
+
+
+def full_state(run: Run) -> dict[str, Any]:
+    """Every tensor and number of every entry on this rank without padding, and the forward pass's own parameters."""
+    state: dict[str, Any] = {}
+    for name, entry in run.entries.items():
+        state.update({f"{name}.{key}": value for key, value in entry.numbers().items()})
+        pieces = {key.removesuffix("master"): found for key, found in entry.layout().items()}
+        for key, value in entry.tensors().items():
+            flat = value.cpu().float().flatten().numpy().copy()
+            found = pieces.get(key.rpartition(".")[0] + ".")
+            if found and flat.size > 1:  # what lies between the pieces is uninitialised memory at stage 3
+                flat = np.concatenate([flat[p.start : p.start + p.numel] for p in found])
+            state[f"{name}.{key}"] = flat
+    for network in ("generator", "discriminator"):
+        for name, parameter in getattr(run.step, network).network.named_parameters():
+            state[f"{network}.parameter.{name}"] = _valid(parameter)
+    return state
+
+
+def _valid(parameter: torch.Tensor) -> np.ndarray:
+    local = _local(parameter).cpu().float().flatten()
+    if hasattr(parameter, "ds_tensor"):
+        local = local[: max(0, parameter.ds_numel - comm.rank() * local.numel())]
+    return local.numpy().copy()
+
+
+def poisoned(overrides: list[str], ds: dict[str, Any], network: str) -> dict[str, Any]:
+    """One good update, one whose gradients are NaN on rank 0 alone, one good one again."""
+    run = build(overrides, ds)
+    engine = getattr(run.step, network)
+    update(run, 1)
+    poisoned_parameter = next(engine.network.parameters())
+    hook = poisoned_parameter.register_hook(lambda grad: grad * float("nan"))
+    if comm.rank() != 0:
+        hook.remove()
+    before = full_state(run)
+    other = "discriminator" if network == "generator" else "generator"
+    update(run, 1)
+    after = full_state(run)
+    hook.remove()
+    counts = (engine.num_applied, engine.num_skipped, engine.applied)
+    update(run, 1)
+    result = {
+        "counts": counts,
+        "later": (engine.num_applied, engine.num_skipped, engine.applied),
+        "moved": [k for k in before if k.startswith((f"{network}.shard", f"{network}.parameter", f"{network}.buffer")) and not np.array_equal(before[k], after[k])],
+        "average_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith("average.")),
+        "other_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith(f"{other}.shard")),
+        "finite": all(np.isfinite(v).all() for v in full_state(run).values()),
+    }  # fmt: skip
+    destroy(run)
+    return result

@@ -1,0 +1,61 @@
+"""With Adam, rounding becomes full steps where the true gradient is 0, so gradients and updates are compared apart."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.distributed import scenarios
+from tests.tiny import tiny_recipe, zero
+
+# A discriminator that hardly moves, so that the generator's first gradient is the reference's too.
+ADAM = [
+    "optimizer.generator={kind: adam, lr: 1e-3, betas: [0.5, 0.9]}",
+    "optimizer.discriminator={kind: adam, lr: 1e-9, betas: [0.5, 0.9]}",
+]
+LR = {"generator": 1e-3, "discriminator": 1e-9}
+
+
+def whole(parts):
+    """name -> flat array from every rank's [(offset, values)]."""
+    merged = {}
+    for name in {name for part in parts for name in part}:
+        pieces = {offset: values for part in parts for offset, values in part.get(name, [])}
+        merged[name] = np.concatenate([pieces[offset] for offset in sorted(pieces)])
+    return merged
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_and_updates(ranks, stage, accumulation):
+    overrides = [*ADAM, f"accumulation={accumulation}", "objective.r1={weight: 0.2}"]
+    ds = {"generator": zero(stage), "discriminator": zero(stage)}
+    by_rank = ranks(2).run(scenarios.adam_updates, overrides, ds, 3)
+    recorded = {key: whole([rank[key] for rank in by_rank]) for key in by_rank[0]}
+
+    expected = reference.Reference(tiny_recipe(Path(tempfile.mkdtemp()), *overrides)).update(0)
+    for network, grads in (("discriminator", expected.d_grads), ("generator", expected.g_grads)):
+        assert recorded[f"{network}.1.grad"].keys() == grads.keys()
+        # Relative to the tensor or, where it is below a tenth of that, to the root mean square of all gradients: the
+        # gradient of a bias before a batch norm is a sum that cancels to rounding.
+        scale = torch.cat([grad.flatten() for grad in grads.values()]).square().mean().sqrt()
+        for name, grad in grads.items():
+            got = torch.from_numpy(recorded[f"{network}.1.grad"][name])
+            error = (got - grad.flatten()).norm() / max(grad.norm(), 0.1 * scale * grad.numel() ** 0.5)
+            assert error < 1e-5, (name, error)
+
+    for network, lr in LR.items():
+        m, v = {}, {}
+        for t in (1, 2, 3):
+            grads, before, after = (recorded[f"{network}.{t}.{what}"] for what in ("grad", "before", "after"))
+            for name, g in grads.items():
+                g = g.astype(np.float64)
+                m[name] = 0.5 * m.get(name, 0) + 0.5 * g
+                v[name] = 0.9 * v.get(name, 0) + 0.1 * g * g
+                step = lr * (m[name] / (1 - 0.5**t)) / (np.sqrt(v[name] / (1 - 0.9**t)) + 1e-8)
+                # Updates of 1e-9 vanish against float32 weights; those of the generator are seen to 7 bits or more.
+                error = np.abs(after[name] - (before[name] - step)).max()
+                assert error <= 1e-7 * np.abs(before[name]).max() + 1e-5 * lr, (network, t, name, error)

@@ -1,0 +1,398 @@
+"""Layers with state against torch's own layers, against formulas written out, and across two ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+from bigsgan.models.layers import (
+    AffineBatchNorm,
+    BatchStatistics,
+    ConditionalBatchNorm,
+    SelfAttention,
+    SpectralConv2d,
+    SpectralEmbedding,
+    SpectralLayer,
+    SpectralLinear,
+    moving_state,
+)
+from bigsgan.models.network import initialize
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_seed() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+SPECTRAL: dict[str, Callable[[], tuple[SpectralLayer, Any, Tensor]]] = {
+    "conv3": lambda: (SpectralConv2d(3, 5, 3), nn.Conv2d(3, 5, 3, padding=1), torch.randn(2, 3, 6, 6)),
+    "linear": lambda: (SpectralLinear(7, 5), nn.Linear(7, 5), torch.randn(4, 7)),
+    "embedding": lambda: (SpectralEmbedding(6, 4), nn.Embedding(6, 4), torch.tensor([0, 5, 5, 2])),
+}
+
+
+@torch.no_grad()
+def randomize(layer: SpectralLayer) -> None:
+    """Give a weight that is not orthogonal, with vectors that are not singular."""
+    for parameter in layer.parameters():
+        parameter.normal_()
+    layer.u.copy_(F.normalize(torch.randn_like(layer.u), dim=0))
+    layer.v.copy_(F.normalize(torch.randn_like(layer.v), dim=0))
+
+
+@pytest.mark.parametrize("kind", SPECTRAL)
+def test_spectral_layers_compute_as_torchs_parametrization(kind):
+    ours, theirs, x = SPECTRAL[kind]()
+    randomize(ours)
+    with moving_state([ours], True):
+        result = ours(x)
+    theirs.load_state_dict(dict(ours.named_parameters()))
+    parametrizations.spectral_norm(theirs)
+    norm, original = theirs.parametrizations.weight[0], theirs.parametrizations.weight.original
+    norm._u.copy_(ours.u), norm._v.copy_(ours.v)
+    theirs.eval()  # reuses its vectors
+    expected = theirs(x)
+    assert_close(result, expected)
+    direction = torch.randn_like(result)
+    (result * direction).sum().backward()
+    (expected * direction).sum().backward()
+    assert_close(ours.weight.grad, original.grad)
+    if ours.bias is not None:
+        assert_close(ours.bias.grad, theirs.bias.grad)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+@pytest.mark.parametrize("kind", SPECTRAL)
+def test_power_iteration_is_torchs_on_the_transposed_matrix(kind, iterations):
+    # torch moves u first and we v first, so that its iteration of the transposed matrix is ours with u and v exchanged.
+    ours, _, x = SPECTRAL[kind]()
+    randomize(ours)
+    rows, columns = ours.weight.flatten(1).shape
+    theirs: Any = nn.Linear(rows, columns, bias=False)
+    theirs.weight = nn.Parameter(ours.weight.detach().flatten(1).T.clone())
+    parametrizations.spectral_norm(theirs)
+    norm = theirs.parametrizations.weight[0]
+    norm._u.copy_(ours.v), norm._v.copy_(ours.u)
+    for _ in range(iterations):
+        with moving_state([ours], True):
+            ours(x)
+        expected = theirs.weight
+    assert_close(ours.v, norm._u)
+    assert_close(ours.u, norm._v)
+    assert_close(ours.normalized_weight().flatten(1), expected.T)
+
+
+@pytest.mark.parametrize("kind", SPECTRAL)
+def test_power_iteration_finds_the_largest_singular_value(kind):
+    layer, *_ = SPECTRAL[kind]()
+    randomize(layer)
+    with moving_state([layer], True):
+        for _ in range(300):
+            layer.normalized_weight()
+    left, values, right = torch.linalg.svd(layer.weight.detach().flatten(1))
+    assert_close(layer.normalized_weight(), layer.weight / values[0])
+    assert abs(torch.dot(layer.u, left[:, 0])) > 1 - 1e-5
+    assert abs(torch.dot(layer.v, right[0])) > 1 - 1e-5
+
+
+@pytest.mark.parametrize("kind", [*SPECTRAL, "batch"])
+def test_state_moves_only_where_it_may(kind):
+    layer, x = (BatchStatistics(3), torch.randn(2, 3, 4, 4)) if kind == "batch" else SPECTRAL[kind]()[::2]
+    initialize(layer, 0)
+    if isinstance(layer, SpectralLayer):
+        randomize(layer)
+    before = [buffer.clone() for buffer in layer.buffers()]
+    layer(x)
+    with torch.no_grad():
+        layer(x)
+    layer.eval()
+    layer(x)
+    layer.train()
+    with moving_state([layer], False):
+        layer(x)
+    with pytest.raises(ZeroDivisionError), moving_state([layer], True):
+        raise ZeroDivisionError
+    layer(x)
+    assert all(torch.equal(a, b) for a, b in zip(before, layer.buffers(), strict=True))
+    with moving_state([layer], True), torch.no_grad():  # standing statistics
+        layer(x)
+    assert not any(torch.equal(a, b) for a, b in zip(before, layer.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("kind", SPECTRAL)
+def test_sigma_is_float32_under_bfloat16(kind):
+    layer, _, x = SPECTRAL[kind]()
+    randomize(layer)
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.bfloat16()
+    with moving_state([layer], True):
+        assert layer(x).dtype == torch.bfloat16
+    assert layer.u.dtype == layer.v.dtype == torch.float32
+    weight = layer.weight.detach().double()
+    sigma = layer.u.double() @ weight.flatten(1) @ layer.v.double()
+    assert_close(layer.u.norm(), torch.tensor(1.0))  # not rounded to 8 bits
+    # Equal but for quotients that lie within float32's rounding of the middle between two bfloat16 numbers.
+    same = layer.normalized_weight() == (weight / sigma).bfloat16()
+    assert same.float().mean() > 0.95
+
+
+@pytest.mark.parametrize("kind", SPECTRAL)
+def test_recomputation_moves_nothing_and_changes_no_gradient(kind):
+    layer, _, x = SPECTRAL[kind]()
+    randomize(layer)
+    start = [buffer.clone() for buffer in layer.buffers()]
+    found = []
+    for recompute in (False, True):
+        layer.u.copy_(start[0]), layer.v.copy_(start[1])
+        with moving_state([layer], True):
+            result = checkpoint(layer, x, use_reentrant=False) if recompute else layer(x)
+        grads = torch.autograd.grad(result.square().sum(), list(layer.parameters()))
+        found.append([result, *grads, layer.u.clone(), layer.v.clone()])
+    assert_close(found[1], found[0], rtol=0, atol=0)
+    matrix = layer.weight.detach().flatten(1)
+    v = F.normalize(matrix.T @ start[0], dim=0)  # one iteration, not two
+    assert_close(layer.v, v)
+    assert_close(layer.u, F.normalize(matrix @ v, dim=0))
+
+
+def orthogonal_penalty(weight: Tensor, strength: float) -> Tensor:
+    matrix = weight.flatten(1)
+    return strength * (matrix @ matrix.T * (1 - torch.eye(len(matrix)))).square().sum()
+
+
+@pytest.mark.parametrize("kind", SPECTRAL)
+def test_orthogonal_regularisation_adds_its_gradient(kind):
+    layer, _, x = SPECTRAL[kind]()
+    randomize(layer)
+    (plain,) = torch.autograd.grad(layer(x).square().sum(), layer.weight)
+    (expected,) = torch.autograd.grad(orthogonal_penalty(layer.weight, 0.03), layer.weight)
+    layer.orthogonal, layer.gradient_scale = 0.03, 0.5
+    for _ in range(2):  # two micro-batches, each scaled by half, are one penalty
+        (0.5 * layer(x).square().sum()).backward()
+    assert expected.norm() > 0.1
+    assert_close(layer.weight.grad, plain + expected)
+
+
+def test_orthogonal_regularisation_beside_a_gradient_penalty_counts_once():
+    layer = SpectralLinear(7, 5)
+    randomize(layer)
+    x = torch.randn(4, 7, requires_grad=True)
+
+    def loss():
+        logits = layer(x).square().sum(dim=1)
+        (slope,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
+        return logits.mean() + slope.square().sum()
+
+    expected = torch.autograd.grad(loss() + orthogonal_penalty(layer.weight, 0.1), layer.weight)[0]
+    layer.orthogonal = 0.1
+    assert_close(torch.autograd.grad(loss(), layer.weight)[0], expected)
+
+
+def batch_statistics(average: Callable[[Tensor], Tensor] | None = None, num_ranks: int = 1) -> BatchStatistics:
+    layer = BatchStatistics(3)
+    initialize(layer, 0)
+    layer.average_over_ranks, layer.num_ranks = average, num_ranks
+    return layer
+
+
+PATHS: dict[str, Callable[[], BatchStatistics]] = {
+    "one rank": batch_statistics,
+    "collective": lambda: batch_statistics(lambda tensor: tensor.clone()),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_batch_statistics_are_batch_norm(path):
+    ours, theirs = PATHS[path](), nn.BatchNorm2d(3, affine=False)
+    for step in range(3):
+        x, direction = (2 * torch.randn(2, 4, 3, 5, 5) + step).requires_grad_()
+        with moving_state([ours], True):
+            result = ours(x)
+        expected = theirs(x)
+        assert_close(result, expected)
+        grad, expected_grad = (torch.autograd.grad((y * direction).sum(), x)[0] for y in (result, expected))
+        assert_close(grad, expected_grad, rtol=1e-4, atol=1e-5)
+        assert_close(ours.running_mean, theirs.running_mean)
+        assert_close(ours.running_var, theirs.running_var)
+    x = torch.randn(4, 3, 5, 5)
+    assert_close(ours(x), F.batch_norm(x, None, None, training=True))  # not moving, the batch still counts
+    ours.eval(), theirs.eval()
+    assert_close(ours(x), theirs(x))
+
+
+def normalize_by_hand(x: Tensor) -> Tensor:
+    centered = x - x.mean(dim=(0, 2, 3), keepdim=True)
+    return centered / (centered.square().mean(dim=(0, 2, 3), keepdim=True) + 1e-5).sqrt()
+
+
+def grad_of_grad(layer: Callable[[Tensor], Tensor], x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad((layer(x).sin() * first).sum(), x, create_graph=True)
+    return torch.autograd.grad((grad.square() * second).sum(), x)[0]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_batch_statistics_differentiate_twice(path):
+    x, first, second = torch.randn(3, 4, 3, 5, 5, dtype=torch.float64)
+    expected = grad_of_grad(normalize_by_hand, x, first, second)
+    layer = PATHS[path]()
+    with moving_state([layer], True):
+        found = grad_of_grad(layer, x.float(), first.float(), second.float())
+    assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
+
+
+class Lockstep:
+    """``average_over_ranks`` for ranks that are threads: the mean of what each hands in, with the graph of all."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+        self.handed_in: dict[int, Tensor] = {}
+        self._barrier = threading.Barrier(num, timeout=20)
+
+    def average(self, rank: int) -> Callable[[Tensor], Tensor]:
+        def mean(tensor: Tensor) -> Tensor:
+            self.handed_in[rank] = tensor
+            self._barrier.wait()
+            result = torch.stack([self.handed_in[r] for r in range(self.num)]).mean(dim=0)
+            self._barrier.wait()
+            return result
+
+        return mean
+
+    def forward(self, layers: list[BatchStatistics], parts: list[Tensor]) -> Tensor:
+        with ThreadPoolExecutor(self.num) as pool, moving_state(list(layers), True):
+            return torch.cat(list(pool.map(lambda layer, part: layer(part), layers, parts)))
+
+
+def ranks(num: int) -> tuple[Lockstep, list[BatchStatistics]]:
+    lockstep = Lockstep(num)
+    return lockstep, [batch_statistics(lockstep.average(rank), num) for rank in range(num)]
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_ranks_share_the_statistics_of_the_whole_batch(num):
+    lockstep, layers = ranks(num)
+    theirs = nn.BatchNorm2d(3, affine=False)
+    for step in range(3):
+        # Each rank's part has a mean of its own, so that local statistics would be far off.
+        x = torch.randn(2 * num, 3, 5, 5) * 2 + torch.arange(2.0 * num).view(-1, 1, 1, 1) + step
+        assert_close(lockstep.forward(layers, list(x.chunk(num))), theirs(x), rtol=1e-4, atol=1e-5)
+        for layer in layers:
+            assert_close(layer.running_mean, theirs.running_mean)
+            assert_close(layer.running_var, theirs.running_var)  # unbiased over the samples of all ranks
+            assert torch.equal(layer.running_mean, layers[0].running_mean)
+    first, second = torch.randn(2, *x.shape)
+    found = grad_of_grad(lambda y: lockstep.forward(layers, list(y.chunk(num))), x, first, second)
+    expected = grad_of_grad(normalize_by_hand, x.double(), first.double(), second.double())
+    assert_close(found, expected.float(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_mean_far_from_zero_costs_no_digits_once_the_running_mean_is_there():
+    lockstep, layers = ranks(2)
+    x = torch.randn(8, 3, 8, 8) * 0.05 + torch.tensor([300.0, -1000.0, 0.0]).view(1, 3, 1, 1)
+    for _ in range(150):
+        lockstep.forward(layers, list(x.chunk(2)))
+    found = lockstep.forward(layers, list(x.chunk(2)))
+    assert_close(found, normalize_by_hand(x.double()).float(), rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("mean, spread", [(30.0, 1e-4), (3000.0, 1e-2), (3000.0, 0.0)])
+def test_a_channel_almost_constant_and_far_from_the_running_mean_stays_finite(mean, spread):
+    # Rounding makes the difference of the moments negative in about every second of these channels.
+    lockstep, layers = ranks(2)
+    for _ in range(5):
+        for layer in layers:
+            initialize(layer, 0)
+        x = (mean + torch.rand(3, 1, 1) + spread * torch.randn(8, 3, 8, 8)).requires_grad_()
+        result = lockstep.forward(layers, list(x.chunk(2)))
+        (grad,) = torch.autograd.grad(result.square().sum(), x)
+        assert torch.isfinite(result).all()
+        assert torch.isfinite(grad).all()
+        assert all((layer.running_var >= 0).all() for layer in layers)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_statistics_are_float32_under_bfloat16(path):
+    layer = PATHS[path]()
+    x = (torch.randn(16, 3, 16, 16) + 20).bfloat16()
+    with moving_state([layer], True):
+        result = layer(x)
+    assert result.dtype == torch.bfloat16
+    assert_close(result, normalize_by_hand(x.double()).bfloat16(), rtol=2**-7, atol=1e-3)
+    assert layer.running_mean.dtype == torch.float32
+    assert_close(layer.running_mean, 0.1 * x.double().mean(dim=(0, 2, 3)).float(), rtol=1e-5, atol=0)
+
+
+def test_affine_batch_norm_is_batch_norm():
+    ours, theirs = AffineBatchNorm(3), nn.BatchNorm2d(3)
+    initialize(ours, 0)
+    x, direction = torch.randn(2, 4, 3, 5, 5)
+    assert_close(ours(x), theirs(x))  # both start as the identity
+    found = []
+    for layer in (ours, theirs):
+        layer.weight.data, layer.bias.data = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.0, -3.0]])
+        result = layer(x)
+        found.append([result, *torch.autograd.grad((result * direction).sum(), [layer.weight, layer.bias])])
+    assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+def test_conditional_batch_norm_scales_and_shifts_each_sample():
+    layer = ConditionalBatchNorm(3, 6)
+    initialize(layer, 0)
+    randomize(layer.gain)
+    randomize(layer.bias)
+    x, condition = torch.randn(4, 3, 5, 5), torch.randn(4, 6)
+    gain, bias = ((condition @ part.weight.T) / (part.u @ part.weight @ part.v) for part in (layer.gain, layer.bias))
+    normalized = F.batch_norm(x, None, None, training=True)
+    expected = torch.stack([normalized[i] * (1 + gain[i, :, None, None]) + bias[i, :, None, None] for i in range(4)])
+    assert_close(layer(x, condition), expected)
+
+
+def test_self_attention_is_a_weighted_mean_of_pooled_values():
+    layer = SelfAttention(16)
+    initialize(layer, 0)
+    x = torch.randn(2, 16, 4, 6)
+    assert torch.equal(layer(x), x)  # switched off at first
+    layer.gamma.data.fill_(0.7)
+    parts: list[SpectralLayer] = [layer.query, layer.key, layer.value, layer.out]
+    for part in parts:
+        randomize(part)
+    with moving_state(list(parts), True):  # sigma near the largest singular value, so that the softmax is not a maximum
+        layer(x), layer(x)
+
+    def project(part: SpectralConv2d, pixel: Tensor) -> Tensor:
+        matrix = part.weight.flatten(1)
+        return matrix @ pixel / (part.u @ matrix @ part.v)
+
+    def pooled(part: SpectralConv2d, image: Tensor) -> list[Tensor]:
+        return [
+            torch.stack([project(part, image[:, r + i, c + j]) for i in (0, 1) for j in (0, 1)]).amax(dim=0)
+            for r in range(0, 4, 2)
+            for c in range(0, 6, 2)
+        ]
+
+    expected = x.clone()
+    for n, image in enumerate(x):
+        keys, values = pooled(layer.key, image), pooled(layer.value, image)
+        for r in range(4):
+            for c in range(6):
+                query = project(layer.query, image[:, r, c])
+                scores = torch.stack([query @ key for key in keys])
+                weights = (scores - scores.max()).exp()
+                mixed = sum((w * v for w, v in zip(weights / weights.sum(), values, strict=True)), torch.zeros(8))
+                expected[n, :, r, c] += 0.7 * project(layer.out, mixed)
+    assert_close(layer(x), expected)

@@ -1,0 +1,228 @@
+"""Objectives on discriminators whose gradients are known in closed form.
+
+Shapes: images (n, 1, 2, 2), coefficients a (1, 2, 2) of D(x) = sum(a * x^2) or of D(x) = sum(a * x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bigsgan.adversarial.losses import LOSSES
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.config.sections import Objective, Penalty
+from bigsgan.draws import Draws
+from bigsgan.engines.base import MicroBatch
+from bigsgan.monitor import Statistics
+
+SHAPE = (1, 2, 2)
+
+
+def images(stream: str, num: int) -> Tensor:
+    return torch.from_numpy(Draws(0).normal(stream, (), 0, num, 4)).view(num, *SHAPE)
+
+
+def labelled(stream: str, num: int, label: int) -> MicroBatch:
+    return images(stream, num), torch.full((num,), label)
+
+
+def coefficients() -> Tensor:
+    return torch.tensor([0.5, -1.0, 0.25, 2.0]).view(SHAPE).requires_grad_()
+
+
+def quadratic(a: Tensor, x: Tensor) -> Tensor:
+    return (a * x.square()).sum(dim=(1, 2, 3))
+
+
+def linear(a: Tensor, x: Tensor) -> Tensor:
+    return (a * x).sum(dim=(1, 2, 3))
+
+
+def made(**section: object) -> tuple[DiscriminatorObjective, Statistics]:
+    statistics = Statistics(torch.device("cpu"))
+    return DiscriminatorObjective(Objective.model_validate(section), statistics), statistics
+
+
+def means(statistics: Statistics) -> dict[str, float]:
+    return statistics.reduce(lambda vector: vector)
+
+
+def penalised_loss(objective: DiscriminatorObjective, d: Callable[[Tensor], Tensor], batch: MicroBatch) -> Tensor:
+    inputs = (batch[0].requires_grad_(objective.differentiates_inputs), batch[1])
+    return objective(d(inputs[0]), inputs)
+
+
+R1, R2 = Penalty(weight=3.0), Penalty(weight=0.5)
+
+
+@pytest.mark.parametrize("penalties", [{"r1": R1}, {"r2": R2}, {"r1": R1, "r2": R2}], ids="+".join)
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("loss", ["hinge", "non_saturating"])
+def test_exact_penalties(loss, every, penalties):
+    penalties = {name: penalty.model_copy(update={"every": every}) for name, penalty in penalties.items()}
+    objective, statistics = made(loss=loss, **penalties)
+    objective.schedule(8)
+    assert objective.penalised
+    assert objective.differentiates_inputs
+    assert objective.perturbed == []
+    a, real, fake = coefficients(), labelled("real", 5, 1), labelled("fake", 5, 2)
+    batch = objective.batch(real, fake, {})
+    value = penalised_loss(objective, lambda x: quadratic(a, x), batch)
+    expected = LOSSES[loss].discriminator(quadratic(a, real[0]), quadratic(a, fake[0]))
+    plain = expected.item()
+    squares = {}
+    for name, segment in (("r1", real[0]), ("r2", fake[0])):
+        squares[name] = (4 * a.square() * segment.square()).sum(dim=(1, 2, 3)).mean()  # |2 a x|^2
+    for name, penalty in penalties.items():
+        expected = expected + every * penalty.weight / 2 * squares[name]
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    grad, expected_grad = (torch.autograd.grad(v, a)[0] for v in (value, expected))
+    assert torch.allclose(grad, expected_grad, rtol=1e-4)
+    found = means(statistics)
+    assert found["loss/discriminator"] == pytest.approx(plain, rel=1e-5)  # without the penalties
+    for name, penalty in penalties.items():  # as they are, not multiplied by ``every``
+        assert found[f"penalty/{name}"] == pytest.approx(penalty.weight / 2 * squares[name].item(), rel=1e-5)
+    assert sum(key.startswith("penalty/") for key in found) == len(penalties)
+
+
+def test_penalties_of_tiny_gradients_survive():
+    objective, _ = made(loss="wasserstein", r1={"weight": 2.0})
+    objective.schedule(0)
+    a = torch.full(SHAPE, 1e-5).requires_grad_()
+    batch = objective.batch(labelled("real", 5, 0), labelled("real", 5, 0), {})
+    value = penalised_loss(objective, lambda x: linear(a, x), batch)  # real = fake: nothing but the penalty is left
+    assert value.item() == pytest.approx(4e-10, rel=1e-4)
+
+
+def test_the_loss_is_plain_between_penalties():
+    objective, statistics = made(r1={"weight": 3.0, "every": 4})
+    batch = objective.batch(labelled("real", 5, 0), labelled("fake", 5, 0), {})
+    for phase in range(9):
+        objective.schedule(phase)
+        is_due = phase in (0, 4, 8)
+        assert objective.penalised == objective.differentiates_inputs == is_due
+        if not is_due:
+            a = coefficients()
+            logits = quadratic(a, batch[0].detach())
+            value = objective(logits, batch)
+            assert value.item() == pytest.approx(LOSSES["hinge"].discriminator(*logits.chunk(2)).item())
+            assert not any(key.startswith("penalty/") for key in means(statistics))
+
+
+def test_without_penalties_no_phase_is_penalised():
+    objective, _ = made()
+    for phase in range(3):
+        objective.schedule(phase)
+        assert not objective.penalised
+        assert not objective.differentiates_inputs
+        assert objective.perturbed == []
+
+
+def finite(weight: float, sigma: float, every: int = 1) -> Penalty:
+    return Penalty(weight=weight, sigma=sigma, every=every, form="finite_difference")
+
+
+def test_finite_differences_add_a_perturbed_segment_for_each_penalty():
+    objective, _ = made(r1=finite(1.0, 0.1, every=2), r2=finite(1.0, 0.3, every=2))
+    real, fake = labelled("real", 3, 1), labelled("fake", 3, 2)
+    noise = {"r1": images("noise1", 3), "r2": images("noise2", 3)}
+    objective.schedule(0)
+    assert objective.perturbed == ["r1", "r2"]
+    assert not objective.differentiates_inputs
+    together, labels = objective.batch(real, fake, noise)
+    expected = [real[0], fake[0], real[0] + 0.1 * noise["r1"], fake[0] + 0.3 * noise["r2"]]
+    assert torch.equal(together, torch.cat(expected))
+    assert labels.tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 3
+    objective.schedule(1)
+    assert objective.perturbed == []
+    together, labels = objective.batch(real, fake, {})
+    assert torch.equal(together, torch.cat(expected[:2]))
+    assert labels.tolist() == [1] * 3 + [2] * 3
+
+
+@pytest.mark.parametrize("names", [["r1"], ["r2"], ["r1", "r2"]], ids="+".join)
+def test_finite_differences_of_a_linear_discriminator_are_exact_at_any_sigma(names):
+    # Over the four noises 2 e_i the mean of (a . noise)^2 is |a|^2, as it is over standard normal noise.
+    frame = 2 * torch.eye(4).view(4, *SHAPE)
+    objective, statistics = made(loss="wasserstein", **{name: finite(3.0, 0.7, every=5) for name in names})
+    objective.schedule(5)
+    a, real, fake = coefficients(), labelled("real", 4, 0), labelled("fake", 4, 0)
+    batch = objective.batch(real, fake, dict.fromkeys(names, frame))
+    value = penalised_loss(objective, lambda x: linear(a, x), batch)
+    square = a.square().sum()
+    expected = linear(a, fake[0]).mean() - linear(a, real[0]).mean() + len(names) * 5 * 3.0 / 2 * square
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    grad, expected_grad = (torch.autograd.grad(v, a)[0] for v in (value, expected))
+    assert torch.allclose(grad, expected_grad, rtol=1e-4)
+    found = means(statistics)
+    for name in names:
+        assert found[f"penalty/{name}"] == pytest.approx(1.5 * square.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["r1", "r2"])
+@pytest.mark.parametrize("sigma", [1.0, 0.3, 0.01])
+def test_finite_differences_approach_the_exact_penalty(name, sigma):
+    # D(x) = sum a x^2: ((D(x + s e) - D(x)) / s)^2 has the mean |2 a x|^2 + s^2 ((sum a)^2 + 2 sum a^2).
+    num = 40_000
+    objective, statistics = made(**{name: finite(2.0, sigma)})
+    objective.schedule(0)
+    a = coefficients().detach()
+    point = {"r1": images("real", 1), "r2": images("fake", 1)}
+    real, fake = ((x.expand(num, *SHAPE), torch.zeros(num, dtype=torch.int64)) for x in point.values())
+    batch = objective.batch(real, fake, {name: images("noise", num)})
+    penalised_loss(objective, lambda x: quadratic(a, x), batch)
+    exact = (2 * a * point[name]).square().sum().item()
+    bias = sigma**2 * (a.sum().square() + 2 * a.square().sum()).item()
+    # The square of a normal number has sqrt(2) of its mean as its spread; at sigma 1 the tails are longer.
+    tolerance = (4 if sigma < 0.1 else 8) * np.sqrt(2 / num)
+    assert means(statistics)[f"penalty/{name}"] == pytest.approx(exact + bias, rel=tolerance)
+    if sigma == 0.01:
+        assert bias < 0.002 * exact
+
+
+def test_statistics_of_the_discriminator():
+    objective, statistics = made(loss="least_squares")
+    objective.schedule(0)
+    batches = [([2.0, -1.0, 0.0, 3.0], [1.0, -2.0, -3.0, 0.0]), ([1.0, 1.0, 1.0, -5.0], [-1.0, -1.0, 4.0, -1.0])]
+    losses = []
+    for real, fake in batches:
+        logits = torch.tensor([*real, *fake], requires_grad=True)
+        losses.append(objective(logits, (torch.zeros(8, *SHAPE), torch.zeros(8, dtype=torch.int64))).item())
+    found = means(statistics)
+    assert found == pytest.approx({
+        "loss/discriminator": sum(losses) / 2,
+        "logits/real": (4 - 2) / 8,
+        "logits/fake": (-4 + 1) / 8,
+        "accuracy/real": 5 / 8,  # a logit of 0 is right for neither
+        "accuracy/fake": 5 / 8,
+    })  # fmt: skip
+    assert losses[0] == pytest.approx(0.5 * ((1 + 4 + 1 + 4) / 4 + (1 + 4 + 9 + 0) / 4))
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_the_generators_objective(loss):
+    statistics = Statistics(torch.device("cpu"))
+    objective = GeneratorObjective(Objective.model_validate({"loss": loss, "r1": R1}), statistics)
+    assert not objective.differentiates_inputs  # penalties are the discriminator's
+    assert objective.pairs == (loss == "relativistic")
+    a, real, fake = coefficients(), labelled("real", 5, 1), labelled("fake", 5, 2)
+    together, labels = objective.batch(real if objective.pairs else None, fake)
+    assert labels.tolist() == ([1] * 5 if objective.pairs else []) + [2] * 5
+    together = together.clone().requires_grad_()
+    value = objective(quadratic(a, together), (together, labels))
+    expected = LOSSES[loss].generator(quadratic(a, real[0]), quadratic(a, fake[0]))
+    assert value.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert means(statistics) == {"loss/generator": pytest.approx(expected.item(), rel=1e-6)}
+    # What leaves D: the gradient at the fakes, which stand last.
+    (grad,) = torch.autograd.grad(value, together)
+    logits = quadratic(a, fake[0])
+    slope = {
+        "least_squares": (logits - 1) / 5,
+        "non_saturating": -torch.sigmoid(-logits) / 5,
+        "relativistic": -torch.sigmoid(quadratic(a, real[0]) - logits) / 5,
+    }.get(loss, torch.full((5,), -1 / 5))
+    assert torch.allclose(grad[-5:], slope.view(-1, 1, 1, 1) * 2 * a * fake[0], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,182 @@
+"""Recipes: defaults, overrides, micro-batches, and that a printed recipe reads back as the same one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bigsgan.cli import main
+from bigsgan.config import Recipe, load_recipe, plan_run
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.config.families import (
+    BIGGAN_DISCRIMINATOR,
+    BIGGAN_GENERATOR,
+    BigGANGenerator,
+    biggan_discriminator_resolutions,
+)
+from bigsgan.errors import UserError
+
+RECIPES = sorted((REPOSITORY / "launch" / "recipes").glob("*.yaml"))
+
+LEAST = """
+out: runs/x
+total_nimg: 1000
+batch: 24
+report_nimg: 100
+sample_nimg: 100
+checkpoint_nimg: 100
+data: {}
+generator: {latent_size: 60}
+discriminator: {}
+optimizer: {generator: {lr: 1}, discriminator: {lr: 2e-4}}
+ema: {half_life_nimg: 10}
+"""
+
+
+def least(tmp_path: Path, *overrides: str) -> Recipe:
+    path = tmp_path / "least.yaml"
+    path.write_text(LEAST)
+    return load_recipe(path, list(overrides))
+
+
+def refused(tmp_path: Path, *overrides: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        least(tmp_path, *overrides)
+    return caught.value
+
+
+def test_defaults_are_filled_in(tmp_path):
+    adam = {
+        "kind": "adam", "betas": [0.0, 0.999], "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None,
+        "warmup_nimg": 0, "decay": "constant", "final_lr": 0.0,
+    }  # fmt: skip
+    engine = {"ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False}
+    assert yaml.safe_load(least(tmp_path).to_yaml()) == {
+        "out": "runs/x",
+        "seed": 0,
+        "total_nimg": 1000,
+        "batch": 24,
+        "accumulation": 1,
+        "report_nimg": 100,
+        "sample_nimg": 100,
+        "checkpoint_nimg": 100,
+        "keep_checkpoints": 3,
+        "data": {
+            "kind": "digits", "root": None, "dataset": None, "resolution": 16, "image_channels": 1, "num_classes": 10,
+            "num_images": 50_000, "horizontal_flip": False, "num_workers": 4, "prefetch": 4, "max_corrupt": 10,
+        },
+        "generator": {
+            "family": "biggan", "channels": 96, "latent_size": 60, "embedding_size": 128, "hierarchical": True,
+            "attention": [],
+        },
+        "discriminator": {"family": "biggan", "channels": 96, "attention": []},
+        "objective": {
+            "loss": "hinge", "d_steps": 1, "reuse_fakes": False, "r1": None, "r2": None,
+            "orthogonal": {"generator": 0.0, "discriminator": 0.0},
+        },
+        "optimizer": {"generator": {**adam, "lr": 1.0}, "discriminator": {**adam, "lr": 2e-4}},
+        "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None},
+        "engines": {"generator": engine, "discriminator": engine},
+    }  # fmt: skip
+
+
+def test_overrides_reach_every_depth(tmp_path):
+    recipe = least(
+        tmp_path, "batch=48", "data.kind=synthetic", "objective.r1.weight=10", "engines.generator.accumulation=4"
+    )
+    assert (recipe.batch, recipe.data.kind, recipe.accumulation_of("generator")) == (48, "synthetic", 4)
+    assert recipe.objective.r1 is not None
+    assert (recipe.objective.r1.weight, recipe.objective.r1.every, recipe.objective.r1.form) == (10.0, 1, "exact")
+
+
+def test_an_integer_is_a_number_and_becomes_a_float(tmp_path):
+    lr = least(tmp_path).optimizer.generator.lr
+    assert lr == 1.0
+    assert type(lr) is float
+
+
+def test_a_recipe_cannot_be_changed_after_it_was_checked(tmp_path):
+    with pytest.raises(ValueError, match="frozen"):
+        least(tmp_path).batch = 7  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "world_size, overrides, generator, discriminator",
+    [
+        (1, [], 24, 24),
+        (2, [], 12, 12),
+        (3, ["accumulation=2"], 4, 4),
+        (2, ["accumulation=2", "engines.generator.accumulation=6"], 2, 6),
+        (1, ["engines.discriminator.accumulation=24"], 24, 1),
+    ],
+)
+def test_micro_batches_follow_from_batch_accumulation_and_ranks(
+    tmp_path, world_size, overrides, generator, discriminator
+):
+    plan = plan_run(least(tmp_path, *overrides), world_size)
+    assert plan.micro_batch_size("generator") == generator
+    assert plan.micro_batch_size("discriminator") == discriminator
+
+
+@pytest.mark.parametrize(
+    "world_size, overrides, network, remedy",
+    [
+        (5, [], "generator", "set batch to a multiple of 5, such as batch=25"),
+        (2, ["engines.discriminator.accumulation=5"], "discriminator", "a multiple of 10, such as batch=30"),
+        (1, ["accumulation=48"], "generator", "a multiple of 48, such as batch=48"),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(tmp_path, world_size, overrides, network, remedy):
+    with pytest.raises(UserError) as caught:
+        plan_run(least(tmp_path, *overrides), world_size)
+    assert str(caught.value).startswith("batch: 24 does not divide into ")
+    assert f"on {world_size} ranks for the {network}; " in str(caught.value)
+    assert str(caught.value).endswith(remedy)
+
+
+def test_a_misspelt_key_is_named_before_what_is_missing_for_it(tmp_path):
+    path = tmp_path / "misspelt.yaml"
+    path.write_text(LEAST.replace("batch:", "bathc:"))
+    with pytest.raises(UserError, match=r"^bathc: 24 is given for a key that does not exist; did you mean batch\?$"):
+        load_recipe(path, [])
+
+
+def test_a_key_of_another_section_is_found_there(tmp_path):
+    assert refused(tmp_path, "lr=1").remedy == "did you mean optimizer.generator.lr or optimizer.discriminator.lr?"
+    assert refused(tmp_path, "generator.resolution=32").remedy == "did you mean data.resolution?"
+    assert refused(tmp_path, "objective.r1={weight: 1, evry: 2}").remedy == "did you mean objective.r1.every?"
+    assert refused(tmp_path, "ema.xyz=1").remedy == "known keys here: half_life_nimg, start_nimg, ramp"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_recipes_are_valid_and_print_as_themselves(tmp_path, path, capsys):
+    recipe = load_recipe(path, [])
+    assert main(["train", "--config", str(path), "--dry-run"]) == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    assert load_recipe(printed, []) == recipe
+    assert yaml.safe_load(printed.read_text()) == recipe.model_dump()
+
+
+def test_there_are_recipes():
+    assert "digits" in {path.stem for path in RECIPES}
+
+
+def test_the_tables_of_blocks_agree_with_the_resolutions():
+    for resolution, generator in BIGGAN_GENERATOR.items():
+        assert 4 * 2 ** (len(generator) - 1) == resolution  # from 4x4, each block doubles
+        sizes = biggan_discriminator_resolutions(resolution)
+        assert len(sizes) == len(BIGGAN_DISCRIMINATOR[resolution])
+        assert sizes[-1] == {16: 4, 32: 8}.get(resolution, 4)
+        assert all(before in (after, 2 * after) for before, after in zip([resolution, *sizes], sizes, strict=False))
+
+
+def test_chunks_of_a_hierarchical_latent():
+    BigGANGenerator(latent_size=120).check(128)  # the paper's: 6 chunks of 20
+    with pytest.raises(
+        UserError, match=r"latent_size: 128 does not divide into 6 chunks .*set generator.latent_size=126"
+    ):
+        BigGANGenerator(latent_size=128).check(128)
+    BigGANGenerator(latent_size=128, hierarchical=False).check(128)
