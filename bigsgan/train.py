@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from bigsgan.adversarial import AdversarialStep, LatentSource, Slice
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, read_saved_recipe, write_recipe
 from bigsgan.data import RealImages, build_dataset
+from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine
 from bigsgan.engines.build import build_engine
@@ -119,15 +122,20 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     if found is not None:
         reporter.message(f"going on from {found.path} ({counters.nimg} images)")
-    reporter.images("samples/real", torch.cat([dataset_grid(dataset, 100)]), 10, counters.nimg)
+    if real := readable_images(dataset, 100):
+        reporter.images("samples/real", torch.stack(real).float() / 127.5 - 1, 10, counters.nimg)
     return Run(
         recipe, out, step, average, latents, slices["generator"], counters, entries, layout, statistics, reporter, rank_log
     )
 
 
-def dataset_grid(dataset: Any, num: int) -> torch.Tensor:
-    """First ``num`` images of a data set: float32 (num, C, R, R) in [-1, 1]."""
-    return torch.stack([dataset[i][0] for i in range(min(num, len(dataset)))]).float() / 127.5 - 1
+def readable_images(dataset: ImageDataset, num: int) -> list[torch.Tensor]:
+    """Those of the first ``num`` images of a data set that can be read: uint8 (C, R, R) each."""
+    found = []
+    for index in range(min(num, len(dataset))):
+        with suppress(CorruptImage):  # the loader counts and reports it
+            found.append(dataset[index][0])
+    return found
 
 
 def _closing_lines(out: Path, nimg: int) -> str:

@@ -59,9 +59,12 @@ class ZeroEngine:
         self.grad_norm: Tensor | float = 0.0
         self._engine = engine
         self._root = root
-        self._rank = rank
         self._accumulation = engine.gradient_accumulation_steps()
         self._penalised = [layer for layer in self.network.spectral_layers() if layer.orthogonal]
+        # Walking the module tree for these costs a millisecond an update, so they are kept.
+        self._parameters = list(self.network.parameters())
+        names = {id(parameter): name for name, parameter in self.network.named_parameters()}
+        self._pieces = zero_private.pieces(engine, names, rank)
         self._buffers = list(self.network.buffers())
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         self._is_fp16 = engine.fp16_enabled()
@@ -83,7 +86,7 @@ class ZeroEngine:
         self._begin(lr)
         pin = loss.differentiates_inputs and self._gathers_for_double_backward
         for i, inputs in enumerate(micro_batches):
-            with zero_private.pinned(self.network.parameters()) if pin else nullcontext():
+            with zero_private.pinned(self._parameters) if pin else nullcontext():
                 self._backward(self._engine(inputs, moving=i == 0, loss=loss))
             self._step()
 
@@ -106,12 +109,12 @@ class ZeroEngine:
         """
         first = micro_batch[0].detach().requires_grad_(True)
         inputs = (first, *micro_batch[1:])
-        self.network.requires_grad_(False)
+        self._require_grad(False)
         try:
             value = self._root(inputs, moving=False, loss=loss)
             (grads,) = torch.autograd.grad(value * self._seam_scale, first)
         finally:
-            self.network.requires_grad_(True)
+            self._require_grad(True)
         return grads.float() / self._seam_scale
 
     def observe_seam(self, applied: bool) -> None:
@@ -135,11 +138,9 @@ class ZeroEngine:
 
     def shards(self) -> list[Shard]:
         """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
-        names = {id(parameter): name for name, parameter in self.network.named_parameters()}
-        pieces = zero_private.pieces(self._engine, names, self._rank)
         return [
-            Shard(master.detach().view(-1), zero_private.optimizer_state(self._engine, master), found)
-            for master, found in zip(zero_private.masters(self._engine), pieces, strict=True)
+            Shard(master.detach().view(-1), zero_private.optimizer_state(self._engine, master), pieces)
+            for master, pieces in zip(zero_private.masters(self._engine), self._pieces, strict=True)
         ]
 
     def publish(self) -> None:
@@ -175,6 +176,10 @@ class ZeroEngine:
             group["lr"] = lr
         torch._foreach_copy_(self._kept_buffers, self._buffers)
 
+    def _require_grad(self, required: bool) -> None:
+        for parameter in self._parameters:
+            parameter.requires_grad_(required)
+
     def _backward(self, loss: Tensor) -> None:
         for layer in self._penalised:
             layer.gradient_scale = self.loss_scale / self._accumulation
@@ -185,7 +190,7 @@ class ZeroEngine:
         is_update = self._engine.is_gradient_accumulation_boundary()
         finite = True
         if is_update and self._checks_gradients:
-            gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
             self.grad_norm = torch.nn.utils.get_total_norm(gradients)
             finite = bool(torch.isfinite(self.grad_norm))
             if not finite:  # optimizers pass over parameters without a gradient

@@ -28,15 +28,15 @@ class ShardedAverage:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.shards = [shard.master.clone() for shard in engine.shards()]
-        self.buffers = {name: buffer.clone() for name, buffer in engine.network.named_buffers()}
+        self._live_buffers = dict(engine.network.named_buffers())
+        self.buffers = {name: buffer.clone() for name, buffer in self._live_buffers.items()}
 
     @torch.no_grad()
     def update(self, decay: float) -> None:
         """Move the average to decay * average + (1 - decay) * parameters, and take the buffers over."""
         masters = [shard.master for shard in self._engine.shards()]
         torch._foreach_lerp_(self.shards, masters, 1 - decay)
-        live = dict(self._engine.network.named_buffers())
-        torch._foreach_copy_(list(self.buffers.values()), [live[name] for name in self.buffers])
+        torch._foreach_copy_(list(self.buffers.values()), list(self._live_buffers.values()))
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
@@ -44,7 +44,7 @@ class ShardedAverage:
 
         Buffers may move inside the block (standing statistics); neither the live ones nor the average's keep it.
         """
-        live = {name: buffer.clone() for name, buffer in self._engine.network.named_buffers()}
+        live = {name: buffer.clone() for name, buffer in self._live_buffers.items()}
         self._swap()
         self._set_buffers(self.buffers)
         try:
@@ -64,5 +64,5 @@ class ShardedAverage:
 
     @torch.no_grad()
     def _set_buffers(self, values: dict[str, Tensor]) -> None:
-        for name, buffer in self._engine.network.named_buffers():
+        for name, buffer in self._live_buffers.items():
             buffer.copy_(values[name])

@@ -1,0 +1,362 @@
+"""Bad input: exit status 2, one line that names the field, the value and the remedy, and nothing on disk harmed.
+
+Here is what is found out before torch is imported; test_bad_input_later.py has the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsgan import cli
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.errors import UserError
+
+RECIPE = """
+out: run
+total_nimg: 1000
+batch: 64
+report_nimg: 100
+sample_nimg: 100
+checkpoint_nimg: 100
+data: {kind: digits, resolution: 16}
+generator: {channels: 4, latent_size: 60}
+discriminator: {channels: 4}
+optimizer:
+  generator: {lr: 2e-4, betas: [0.0, 0.999]}
+  discriminator: {lr: 2e-4}
+ema: {half_life_nimg: 10}
+"""
+
+
+class WentOnError(AssertionError):
+    """The command would have gone on."""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """Work in an empty directory, with a recipe, without a launcher and without a way past the checks."""
+
+    def go_on(name: str) -> Any:
+        raise WentOnError(f"{name} was imported")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.importlib, "import_module", go_on)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def check(capsys, arguments: list[str], field: str, *parts: str) -> None:
+    before = sorted(Path().iterdir())
+    assert cli.main(arguments) == 2
+    printed, message = capsys.readouterr()
+    assert printed == ""
+    (line,) = message.splitlines()
+    assert line.startswith(f"bigsgan: {field}: "), line
+    problem, _, remedy = line.partition("; ")
+    for part in parts[:-1]:
+        assert part in problem, line
+    assert parts[-1] in remedy, line
+    assert "Traceback" not in line
+    assert sorted(Path().iterdir()) == before
+
+
+# Overrides -> the field, what the message says of its value, and words of the remedy.
+OVERRIDES: dict[str, tuple[str, ...]] = {
+    "bathc=64": ("bathc", "64 is given for a key that does not exist", "did you mean batch?"),
+    "lr=1": ("lr", "1 is given", "did you mean optimizer.generator.lr or optimizer.discriminator.lr?"),
+    "optimizer.generator.learning_rate=1": ("optimizer.generator.learning_rate", "1 is given", "known keys here: kind"),
+    "data.colour=red": ("data.colour", "'red' is given for a key", "known keys here: kind, root"),
+    "batch=sixty": ("batch", "'sixty' is not an integer", "write an integer such as 64"),
+    "batch='64'": ("batch", "'64' is not an integer", "write an integer"),
+    "batch=64.5": ("batch", "64.5 is not an integer", "write an integer"),
+    "total_nimg=1e6": ("total_nimg", "1000000.0 is not an integer", "write 1000000"),
+    "batch=true": ("batch", "True is not an integer", "write an integer"),
+    "batch=0": ("batch", "0 is too small", "give more than 0"),
+    "batch=-64": ("batch", "-64 is too small", "give more than 0"),
+    "batch=": ("batch", "null is not an integer", "write an integer"),
+    "batch={size: 64}": ("batch", "is a section where a value belongs", "write the value alone"),
+    "batch.size=64": ("batch.size", "64 goes below batch, which is a value", "override batch itself"),
+    "accumulation=3": ("batch", "64 does not divide into 3 micro-batches on 1 ranks", "such as batch=66"),
+    "engines.discriminator.accumulation=128": ("batch", "64 does not divide into 128", "such as batch=128"),
+    "seed=-1": ("seed", "-1 is too small", "give at least 0"),
+    "seed=9223372036854775808": ("seed", "9223372036854775808 is too large", "give at most 9223372036854775807"),
+    f"seed={'9' * 400}": ("seed", "999... is too large", "give at most 9223372036854775807"),
+    f"seed={'9' * 5000}": ("seed", "is not a YAML value", "quote it or mend it"),
+    "out=": ("out", "null is not a string", "write text"),
+    "out=''": ("out", "'' is no directory", "give the run directory, such as out=runs/digits"),
+    "out=5": ("out", "5 is not a string", "in quotes"),
+    'out="a\\0b"': ("out", "is no directory", "give the run directory"),
+    "data=": ("data", "null is not a section", "write its keys below it"),
+    "data=folder": ("data", "'folder' is not a section", "write its keys below it"),
+    "data.kind=imagenet": ("data.kind", "'imagenet' is none of the choices", "choose from 'digits', 'folder'"),
+    "data.kind=folder": ("data.root", "is missing: kind folder reads from it", "give the directory"),
+    "data={kind: torchvision, root: x}": ("data.dataset", "is missing: kind torchvision needs it", "such as CIFAR10"),
+    "data.image_channels=3": ("data.image_channels", "3 but the digits are grey", "set data.image_channels=1"),
+    "data.image_channels=2": ("data.image_channels", "2 is neither grey nor colour", "set 1 for grey or 3 for colour"),
+    "data.image_channels=true": ("data.image_channels", "True is not an integer", "write an integer"),
+    "data.num_classes=1000": ("data.num_classes", "1000 but there are 10 digits", "set 10, or 0"),
+    "data.resolution=48": ("data.resolution", "48 is none of BigGAN's [16, 32,", "set data.resolution=64"),
+    "data.resolution=16.0": ("data.resolution", "16.0 is not an integer", "write 16"),
+    "data.horizontal_flip=1": ("data.horizontal_flip", "1 is not true or false", "write true or false"),
+    "data.horizontal_flip=yes": ("data.horizontal_flip", "'yes' is not true or false", "write true or false"),
+    "data.num_workers=100000": ("data.num_workers", "100000 is too large", "give at most 256"),
+    "generator.family=stylegan2": ("generator.family", "'stylegan2' is none of the choices", "choose from 'biggan'"),
+    "generator.channels=1000000000": ("generator.channels", "1000000000 is too large", "give at most 65536"),
+    "generator.latent_size=61": ("generator.latent_size", "61 does not divide into 3 chunks", "latent_size=60 or"),
+    "generator.attention=8": ("generator.attention", "8 is not a list", "write a list"),
+    "generator.attention=[64]": ("generator.attention", "[64] names a feature map of 64", "choose from [8, 16]"),
+    "generator.attention=[8.0]": ("generator.attention.0", "8.0 is not an integer", "write 8"),
+    "discriminator.attention=[8, 8]": ("discriminator.attention", "[8, 8] names a resolution twice", "name each once"),
+    "objective.loss=hing": ("objective.loss", "'hing' is none of the choices", "choose from 'hinge'"),
+    "objective.r1=10": ("objective.r1", "10 is not a section", "write its keys below it"),
+    "objective.r1={every: 2}": ("objective.r1.weight", "is missing", "add it to the recipe"),
+    "objective.r1={wieght: 2}": ("objective.r1.wieght", "2 is given for a key", "did you mean objective.r1.weight?"),
+    "optimizer.generator.lr=0": ("optimizer.generator.lr", "0 is too small", "give more than 0"),
+    "optimizer.generator.lr=.inf": ("optimizer.generator.lr", "inf is not finite", "write a finite number"),
+    "optimizer.generator.lr=.nan": ("optimizer.generator.lr", "nan is not finite", "write a finite number"),
+    "optimizer.generator.lr='1e-4'": ("optimizer.generator.lr", "'1e-4' is not a number", "a number such as 1e-4"),
+    "optimizer.generator.lr=true": ("optimizer.generator.lr", "True is not a number", "write a number"),
+    "optimizer.generator.betas=[0.0]": ("optimizer.generator.betas", "[0.0] has too few entries", "give at least 2"),
+    "optimizer.generator.betas=[1.0, 0.9]": ("optimizer.generator.betas.0", "1.0 is too large", "give less than 1"),
+    "optimizer.generator.betas=0.9": ("optimizer.generator.betas", "0.9 is not a list", "such as [0.0, 0.999]"),
+    "optimizer.generator.kind=lamb": ("optimizer.generator.kind", "'lamb' is none of", "'adam', 'sgd' or 'rmsprop'"),
+    "optimizer.generator.momentum=0.9": ("optimizer.generator.momentum", "0.9 is not used by adam", "betas, or"),
+    "optimizer.generator.final_lr=1e-5": ("optimizer.generator.final_lr", "1e-05 is not used by", "linear or cosine"),
+    "optimizer.generator.warmup_nimg=1000": ("optimizer.generator.warmup_nimg", "1000 reaches total_nimg", "shorten"),
+    "optimizer=": ("optimizer", "null is not a section", "write its keys below it"),
+    "engines.generator.ds_config=ds_configs/none.json": (
+        "engines.generator.ds_config", "'ds_configs/none.json' does not exist", "give the path of a DeepSpeed JSON",
+    ),
+    "engines.generator.ds_config=.": ("engines.generator.ds_config", "'.' does not exist", "give the path"),
+    "engines.generator.pipeline=2": ("engines.generator.pipeline", "2 is given", "known keys here: ds_config"),
+    "batch": ("override", "'batch' is not of the form", "write it like optimizer.generator.lr=1e-4"),
+    "=64": ("override", "'=64' is not of the form", "write it like"),
+    "my.yaml": ("override", "'my.yaml' is not of the form", "write --config my.yaml"),
+    "data.root=[1,": ("data.root", "'[1,' is not a YAML value", "quote it or mend it"),
+    "data.root=!!python/name:os.system x": ("data.root", "is not a YAML value", "quote it or mend it"),
+}  # fmt: skip
+
+SEVERAL: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "twice": (["batch=64", "seed=1", "batch=32"], ("batch", "32 is given twice", "give each override once")),
+    "around an option": (["batch=64", "--dry-run", "batch=32"], ("batch", "32 is given twice", "each override once")),
+    "a section after its key": (["data.kind=digits", "data={}"], ("data", "{} undoes data.kind", "before data.kind")),
+    "relativistic": (
+        ["objective.loss=relativistic", "engines.generator.accumulation=2"],
+        ("objective.loss", "'relativistic' pairs each fake with a real", "remove accumulation from engines.generator"),
+    ),
+    "reuse_fakes": (
+        ["objective.reuse_fakes=true", "engines.generator.accumulation=2"],
+        ("objective.reuse_fakes", "True needs the same micro-batches", "remove accumulation from engines.generator"),
+    ),
+    "r1 and r2": (
+        ["objective.r1={weight: 1, every: 2}", "objective.r2={weight: 1}"],
+        ("objective.r2", "'exact, every 1' differs from objective.r1 (exact, every 2)", "give both the same form"),
+    ),
+}  # fmt: skip
+
+FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "empty": ("", ("out", "is missing", "add it to the recipe")),
+    "a key is missing": (RECIPE.replace("ema:", "# "), ("ema", "is missing", "add it to the recipe")),
+    "a key is misspelt": (RECIPE.replace("batch:", "bathc:"), ("bathc", "64 is given", "did you mean batch?")),
+    "a key stands twice": (
+        RECIPE + "seed: 1\nseed: 2\n",
+        ("bad.yaml", "key 'seed' stands twice (line", "mend that line"),
+    ),
+    "a list": ("- out: run\n", ("bad.yaml", "[{'out': 'run'}] is no mapping", "write `key: value` lines")),
+    "no YAML": ("out: [\n", ("bad.yaml", "is not valid YAML", "mend that line")),
+    "a recursive anchor": (
+        RECIPE + "engines: &e {generator: *e}\n",
+        ("engines.generator.generator", "is given", "did you mean"),
+    ),
+}
+
+DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "not JSON": ("{'stage': 1}", ("engines.generator.ds_config", "ds.json' is not valid JSON", "mend the file")),
+    "optimizer": (
+        {"optimizer": {}},
+        ("{path}: optimizer", "{} is set there, but the recipe owns it", "use optimizer.gen"),
+    ),
+    "batch": (
+        {"train_batch_size": 32},
+        ("{path}: train_batch_size", "32 contradicts the recipe", "the recipe's batch"),
+    ),
+    "clipping": ({"gradient_clipping": 1.0}, ("{path}: gradient_clipping", "1.0 contradicts the recipe", "clip_norm")),
+    "misspelt": (
+        {"zero_optimisation": {}},
+        ("{path}: zero_optimisation", "{} is given", "did you mean zero_optimization?"),
+    ),
+    "stage": (
+        {"zero_optimization": {"stage": 7}},
+        ("{path}: zero_optimization.stage", "7 is no ZeRO stage", "0, 1, 2 or 3"),
+    ),
+    "fp16": (
+        {"fp16": {"enabled": True}},
+        ("{path}: fp16.enabled", "True does not train at ZeRO stage 0", "stage to 1"),
+    ),
+    "offload": (
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+        ("{path}: zero_optimization.offload_param.device", "'cpu' needs ZeRO stage 3", "zero_optimization.stage to 3"),
+    ),
+}
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "": ("COMMAND", "is missing", "see `bigsgan --help`"),
+    "trian": ("COMMAND", "'trian' is none of the choices", "choose from"),
+    "train --confg x": ("--confg", "is no option of `bigsgan train`", "see `bigsgan train --help`"),
+    "train --lr=1": ("--lr", "is no option of `bigsgan train`", "see `bigsgan train --help`"),
+    "train --config": ("--config", "expected one argument", "see `bigsgan train --help`"),
+    "train --config missing.yaml": ("--config", "'missing.yaml' does not exist", "give the path of a recipe"),
+    "train --config .": ("--config", "'.' cannot be read", "give a readable text file"),
+    "train --dry-run --config missing.yaml": ("--config", "'missing.yaml' does not exist", "give the path of a recipe"),
+    "train batch=63 --local_rank=0 accumulation=2": ("batch", "63 does not divide into 2 micro-batches", "batch=64"),
+    "sample": ("--run, --out", "is missing", "see `bigsgan sample --help`"),
+    "sample --run run": ("--out", "is missing", "see `bigsgan sample --help`"),
+    "sample --run run --out x.png --num ten": ("--num", "'ten' is not an integer", "write an integer such as 100"),
+    "sample --run run --out x.png --num 1.5": ("--num", "'1.5' is not an integer", "write an integer"),
+    "sample --run run --out x.png --truncation all": ("--truncation", "'all' is not a number", "write a number"),
+    "sample --run run --out x.png 10": ("argument", "'10' is not expected by `bigsgan sample`", "see `bigsgan sample"),
+    "export --run run --out x --network both": ("--network", "'both' is none of the choices", "choose from"),
+    "export --run run --out x --ema --live": (
+        "--live",
+        "not allowed with argument --ema",
+        "see `bigsgan export --help`",
+    ),
+}
+
+ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "no number": ({"WORLD_SIZE": "two"}, ("WORLD_SIZE", "'two' is set in the environment", "`unset WORLD_SIZE`")),
+    "no ranks": ({"WORLD_SIZE": "0"}, ("WORLD_SIZE", "'0' is set in the environment", "`unset WORLD_SIZE`")),
+    "no rank": (
+        {"WORLD_SIZE": "2"},
+        ("WORLD_SIZE", "2 is set in the environment and RANK is not", "deepspeed or torchrun"),
+    ),
+    "odd ranks": (
+        {"WORLD_SIZE": "3", "RANK": "0"},
+        ("batch", "64 does not divide into 1 micro-batches on 3", "batch=66"),
+    ),
+    "no address": ({"WORLD_SIZE": "1", "RANK": "0"}, ("MASTER_ADDR", "is not set in the environment", "`unset RANK`")),
+    "rank": (
+        {"RANK": "x", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("RANK", "'x' is set in the environment", "`unset RANK`"),
+    ),
+    "port": (
+        {"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "http"},
+        ("MASTER_PORT", "'http' is set in the environment", "`unset MASTER_PORT`"),
+    ),
+    "local rank": (
+        {"RANK": "0", "LOCAL_RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("LOCAL_RANK", "'-1' is set in the environment", "`unset LOCAL_RANK`"),
+    ),
+}
+
+
+def test_the_recipe_itself_is_good(capsys):
+    assert cli.main(["train", "--config", "recipe.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("out: run\n")
+    with pytest.raises(WentOnError, match=r"^bigsgan.train was imported"):
+        cli.main(["train", "--config", "recipe.yaml"])
+
+
+@pytest.mark.parametrize("override", OVERRIDES, ids=lambda text: text[:40])
+def test_overrides(override, capsys):
+    check(capsys, ["train", "--config", "recipe.yaml", override], *OVERRIDES[override])
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_overrides(name, capsys):
+    overrides, expected = SEVERAL[name]
+    check(capsys, ["train", "--config", "recipe.yaml", *overrides], *expected)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_recipe_files(name, capsys):
+    text, expected = FILES[name]
+    Path("bad.yaml").write_text(text)
+    check(capsys, ["train", "--config", "bad.yaml"], *expected)
+
+
+@pytest.mark.parametrize("name", DEEPSPEED)
+def test_deepspeed_files(name, tmp_path, capsys):
+    content, (field, *parts) = DEEPSPEED[name]
+    path = tmp_path / "ds.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    arguments = ["train", "--config", "recipe.yaml", "engines.generator.ds_config=ds.json"]
+    check(capsys, arguments, field.format(path=path), *parts)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_lines(command, capsys):
+    check(capsys, command.split(), *COMMANDS[command])
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_environments(name, monkeypatch, capsys):
+    variables, expected = ENVIRONMENTS[name]
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    check(capsys, ["train", "--config", "recipe.yaml"], *expected)
+
+
+def test_overrides_stand_anywhere(capsys):
+    assert cli.main(["train", "batch=32", "--config", "recipe.yaml", "seed=7", "--dry-run", "accumulation=2"]) == 0
+    printed = capsys.readouterr().out
+    assert {"batch: 32", "seed: 7", "accumulation: 2"} <= set(printed.splitlines())
+
+
+def test_a_dry_run_is_printed_by_one_rank_and_knows_the_number_of_ranks(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert cli.main(["train", "--config", "recipe.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().out == ""
+    monkeypatch.delenv("RANK")
+    check(capsys, ["train", "--config", "recipe.yaml", "--dry-run", "batch=63"], "batch", "on 2 ranks", "batch=64")
+
+
+def test_other_ranks_wait_and_speak_only_where_rank_0_did_not_end_them(monkeypatch, capsys):
+    printed_before_waiting = []
+    monkeypatch.setattr(cli.time, "sleep", lambda seconds: printed_before_waiting.append(capsys.readouterr().err))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path")
+    assert printed_before_waiting == [""]
+    monkeypatch.setenv("RANK", "0")
+    check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path")
+    assert len(printed_before_waiting) == 1
+
+
+def test_help_is_no_error(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", "--help"])
+    assert caught.value.code == 0
+    assert "dotted.key=value" in capsys.readouterr().out
+
+
+def test_the_script_ends_with_status_2_and_one_line(tmp_path):
+    command = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "batch=sixty"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr == "bigsgan: batch: 'sixty' is not an integer; write an integer such as 64\n"
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == [tmp_path / "recipe.yaml"]
+
+
+def test_a_message_is_one_line_short_and_survives_the_way_between_ranks():
+    error = UserError("path", "x" * 1000, "is wrong:\n  line 1\n  line 2", "mend it")
+    assert str(error) == f"path: '{'x' * 119}... is wrong: line 1 line 2; mend it"
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error)
+    assert (copy.field, copy.value, copy.problem, copy.remedy) == (
+        error.field,
+        error.value,
+        error.problem,
+        error.remedy,
+    )

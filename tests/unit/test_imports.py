@@ -1,0 +1,167 @@
+"""Imports point down the level list, deepspeed stays in its place, and the command line starts light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "bigsgan"
+
+# Low to high. A name stands for the module, or for the package and all in it that no longer name covers.
+LEVELS: list[set[str]] = [
+    {"bigsgan", "bigsgan.errors", "bigsgan.draws"},
+    {"bigsgan.config"},
+    {"bigsgan.models", "bigsgan.data", "bigsgan.monitor"},
+    {"bigsgan.engines.base"},
+    {"bigsgan.comm"},
+    {"bigsgan.engines"},
+    {"bigsgan.adversarial"},
+    {"bigsgan.checkpoint"},
+    {"bigsgan.training"},
+    {"bigsgan.trained"},
+    {"bigsgan.train", "bigsgan.sample", "bigsgan.export"},
+    {"bigsgan.cli"},
+]
+MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.comm")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def product_files() -> list[Path]:
+    return sorted((ROOT / PACKAGE).rglob("*.py"))
+
+
+TREES = {module_name(path): ast.parse(path.read_text()) for path in product_files()}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module that the code names in an import, or gives as text to importlib."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "write imports in full"
+            assert node.module is not None
+            for alias in node.names:  # ``from package import module`` names a module, ``from module import x`` does not
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in TREES else node.module
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "import_module":
+            (argument,) = node.args
+            assert isinstance(argument, ast.Constant), "give import_module a name that can be read here"
+            yield str(argument.value)
+
+
+def graph() -> dict[str, set[str]]:
+    edges = {
+        name: {target for target in imported(tree) if target.split(".")[0] == PACKAGE} for name, tree in TREES.items()
+    }
+    unknown = {target for targets in edges.values() for target in targets} - TREES.keys()
+    assert not unknown
+    return edges
+
+
+def covering(module: str) -> str:
+    """The longest name of the level list that covers a module."""
+    found = [name for level in LEVELS for name in level if module == name or module.startswith(f"{name}.")]
+    name = max(found, key=len)
+    assert name != PACKAGE or module == PACKAGE, f"give {module} a place in LEVELS"
+    return name
+
+
+def level(module: str) -> int:
+    return next(i for i, names in enumerate(LEVELS) if covering(module) in names)
+
+
+def upward(edges: dict[str, set[str]]) -> list[str]:
+    """Imports that neither go to a lower level nor stay within one package of the same level."""
+    return [
+        f"{module} -> {target}"
+        for module, targets in edges.items()
+        for target in targets
+        if not (level(target) < level(module) or covering(target) == covering(module))
+    ]
+
+
+def test_imports_only_point_down():
+    assert upward(graph()) == []
+
+
+def test_there_is_no_cycle():
+    edges = {module: set(targets) for module, targets in graph().items()}
+    while edges:
+        free = {module for module, targets in edges.items() if not targets}
+        assert free, f"a cycle among {sorted(edges)}"
+        edges = {module: targets - free for module, targets in edges.items() if module not in free}
+
+
+def test_the_check_sees_an_import_that_points_up():
+    assert upward({"bigsgan.models.layers": {"bigsgan.engines.base"}}) == [
+        "bigsgan.models.layers -> bigsgan.engines.base"
+    ]
+    assert upward({"bigsgan.data.loader": {"bigsgan.monitor"}}) == ["bigsgan.data.loader -> bigsgan.monitor"]
+    assert upward({"bigsgan.monitor.sinks": {"bigsgan.comm"}}) == ["bigsgan.monitor.sinks -> bigsgan.comm"]
+    assert upward({"bigsgan.engines.base": {"bigsgan.engines.zero"}}) == [
+        "bigsgan.engines.base -> bigsgan.engines.zero"
+    ]
+    source = "from bigsgan import comm, errors\ndef f():\n    importlib.import_module('bigsgan.cli')"
+    assert list(imported(ast.parse(source))) == ["bigsgan.comm", "bigsgan.errors", "bigsgan.cli"]
+
+
+def test_comm_and_the_bottom_stand_alone():
+    edges = graph()
+    assert edges["bigsgan.draws"] == edges["bigsgan.errors"] == edges["bigsgan"] == set()
+    assert edges["bigsgan.comm"] <= {"bigsgan.errors"}
+    # Whoever asks for the protocol must not get deepspeed with it.
+    assert edges["bigsgan.engines"] == {"bigsgan.engines.base"}
+
+
+def test_every_name_of_the_level_list_exists():
+    assert {name for names in LEVELS for name in names} <= TREES.keys()
+
+
+def test_only_engines_and_comm_import_deepspeed():
+    importers = {name for name, tree in TREES.items() if any(m.split(".")[0] == "deepspeed" for m in imported(tree))}
+    assert {"bigsgan.comm", "bigsgan.engines.zero"} <= importers
+    assert [name for name in importers if not name.startswith(MAY_IMPORT_DEEPSPEED)] == []
+
+
+@pytest.mark.parametrize(
+    "path", [*product_files(), ROOT / "launch" / "train.py"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_imports_stand_at_the_top(path):
+    tree = ast.parse(path.read_text())
+    inside = [
+        node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in tree.body
+    ]
+    assert [f"line {node.lineno}" for node in inside] == []
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level packages in a fresh interpreter."""
+    code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
+
+
+def test_the_command_line_loads_neither_torch_nor_deepspeed():
+    loaded = loaded_after("import bigsgan.cli")
+    assert "pydantic" in loaded
+    assert not loaded & {"torch", "torchvision", "deepspeed", "sklearn", "tensorboard"}
+
+
+def test_sampling_and_exporting_need_no_deepspeed():
+    loaded = loaded_after("import bigsgan.sample, bigsgan.export")
+    assert "torch" in loaded
+    assert "deepspeed" not in loaded

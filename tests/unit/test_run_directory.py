@@ -1,0 +1,101 @@
+"""What a run directory keeps of its recipe, what a resumed run may change of it, and which files commands may write."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bigsgan.config.run_directory import compare_recipes, read_saved_recipe, refuse_output, write_recipe
+from bigsgan.errors import UserError
+from tests.tiny import tiny_recipe
+
+FREE = {
+    "total_nimg=2000000",
+    "report_nimg=5",
+    "sample_nimg=5",
+    "checkpoint_nimg=5",
+    "keep_checkpoints=9",
+    "data.root=/elsewhere",
+    "data.num_workers=0",
+    "data.prefetch=9",
+    "data.max_corrupt=0",
+    "engines.generator.ds_config=ds_configs/zero1.json",
+    "engines.discriminator.activation_checkpointing=true",
+}
+
+FIXED = {
+    "seed=99": r"seed: 99 was \d+ in the run that ",
+    "batch=64": r"batch: 64 was \d+ in the run that ",
+    "accumulation=2": "accumulation: 2 was 1 in the run that ",
+    "data.kind=synthetic": "data.kind: 'synthetic' was 'digits' in the run that ",
+    "data.horizontal_flip=true": "data.horizontal_flip: True was False in the run that ",
+    "generator.channels=12": r"generator.channels: 12 was \d+ in the run that ",
+    "optimizer.generator.lr=0.125": r"optimizer.generator.lr: 0.125 was 0.\d+ in the run that ",
+    "optimizer.generator.betas=[0.5, 0.9]": r"optimizer.generator.betas: \[0.5, 0.9\] was \[0.0, 0.999\] in the run ",
+    "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: 1.0 was unset in the run that ",
+    "objective.r1.weight=1": "objective.r1.every: 1 was unset in the run that ",
+    "engines.generator.accumulation=2": "engines.generator.accumulation: 2 was unset in the run that ",
+    "ema.half_life_nimg=17": r"ema.half_life_nimg: 17 was \d+ in the run that ",
+}
+
+
+@pytest.mark.parametrize("override", sorted(FREE))
+def test_what_does_not_change_the_meaning_of_a_run_may_change(tmp_path, override):
+    saved, given = tiny_recipe(tmp_path), tiny_recipe(tmp_path, override)
+    assert given != saved
+    compare_recipes(saved, given)
+    compare_recipes(given, saved)
+
+
+@pytest.mark.parametrize("override", sorted(FIXED))
+def test_what_changes_the_meaning_of_a_run_is_refused(tmp_path, override):
+    with pytest.raises(UserError) as caught:
+        compare_recipes(tiny_recipe(tmp_path), tiny_recipe(tmp_path, override))
+    assert re.match(FIXED[override], str(caught.value))
+    assert str(caught.value).endswith("; set it back to go on, or give another `out` to start anew")
+    assert str(tmp_path / "run") in str(caught.value)
+
+
+def test_taking_a_section_away_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"^objective.r1.every: is unset and was 1 in the run that "):
+        compare_recipes(tiny_recipe(tmp_path, "objective.r1.weight=1"), tiny_recipe(tmp_path))
+
+
+def test_a_run_may_be_moved(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    compare_recipes(recipe, recipe.model_copy(update={"out": "elsewhere"}))
+
+
+def test_the_recipe_is_kept_as_it_was(tmp_path):
+    first, second = tiny_recipe(tmp_path, "data.root='1e-4'"), tiny_recipe(tmp_path, "objective.r1.weight=1e-8")
+    assert first.data.root == "1e-4"
+    run = tmp_path / "new" / "run"
+    for recipe in (first, second):
+        write_recipe(recipe, run)
+        assert read_saved_recipe(run) == recipe
+        assert [path.name for path in run.iterdir()] == ["config.yaml"]
+
+
+def test_a_recipe_that_cannot_be_written_is_reported(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^out: '.*/file/run' cannot be written \(.*; give a directory of your own$"):
+        write_recipe(tiny_recipe(tmp_path), tmp_path / "file" / "run")
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"^--run: '.*' is no run directory: it holds no config.yaml; give the `out`"):
+        read_saved_recipe(tmp_path / "missing")
+    (tmp_path / "config.yaml").write_text("service: {port: 80}\n")
+    with pytest.raises(UserError) as caught:
+        read_saved_recipe(tmp_path)
+    assert caught.value.field == str(tmp_path / "config.yaml")
+    assert "is not the recipe of a run (service: {'port': 80} is given for a key that" in str(caught.value)
+
+
+def test_outputs_that_cannot_be_written_are_refused_beforehand(tmp_path):
+    refuse_output(tmp_path / "new.png")
+    with pytest.raises(UserError, match=r"^--out: '.*' is a directory; give the path of a file in it"):
+        refuse_output(tmp_path)
+    with pytest.raises(UserError, match=r"^--out: '.*' lies in a directory that does not exist; make that directory"):
+        refuse_output(tmp_path / "missing" / "new.png")
