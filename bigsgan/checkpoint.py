@@ -137,7 +137,9 @@ def find(run: Path, nimg: int | None = None) -> Checkpoint:
     """
     found = list(_complete(run / "checkpoints"))
     if not found:
-        raise UserError("--run", str(run), "holds no complete checkpoint", "give the `out` directory of a run that has saved")
+        raise UserError(
+            "--run", str(run), "holds no complete checkpoint", "give the `out` directory of a run that has saved"
+        )
     if nimg is None:
         return found[0]
     for checkpoint in found:
@@ -157,7 +159,9 @@ def load(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], layout: dict
     for key, value in layout.items():
         if saved.get(key) != value:
             raise UserError(
-                f"{checkpoint.path}: {key}", value, f"was {saved.get(key)!r} when the checkpoint was saved",
+                f"{checkpoint.path}: {key}",
+                value,
+                f"was {saved.get(key)!r} when the checkpoint was saved",
                 f"resume with {saved.get(key)!r}, or start another run with another `out`",
             )
     path = checkpoint.path / _rank_file(ranks.rank())
@@ -208,13 +212,17 @@ def read_parameters(checkpoint: Checkpoint, entry: str, shapes: Mapping[str, tor
 
 def _write_rank(partial: Path, rank: int, entries: Mapping[str, StateEntry]) -> None:
     tensors = {
-        f"{name}.{key}": value.detach().contiguous() for name, entry in entries.items() for key, value in entry.tensors().items()
+        f"{name}.{key}": value.detach().contiguous()
+        for name, entry in entries.items()
+        for key, value in entry.tensors().items()
     }
     needed = sum(t.numel() * t.element_size() for t in tensors.values())
     free = shutil.disk_usage(partial).free
     if free < needed * 1.05:
         raise UserError(
-            str(partial), None, f"has {free / 2**30:.1f} GiB free and this rank writes {needed / 2**30:.1f} GiB",
+            str(partial),
+            None,
+            f"has {free / 2**30:.1f} GiB free and this rank writes {needed / 2**30:.1f} GiB",
             "free some space, or lower keep_checkpoints",
         )
     layout = {name: entry.layout() for name, entry in entries.items()}

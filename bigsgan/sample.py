@@ -14,13 +14,11 @@ from bigsgan.engines.base import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.monitor import image_grid, save_png
 from bigsgan.trained import TrainedNetwork, open_trained
-from bigsgan.training.sampling import STANDING_BATCHES, sample, stand_statistics
+from bigsgan.training.sampling import STANDING_BATCHES, grid_columns, sample, stand_statistics
 
 CHUNK = 100
 LEAST_TRUNCATION = 0.02
 """The paper's tables go down to 0.04; resampling until all numbers are smaller still takes for ever."""
-MAX_COLUMNS = 16
-UNCONDITIONAL_COLUMNS = 10
 
 
 def main(run: Path, num: int, truncation: float | None, out: Path, seed: int, nimg: int | None, live: bool) -> None:
@@ -47,12 +45,13 @@ def main(run: Path, num: int, truncation: float | None, out: Path, seed: int, ni
 def generate(
     trained: TrainedNetwork, num: int, seed: int, truncation: float | None, device: torch.device
 ) -> tuple[Tensor, int]:
-    """Images (num, C, H, W) in [-1, 1] with labels 0, 1, 2, ... in turn, and the grid's columns.
+    """Images (num, C, H, W) in [-1, 1] with a class for each of the grid's columns, and their number.
 
     Batch norm uses standing statistics of latents drawn like the samples' (Brock et al. 2019, section 4.1).
     """
     draws = Draws(seed)
     classes = trained.recipe.data.num_classes
+    columns = grid_columns(classes)
 
     def inputs(stream: str, first: int, size: int) -> MicroBatch:
         width = trained.recipe.generator.latent_size
@@ -60,11 +59,10 @@ def generate(
             latents = draws.normal(stream, (0,), first, size, width)
         else:
             latents = draws.truncated_normal(stream, first, size, width, truncation)
-        labels = torch.arange(first, first + size) % max(classes, 1)
+        labels = torch.arange(first, first + size) % (columns if classes else 1)
         return torch.from_numpy(latents).to(device), labels.to(device)
 
     standing = [inputs("standing", i * CHUNK, CHUNK) for i in range(STANDING_BATCHES)]
     stand_statistics(trained.network, trained.infer, standing)
     images = sample(trained.network, trained.infer, inputs("sample", 0, num), CHUNK)
-    columns = min(classes, MAX_COLUMNS) if classes else UNCONDITIONAL_COLUMNS
     return images, columns

@@ -27,6 +27,8 @@ from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
 from bigsgan.training.state import AverageState, Counters, EngineState, Entry
 
+REAL_GRID, REAL_COLUMNS = 100, 10
+
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +71,7 @@ def _run(plan: RunPlan) -> None:
     try:
         training_loop(run)
     finally:
+        run.reals.close()
         run.reporter.close()
     run.reporter.message(_closing_lines(out, run.counters.nimg))
 
@@ -112,8 +115,15 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     slices = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, world_size) for n in NETWORKS}
     draws, statistics = Draws(recipe.seed), Statistics(device)
     reals = RealImages(
-        dataset, recipe.data, draws, batch=recipe.batch, accumulation=slices["discriminator"].accumulation,
-        rank=rank, world_size=world_size, device=device, first_phase=counters.update * recipe.objective.d_steps,
+        dataset,
+        recipe.data,
+        draws,
+        batch=recipe.batch,
+        accumulation=slices["discriminator"].accumulation,
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        first_phase=counters.update * recipe.objective.d_steps,
     )
     latents = LatentSource(draws, recipe.generator.latent_size, recipe.data.num_classes, device)
     step = AdversarialStep(
@@ -122,10 +132,22 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     if found is not None:
         reporter.message(f"going on from {found.path} ({counters.nimg} images)")
-    if real := readable_images(dataset, 100):
-        reporter.images("samples/real", torch.stack(real).float() / 127.5 - 1, 10, counters.nimg)
+    if rank == 0 and (real := readable_images(dataset, REAL_GRID)):
+        reporter.images("samples/real", torch.stack(real).float() / 127.5 - 1, REAL_COLUMNS, counters.nimg)
     return Run(
-        recipe, out, step, average, latents, slices["generator"], counters, entries, layout, statistics, reporter, rank_log
+        recipe,
+        out,
+        reals,
+        step,
+        average,
+        latents,
+        slices["generator"],
+        counters,
+        entries,
+        layout,
+        statistics,
+        reporter,
+        rank_log,
     )
 
 
@@ -139,14 +161,16 @@ def readable_images(dataset: ImageDataset, num: int) -> list[torch.Tensor]:
 
 
 def _closing_lines(out: Path, nimg: int) -> str:
-    return "\n".join([
-        f"done: {nimg} images",
-        f"  samples      {out / 'samples'}",
-        f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
-        f"  TensorBoard  {out / 'tensorboard'}",
-        f"look at it:    tensorboard --logdir {out.parent}",
-        f"go on:         run the same command with total_nimg={2 * nimg}",
-    ])
+    return "\n".join(
+        [
+            f"done: {nimg} images",
+            f"  samples      {out / 'samples'}",
+            f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
+            f"  TensorBoard  {out / 'tensorboard'}",
+            f"look at it:    tensorboard --logdir {out.parent}",
+            f"go on:         deepspeed launch/train.py --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
+        ]
+    )
 
 
 def _end(error: UserError) -> int:
@@ -168,7 +192,9 @@ def _out_of_memory(plan: RunPlan, error: Exception) -> UserError:
     cause = str(error).partition("\n")[0]
     sizes = ", ".join(f"{plan.micro_batch_size(n)} ({n})" for n in NETWORKS)
     return UserError(
-        "memory", None, f"ran out on rank {comm.rank()} with {sizes} images a micro-batch: {cause}",
+        "memory",
+        None,
+        f"ran out on rank {comm.rank()} with {sizes} images a micro-batch: {cause}",
         f"double accumulation (now {plan.recipe.accumulation}), set "
         "engines.generator.activation_checkpointing=true and engines.discriminator.activation_checkpointing=true, "
         "or use a higher ZeRO stage (ds_configs/zero3.json)",

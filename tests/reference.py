@@ -50,9 +50,7 @@ class Reference:
         self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
         draws, cpu = Draws(recipe.seed), torch.device("cpu")
         self.latents = LatentSource(draws, recipe.generator.latent_size, recipe.data.num_classes, cpu)
-        self.parts = {
-            n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in ("generator", "discriminator")
-        }
+        self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in ("generator", "discriminator")}
         self.reals = RealImages(
             build_dataset(recipe.data), recipe.data, draws, batch=recipe.batch,
             accumulation=self.parts["discriminator"].accumulation, rank=0, world_size=1, device=cpu,

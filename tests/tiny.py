@@ -2,7 +2,7 @@
 
 The seed matters to tests that compare with 1e-5: with some seeds an activation comes to lie within rounding of a kink
 (ReLU, hinge, max-pooling), falls on the other side of it in another order of summation, and moves a bias before a
-batch norm by 1e-4. Of the seeds 1 to 6 that happened with 1, 2 and 4 in some cell of the equivalence tests within 6 updates.
+batch norm by 1e-4. Of the seeds 1 to 6 that happened with 1, 2 and 4 in some cell of the equivalence tests.
 """
 
 import json

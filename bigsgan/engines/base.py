@@ -18,14 +18,15 @@ MicroBatch = tuple[Tensor, ...]
 
 
 class LossFunction(Protocol):
-    """Turns a network's outputs into the scalar loss of one micro-batch.
+    """Turns a network's outputs into the scalar loss of one micro-batch."""
 
-    Attributes:
-        differentiates_inputs: The loss contains a gradient with respect to the first input (exact R1 or R2), so that
-            the engine must let the forward pass track it and keep the parameters at hand for a double backward.
-    """
+    @property
+    def differentiates_inputs(self) -> bool:
+        """Whether the loss contains a gradient with respect to the first input (exact R1 or R2).
 
-    differentiates_inputs: bool
+        The engine must then let the forward pass track it and keep the parameters at hand for a double backward.
+        """
+        ...
 
     def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
         """Mean loss over this rank's samples of the micro-batch, a float32 scalar."""

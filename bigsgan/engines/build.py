@@ -136,12 +136,16 @@ def _check_machine(network: str, file: DeepSpeedFile) -> None:
     accelerator = get_accelerator()
     if file.precision == "fp16" and not accelerator.is_fp16_supported():
         raise UserError(
-            f"engines.{network}.ds_config", str(file.path), f"asks for fp16, which this {accelerator.device_name()} cannot compute",
+            f"engines.{network}.ds_config",
+            str(file.path),
+            f"asks for fp16, which this {accelerator.device_name()} cannot compute",
             "use a bf16 file such as ds_configs/zero1_bf16.json",
         )
     if file.precision == "bf16" and not accelerator.is_bf16_supported():
         raise UserError(
-            f"engines.{network}.ds_config", str(file.path), f"asks for bf16, which this {accelerator.device_name()} cannot compute",
+            f"engines.{network}.ds_config",
+            str(file.path),
+            f"asks for bf16, which this {accelerator.device_name()} cannot compute",
             "use an fp16 file such as ds_configs/zero1_fp16.json",
         )
     if file.uses_nvme:

@@ -52,7 +52,9 @@ def refuse_stale_lock(build_directory: Path) -> None:
     if age < STALE_AFTER_SECONDS or _is_building(build_directory):
         return
     raise UserError(
-        str(lock), None, f"was left {age:.0f} s ago by a build that was killed, and every run would wait for it",
+        str(lock),
+        None,
+        f"was left {age:.0f} s ago by a build that was killed, and every run would wait for it",
         f"remove it: rm {lock}",
     )
 
@@ -62,12 +64,15 @@ def check_nvme(network: str, file: DeepSpeedFile) -> None:
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     if builder is None or not builder.is_compatible(verbose=False):
         raise UserError(
-            f"engines.{network}.ds_config", str(file.path), "asks for NVMe offload, which needs libaio",
+            f"engines.{network}.ds_config",
+            str(file.path),
+            "asks for NVMe offload, which needs libaio",
             "install libaio (Debian: libaio-dev), or set the offload device to cpu",
         )
     if network == "generator":
         raise UserError(
-            f"engines.{network}.ds_config", str(file.path),
+            f"engines.{network}.ds_config",
+            str(file.path),
             "offloads the generator's optimizer to NVMe, which swaps out the weights that the average is taken of",
             "set the generator's offload device to cpu; the discriminator may use NVMe",
         )
@@ -78,7 +83,9 @@ def _load(name: str) -> None:
         CPUAdamBuilder().load(verbose=False)
     except (RuntimeError, OSError) as error:
         raise UserError(
-            "zero_force_ds_cpu_optimizer", True, f"needs DeepSpeed's {name}, which does not build here ({error})",
+            "zero_force_ds_cpu_optimizer",
+            True,
+            f"needs DeepSpeed's {name}, which does not build here ({error})",
             "install a C++ compiler and ninja, or set it to false for torch's own Adam",
         ) from None
 

@@ -70,9 +70,7 @@ class ZeroEngine:
         self._is_fp16 = engine.fp16_enabled()
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
-        self._gathers_for_double_backward = (
-            engine.zero_optimization_stage() == 3 and not self.network.checkpointing
-        )
+        self._gathers_for_double_backward = engine.zero_optimization_stage() == 3 and not self.network.checkpointing
         self._seam_scale = SEAM_SCALE_MAX if self._is_fp16 else 1.0
         self._seam_good = 0
 

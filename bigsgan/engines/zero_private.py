@@ -1,7 +1,7 @@
 """The private parts of DeepSpeed that bigsgan relies on: nothing outside this file touches them.
 
 Seen in DeepSpeed 0.19.8; tests/distributed/test_zero_private.py fails first if a later version changes them. Files are
-under deepspeed/runtime/.
+under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attributes of its own to them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
-from torch import Tensor, nn
+from torch import Tensor
 
 from bigsgan.engines.base import Piece
 
@@ -21,7 +21,7 @@ _PINNED_BY = -1
 
 
 @contextmanager
-def pinned(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def pinned(parameters: Iterable[Any]) -> Iterator[None]:
     """Keep ZeRO-3 parameters whole while a double backward runs.
 
     Nodes that double backward creates carry no gather hook, so that they see empty parameters (zero/
@@ -73,7 +73,7 @@ def pieces(engine: DeepSpeedEngine, names: dict[int, str], rank: int) -> list[li
     return [[Piece(names[id(p)], 0, p.numel(), 0)] for p in parameters]
 
 
-def _stage3_pieces(group: list[nn.Parameter], names: dict[int, str], rank: int) -> list[Piece]:
+def _stage3_pieces(group: list[Any], names: dict[int, str], rank: int) -> list[Piece]:
     found, start = [], 0
     for parameter in group:
         size = parameter.partition_numel()  # equal on all ranks: the last ones may hold padding
@@ -85,7 +85,7 @@ def _stage3_pieces(group: list[nn.Parameter], names: dict[int, str], rank: int) 
     return found
 
 
-def _mapped_pieces(group: list[nn.Parameter], names: dict[int, str]) -> list[Piece]:
+def _mapped_pieces(group: list[Any], names: dict[int, str]) -> list[Piece]:
     found = []
     for parameter in group:
         mapping = parameter._hp_mapping  # None where no part of the parameter lies on this rank

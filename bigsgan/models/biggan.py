@@ -164,9 +164,7 @@ def generator_layers(
     for i in range(num_blocks):
         start = config.embedding_size + i * chunk
         is_last = i == num_blocks - 1
-        layers.append(
-            GeneratorBlock(widths[i], widths[i + 1], config.embedding_size, (start, start + chunk), is_last)
-        )
+        layers.append(GeneratorBlock(widths[i], widths[i + 1], config.embedding_size, (start, start + chunk), is_last))
         size *= 2
         if size in config.attention:
             layers.append(CarriedAttention(widths[i + 1]))

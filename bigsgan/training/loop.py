@@ -11,16 +11,15 @@ from typing import Any
 from bigsgan import checkpoint, comm
 from bigsgan.adversarial import AdversarialStep, LatentSource, LearningRates, Slice
 from bigsgan.config import Recipe
+from bigsgan.data import RealImages
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.training.ema import ShardedAverage
-from bigsgan.training.sampling import STANDING_BATCHES, sample, stand_statistics
+from bigsgan.training.sampling import STANDING_BATCHES, grid_columns, sample, stand_statistics
 from bigsgan.training.schedules import average_decay, is_due, learning_rate
 from bigsgan.training.state import Counters, Entry
 
 GRID_ROWS = 10
-UNCONDITIONAL_COLUMNS = 10
-MAX_COLUMNS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +30,7 @@ class Run:
 
     recipe: Recipe
     out: Path
+    reals: RealImages
     step: AdversarialStep
     average: ShardedAverage
     latents: LatentSource
@@ -97,8 +97,7 @@ def _report_samples(run: Run) -> None:
     """Write grids of the live generator and of its average; every rank computes them, rank 0 writes."""
     run.rank_log.phase = "samples"
     generator, nimg = run.step.generator, run.counters.nimg
-    classes = run.recipe.data.num_classes
-    columns = min(classes, MAX_COLUMNS) if classes else UNCONDITIONAL_COLUMNS
+    columns = grid_columns(run.recipe.data.num_classes)
     inputs = run.latents.grid(GRID_ROWS, columns)
     chunk = run.sampling_slice.batch // (run.sampling_slice.accumulation * run.sampling_slice.world_size)
     live = sample(generator.network, generator.infer, inputs, chunk)
@@ -118,7 +117,9 @@ def _save(run: Run, must: bool) -> None:
         checkpoint.prune(directory, run.recipe.keep_checkpoints)
     if must and not saved:
         raise UserError(
-            str(directory), None, "could not take the last checkpoint (the warnings above say why)",
+            str(directory),
+            None,
+            "could not take the last checkpoint (the warnings above say why)",
             "make room and run the same command again: it goes on from the newest checkpoint",
         )
 

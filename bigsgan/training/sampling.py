@@ -12,6 +12,8 @@ from bigsgan.models.layers import BatchStatistics
 from bigsgan.models.network import LayerStack
 
 STANDING_BATCHES = 16
+UNCONDITIONAL_COLUMNS = 10
+MAX_COLUMNS = 16
 
 Infer = Callable[[Sequence[MicroBatch], bool], list[Tensor]]
 """(micro-batches, moving) -> images, without a graph."""
@@ -41,3 +43,8 @@ def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int) ->
         return torch.cat([infer([piece], False)[0].cpu() for piece in pieces])
     finally:
         network.train()
+
+
+def grid_columns(num_classes: int) -> int:
+    """Columns of a sample grid: one for each class, while they fit."""
+    return min(num_classes, MAX_COLUMNS) if num_classes else UNCONDITIONAL_COLUMNS

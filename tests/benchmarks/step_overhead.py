@@ -28,7 +28,10 @@ class PlainLoop:
     """A GAN in plain PyTorch, with the layers of the product."""
 
     def __init__(self, recipe, dataset, world_size, device):
-        build, network = importlib.import_module("bigsgan.models.build"), importlib.import_module("bigsgan.models.network")
+        build, network = (
+            importlib.import_module("bigsgan.models.build"),
+            importlib.import_module("bigsgan.models.network"),
+        )
         layers = importlib.import_module("bigsgan.models.layers")
         self.comm = importlib.import_module("bigsgan.comm")
         self.recipe, self.device, self.moving = recipe, device, layers.moving_state
@@ -146,7 +149,7 @@ def measure(overrides, blocks, threads):
     }
     names, seconds = list(sides), {name: [] for name in sides}
     for block in range(-1, blocks):  # the first round warms up
-        for name in (names if block % 2 else names[::-1]):
+        for name in names if block % 2 else names[::-1]:
             comm.barrier()
             comm.synchronize()
             start = time.perf_counter()
@@ -167,7 +170,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--world-size", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--threads", type=int, default=0, help="torch threads of each rank (default: all cores / ranks)")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="torch threads of each rank (default: all cores / ranks)"
+    )
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     pool = RankPool(options.world_size)
@@ -176,7 +181,9 @@ def main():
     finally:
         pool.stop()
     seconds, phases = results[0]
-    print(f"world size {options.world_size}, {options.blocks} rounds of {STEPS_PER_BLOCK} updates; seconds an update (median):")
+    print(
+        f"world size {options.world_size}, {options.blocks} rounds of {STEPS_PER_BLOCK} updates; seconds an update (median):"
+    )
     for name, values in seconds.items():
         print(f"  {name:12s} {statistics.median(values):.4f}")
     for name in ("product", "plain again"):

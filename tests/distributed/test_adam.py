@@ -28,7 +28,7 @@ def whole(parts):
     return merged
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_gradients_and_updates(ranks, stage, accumulation):
     overrides = [*ADAM, f"accumulation={accumulation}", "objective.r1={weight: 0.2}"]

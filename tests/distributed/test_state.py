@@ -4,32 +4,37 @@ import numpy as np
 import pytest
 import torch
 
+from bigsgan.models.build import build_network
 from tests.distributed import scenarios
 from tests.tiny import tiny_recipe, zero
 
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discriminator")]
 STAGES = [0, 1, 2, 3]
 FP32 = [zero(stage) for stage in STAGES]
-LOW = [zero(s, bf16={"enabled": True}) for s in STAGES] + [zero(s, fp16={"enabled": True, "initial_scale_power": 8}) for s in (1, 2, 3)]
+LOW = [zero(s, bf16={"enabled": True}) for s in STAGES] + [
+    zero(s, fp16={"enabled": True, "initial_scale_power": 8}) for s in (1, 2, 3)
+]
+
+
+QUICK = [FP32[0], FP32[3]]
+ALL = [*QUICK, *(pytest.param(ds, marks=pytest.mark.slow) for ds in [*FP32[1:3], *LOW])]
 
 
 def name_of(ds):
     return f"{ds['zero_optimization']['stage']}-{next((p for p in ('bf16', 'fp16') if p in ds), 'fp32')}"
 
 
-@pytest.mark.parametrize("ds", FP32 + LOW, ids=name_of)
+@pytest.mark.parametrize("ds", ALL, ids=name_of)
 def test_generator_phase_leaves_the_discriminator_alone(ranks, ds):
     for touched in ranks(2).run(scenarios.generator_phase_touches, ADAM, {"generator": ds, "discriminator": ds}):
         assert touched and not any(touched.values()), touched
 
 
-@pytest.mark.parametrize("ds", FP32 + LOW, ids=name_of)
+@pytest.mark.parametrize("ds", ALL, ids=name_of)
 def test_average_is_swapped_in_and_out(ranks, ds, tmp_path):
     by_rank = ranks(2).run(scenarios.average_swap, ADAM, {"generator": ds, "discriminator": ds})
     assert all(rank["restored"] for rank in by_rank)
     # An independent network with the merged average's weights, on both ranks' inputs: batch norm sees both.
-    from bigsgan.models.build import build_network
-
     merged = scenarios.merge([rank["state"] for rank in by_rank])["average"]
     network = build_network(tiny_recipe(tmp_path), "generator")
     state = {name: merged[name].view(tensor.shape) for name, tensor in network.state_dict().items()}
@@ -46,7 +51,7 @@ def test_average_is_swapped_in_and_out(ranks, ds, tmp_path):
     assert np.abs(got - np.concatenate([rank["live"] for rank in by_rank])).max() > 1e-3
 
 
-@pytest.mark.parametrize("ds", FP32 + LOW, ids=name_of)
+@pytest.mark.parametrize("ds", ALL, ids=name_of)
 def test_resume_is_the_same_run(ranks, ds, tmp_path):
     both = {"generator": ds, "discriminator": ds}
     overrides = [*ADAM, "accumulation=2", "objective.r1={weight: 0.2, every: 2}"]
@@ -60,7 +65,7 @@ def test_resume_is_the_same_run(ranks, ds, tmp_path):
 
 
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
-@pytest.mark.parametrize("ds", FP32 + LOW, ids=name_of)
+@pytest.mark.parametrize("ds", ALL, ids=name_of)
 def test_non_finite_gradients_skip_the_update(ranks, ds, network):
     for result in ranks(2).run(scenarios.poisoned, ADAM, {"generator": ds, "discriminator": ds}, network):
         assert result["counts"] == (1, 1, False)

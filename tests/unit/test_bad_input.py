@@ -1,6 +1,6 @@
 """Bad input: exit status 2, one line that names the field, the value and the remedy, and nothing on disk harmed.
 
-Here is what is found out before torch is imported; test_bad_input_later.py has the rest.
+Here is what is found out before torch is imported; test_bad_runs.py has the rest.
 """
 
 from __future__ import annotations

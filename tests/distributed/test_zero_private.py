@@ -1,0 +1,94 @@
+"""Fails first if a later DeepSpeed changes what engines/zero_private.py relies on."""
+
+import itertools
+
+import deepspeed
+import numpy as np
+import pytest
+import torch
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+from bigsgan.engines import zero_private
+from tests.distributed import scenarios
+from tests.tiny import zero
+
+FILES = {
+    "0": zero(0), "1": zero(1), "2": zero(2), "3": zero(3),
+    "0-bf16": zero(0, bf16={"enabled": True}), "1-bf16": zero(1, bf16={"enabled": True}),
+    "1-bf16-fp32-accumulation": zero(1, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"}),
+    "2-fp16": zero(2, fp16={"enabled": True}), "3-bf16": zero(3, bf16={"enabled": True}),
+}  # fmt: skip
+
+
+def layout(ds):
+    """Which element of which parameter each rank says lies where, and what DeepSpeed itself says is there."""
+    run = scenarios.build([], {"generator": ds, "discriminator": ds})
+    engine = run.step.generator
+    shards = [(len(s.master), [tuple(p) for p in s.pieces], s.master.dtype) for s in engine.shards()]
+    parts = scenarios.named_parts(run, "generator", [s.master for s in engine.shards()])
+    with deepspeed.zero.GatheredParameters(list(engine.network.parameters())):
+        whole = {n: p.detach().float().numpy().copy() for n, p in engine.network.named_parameters()}
+    scenarios.destroy(run)
+    return shards, parts, whole
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pieces_cover_every_parameter_once(ranks, name):
+    by_rank = ranks(2).run(layout, FILES[name])
+    _, _, whole = by_rank[0]
+    every_rank_has_all = name.startswith("0")
+    for parameter, values in whole.items():
+        count = np.zeros(values.size, dtype=int)
+        for shards, parts, _ in by_rank[: 1 if every_rank_has_all else 2]:
+            for offset, part in parts.get(parameter, []):
+                count[offset : offset + len(part)] += 1
+                assert np.array_equal(part, values.ravel()[offset : offset + len(part)]), parameter
+        assert (count == 1).all(), parameter
+    for shards, _, _ in by_rank:
+        for size, pieces, dtype in shards:
+            assert dtype == torch.float32
+            spans = sorted((start, start + numel) for _, _, numel, start in pieces)
+            assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+            assert not spans or spans[-1][1] <= size
+
+
+def pinned_status():
+    run = scenarios.build([], {"generator": zero(3), "discriminator": zero(3)})
+    engine = run.step.discriminator
+    parameters = list(engine.network.parameters())
+    images, labels = torch.zeros(2, 1, 16, 16), torch.zeros(2, dtype=torch.int64)
+
+    def available():
+        return sum(p.ds_status == ZeroParamStatus.AVAILABLE for p in parameters)
+
+    counts = [available()]
+    with zero_private.pinned(parameters):
+        counts.append(available())
+        engine.infer([(images, labels)])  # a forward pass would release each layer behind it
+        counts.append(available())
+    counts.append(available())
+    scenarios.destroy(run)
+    return counts, len(parameters)
+
+
+def test_pinned_parameters_stay_whole(ranks):
+    for counts, num in ranks(2).run(pinned_status):
+        assert counts == [0, num, num, 0]
+
+
+def loss_scaler():
+    ds = zero(2, fp16={"enabled": True, "initial_scale_power": 4})
+    run = scenarios.build([], {"generator": ds, "discriminator": ds})
+    engine = run.step.generator._engine
+    before = zero_private.loss_scaler_numbers(engine)
+    zero_private.set_loss_scaler_numbers(engine, {**before, "cur_scale": 64.0, "cur_iter": 7})
+    after, scale = zero_private.loss_scaler_numbers(engine), run.step.generator.loss_scale
+    scenarios.destroy(run)
+    return before, after, scale
+
+
+def test_loss_scaler_numbers(ranks):
+    for before, after, scale in ranks(2).run(loss_scaler):
+        assert before["cur_scale"] == 16.0
+        assert before["cur_iter"] == 0
+        assert (after["cur_scale"], after["cur_iter"], scale) == (64.0, 7, 64.0)

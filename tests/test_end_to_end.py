@@ -1,0 +1,115 @@
+"""A run as a user sees it: the command, what it leaves behind, going on, sampling and exporting."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bigsgan import cli
+from tests.tiny import tiny_recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def train(directory: Path, total: int, out: str = "run") -> str:
+    tiny_recipe(directory)
+    overrides = [
+        f"out={directory / out}",
+        f"total_nimg={total}",
+        "report_nimg=8",
+        "sample_nimg=32",
+        "checkpoint_nimg=16",
+    ]
+    command = [sys.executable, "launch/train.py", "--config", directory / "tiny.yaml", *overrides]
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("end")
+    return directory, train(directory, 32)
+
+
+def test_last_lines_say_where_things_are(run):
+    directory, output = run
+    for name in ("samples", "checkpoints/000000000032", "tensorboard"):
+        assert str(directory / "run" / name) in output
+    assert f"tensorboard --logdir {directory}" in output
+    assert "total_nimg=64" in output
+
+
+def test_metrics_hold_what_tensorboard_shows(run):
+    directory, _ = run
+    rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["nimg"] for row in rows] == [8, 16, 24, 32]
+    names = {"loss/generator", "loss/discriminator", "logits/real", "logits/fake", "accuracy/real", "accuracy/fake"}
+    names |= {f"{what}/{net}" for what in ("grad_norm", "lr", "loss_scale") for net in ("generator", "discriminator")}
+    names |= {"images_per_second", "memory/max_gib", "ema_decay"}
+    events = EventAccumulator(str(directory / "run" / "tensorboard"), size_guidance={"images": 0}).Reload()
+    assert names <= set(events.Tags()["scalars"])
+    for name in names:
+        assert [e.value for e in events.Scalars(name)] == pytest.approx([row[name] for row in rows], rel=1e-6), name
+    assert set(events.Tags()["images"]) == {"samples/live", "samples/ema", "samples/real"}
+    assert rows[0]["lr/generator"] == 0.01
+
+
+def test_grids_have_a_column_for_each_class(run):
+    directory, _ = run
+    grid = np.asarray(Image.open(directory / "run" / "samples" / "samples_ema_000000000032.png"))
+    assert grid.shape == (10 * 18 + 2, 10 * 18 + 2)
+
+
+def test_every_rank_keeps_a_log(run):
+    directory, _ = run
+    log = (directory / "run" / "logs" / "rank00000.log").read_text()
+    assert "rank 0" in log
+    assert "8 images" in log
+
+
+def test_the_same_command_goes_on(run, tmp_path):
+    directory, _ = run
+    assert "is complete at 32 images; raise total_nimg" in train(directory, 32)
+    assert "going on from" in train(directory, 48)
+    train(tmp_path, 48)
+    resumed, whole = (
+        load_file(d / "run/checkpoints/000000000048/rank00000.safetensors") for d in (directory, tmp_path)
+    )
+    assert resumed.keys() == whole.keys()
+    for key, value in whole.items():
+        assert torch.equal(value, resumed[key]), key
+    assert sorted(p.name for p in (directory / "run" / "checkpoints").iterdir()) == [
+        "000000000016", "000000000032", "000000000048", "latest",
+    ]  # fmt: skip
+
+
+def test_sample_and_export(run, tmp_path, capsys):
+    directory, _ = run
+    grid, weights = tmp_path / "grid.png", tmp_path / "g.safetensors"
+    arguments = ["--run", str(directory / "run"), "--nimg", "32"]
+    assert cli.main(["sample", *arguments, "--num", "20", "--truncation", "0.8", "--out", str(grid)]) == 0
+    assert Image.open(grid).size == (182, 38)
+    assert cli.main(["export", *arguments, "--out", str(weights)]) == 0
+    exported = load_file(weights)
+    saved = load_file(directory / "run" / "checkpoints" / "000000000032" / "rank00000.safetensors")
+    with safe_open(weights, framework="pt") as file:
+        assert file.metadata()["weights"] == "ema"
+    layout = json.loads(
+        safe_open(directory / "run/checkpoints/000000000032/rank00000.safetensors", "pt").metadata()["layout"]
+    )
+    for shard, pieces in layout["average"].items():
+        for name, offset, numel, start in pieces:
+            ours = exported[name].flatten()[offset : offset + numel]
+            assert torch.equal(ours, saved[f"average.{shard}"][start : start + numel])
+    assert "0.0" in capsys.readouterr().out

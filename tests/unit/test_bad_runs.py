@@ -1,0 +1,356 @@
+"""Bad data, run directories, checkpoints and outputs: what is found out only once torch is imported.
+
+As for a bad recipe: exit status 2, one line with field, value and remedy, and nothing on disk harmed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from bigsgan import checkpoint, cli, comm, train
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.config.run_directory import write_recipe
+from bigsgan.engines.base import Piece
+from bigsgan.models.build import build_network
+from bigsgan.models.network import LayerStack, initialize
+from tests.tiny import tiny_recipe
+
+RANK_FILE = "checkpoints/000000000064/rank00000.safetensors"
+MANIFEST = "checkpoints/000000000064/manifest.json"
+LAYOUT = {
+    "world_size": 1, "generator.stage": 0, "generator.precision": "fp32", "discriminator.stage": 0,
+    "discriminator.precision": "fp32",
+}  # fmt: skip
+
+
+class Alone:
+    """The collectives of a single rank."""
+
+    def rank(self) -> int:
+        return 0
+
+    def world_size(self) -> int:
+        return 1
+
+    def barrier(self) -> None:
+        pass
+
+    def any_rank(self, flag: bool) -> bool:
+        return flag
+
+
+class Whole:
+    """A network's state as an engine at stage 0 saves it: one shard with every parameter."""
+
+    def __init__(self, network: LayerStack) -> None:
+        self.network = network
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        master = torch.cat([parameter.detach().flatten() for parameter in self.network.parameters()])
+        return {"shard.0.master": master, **{f"buffer.{name}": b.clone() for name, b in self.network.named_buffers()}}
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+    def layout(self) -> dict[str, list[Any]]:
+        pieces, start = [], 0
+        for name, parameter in self.network.named_parameters():
+            pieces.append(Piece(name, 0, parameter.numel(), start))
+            start += parameter.numel()
+        return {"shard.0.master": pieces}
+
+    def load(self, tensors: Any, numbers: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture(scope="module")
+def made_run(tmp_path_factory) -> Path:
+    """A run directory with one checkpoint at 64 images."""
+    directory = tmp_path_factory.mktemp("made")
+    recipe = tiny_recipe(directory)
+    networks = {network: build_network(recipe, network) for network in ("generator", "discriminator")}
+    for network in networks.values():
+        initialize(network, seed=0)
+    entries = {name: Whole(network) for name, network in networks.items()}
+    entries["average"] = entries["generator"]
+    run = directory / "run"
+    write_recipe(recipe, run)
+    assert checkpoint.save(run / "checkpoints", 64, entries, LAYOUT, Alone())
+    return run
+
+
+@pytest.fixture
+def run(made_run, tmp_path, monkeypatch) -> Iterator[Path]:
+    """A copy of it, to be damaged. Training stops short of DeepSpeed, in this process without a process group."""
+    monkeypatch.setattr(comm, "initialize", lambda: None)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield Path(shutil.copytree(made_run, tmp_path / "run"))
+    logger = logging.getLogger("bigsgan")
+    logger.handlers.clear()  # a process that ends leaves its log open
+    logger.propagate = True
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file but the logs."""
+    files = [path for path in directory.rglob("*") if path.is_file() and path.parent.name != "logs"]
+    return {str(path): path.read_bytes() for path in files}
+
+
+def check(capsys, arguments: list[str], field: str, *parts: str) -> None:
+    before = contents(Path())
+    assert cli.main(arguments) == 2
+    printed, message = capsys.readouterr()
+    assert printed == ""
+    (line,) = [line for line in message.splitlines() if not line.startswith("WARNING: passing over ")]
+    assert line.startswith(f"bigsgan: {field}"), line
+    for part in parts:
+        assert part in line, line
+    assert "; " in line
+    assert contents(Path()) == before
+
+
+def train_arguments(*overrides: str) -> list[str]:
+    path = Path("tiny.yaml")
+    tiny_recipe(Path())  # writes it
+    return ["train", "--config", str(path), *overrides]
+
+
+SAMPLE: dict[str, tuple[str, ...]] = {
+    "--run . --out x.png": ("--run", "'.' is no run directory: it holds no config.yaml", "give the `out` of a run"),
+    "--run missing --out x.png": ("--run", "'missing' is no run directory", "give the `out` of a run"),
+    "--run run --out x.png --num 0": ("--num", "0 is no number of images", "give 1 or more"),
+    "--run run --out x.png --num -4": ("--num", "-4 is no number of images", "give 1 or more"),
+    "--run run --out x.png --truncation -1": ("--truncation", "-1.0 is no threshold", "give a number from 0.02 on"),
+    "--run run --out x.png --truncation 0": ("--truncation", "0.0 is no threshold", "give a number from 0.02 on"),
+    "--run run --out x.png --truncation 1e-9": ("--truncation", "1e-09 is no threshold", "give a number from 0.02 on"),
+    "--run run --out x.png --truncation nan": ("--truncation", "nan is no threshold", "give a number from 0.02 on"),
+    "--run run --out x.png --seed -1": ("--seed", "-1 is no seed", "give a number from 0 to"),
+    "--run run --out x.png --nimg 63": ("--nimg", "63 is no saved checkpoint", "choose from 64"),
+    "--run run --out run": ("--out", "'run' is a directory", "give the path of a file in it"),
+    "--run run --out no/x.png": ("--out", "'no/x.png' lies in a directory that does not exist", "make that directory"),
+}
+
+EXPORT: dict[str, tuple[str, ...]] = {
+    "--run missing --out x": ("--run", "'missing' is no run directory", "give the `out` of a run"),
+    "--run run --out x --network discriminator --ema": ("--ema", "which only the generator has", "use --live"),
+    "--run run --out x --nimg -1": ("--nimg", "-1 is no saved checkpoint", "choose from 64"),
+    "--run run --out run": ("--out", "'run' is a directory", "give the path of a file in it"),
+    "--run run --out no/x": ("--out", "'no/x' lies in a directory that does not exist", "make that directory"),
+}
+
+
+def test_the_run_itself_is_good(run, capsys):
+    assert cli.main(["sample", "--run", "run", "--out", "x.png", "--num", "4", "--truncation", "0.8"]) == 0
+    assert cli.main(["export", "--run", "run", "--out", "x.safetensors"]) == 0
+    assert Image.open("x.png").size == (2 + 4 * 18, 2 + 18)
+    assert Path("x.safetensors").stat().st_size > 1000
+    assert {path.name for path in Path().iterdir()} == {"run", "x.png", "x.safetensors"}
+
+
+@pytest.mark.parametrize("options", SAMPLE)
+def test_sample(options, run, capsys):
+    check(capsys, ["sample", *options.split()], *SAMPLE[options])
+
+
+@pytest.mark.parametrize("options", EXPORT)
+def test_export(options, run, capsys):
+    check(capsys, ["export", *options.split()], *EXPORT[options])
+
+
+def remove_checkpoints(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+
+
+def truncate(run: Path) -> None:
+    (run / RANK_FILE).write_bytes((run / RANK_FILE).read_bytes()[:-1])
+
+
+def overwrite_header(run: Path) -> None:
+    content = bytearray((run / RANK_FILE).read_bytes())
+    content[8:200] = b"\xff" * 192
+    (run / RANK_FILE).write_bytes(content)
+
+
+def empty_manifest(run: Path) -> None:
+    (run / MANIFEST).write_text("[]")
+
+
+def half_a_manifest(run: Path) -> None:
+    manifest = json.loads((run / MANIFEST).read_text())
+    del manifest["world_size"]
+    (run / MANIFEST).write_text(json.dumps(manifest))
+
+
+def break_recipe(run: Path) -> None:
+    (run / "config.yaml").write_text("out: [")
+
+
+def widen_recipe(run: Path) -> None:
+    write_recipe(tiny_recipe(Path(), "generator.embedding_size=7"), run)
+
+
+def narrow_recipe(run: Path) -> None:
+    write_recipe(tiny_recipe(Path(), "generator.embedding_size=5"), run)
+
+
+NOT_COMPLETE = ("--run", "'run' holds no complete checkpoint", "give the `out` directory of a run that has saved")
+DAMAGE: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
+    (remove_checkpoints, NOT_COMPLETE),
+    (truncate, NOT_COMPLETE),
+    (empty_manifest, NOT_COMPLETE),
+    (half_a_manifest, NOT_COMPLETE),
+    (overwrite_header, (f"run/{RANK_FILE}", "is damaged (SafetensorError", "remove that checkpoint's directory")),
+    (break_recipe, ("run/config.yaml", "is not the recipe of a run", "mend or remove that file")),
+    (widen_recipe, ("run/checkpoints/000000000064", "lacks ", "use another checkpoint (--nimg)")),
+    (narrow_recipe, (f"run/{RANK_FILE}", "not as in its recipe", "remove that checkpoint's directory")),
+]
+
+
+@pytest.mark.parametrize("damage, expected", DAMAGE, ids=lambda part: getattr(part, "__name__", ""))
+@pytest.mark.parametrize("command", ["sample", "export"])
+def test_damaged_runs(command, damage, expected, run, capsys):
+    damage(run)
+    check(capsys, [command, "--run", "run", "--out", "x"], *expected)
+
+
+def one_class(name: str = "one", *, readable: bool = True) -> None:
+    folder = Path("images") / name
+    folder.mkdir(parents=True)
+    for index in range(3):
+        path = folder / f"{index}.png"
+        if readable:
+            Image.new("L", (16, 16), index).save(path)
+        else:
+            path.write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+
+
+DATA: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "missing": (["data.root=missing"], ("data.root", "'missing' does not exist", "give the directory that holds")),
+    "a file": (["data.root=tiny.yaml"], ("data.root", "'tiny.yaml' is not a directory", "give the directory")),
+    "classes": (
+        ["data.root=images"],
+        ("data.num_classes", "10 but images has 1 class folders (one)", "num_classes=1,"),
+    ),
+    "no image": (
+        ["data.root=run", "data.num_classes=0"],
+        ("data.root", "'run' holds no image", "give a directory with"),
+    ),
+    "no such data set": (
+        ["data.dataset=CIFAR11", "data.kind=torchvision", "data.root=images"],
+        ("data.dataset", "'CIFAR11' is not a data set of torchvision", "did you mean CIFAR10?"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data(name, run, capsys):
+    one_class()
+    overrides, expected = DATA[name]
+    kind = [] if "data.kind=torchvision" in overrides else ["data.kind=folder"]
+    check(capsys, train_arguments("out=new", *kind, *overrides), *expected)
+    assert not Path("new/config.yaml").exists()
+
+
+def foreign_recipe() -> None:
+    Path("run/config.yaml").write_text("service: {port: 80}\n")
+    remove_checkpoints(Path("run"))
+
+
+RESUME: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
+    "another batch": (
+        lambda: None,
+        ["batch=16"],
+        ("batch", "16 was 8 in the run that run holds", "set it back to go on"),
+    ),
+    "another seed": (lambda: None, ["seed=99"], ("seed", "99 was ", "or give another `out`")),
+    "damaged": (lambda: truncate(Path("run")), [], ("run/checkpoints", "holds damaged checkpoints only", "start anew")),
+    "no recipe": (lambda: break_recipe(Path("run")), [], ("run/config.yaml", "is not the recipe of a run", "mend or")),
+    "somebody else's": (
+        foreign_recipe,
+        [],
+        ("run/config.yaml", "is not the recipe of a run (service", "another directory"),
+    ),
+    "a file in the way": (
+        lambda: None,
+        ["out=run/config.yaml"],
+        ("run/config.yaml", "cannot be written", "make room or"),
+    ),
+    "a file below": (
+        lambda: None,
+        ["out=run/config.yaml/run"],
+        ("run/config.yaml/run", "cannot be written", "make room"),
+    ),
+    "nowhere": (lambda: None, ["out=/dev/null/run"], ("/dev/null/run", "cannot be written", "make room or allow")),
+}
+
+
+@pytest.mark.parametrize("name", RESUME)
+def test_run_directories(name, run, capsys):
+    damage, overrides, expected = RESUME[name]
+    arguments = train_arguments(*overrides, *([] if "out=" in "".join(overrides) else ["out=run"]))
+    damage()
+    check(capsys, arguments, *expected)
+
+
+def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
+    def allocate(plan: Any) -> None:
+        torch.empty(2**52)
+
+    monkeypatch.setattr(train, "_run", allocate)
+    parts = (
+        "can't allocate memory",
+        "8 (generator), 4 (discriminator) images",
+        "double accumulation (now 1)",
+        "zero3.json",
+    )
+    check(capsys, train_arguments("engines.discriminator.accumulation=2"), "memory: ran out on rank 0", *parts)
+
+    def fail(plan: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(train, "_run", fail)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        cli.main(train_arguments())
+
+
+@pytest.mark.parametrize("name", ["another number of ranks", "corrupt images", "refused by DeepSpeed"])
+def test_the_script(name, run):
+    """With a real process group: what is met while engines are built, and in the first update."""
+    arguments = train_arguments()
+    if name == "another number of ranks":
+        manifest = json.loads((run / MANIFEST).read_text())
+        manifest["layout"]["world_size"] = 2
+        (run / MANIFEST).write_text(json.dumps(manifest))
+        arguments.append("out=run")
+        expected = f"run/{Path(MANIFEST).parent}: world_size: 1 was 2 when the checkpoint was saved; resume with 2, or"
+    elif name == "corrupt images":
+        one_class(readable=False)
+        arguments += ["out=new", "data.kind=folder", "data.root=images", "data.num_classes=0", "data.max_corrupt=1"]
+        arguments.append("data.num_workers=0")
+        expected = "data.max_corrupt: 1 but 3 images could not be read on rank 0, the last images/one/"
+    else:
+        Path("ds.json").write_text('{"zero_optimization": {"stage": 1, "reduce_bucket_sise": 5}}')
+        arguments += ["out=new", "engines.generator.ds_config=ds.json"]
+        expected = f"{Path('ds.json').absolute()}: zero_optimization.reduce_bucket_sise: 5 is refused by DeepSpeed"
+    before = contents(Path("run"))
+    command = [sys.executable, str(REPOSITORY / "launch" / "train.py"), *arguments[1:]]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 2, result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if "bigsgan: " in line]
+    assert line.startswith(f"bigsgan: {expected}")
+    assert result.stderr.count(expected) == 1
+    assert "Traceback" not in result.stderr
+    assert contents(Path("run")) == before
