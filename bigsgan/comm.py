@@ -146,6 +146,17 @@ def claim_speech() -> bool:
         return False
 
 
+def another_rank_spoke() -> bool:
+    """Return whether a rank has printed its message and ended, so that collectives fail on all others."""
+    if not dist.is_initialized():
+        return False
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return store.add(_SPEAKER_KEY, 0) > 0
+    except RuntimeError:  # as in claim_speech
+        return True
+
+
 def leave() -> None:
     """Leave the process group at the end of a run."""
     if dist.is_initialized():

@@ -21,7 +21,7 @@ from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine
 from bigsgan.engines.build import build_engine
-from bigsgan.errors import UserError
+from bigsgan.errors import EXIT_BAD_INPUT, UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
@@ -44,9 +44,13 @@ def main(plan: RunPlan) -> int:
     except UserError as error:
         return _end(error)
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if _is_out_of_memory(error):
+            return _end(_out_of_memory(plan, error))
+        if not comm.another_rank_spoke():
             raise
-        return _end(_out_of_memory(plan, error))
+        _log.info("stopped after another rank", exc_info=error)  # its connection broke
+        comm.wait_to_be_ended()
+        return EXIT_BAD_INPUT
     comm.leave()
     return 0
 
@@ -180,7 +184,7 @@ def _end(error: UserError) -> int:
         print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     else:
         comm.wait_to_be_ended()
-    return 2
+    return EXIT_BAD_INPUT
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -78,6 +78,7 @@ def test_every_rank_keeps_a_log(run):
     assert "8 images" in log
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on(run, tmp_path):
     directory, _ = run
     assert "is complete at 32 images; raise total_nimg" in train(directory, 32)

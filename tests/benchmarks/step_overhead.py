@@ -3,8 +3,8 @@
     python -m tests.benchmarks.step_overhead [--world-size 2] [--blocks 12] [dotted.key=value ...]
 
 The plain loop backpropagates through D(G(z)) (under DistributedDataParallel on several ranks), draws its latents from
-torch, averages G's weights with one foreach call, and reports nothing. The product's side is everything that the training
-loop does for an update, with its reports. Blocks of both and of a second copy of the plain loop (the A/A control) take
+torch, averages G's weights with one foreach call, and reports nothing. The product's side is everything that the
+training loop does for an update, with its reports. Blocks of both and of a second copy of the plain loop (the A/A control) take
 turns; a ratio is the median over the rounds, with the quartiles beside it.
 """
 
@@ -182,7 +182,8 @@ def main():
         pool.stop()
     seconds, phases = results[0]
     print(
-        f"world size {options.world_size}, {options.blocks} rounds of {STEPS_PER_BLOCK} updates; seconds an update (median):"
+        f"world size {options.world_size}, {options.blocks} rounds of {STEPS_PER_BLOCK} updates; "
+        "seconds an update (median):"
     )
     for name, values in seconds.items():
         print(f"  {name:12s} {statistics.median(values):.4f}")

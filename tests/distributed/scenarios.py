@@ -148,14 +148,14 @@ def generator_phase_touches(overrides: list[str], ds: dict[str, Any]) -> dict[st
     original = run.step._generator_phase
 
     def snapshot() -> dict[str, Any]:
-        optimizer = engine.optimizer
+        averaged = getattr(engine.optimizer, "averaged_gradients", {})
         return {
             "masters": [s.master.clone() for s in d.shards()],
             "moments": [v.clone() for s in d.shards() for v in s.optimizer_state.values() if torch.is_tensor(v)],
             "buffers": [b.clone() for b in d.network.buffers()],
             "parameters": [_local(p).clone() for p in d.network.parameters()],
             "gradients": [None if p.grad is None else p.grad.clone() for p in d.network.parameters()],
-            "averaged": [g.clone() for group in getattr(optimizer, "averaged_gradients", {}).values() for g in group or []],
+            "averaged": [g.clone() for group in averaged.values() for g in group or []],
             "requires_grad": [p.requires_grad for p in d.network.parameters()],
             "training": [m.training for m in d.network.modules()],
         }  # fmt: skip
@@ -265,6 +265,7 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str) -> dict[str
     hook = poisoned_parameter.register_hook(lambda grad: grad * float("nan"))
     if comm.rank() != 0:
         hook.remove()
+    own = (f"{network}.shard", f"{network}.parameter", f"{network}.buffer")
     before = full_state(run)
     other = "discriminator" if network == "generator" else "generator"
     update(run, 1)
@@ -275,7 +276,7 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str) -> dict[str
     result = {
         "counts": counts,
         "later": (engine.num_applied, engine.num_skipped, engine.applied),
-        "moved": [k for k in before if k.startswith((f"{network}.shard", f"{network}.parameter", f"{network}.buffer")) and not np.array_equal(before[k], after[k])],
+        "moved": [k for k in before if k.startswith(own) and not np.array_equal(before[k], after[k])],
         "average_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith("average.")),
         "other_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith(f"{other}.shard")),
         "finite": all(np.isfinite(v).all() for v in full_state(run).values()),

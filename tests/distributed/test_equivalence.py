@@ -41,7 +41,7 @@ def cells():
         yield pytest.param(stage, world_size, accumulation, penalty, marks=() if quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("stage, world_size, accumulation, penalty", cells())
+@pytest.mark.parametrize("stage, world_size, accumulation, penalty", [*cells()])
 def test_matrix(ranks, stage, world_size, accumulation, penalty):
     overrides = [f"accumulation={accumulation}", *PENALTIES[penalty]]
     check(ranks(world_size), overrides, {"generator": zero(stage), "discriminator": zero(stage)})

@@ -1,6 +1,7 @@
 """The real launchers with two ranks: bad input is answered once, and the job ends with a non-zero status.
 
-deepspeed passes our status 2 on; torchrun turns it into 1 and adds a traceback of its own, so that only our message counts.
+deepspeed passes our status 2 on; torchrun turns it into 1 and adds a traceback of its own, so that only our message
+counts.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def test_a_dry_run_under_deepspeed(tmp_path):
 def test_what_every_rank_meets_after_the_start_is_answered_once(launcher, tmp_path):
     (tmp_path / "images" / "one").mkdir(parents=True)
     result = launch(launcher, tmp_path, "data.kind=folder", "data.root=images")
-    message = "data.num_classes: 10 but images has 1 class folders (one); set data.num_classes=1, or 0 to train without classes"
-    check(launcher, result, message)
+    problem, remedy = "10 but images has 1 class folders (one)", "set data.num_classes=1, or 0 to train without classes"
+    check(launcher, result, f"data.num_classes: {problem}; {remedy}")
 
 
 @pytest.mark.slow
@@ -97,9 +98,11 @@ def test_what_rank_0_meets_for_all_is_answered_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_one_rank_alone_meets_ends_all(tmp_path):
+@pytest.mark.parametrize("launcher", STATUS)
+@pytest.mark.parametrize("blocked", ["metrics.jsonl", "logs/rank00001.log"])  # which rank 0 and rank 1 write
+def test_what_one_rank_alone_meets_ends_all(launcher, blocked, tmp_path):
     recipe = tiny_recipe(tmp_path)
-    (tmp_path / "run" / "logs" / "rank00001.log").mkdir(parents=True)  # a directory where rank 1's file should be
-    result = launch("deepspeed", tmp_path, "--config", "tiny.yaml", "out=run", f"total_nimg={recipe.batch}")
-    message = "run/logs/rank00001.log: cannot be written: Is a directory; make room or allow writing there, or choose another place"
-    check("deepspeed", result, message)
+    (tmp_path / "run" / blocked).mkdir(parents=True)
+    result = launch(launcher, tmp_path, "--config", "tiny.yaml", "out=run", f"total_nimg={recipe.batch}")
+    remedy = "make room or allow writing there, or choose another place"
+    check(launcher, result, f"run/{blocked}: cannot be written: Is a directory; {remedy}")

@@ -39,7 +39,7 @@ def test_pieces_cover_every_parameter_once(ranks, name):
     every_rank_has_all = name.startswith("0")
     for parameter, values in whole.items():
         count = np.zeros(values.size, dtype=int)
-        for shards, parts, _ in by_rank[: 1 if every_rank_has_all else 2]:
+        for _, parts, _ in by_rank[: 1 if every_rank_has_all else 2]:
             for offset, part in parts.get(parameter, []):
                 count[offset : offset + len(part)] += 1
                 assert np.array_equal(part, values.ravel()[offset : offset + len(part)]), parameter

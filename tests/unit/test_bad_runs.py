@@ -326,7 +326,14 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
         cli.main(train_arguments())
 
 
-@pytest.mark.parametrize("name", ["another number of ranks", "corrupt images", "refused by DeepSpeed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "refused by DeepSpeed",
+        pytest.param("another number of ranks", marks=pytest.mark.slow),
+        pytest.param("corrupt images", marks=pytest.mark.slow),
+    ],
+)
 def test_the_script(name, run):
     """With a real process group: what is met while engines are built, and in the first update."""
     arguments = train_arguments()
