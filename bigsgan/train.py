@@ -70,7 +70,7 @@ def _run(plan: RunPlan) -> None:
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
     run = build_run(plan, out, found, rank_log)
     if rank == 0:  # not before the recipe has proved to fit the data and the checkpoint
-        write_recipe(recipe, out)
+        write_recipe(recipe, out, plan.deepspeed_files)
     rank_log.write = run.reporter.message
     try:
         training_loop(run)

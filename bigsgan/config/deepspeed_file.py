@@ -133,6 +133,13 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     zero = content.get("zero_optimization", {})
     stage = _stage(path, zero)
     precision = _precision(path, content)
+    if precision == "bf16" and content["bf16"].get("check_grad_overflow", True) is not True:
+        raise UserError(
+            f"{path}: bf16.check_grad_overflow",
+            content["bf16"]["check_grad_overflow"],
+            "would apply gradients that are not finite, which every other engine skips",
+            "remove it",
+        )
     if precision == "fp16" and stage == 0:
         raise UserError(
             f"{path}: fp16.enabled",

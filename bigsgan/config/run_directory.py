@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.recipe import Recipe, load_recipe
+from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError
 
 RECIPE_FILE = "config.yaml"
@@ -20,20 +24,33 @@ FREE_KEYS = {
 }  # fmt: skip
 
 
-def write_recipe(recipe: Recipe, out: Path) -> None:
-    """Keep the resolved recipe in the run directory, whole or not at all.
+def write_recipe(recipe: Recipe, out: Path, files: Mapping[str, DeepSpeedFile]) -> None:
+    """Keep the resolved recipe in the run directory, with copies of its DeepSpeed files, so that it stands alone.
+
+    Args:
+        recipe: What the run was given.
+        out: The run directory.
+        files: The DeepSpeed file of each network; the kept recipe names the copies.
 
     Raises:
         UserError: The directory cannot be written.
     """
-    path = out / RECIPE_FILE
-    unfinished = path.with_name(path.name + ".tmp")
+    tree = recipe.model_dump()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(recipe.to_yaml())
-        os.replace(unfinished, path)
+        for network, file in files.items():
+            tree["engines"][network]["ds_config"] = f"ds_{network}.json"
+            _write(out / f"ds_{network}.json", json.dumps(file.content, indent=2) + "\n")
+        _write(out / RECIPE_FILE, dump_yaml(tree))
     except OSError as error:
         raise UserError("out", str(out), f"cannot be written ({error})", "give a directory of your own") from None
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
 
 
 def read_saved_recipe(run: Path) -> Recipe:

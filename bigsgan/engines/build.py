@@ -18,16 +18,20 @@ from bigsgan import comm
 from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
-from bigsgan.engines.native_ops import build_cpu_adam, check_nvme
+from bigsgan.engines.native_ops import build_cpu_adam, refuse_nvme
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import BatchStatistics
 from bigsgan.models.network import LayerStack, initialize
 
-BUCKET_LIMIT = 500_000_000
-"""DeepSpeed's own size of a communication bucket, in elements. A small network gets smaller ones: at this size buckets
-cost 311 bytes a parameter on a GAN of 6.6 million."""
+# DeepSpeed's own sizes of communication buckets by stage, in elements. A network smaller than that gets smaller ones:
+# at these sizes they cost 311 bytes a parameter on a GAN of 6.6 million.
+_BUCKETS = {
+    1: {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000},
+    2: {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000},
+    3: {"reduce_bucket_size": 500_000_000, "stage3_prefetch_bucket_size": 50_000_000},
+}
 
 
 def build_engine(plan: RunPlan, network: str) -> ZeroEngine:
@@ -110,11 +114,8 @@ def _build_optimizer(section: Optimizer, stack: LayerStack, file: DeepSpeedFile)
 
 
 def _size_buckets(zero: dict[str, Any], numel: int) -> None:
-    size = min(BUCKET_LIMIT, max(numel, 1))
-    keys = {1: ["reduce_bucket_size", "allgather_bucket_size"], 2: ["reduce_bucket_size", "allgather_bucket_size"]}
-    keys[3] = ["reduce_bucket_size", "stage3_prefetch_bucket_size"]
-    for key in keys.get(zero["stage"], []):
-        zero.setdefault(key, size)
+    for key, limit in _BUCKETS.get(zero["stage"], {}).items():
+        zero.setdefault(key, max(1, min(limit, numel)))
 
 
 def _let_deepspeed_check(file: DeepSpeedFile, config: dict[str, Any]) -> None:
@@ -149,4 +150,4 @@ def _check_machine(network: str, file: DeepSpeedFile) -> None:
             "use an fp16 file such as ds_configs/zero1_fp16.json",
         )
     if file.uses_nvme:
-        check_nvme(network, file)
+        refuse_nvme(network, file)

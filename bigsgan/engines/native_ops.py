@@ -60,23 +60,19 @@ def refuse_stale_lock(build_directory: Path) -> None:
     )
 
 
-def check_nvme(network: str, file: DeepSpeedFile) -> None:
-    """Raise UserError where the file asks for NVMe offload and it cannot be had."""
+def refuse_nvme(network: str, file: DeepSpeedFile) -> None:
+    """Raise UserError: checkpoints and the average read the float32 weights, which NVMe offload keeps swapped out."""
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
-    if builder is None or not builder.is_compatible(verbose=False):
-        raise UserError(
-            f"engines.{network}.ds_config",
-            str(file.path),
-            "asks for NVMe offload, which needs libaio",
-            "install libaio (Debian: libaio-dev), or set the offload device to cpu",
-        )
-    if network == "generator":
-        raise UserError(
-            f"engines.{network}.ds_config",
-            str(file.path),
-            "offloads the generator's optimizer to NVMe, which swaps out the weights that the average is taken of",
-            "set the generator's offload device to cpu; the discriminator may use NVMe",
-        )
+    has_libaio = builder is not None and builder.is_compatible(verbose=False)
+    problem = (
+        "which checkpoints cannot read yet" if has_libaio else "which needs libaio, and checkpoints cannot read yet"
+    )
+    raise UserError(
+        f"engines.{network}.ds_config",
+        str(file.path),
+        f"asks for NVMe offload, {problem}",
+        "set the offload device to cpu, as ds_configs/zero3_offload.json does",
+    )
 
 
 def _load(name: str) -> None:

@@ -80,9 +80,10 @@ def _report_metrics(run: Run, lr: LearningRates, decay: float, clock: _Clock) ->
     """Bring the report's statistics to the host, the only place where the loop waits for the device."""
     run.rank_log.phase = "report"
     step, statistics = run.step, run.statistics
-    statistics.add_host("memory/mean_gib", comm.peak_memory_bytes() / 2**30)
+    own_peak = comm.peak_memory_bytes() / 2**30
+    statistics.add_host("memory/mean_gib", own_peak)
     metrics = statistics.reduce(comm.sum_over_ranks)
-    metrics["memory/max_gib"] = comm.max_over_ranks(comm.peak_memory_bytes() / 2**30)
+    metrics["memory/max_gib"] = comm.max_over_ranks(own_peak)
     metrics["lr/generator"], metrics["lr/discriminator"] = lr
     for name, engine in (("generator", step.generator), ("discriminator", step.discriminator)):
         metrics[f"loss_scale/{name}"] = engine.loss_scale
@@ -90,7 +91,7 @@ def _report_metrics(run: Run, lr: LearningRates, decay: float, clock: _Clock) ->
     metrics["ema_decay"] = decay
     metrics["images_per_second"] = clock.images_per_second(run.counters.nimg)
     run.reporter.report(run.counters.nimg, metrics)
-    _log.info("%d images: %s", run.counters.nimg, metrics)
+    _log.info("%d images, peak of this rank %.2f GiB: %s", run.counters.nimg, own_peak, metrics)
 
 
 def _report_samples(run: Run) -> None:

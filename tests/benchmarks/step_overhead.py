@@ -4,8 +4,8 @@
 
 The plain loop backpropagates through D(G(z)) (under DistributedDataParallel on several ranks), draws its latents from
 torch, averages G's weights with one foreach call, and reports nothing. The product's side is everything that the
-training loop does for an update, with its reports. Blocks of both and of a second copy of the plain loop (the A/A control) take
-turns; a ratio is the median over the rounds, with the quartiles beside it.
+training loop does for an update, with its reports. Blocks of both and of a second copy of the plain loop (the A/A
+control) take turns; a ratio is the median over the rounds, with the quartiles beside it.
 """
 
 import argparse

@@ -85,7 +85,7 @@ def made_run(tmp_path_factory) -> Path:
     entries = {name: Whole(network) for name, network in networks.items()}
     entries["average"] = entries["generator"]
     run = directory / "run"
-    write_recipe(recipe, run)
+    write_recipe(recipe, run, {})
     assert checkpoint.save(run / "checkpoints", 64, entries, LAYOUT, Alone())
     return run
 
@@ -199,11 +199,11 @@ def break_recipe(run: Path) -> None:
 
 
 def widen_recipe(run: Path) -> None:
-    write_recipe(tiny_recipe(Path(), "generator.embedding_size=7"), run)
+    write_recipe(tiny_recipe(Path(), "generator.embedding_size=7"), run, {})
 
 
 def narrow_recipe(run: Path) -> None:
-    write_recipe(tiny_recipe(Path(), "generator.embedding_size=5"), run)
+    write_recipe(tiny_recipe(Path(), "generator.embedding_size=5"), run, {})
 
 
 NOT_COMPLETE = ("--run", "'run' holds no complete checkpoint", "give the `out` directory of a run that has saved")

@@ -72,7 +72,7 @@ def test_the_recipe_is_kept_as_it_was(tmp_path):
     assert first.data.root == "1e-4"
     run = tmp_path / "new" / "run"
     for recipe in (first, second):
-        write_recipe(recipe, run)
+        write_recipe(recipe, run, {})
         assert read_saved_recipe(run) == recipe
         assert [path.name for path in run.iterdir()] == ["config.yaml"]
 
@@ -80,7 +80,7 @@ def test_the_recipe_is_kept_as_it_was(tmp_path):
 def test_a_recipe_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"^out: '.*/file/run' cannot be written \(.*; give a directory of your own$"):
-        write_recipe(tiny_recipe(tmp_path), tmp_path / "file" / "run")
+        write_recipe(tiny_recipe(tmp_path), tmp_path / "file" / "run", {})
 
 
 def test_what_is_no_run_directory_is_refused(tmp_path):
