@@ -62,7 +62,7 @@ def test_metrics_hold_what_tensorboard_shows(run):
     for name in names:
         assert [e.value for e in events.Scalars(name)] == pytest.approx([row[name] for row in rows], rel=1e-6), name
     assert set(events.Tags()["images"]) == {"samples/live", "samples/ema", "samples/real"}
-    assert rows[0]["lr/generator"] == 0.01
+    assert rows[0]["lr/generator"] == 0.002
 
 
 def test_grids_have_a_column_for_each_class(run):

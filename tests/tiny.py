@@ -1,9 +1,4 @@
-"""A recipe small enough to train in a test, with every kind of layer that BigGAN has.
-
-The seed matters to tests that compare with 1e-5: with some seeds an activation comes to lie within rounding of a kink
-(ReLU, hinge, max-pooling), falls on the other side of it in another order of summation, and moves a bias before a
-batch norm by 1e-4. Of the seeds 1 to 6 that happened with 1, 2 and 4 in some cell of the equivalence tests.
-"""
+"""A recipe small enough to train in a test, with every kind of layer that BigGAN has."""
 
 import json
 from pathlib import Path
@@ -13,7 +8,7 @@ from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
 
 TINY = """
 out: unset
-seed: 5
+seed: 1
 total_nimg: 1000000
 batch: 8
 report_nimg: 1000000
@@ -23,8 +18,8 @@ data: {kind: digits, resolution: 16}
 generator: {channels: 2, latent_size: 12, embedding_size: 6, attention: [8]}
 discriminator: {channels: 2, attention: [8]}
 optimizer:
-  generator: {kind: sgd, lr: 0.01}
-  discriminator: {kind: sgd, lr: 0.01}
+  generator: {kind: sgd, lr: 0.002}
+  discriminator: {kind: sgd, lr: 0.002}
 ema: {half_life_nimg: 16}
 """
 

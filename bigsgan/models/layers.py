@@ -238,13 +238,15 @@ class BatchStatistics(StatefulLayer):
         """Mean and biased variance over all ranks in one collective.
 
         The variance is that within the ranks plus that of their means. Means are taken from the running mean, which all
-        ranks share, so that their squares do not cancel the latter away; rounding must not make it negative.
+        ranks share, so that their squares do not cancel the latter away. Rounding must not make it negative; its
+        gradient holds there too, which a clamp alone would drop.
         """
         var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
         center = self.running_mean.clone()  # the running mean moves in place before the backward pass
         offset = mean - center
         offset, square, var = average(torch.stack([offset, offset.square(), var])).unbind(0)
-        return center + offset, var + (square - offset.square()).clamp(min=0)
+        between = square - offset.square()
+        return center + offset, var + between + (between.clamp(min=0) - between).detach()
 
     def _move(self, mean: Tensor, var: Tensor, count: int) -> None:
         self.running_mean.lerp_(mean, self.momentum)
