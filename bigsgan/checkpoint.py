@@ -93,9 +93,10 @@ def save(directory: Path, nimg: int, entries: Mapping[str, StateEntry], layout: 
             _write_manifest(partial, nimg, entries, layout, ranks.world_size())
             shutil.rmtree(directory / tag, ignore_errors=True)
             os.replace(partial, directory / tag)
+            _fsync(directory)
             _write_text(directory / "latest", tag + "\n")
 
-    for phase in (begin, lambda: _write_rank(partial, ranks.rank(), entries), finish):
+    for phase in (begin, lambda: _write_rank(partial, ranks, entries), finish):
         failed = False
         try:
             phase()
@@ -167,6 +168,13 @@ def load(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], layout: dict
     path = checkpoint.path / _rank_file(ranks.rank())
     with _opened(path) as file:
         names = list(file.keys())
+        if file.metadata().get("layout") != _layout_text(entries):
+            raise UserError(
+                str(path),
+                None,
+                "holds weights in another order or division than this run's DeepSpeed files make",
+                "resume with the files that the run directory keeps (ds_generator.json and ds_discriminator.json)",
+            )
         for entry_name, entry in entries.items():
             prefix = f"{entry_name}."
             tensors = {n.removeprefix(prefix): file.get_tensor(n) for n in names if n.startswith(prefix)}
@@ -210,24 +218,28 @@ def read_parameters(checkpoint: Checkpoint, entry: str, shapes: Mapping[str, tor
     return {**{name: values.view(shapes[name]) for name, values in flat.items()}, **buffers}
 
 
-def _write_rank(partial: Path, rank: int, entries: Mapping[str, StateEntry]) -> None:
+def _layout_text(entries: Mapping[str, StateEntry]) -> str:
+    return json.dumps({name: entry.layout() for name, entry in entries.items()})
+
+
+def _write_rank(partial: Path, ranks: Ranks, entries: Mapping[str, StateEntry]) -> None:
     tensors = {
         f"{name}.{key}": value.detach().contiguous()
         for name, entry in entries.items()
         for key, value in entry.tensors().items()
     }
-    needed = sum(t.numel() * t.element_size() for t in tensors.values())
+    # All ranks write into the same directory at once, and each holds about as much as any other.
+    needed = sum(t.numel() * t.element_size() for t in tensors.values()) * ranks.world_size()
     free = shutil.disk_usage(partial).free
     if free < needed * 1.05:
         raise UserError(
             str(partial),
             None,
-            f"has {free / 2**30:.1f} GiB free and this rank writes {needed / 2**30:.1f} GiB",
+            f"has {free / 2**30:.1f} GiB free and the ranks write {needed / 2**30:.1f} GiB",
             "free some space, or lower keep_checkpoints",
         )
-    layout = {name: entry.layout() for name, entry in entries.items()}
-    path = partial / _rank_file(rank)
-    save_file(tensors, path, metadata={"format": str(FORMAT), "layout": json.dumps(layout)})
+    path = partial / _rank_file(ranks.rank())
+    save_file(tensors, path, metadata={"format": str(FORMAT), "layout": _layout_text(entries)})
     _fsync(path)
 
 

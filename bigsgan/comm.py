@@ -9,7 +9,6 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 import deepspeed
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from bigsgan.errors import UserError
 
-_STORE_TIMEOUT = timedelta(seconds=30)
 _SPEAKER_KEY = "bigsgan/speaker"
 
 
@@ -41,7 +39,7 @@ def initialize() -> None:
     local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if get_accelerator().device_name() == "cpu":
         # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     else:
         devices = get_accelerator().device_count()
         if local_size > devices:

@@ -53,16 +53,18 @@ def generate(
     classes = trained.recipe.data.num_classes
     columns = grid_columns(classes)
 
-    def inputs(stream: str, first: int, size: int) -> MicroBatch:
+    def latents(stream: str, first: int, size: int) -> Tensor:
         width = trained.recipe.generator.latent_size
         if truncation is None:
-            latents = draws.normal(stream, (0,), first, size, width)
+            drawn = draws.normal(stream, (0,), first, size, width)
         else:
-            latents = draws.truncated_normal(stream, first, size, width, truncation)
-        labels = torch.arange(first, first + size) % (columns if classes else 1)
-        return torch.from_numpy(latents).to(device), labels.to(device)
+            drawn = draws.truncated_normal(stream, first, size, width, truncation)
+        return torch.from_numpy(drawn).to(device)
 
-    standing = [inputs("standing", i * CHUNK, CHUNK) for i in range(STANDING_BATCHES)]
-    stand_statistics(trained.network, trained.infer, standing)
-    images = sample(trained.network, trained.infer, inputs("sample", 0, num), CHUNK)
-    return images, columns
+    def standing_batch(first: int) -> MicroBatch:
+        labels = draws.integers("standing/label", (0,), first, CHUNK, max(classes, 1))  # of all classes, as in training
+        return latents("standing", first, CHUNK), torch.from_numpy(labels).to(device)
+
+    stand_statistics(trained.network, trained.infer, [standing_batch(i * CHUNK) for i in range(STANDING_BATCHES)])
+    labels = torch.arange(num, device=device) % (columns if classes else 1)
+    return sample(trained.network, trained.infer, (latents("sample", 0, num), labels), CHUNK), columns

@@ -156,11 +156,12 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
 
 
 def readable_images(dataset: ImageDataset, num: int) -> list[torch.Tensor]:
-    """Those of the first ``num`` images of a data set that can be read: uint8 (C, R, R) each."""
+    """Up to ``num`` images from all over a data set that can be read: uint8 (C, R, R) each."""
     found = []
-    for index in range(min(num, len(dataset))):
+    num = min(num, len(dataset))
+    for index in range(num):
         with suppress(CorruptImage):  # the loader counts and reports it
-            found.append(dataset[index][0])
+            found.append(dataset[index * len(dataset) // num][0])
     return found
 
 
@@ -199,7 +200,7 @@ def _out_of_memory(plan: RunPlan, error: Exception) -> UserError:
         "memory",
         None,
         f"ran out on rank {comm.rank()} with {sizes} images a micro-batch: {cause}",
-        f"double accumulation (now {plan.recipe.accumulation}), set "
-        "engines.generator.activation_checkpointing=true and engines.discriminator.activation_checkpointing=true, "
-        "or use a higher ZeRO stage (ds_configs/zero3.json)",
+        "set engines.generator.activation_checkpointing=true and engines.discriminator.activation_checkpointing=true; "
+        f"or start a new `out` with more micro-batches (accumulation={2 * plan.recipe.accumulation}) or a higher ZeRO "
+        "stage (ds_configs/zero3.json)",
     )

@@ -15,8 +15,9 @@ from bigsgan.config import Recipe
 from bigsgan.data import RealImages, build_dataset
 from bigsgan.draws import Draws
 from bigsgan.models.build import build_network
-from bigsgan.models.layers import moving_state
+from bigsgan.models.layers import SelfAttention, moving_state
 from bigsgan.models.network import initialize
+from tests.tiny import attend
 
 
 def build_networks(recipe: Recipe):
@@ -26,11 +27,19 @@ def build_networks(recipe: Recipe):
         for layer in network.spectral_layers():
             layer.orthogonal = 0.0  # added below, from its definition
         initialize(network, seed)
+        for layer in network.modules():
+            if isinstance(layer, SelfAttention):
+                attend(layer)
     return networks
 
 
-def hinge_d(real, fake):
-    return F.relu(1 - real).mean() + F.relu(1 + fake).mean()
+LOSSES = {
+    "hinge": (lambda r, f: F.relu(1 - r).mean() + F.relu(1 + f).mean(), lambda r, f: -f.mean()),
+    "non_saturating": (lambda r, f: (-F.logsigmoid(r) - F.logsigmoid(-f)).mean(), lambda r, f: -F.logsigmoid(f).mean()),
+    "least_squares": (lambda r, f: ((r - 1) ** 2 + f**2).mean() / 2, lambda r, f: ((f - 1) ** 2).mean() / 2),
+    "wasserstein": (lambda r, f: (f - r).mean(), lambda r, f: -f.mean()),
+    "relativistic": (lambda r, f: -F.logsigmoid(r - f).mean(), lambda r, f: -F.logsigmoid(f - r).mean()),
+}
 
 
 def make_optimizer(section, network):
@@ -40,10 +49,11 @@ def make_optimizer(section, network):
 
 
 class Reference:
-    """Runs updates of a hinge game and holds the networks, the average and the last gradients."""
+    """Runs updates and holds the networks, the average and the last gradients."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.d_loss, self.g_loss = LOSSES[recipe.objective.loss]
         self.g, self.d = build_networks(recipe)
         self.opt_g = make_optimizer(recipe.optimizer.generator, self.g)
         self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
@@ -70,7 +80,8 @@ class Reference:
     def d_step(self, update, d_step):
         section, part = self.recipe.objective, self.parts["discriminator"]
         latents = self.latents.phase("discriminator", (update, d_step), part)
-        reals = self.reals.next_phase()
+        reals = self.last_reals = self.reals.next_phase()
+        self.last_latents = latents
         phase = update * section.d_steps + d_step
         for j, ((x, y), (z, c)) in enumerate(zip(reals, latents, strict=True)):
             with torch.no_grad():
@@ -79,7 +90,7 @@ class Reference:
             # The first of these forward passes moves the power iteration; the others must find it moved.
             logits_real = self.forward(self.d, j == 0, x, y)
             logits_fake = self.forward(self.d, False, fake, c)
-            loss = hinge_d(logits_real, logits_fake)
+            loss = self.d_loss(logits_real, logits_fake)
             for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):
                 penalty = getattr(section, name)
                 if penalty and phase % penalty.every == 0:
@@ -92,9 +103,17 @@ class Reference:
 
     def g_step(self, update):
         part = self.parts["generator"]
-        for j, (z, c) in enumerate(self.latents.phase("generator", (update,), part)):
-            logits = self.forward(self.d, False, self.forward(self.g, j == 0, z, c), c)
-            (-logits.mean() / part.accumulation).backward()
+        latents = self.latents.phase("generator", (update,), part)
+        if self.recipe.objective.reuse_fakes:
+            latents = self.last_latents
+        for j, (z, c) in enumerate(latents):
+            fake = self.forward(self.d, False, self.forward(self.g, j == 0, z, c), c)
+            real = (
+                self.forward(self.d, False, *self.last_reals[j])
+                if self.recipe.objective.loss == "relativistic"
+                else None
+            )
+            (self.g_loss(real, fake) / part.accumulation).backward()
         self.opt_d.zero_grad()
         self.finish(self.g, self.opt_g, self.recipe.objective.orthogonal.generator)
 

@@ -4,7 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
+from bigsgan.models.layers import SelfAttention
+
+
+@torch.no_grad()
+def attend(layer: SelfAttention, generators: Any = None) -> None:
+    """Switch attention on, which begins switched off: its weights would have no gradient and nothing be seen of them."""
+    layer.gamma.fill_(0.7)
+
 
 TINY = """
 out: unset

@@ -34,6 +34,9 @@ _BUCKETS = {
 }
 
 
+_log = logging.getLogger(__name__)
+
+
 def build_engine(plan: RunPlan, network: str) -> ZeroEngine:
     """Build ``generator`` or ``discriminator`` with its own DeepSpeed engine.
 
@@ -42,6 +45,13 @@ def build_engine(plan: RunPlan, network: str) -> ZeroEngine:
     """
     file = plan.deepspeed_files[network]
     _check_machine(network, file)
+    if file.stage == 3 and not plan.recipe.engine(network).activation_checkpointing:
+        _log.warning(
+            "%s: between forward and backward, spectral normalisation keeps a copy of every weight whole on each rank; "
+            "engines.%s.activation_checkpointing=true keeps them sharded",
+            network,
+            network,
+        )
     logger.setLevel(logging.ERROR)  # its warnings (an untested optimizer, say) ask nothing of the user
     config = deepspeed_config(plan, network)
     _let_deepspeed_check(file, config)

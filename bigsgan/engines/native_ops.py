@@ -21,7 +21,8 @@ from bigsgan import comm
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.errors import UserError
 
-STALE_AFTER_SECONDS = 120
+GRACE_SECONDS = 15.0
+POLL_SECONDS = 0.2
 
 _log = logging.getLogger(__name__)
 
@@ -43,21 +44,30 @@ def build_cpu_adam() -> type[DeepSpeedCPUAdam]:
     return DeepSpeedCPUAdam
 
 
-def refuse_stale_lock(build_directory: Path) -> None:
-    """Raise UserError where ``build_directory`` holds the lock of a build that no longer runs."""
+def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECONDS) -> None:
+    """Wait while somebody builds in ``build_directory``; raise UserError where a killed build left its lock there.
+
+    Args:
+        build_directory: Of one op, under TORCH_EXTENSIONS_DIR.
+        grace_seconds: How long a lock may stand without a builder on this host, which a build that begins needs.
+    """
     lock = build_directory / "lock"
-    try:
-        age = time.time() - lock.stat().st_mtime
-    except FileNotFoundError:
-        return
-    if age < STALE_AFTER_SECONDS or _is_building(build_directory):
-        return
-    raise UserError(
-        str(lock),
-        None,
-        f"was left {age:.0f} s ago by a build that was killed, and every run would wait for it",
-        f"remove it: rm {lock}",
-    )
+    unattended_since = time.monotonic()
+    said = False
+    while lock.exists():
+        if _is_building(build_directory):
+            unattended_since = time.monotonic()
+            if not said:
+                _log.warning("waiting for another process that builds in %s", build_directory)
+                said = True
+        elif time.monotonic() - unattended_since > grace_seconds:
+            raise UserError(
+                str(lock),
+                None,
+                "was left by a build that was killed, and every run would wait for it",
+                f"remove it, unless another host is building there: rm {lock}",
+            )
+        time.sleep(POLL_SECONDS)
 
 
 def refuse_nvme(network: str, file: DeepSpeedFile) -> None:

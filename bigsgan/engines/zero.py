@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bigsgan.engines import zero_private
 from bigsgan.engines.base import LossFunction, MicroBatch, Shard
+from bigsgan.errors import UserError
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 
@@ -157,7 +158,8 @@ class ZeroEngine:
         self.num_applied, self.num_skipped = int(values["num_applied"]), int(values["num_skipped"])
         self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
         scaler = {key.removeprefix("scaler."): v for key, v in values.items() if key.startswith("scaler.")}
-        zero_private.set_loss_scaler_numbers(self._engine, scaler)
+        if self._is_fp16:
+            zero_private.set_loss_scaler_numbers(self._engine, scaler)
         zero_private.set_counters(self._engine, self.num_applied + self.num_skipped, self.num_skipped)
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
@@ -193,7 +195,7 @@ class ZeroEngine:
             finite = bool(torch.isfinite(self.grad_norm))
             if not finite:  # optimizers pass over parameters without a gradient
                 self.network.zero_grad(set_to_none=True)
-        self._engine.step()
+        self._step_engine()
         if not is_update:
             return
         self.applied = finite and self._engine.was_step_applied()
@@ -202,4 +204,18 @@ class ZeroEngine:
         if not self.applied:  # what overflowed the gradients may stand in the running statistics too
             torch._foreach_copy_(self._buffers, self._kept_buffers)
         if not self._checks_gradients:
-            self.grad_norm = self._engine.get_global_grad_norm() or 0.0
+            norm = self._engine.get_global_grad_norm()
+            self.grad_norm = 0.0 if norm is None else norm  # `or` would ask a tensor, and wait for the device
+
+    def _step_engine(self) -> None:
+        try:
+            self._engine.step()
+        except Exception as error:  # DeepSpeed raises no type of its own (fp16/loss_scaler.py)
+            if "loss scale" not in str(error):
+                raise
+            raise UserError(
+                "fp16",
+                self.loss_scale,
+                "is the smallest loss scale, and gradients still overflow: the run has diverged or needs more range",
+                "go on from an older checkpoint with a lower learning rate, or use a bf16 file",
+            ) from error

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bigsgan.engines.base import Piece
 
+_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 _PINNED_BY = -1
 """Stands in ``ds_active_sub_modules``, which holds ids of modules (all >= 0), for 'in use by us'."""
 
@@ -127,18 +128,17 @@ def set_optimizer_state(engine: DeepSpeedEngine, master: Tensor, state: dict[str
 
 
 def loss_scaler_numbers(engine: DeepSpeedEngine) -> dict[str, float]:
-    """All plain numbers of the dynamic loss scaler (fp16/loss_scaler.py); empty without one."""
-    scaler = getattr(engine.optimizer, "loss_scaler", None)
-    if scaler is None:
-        return {}
-    return {key: value for key, value in vars(scaler).items() if isinstance(value, (int, float))}
+    """What moves in the loss scaler (fp16/loss_scaler.py); a static one has its scale alone."""
+    state = vars(engine.optimizer.loss_scaler)
+    return {key: state[key] for key in _SCALER_STATE if key in state}
 
 
 def set_loss_scaler_numbers(engine: DeepSpeedEngine, values: dict[str, float]) -> None:
     """Restore what ``loss_scaler_numbers`` gave."""
+    state = vars(engine.optimizer.loss_scaler)
     for key, value in values.items():
-        current = getattr(engine.optimizer.loss_scaler, key)
-        setattr(engine.optimizer.loss_scaler, key, type(current)(value))
+        if key in state:
+            state[key] = type(state[key])(value)
 
 
 def set_counters(engine: DeepSpeedEngine, updates: int, skipped: int) -> None:

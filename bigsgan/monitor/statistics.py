@@ -34,7 +34,8 @@ class Statistics:
         Enqueues two small operations (a sum and an addition) and waits for nothing.
         """
         # Detached, as a graph held by a running sum would keep the activations of every step alive.
-        total = value.detach().sum(dtype=self._dtype)
+        # Moved, as DeepSpeed gives some norms on the host (ZeRO 3 with offload).
+        total = value.detach().to(self._device, non_blocking=True).sum(dtype=self._dtype)
         held = self._device_sums.get(name)
         # Out of place: a sum that was made in inference mode may not be changed outside of it.
         self._device_sums[name] = total if held is None else held + total

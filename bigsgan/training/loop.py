@@ -88,6 +88,8 @@ def _report_metrics(run: Run, lr: LearningRates, decay: float, clock: _Clock) ->
     for name, engine in (("generator", step.generator), ("discriminator", step.discriminator)):
         metrics[f"loss_scale/{name}"] = engine.loss_scale
         metrics[f"skipped/{name}"] = engine.num_skipped
+        if f"grad_norm/{name}" not in metrics:
+            _log.warning("every update of the %s since the last report was skipped: its gradients are not finite", name)
     metrics["ema_decay"] = decay
     metrics["images_per_second"] = clock.images_per_second(run.counters.nimg)
     run.reporter.report(run.counters.nimg, metrics)

@@ -27,12 +27,14 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
     norms = [module for module in network.modules() if isinstance(module, BatchStatistics)]
     momenta = [norm.momentum for norm in norms]
     network.train()
-    for i, batch in enumerate(batches):
-        for norm in norms:
-            norm.momentum = 1.0 / (i + 1)  # a cumulative mean: the first batch replaces what was there
-        infer([batch], True)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
+    try:
+        for i, batch in enumerate(batches):
+            for norm in norms:
+                norm.momentum = 1.0 / (i + 1)  # a cumulative mean: the first batch replaces what was there
+            infer([batch], True)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
 
 def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int) -> Tensor:

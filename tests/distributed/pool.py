@@ -1,6 +1,7 @@
 """Ranks that stay alive between tests: importing torch and deepspeed costs more than most tests."""
 
 import importlib
+import logging
 import multiprocessing
 import os
 import socket
@@ -65,11 +66,14 @@ class RankPool:
 def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(world_size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
+    logging.getLogger("bigsgan").setLevel(logging.ERROR)
     comm = importlib.import_module("bigsgan.comm")
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
     # torch computes fp16 on every CPU, if slowly; DeepSpeed refuses it where there are no fast instructions.
     accelerator.is_fp16_supported = lambda: True
     comm.initialize()
+    layers, tiny = importlib.import_module("bigsgan.models.layers"), importlib.import_module("tests.tiny")
+    layers.SelfAttention.initialize = tiny.attend  # as the reference does
     while True:
         try:
             module, name, arguments = pipe.recv()

@@ -1,6 +1,5 @@
 """What ranks of a pool do; results go back to the test as plain tensors on rank 0's pipe."""
 
-import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from bigsgan.train import build_run
 from bigsgan.training.loop import Run
 from bigsgan.training.schedules import average_decay
 from tests.tiny import tiny_plan
-
-logging.getLogger("bigsgan").setLevel(logging.ERROR)
 
 
 def build(overrides: list[str], ds: dict[str, Any], found: Any = None) -> Run:

@@ -13,6 +13,8 @@ from tests.distributed import scenarios
 from tests.tiny import tiny_recipe, zero
 
 UPDATES = 6
+# Biases before a batch norm, which takes the mean away: their gradient is rounding.
+UNSEEN = [f"layers.{name}.bias" for name in ("1.conv1", "3.conv1", "3.conv2", "3.shortcut")]
 SAME = 1e-5
 SEEDS = (2, 3, 4)
 
@@ -65,7 +67,12 @@ OVERRIDES = {
         "objective.r1={weight: 0.2, every: 2, form: finite_difference, sigma: 0.5}",
         "objective.r2={weight: 0.1, every: 2, form: finite_difference, sigma: 0.5}",
     ],
-    "two_d_steps": ["objective.d_steps=2"],
+    "two_d_steps": ["objective.d_steps=2", "objective.r1={weight: 0.2, every: 3}"],
+    "non_saturating": ["objective.loss=non_saturating"],
+    "least_squares": ["objective.loss=least_squares"],
+    "wasserstein": ["objective.loss=wasserstein"],
+    "relativistic": ["objective.loss=relativistic", "objective.d_steps=2", "accumulation=2"],
+    "reused_fakes": ["objective.reuse_fakes=true", "accumulation=2"],
     "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", "accumulation=2"],
     "unconditional": ["data.num_classes=0"],
     "own_accumulation": ["engines.discriminator.accumulation=2"],
@@ -74,7 +81,7 @@ OVERRIDES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OVERRIDES)
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_options(ranks, stage, name):
     check(ranks(2), OVERRIDES[name], {"generator": zero(stage), "discriminator": zero(stage)})
 
@@ -107,7 +114,18 @@ def test_stage_3_with_persistent_parameters(ranks):
 )
 def test_offload_changes_nothing(ranks, stage, section):
     offloaded = zero(stage, zero=section)
-    check(ranks(2), ["accumulation=2"], {"generator": offloaded, "discriminator": offloaded})
+    check(ranks(2), ["accumulation=2", *PENALTIES["exact"]], {"generator": offloaded, "discriminator": offloaded})
+
+
+def test_every_tensor_moves():
+    """The matrix would prove nothing about a tensor that stays where it was."""
+    start = reference.run_reference(tiny_recipe(Path(tempfile.mkdtemp()), f"seed={SEEDS[0]}"), 0)
+    end = expected(f"seed={SEEDS[0]}")
+    for entry, tensors in start.items():
+        for name, value in tensors.items():
+            is_unseen = entry != "discriminator" and name in UNSEEN
+            if name.endswith(("weight", "bias", "gamma")) and not is_unseen:
+                assert reference.distance(end[entry][name], value) > 10 * SAME, f"{entry}.{name}"
 
 
 def test_penalties_matter():

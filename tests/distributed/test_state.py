@@ -1,9 +1,13 @@
 """What an update may and may not touch: D in G's phase, everything around the average, skipped updates, resumes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from bigsgan import checkpoint, comm
+from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from tests.distributed import scenarios
 from tests.tiny import tiny_recipe, zero
@@ -75,3 +79,25 @@ def test_non_finite_gradients_skip_the_update(ranks, ds, network):
         assert result["average_moved"] == (network == "discriminator")
         assert result["other_moved"]
         assert result["finite"]
+
+
+def other_order(directory, ds, other):
+    """Save with ``ds``, then build with ``other`` from it: the message, or None."""
+    both = {"generator": ds, "discriminator": ds}
+    run = scenarios.build(ADAM, both)
+    scenarios.update(run, 1)
+    assert checkpoint.save(Path(directory), run.counters.nimg, run.entries, run.layout, comm)
+    scenarios.destroy(run)
+    try:
+        run = scenarios.build(ADAM, {"generator": other, "discriminator": other}, checkpoint.newest(Path(directory)))
+    except UserError as error:
+        return str(error)
+    scenarios.destroy(run)
+    return None
+
+
+def test_a_file_that_divides_weights_differently_is_refused(ranks, tmp_path):
+    ds, other = zero(3), zero(3, zero={"sub_group_size": 500})
+    for message in ranks(2).run(other_order, str(tmp_path), ds, other):
+        assert "in another order or division" in message
+        assert "ds_generator.json" in message

@@ -313,7 +313,7 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
     parts = (
         "can't allocate memory",
         "8 (generator), 4 (discriminator) images",
-        "double accumulation (now 1)",
+        "more micro-batches (accumulation=2)",
         "zero3.json",
     )
     check(capsys, train_arguments("engines.discriminator.accumulation=2"), "memory: ran out on rank 0", *parts)

@@ -318,7 +318,7 @@ def test_shards_of_two_ranks_are_put_together(tmp_path):
     assert torch.equal(state["b"], B)
     assert torch.equal(state["u"], torch.ones(2))  # rank 0's
     for rank, part in enumerate(parts):  # each rank finds its own again
-        mine = Part({})
+        mine = Part({}, layout=part["generator"].layout())
         checkpoint.load(found, {"generator": mine}, {}, ThreadRank(rank, [False] * 2, threading.Barrier(1)))
         expected = part["generator"].tensors()
         assert mine.loaded[0].keys() == expected.keys()
@@ -350,10 +350,10 @@ def test_one_rank_without_space_stops_all(tmp_path, monkeypatch):
     assert save_on_ranks(tmp_path, 64, rank_parts()) == [True, True]
     real = checkpoint._write_rank
 
-    def write_rank(partial: Path, rank: int, parts: Any) -> None:
-        if rank == 1:
+    def write_rank(partial: Path, ranks: Any, parts: Any) -> None:
+        if ranks.rank() == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(partial, rank, parts)
+        real(partial, ranks, parts)
 
     monkeypatch.setattr(checkpoint, "_write_rank", write_rank)
     assert save_on_ranks(tmp_path, 128, rank_parts()) == [False, False]

@@ -1,0 +1,53 @@
+"""Standing statistics are the mean over the batches, and nothing of what was there before."""
+
+import torch
+
+from bigsgan.models.layers import BatchStatistics, moving_state
+from bigsgan.models.network import LayerStack
+from bigsgan.training.sampling import sample, stand_statistics
+
+
+class Normalise(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.statistics = BatchStatistics(3)
+        self.statistics.initialize(lambda name: torch.Generator())
+
+    def forward(self, x):
+        return (self.statistics(x),)
+
+
+def make():
+    network = LayerStack([Normalise()])
+
+    def infer(micro_batches, moving):
+        with torch.no_grad(), moving_state(network.stateful_layers(), moving):
+            return [network(*inputs) for inputs in micro_batches]
+
+    return network, network.layers[0].statistics, infer
+
+
+def test_statistics_are_those_of_the_batches():
+    network, norm, infer = make()
+    generator = torch.Generator().manual_seed(0)
+    batches = [(2 * torch.randn(5, 3, 4, 4, generator=generator) + i,) for i in range(7)]
+    for start in (0.0, 1e3):
+        norm.running_mean.fill_(start)
+        norm.running_var.fill_(start)
+        stand_statistics(network, infer, batches)
+        means = torch.stack([x.mean(dim=(0, 2, 3)) for (x,) in batches])
+        variances = torch.stack([x.var(dim=(0, 2, 3)) for (x,) in batches])
+        torch.testing.assert_close(norm.running_mean, means.mean(dim=0), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(norm.running_var, variances.mean(dim=0), atol=1e-3, rtol=1e-4)
+        assert norm.momentum == 0.1
+
+
+def test_samples_come_from_the_running_statistics_in_chunks():
+    network, norm, infer = make()
+    norm.running_mean.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    norm.running_var.fill_(4.0)
+    x = torch.randn(10, 3, 4, 4)
+    expected = (x - torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)) / (4.0 + norm.eps) ** 0.5
+    torch.testing.assert_close(sample(network, infer, (x,), chunk=3), expected)
+    assert network.training
+    assert norm.running_mean.tolist() == [1.0, 2.0, 3.0]
