@@ -12,7 +12,7 @@ from bigsgan.models.layers import SelfAttention
 
 @torch.no_grad()
 def attend(layer: SelfAttention, generators: Any = None) -> None:
-    """Switch attention on, which begins switched off: its weights would have no gradient and nothing be seen of them."""
+    """Switch attention on, which begins switched off, its weights without a gradient and so unseen by a comparison."""
     layer.gamma.fill_(0.7)
 
 
