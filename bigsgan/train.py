@@ -139,19 +139,19 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     if rank == 0 and (real := readable_images(dataset, REAL_GRID)):
         reporter.images("samples/real", torch.stack(real).float() / 127.5 - 1, REAL_COLUMNS, counters.nimg)
     return Run(
-        recipe,
-        out,
-        reals,
-        step,
-        average,
-        latents,
-        slices["generator"],
-        counters,
-        entries,
-        layout,
-        statistics,
-        reporter,
-        rank_log,
+        recipe=recipe,
+        out=out,
+        reals=reals,
+        step=step,
+        average=average,
+        latents=latents,
+        sampling_slice=slices["generator"],
+        counters=counters,
+        entries=entries,
+        layout=layout,
+        statistics=statistics,
+        reporter=reporter,
+        rank_log=rank_log,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,21 +142,9 @@ class _Clock:
         self._nimg, self._since = nimg, now
         return speed
 
-    def paused(self) -> _Pause:
-        """Context whose time does not count."""
-        return _Pause(self)
-
-    def forgive(self, seconds: float) -> None:
-        """Leave this much out."""
-        self._since += seconds
-
-
-class _Pause:
-    def __init__(self, clock: _Clock) -> None:
-        self._clock, self._start = clock, 0.0
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._clock.forgive(time.perf_counter() - self._start)
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time inside the block out."""
+        start = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - start
