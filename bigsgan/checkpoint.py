@@ -36,12 +36,23 @@ _log = logging.getLogger(__name__)
 
 
 class StateEntry(Protocol):
-    """What a checkpoint needs of a named part of the state; see training/state.py."""
+    """One named part of a run's state, which saves and loads itself; see training/state.py."""
 
-    def tensors(self) -> dict[str, Tensor]: ...  # noqa: D102
-    def numbers(self) -> dict[str, float]: ...  # noqa: D102
-    def layout(self) -> dict[str, list[Any]]: ...  # noqa: D102
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None: ...  # noqa: D102
+    def tensors(self) -> dict[str, Tensor]:
+        """This rank's tensors."""
+        ...
+
+    def numbers(self) -> dict[str, float]:
+        """Numbers, the same on all ranks."""
+        ...
+
+    def layout(self) -> dict[str, list[Any]]:
+        """For each flat tensor of ``tensors``, the pieces of parameters that lie in it (engines.base.Piece)."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
+        """Restore what ``tensors`` and ``numbers`` gave."""
+        ...
 
 
 class Ranks(Protocol):

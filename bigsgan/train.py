@@ -25,7 +25,7 @@ from bigsgan.errors import EXIT_BAD_INPUT, UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
-from bigsgan.training.state import AverageState, Counters, EngineState, Entry
+from bigsgan.training.state import AverageState, Counters, EngineState
 
 REAL_GRID, REAL_COLUMNS = 100, 10
 
@@ -104,7 +104,7 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     engines: dict[str, Engine] = {network: build_engine(plan, network) for network in NETWORKS}
     average = ShardedAverage(engines["generator"])
     counters = Counters()
-    entries: dict[str, Entry] = {
+    entries: dict[str, checkpoint.StateEntry] = {
         "generator": EngineState(engines["generator"]),
         "discriminator": EngineState(engines["discriminator"]),
         "average": AverageState(engines["generator"], average),

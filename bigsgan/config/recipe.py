@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -111,16 +112,21 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
                 f"does not divide into {accumulation} micro-batches on {world_size} ranks for the {network}",
                 f"set batch to a multiple of {parts}, such as batch={-(-recipe.batch // parts) * parts}",
             )
-        clip = getattr(recipe.optimizer, network).clip_norm
-        derived = {
-            "train_batch_size": recipe.batch,
-            "train_micro_batch_size_per_gpu": recipe.batch // parts,
-            "gradient_accumulation_steps": accumulation,
-            "gradient_clipping": clip or 0.0,
-        }
+        derived = derived_keys(recipe, network, world_size)
         files[network] = read_deepspeed_file(network, recipe.engine(network).ds_config, recipe_dir, derived)
     _check_slope(recipe, files["discriminator"])
     return RunPlan(recipe, world_size, files)
+
+
+def derived_keys(recipe: Recipe, network: str, world_size: int) -> dict[str, Any]:
+    """DeepSpeed's keys whose values follow from the recipe; its file may only repeat them."""
+    accumulation = recipe.accumulation_of(network)
+    return {
+        "train_batch_size": recipe.batch,
+        "train_micro_batch_size_per_gpu": recipe.batch // (accumulation * world_size),
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": getattr(recipe.optimizer, network).clip_norm or 0.0,  # DeepSpeed's default is 1.0
+    }
 
 
 def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from bigsgan import comm
 from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.recipe import derived_keys
 from bigsgan.config.sections import Optimizer
 from bigsgan.engines.native_ops import build_cpu_adam, refuse_nvme
 from bigsgan.engines.zero import Root, ZeroEngine
@@ -74,7 +75,6 @@ def build_engine(plan: RunPlan, network: str) -> ZeroEngine:
 def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
     """The DeepSpeed file completed with what follows from the recipe, and without DeepSpeed's silent defaults."""
     file = plan.deepspeed_files[network]
-    clip = getattr(plan.recipe.optimizer, network).clip_norm
     content = {key: value for key, value in file.content.items() if value != "auto"}
     return {
         "steps_per_print": None,
@@ -82,10 +82,7 @@ def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,  # torch's own Adam works on offloaded shards and needs no compiler
         **content,
         "zero_optimization": {"stage": 0, **content.get("zero_optimization", {})},
-        "train_batch_size": plan.recipe.batch,
-        "train_micro_batch_size_per_gpu": plan.micro_batch_size(network),
-        "gradient_accumulation_steps": plan.recipe.accumulation_of(network),
-        "gradient_clipping": clip or 0.0,  # DeepSpeed's default is 1.0
+        **derived_keys(plan.recipe, network, plan.world_size),
     }
 
 

@@ -19,7 +19,7 @@ from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.sampling import STANDING_BATCHES, grid_columns, sample, stand_statistics
 from bigsgan.training.schedules import average_decay, is_due, learning_rate
-from bigsgan.training.state import Counters, Entry
+from bigsgan.training.state import Counters
 
 GRID_ROWS = 10
 
@@ -38,7 +38,7 @@ class Run:
     latents: LatentSource
     sampling_slice: Slice
     counters: Counters
-    entries: dict[str, Entry]
+    entries: dict[str, checkpoint.StateEntry]
     layout: dict[str, Any]
     statistics: Statistics
     reporter: Reporter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,26 +13,6 @@ from bigsgan.engines import Engine, Piece
 from bigsgan.training.ema import ShardedAverage
 
 Number = float | int
-
-
-class Entry(Protocol):
-    """One named part of a run's state."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """This rank's tensors."""
-        ...
-
-    def numbers(self) -> dict[str, Number]:
-        """Numbers, the same on all ranks."""
-        ...
-
-    def layout(self) -> dict[str, list[Piece]]:
-        """For each flat tensor of ``tensors``, which parts of which parameters lie in it."""
-        ...
-
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Number]) -> None:
-        """Restore what ``tensors`` and ``numbers`` gave."""
-        ...
 
 
 class EngineState:

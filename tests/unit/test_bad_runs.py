@@ -24,6 +24,7 @@ from bigsgan.config.run_directory import write_recipe
 from bigsgan.engines.base import Piece
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
+from tests.alone import Alone
 from tests.tiny import tiny_recipe
 
 RANK_FILE = "checkpoints/000000000064/rank00000.safetensors"
@@ -32,22 +33,6 @@ LAYOUT = {
     "world_size": 1, "generator.stage": 0, "generator.precision": "fp32", "discriminator.stage": 0,
     "discriminator.precision": "fp32",
 }  # fmt: skip
-
-
-class Alone:
-    """The collectives of a single rank."""
-
-    def rank(self) -> int:
-        return 0
-
-    def world_size(self) -> int:
-        return 1
-
-    def barrier(self) -> None:
-        pass
-
-    def any_rank(self, flag: bool) -> bool:
-        return flag
 
 
 class Whole:

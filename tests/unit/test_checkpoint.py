@@ -20,25 +20,10 @@ from torch import Tensor
 from bigsgan import checkpoint
 from bigsgan.engines.base import Piece
 from bigsgan.errors import UserError
+from tests.alone import Alone
 
 LAYOUT: dict[str, Any] = {"world_size": 1, "generator.stage": 2}
 Usage = namedtuple("Usage", "total used free")
-
-
-class Alone:
-    """The collectives of a single rank."""
-
-    def rank(self) -> int:
-        return 0
-
-    def world_size(self) -> int:
-        return 1
-
-    def barrier(self) -> None:
-        pass
-
-    def any_rank(self, flag: bool) -> bool:
-        return flag
 
 
 class ThreadRank:
