@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import deepspeed
@@ -110,9 +110,18 @@ def max_over_ranks(value: float) -> float:
     return float(tensor)
 
 
-def mean_over_ranks(tensor: Tensor) -> Tensor:
-    """Average a tensor over all ranks; differentiable any number of times."""
-    return _Mean.apply(tensor)
+def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
+    """Send contiguous tensors to ranks while receiving others, in place, from ranks."""
+    operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
+    operations += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives]
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+
+def mean_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Average a tensor over all ranks, or those of a group; differentiable any number of times."""
+    return _Mean.apply(tensor, group)
 
 
 class _Mean(torch.autograd.Function):
@@ -123,14 +132,15 @@ class _Mean(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
         result = tensor.contiguous().clone()
-        dist.all_reduce(result)
-        return result.div_(dist.get_world_size())
+        dist.all_reduce(result, group=group)
+        return result.div_(dist.get_world_size(group))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _Mean.apply(grad)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Mean.apply(grad, ctx.group), None
 
 
 def claim_speech() -> bool:

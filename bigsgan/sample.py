@@ -10,7 +10,7 @@ from torch import Tensor
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.draws import Draws
-from bigsgan.engines.base import MicroBatch
+from bigsgan.engines.sequences import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.monitor import image_grid, save_png
 from bigsgan.trained import TrainedNetwork, open_trained

@@ -21,6 +21,7 @@ from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine
 from bigsgan.engines.build import build_engine
+from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import EXIT_BAD_INPUT, UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
@@ -116,22 +117,41 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         layout[f"{network}.precision"] = file.precision
     if found is not None:
         checkpoint.load(found, entries, layout, comm)
-    slices = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, world_size) for n in NETWORKS}
+    placements = {network: plan.placement(network) for network in NETWORKS}
+    slices = {
+        phase: {
+            network: Slice(recipe.batch, recipe.accumulation_of(phase), place.replica(rank), place.num_replicas)
+            for network, place in placements.items()
+        }
+        for phase in NETWORKS
+    }
     draws, statistics = Draws(recipe.seed), Statistics(device)
+    part = slices["discriminator"]["discriminator"]
     reals = RealImages(
         dataset,
         recipe.data,
         draws,
         batch=recipe.batch,
-        accumulation=slices["discriminator"].accumulation,
-        rank=rank,
-        world_size=world_size,
+        accumulation=part.accumulation,
+        rank=part.replica,
+        world_size=part.num_replicas,
         device=device,
         first_phase=counters.update * recipe.objective.d_steps,
+        reads=placements["discriminator"].stage(rank) == 0,
     )
+    image_shape = (recipe.data.image_channels, recipe.data.resolution, recipe.data.resolution)
+    hand_over = build_hand_over(placements["generator"], placements["discriminator"], image_shape)
     latents = LatentSource(draws, recipe.generator.latent_size, recipe.data.num_classes, device)
     step = AdversarialStep(
-        engines["generator"], engines["discriminator"], recipe.objective, reals, latents, slices, statistics
+        engines["generator"],
+        engines["discriminator"],
+        hand_over,
+        recipe.objective,
+        reals,
+        latents,
+        slices,
+        image_shape,
+        statistics,
     )
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     if found is not None:
@@ -145,7 +165,7 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         step=step,
         average=average,
         latents=latents,
-        sampling_slice=slices["generator"],
+        sampling_slice=slices["generator"]["generator"],
         counters=counters,
         entries=entries,
         layout=layout,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from bigsgan import checkpoint
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import read_saved_recipe
-from bigsgan.engines.base import MicroBatch
+from bigsgan.engines.sequences import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
@@ -34,10 +33,10 @@ class TrainedNetwork:
     network: LayerStack
 
     @torch.no_grad()
-    def infer(self, micro_batches: Sequence[MicroBatch], moving: bool = False) -> list[Tensor]:
+    def infer(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
         """Outputs without a graph; moves no state unless told to."""
         with moving_state(self.network.stateful_layers(), moving):
-            return [self.network(*inputs) for inputs in micro_batches]
+            return self.network(*inputs)
 
 
 def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: torch.device) -> TrainedNetwork:

@@ -11,22 +11,30 @@ from torch import Tensor
 
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.config.sections import Objective, Penalty
-from bigsgan.engines.base import MicroBatch
+from bigsgan.engines.sequences import MicroBatch
 from bigsgan.monitor import Statistics
 
 # fp16 would flush small gradients at the images to 0. A power of two changes nothing in the other types.
 _PENALTY_SCALE = 2.0**10
 
 
+def statistic_names(section: Objective) -> list[str]:
+    """Names of the statistics that the objectives add to, where the logits are."""
+    names = ["loss/generator", "loss/discriminator"]
+    names += [f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake")]
+    return names + [f"penalty/{name}" for name in ("r1", "r2") if getattr(section, name)]
+
+
 class DiscriminatorObjective:
     """D's loss for one phase.
 
     Attributes:
-        penalised: Whether this phase carries R1 or R2; see ``schedule``.
+        penalised: Whether this phase carries R1 or R2.
         differentiates_inputs: Whether it does so exactly.
     """
 
-    def __init__(self, section: Objective, statistics: Statistics) -> None:
+    def __init__(self, section: Objective, statistics: Statistics, phase: int) -> None:
+        """Decide what discriminator phase number ``phase`` minimises. Both penalties share one interval."""
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
         self._penalties: dict[str, Penalty] = {}
@@ -34,7 +42,7 @@ class DiscriminatorObjective:
             self._penalties["r1"] = section.r1
         if section.r2:
             self._penalties["r2"] = section.r2
-        self.penalised = False
+        self.penalised = any(phase % penalty.every == 0 for penalty in self._penalties.values())
 
     @property
     def differentiates_inputs(self) -> bool:
@@ -48,9 +56,10 @@ class DiscriminatorObjective:
             return []
         return [name for name, penalty in self._penalties.items() if penalty.form == "finite_difference"]
 
-    def schedule(self, phase: int) -> None:
-        """Decide whether discriminator phase number ``phase`` is penalised. Both penalties share one interval."""
-        self.penalised = any(phase % penalty.every == 0 for penalty in self._penalties.values())
+    @property
+    def num_segments(self) -> int:
+        """Segments of a concatenated micro-batch."""
+        return 2 + len(self.perturbed)
 
     def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
         """Concatenate the segments of one micro-batch.
@@ -68,7 +77,7 @@ class DiscriminatorObjective:
 
     def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
         """Loss of the logits of a concatenated micro-batch."""
-        segments = outputs.chunk(2 + len(self.perturbed))
+        segments = outputs.chunk(self.num_segments)
         real, fake = segments[0], segments[1]
         loss = self._loss.discriminator(real, fake)
         self._record(loss, real, fake)
@@ -113,6 +122,11 @@ class GeneratorObjective:
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
         self.pairs = self._loss.pairs
+
+    @property
+    def num_segments(self) -> int:
+        """Segments of what D sees; the fakes are the last."""
+        return 2 if self.pairs else 1
 
     def batch(self, real: MicroBatch | None, fake: MicroBatch) -> MicroBatch:
         """What D sees: the fakes, after the reals if the loss pairs them."""

@@ -2,30 +2,50 @@
 
     fakes = G.infer(latents)                               no graph
     D.train([real, fakes], d_loss)                         D's update
-    G.train_through(latents, fake -> dL/d(fake) from D)    backward of sum(fake * dL/d(fake)); G's update
+    fakes = G.forward(latents)
+    grads = D.input_grads(fakes, g_loss)                   dL/d(fakes)
+    G.backward(grads)                                      backward of sum(fakes * dL/d(fakes)); G's update
 
-The chain rule cut at one tensor, so it is exact; D's parameters and gradients are untouched by G's update.
+The chain rule cut at one tensor, so it is exact; D's parameters and gradients are untouched by G's update. Each line
+asks for a phase; what an engine makes of it, and when, is its own affair.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from bigsgan.adversarial.latents import LatentSource, Slice
-from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective, statistic_names
 from bigsgan.config.sections import Objective
 from bigsgan.data import LabelledImages
-from bigsgan.engines import Engine, MicroBatch
+from bigsgan.engines import Engine, MicroBatches, OnDemand
 from bigsgan.monitor import Statistics
+
+_Draws = tuple[str, tuple[int, ...]]
+_Reals = Callable[[], list[LabelledImages]]
 
 
 class RealSource(Protocol):
     """Where real images come from: the micro-batches of the next discriminator phase."""
 
     def next_phase(self) -> list[LabelledImages]:
-        """Return this rank's micro-batches and advance."""
+        """Return this replica's micro-batches and advance. Only asked on ranks that read D's inputs."""
+        ...
+
+
+class HandOver(Protocol):
+    """The way of images from the ranks where G's outputs arise to those that read D's inputs, and of gradients back."""
+
+    def to_discriminator(self, images: Sequence[Tensor], num_samples: int) -> Sequence[Tensor]:
+        """Images of micro-batches of ``num_samples`` over all replicas: from G's slices of them to D's."""
+        ...
+
+    def to_generator(self, grads: Sequence[Tensor], num_samples: int) -> Sequence[Tensor]:
+        """Gradients at those images: from D's slices to G's."""
         ...
 
 
@@ -43,51 +63,82 @@ class AdversarialStep:
         self,
         generator: Engine,
         discriminator: Engine,
+        hand_over: HandOver,
         section: Objective,
         reals: RealSource,
         latents: LatentSource,
-        slices: dict[str, Slice],
+        slices: dict[str, dict[str, Slice]],
+        image_shape: tuple[int, int, int],
         statistics: Statistics,
     ) -> None:
+        """Join two engines.
+
+        Args:
+            generator: Of images.
+            discriminator: Of images.
+            hand_over: Between their layouts.
+            section: The game.
+            reals: Real images.
+            latents: The generator's inputs.
+            slices: What each network computes in the phase of each: ``slices[phase][network]``.
+            image_shape: (C, H, W).
+            statistics: Where losses, logits and norms are added.
+        """
         self.generator, self.discriminator = generator, discriminator
-        self._section, self._reals, self._latents, self._slices = section, reals, latents, slices
-        self._statistics = statistics
-        self._d_objective = DiscriminatorObjective(section, statistics)
+        self._hand_over, self._section, self._reals, self._latents = hand_over, section, reals, latents
+        self._slices, self._image_shape, self._statistics = slices, image_shape, statistics
         self._g_objective = GeneratorObjective(section, statistics)
+        statistics.declare(*statistic_names(section))
+        generator.after_update = self._generator_updated
+        discriminator.after_update = functools.partial(self._record, "discriminator", discriminator)
 
     def __call__(self, update: int, lr: LearningRates) -> None:
         """Make update number ``update`` (from 0)."""
         for d_step in range(self._section.d_steps):
-            reals = self._reals.next_phase()
-            latents = self._latents.phase("discriminator", (update, d_step), self._slices["discriminator"])
-            self._discriminator_phase(update, d_step, reals, latents, lr.discriminator)
+            # A phase of reals is taken where and when it is first looked at.
+            reals = functools.cache(self._reals.next_phase)
+            draws: _Draws = ("discriminator", (update, d_step))
+            self._discriminator_phase(draws, update * self._section.d_steps + d_step, reals, lr.discriminator)
         if not self._section.reuse_fakes:
-            latents = self._latents.phase("generator", (update,), self._slices["generator"])
-        self._generator_phase(reals, latents, lr.generator)
+            draws = ("generator", (update,))
+        self._generator_phase(draws, reals, lr.generator)
+        self.generator.finish()
+        self.discriminator.finish()
 
-    def _discriminator_phase(
-        self, update: int, d_step: int, reals: list[LabelledImages], latents: list[MicroBatch], lr: float
-    ) -> None:
-        self._d_objective.schedule(update * self._section.d_steps + d_step)
-        fakes = self.generator.infer(latents)
-        noise = {
-            name: self._latents.noise(name, (update, d_step), self._slices["discriminator"], fakes[0].shape[1:])
-            for name in self._d_objective.perturbed
-        }
-        batches = [
-            self._d_objective.batch(real, (fake, labels), {name: values[j] for name, values in noise.items()})
-            for j, (real, fake, (_, labels)) in enumerate(zip(reals, fakes, latents, strict=True))
-        ]
-        self.discriminator.train(batches, self._d_objective, lr)
-        self._record("discriminator", self.discriminator)
+    def _discriminator_phase(self, draws: _Draws, phase: int, reals: _Reals, lr: float) -> None:
+        slices = self._slices["discriminator"]
+        own = slices["discriminator"]
+        objective = DiscriminatorObjective(self._section, self._statistics, phase)
+        fakes = self.generator.infer(self._latents.phase(*draws, slices["generator"]))
+        fakes = self._hand_over.to_discriminator(fakes, own.batch // own.accumulation)
+        labels = self._latents.labels(*draws, own)
+        noise = {name: self._latents.noise(name, draws[1], own, self._image_shape) for name in objective.perturbed}
 
-    def _generator_phase(self, reals: list[LabelledImages], latents: list[MicroBatch], lr: float) -> None:
-        def image_grads(j: int, fakes: Tensor) -> Tensor:
-            real = reals[j] if self._g_objective.pairs else None
-            batch = self._g_objective.batch(real, (fakes, latents[j][1]))
-            return self.discriminator.input_grads(batch, self._g_objective)[-len(fakes) :]
+        def batch(j: int) -> tuple[Tensor, ...]:
+            return objective.batch(reals()[j], (fakes[j], labels[j]), {name: noise[name][j] for name in noise})
 
-        self.generator.train_through(latents, image_grads, lr)
+        batches = MicroBatches(own.accumulation, own.num_samples * objective.num_segments, batch, source=fakes)
+        self.discriminator.train(batches, objective, lr)
+
+    def _generator_phase(self, draws: _Draws, reals: _Reals, lr: float) -> None:
+        slices = self._slices["generator"]
+        theirs = slices["discriminator"]
+        micro_batch = theirs.batch // theirs.accumulation
+        objective = self._g_objective
+        fakes = self.generator.forward(self._latents.phase(*draws, slices["generator"]))
+        fakes = self._hand_over.to_discriminator(fakes, micro_batch)
+        labels = self._latents.labels(*draws, theirs)
+
+        def batch(j: int) -> tuple[Tensor, ...]:
+            return objective.batch(reals()[j] if objective.pairs else None, (fakes[j], labels[j]))
+
+        num_samples = theirs.num_samples * objective.num_segments
+        batches = MicroBatches(theirs.accumulation, num_samples, batch, source=fakes)
+        all_grads = self.discriminator.input_grads(batches, objective)
+        grads = OnDemand(len(all_grads), lambda j: all_grads[j][-theirs.num_samples :], source=all_grads)
+        self.generator.backward(self._hand_over.to_generator(grads, micro_batch), lr)
+
+    def _generator_updated(self) -> None:
         self.discriminator.observe_seam(self.generator.applied)
         self._record("generator", self.generator)
 

@@ -20,11 +20,13 @@ from bigsgan.config.sections import (
     Objective,
     Optimizer,
     Optimizers,
+    Pipeline,
     PositiveInt,
     Section,
 )
 from bigsgan.config.yaml_file import apply_overrides, dump_yaml, read_yaml
 from bigsgan.errors import UserError
+from bigsgan.placement import Placement
 
 NETWORKS = ("generator", "discriminator")
 
@@ -52,6 +54,7 @@ class Recipe(Section):
     optimizer: Optimizers
     ema: Average
     engines: Engines = Engines()
+    pipeline: Pipeline = Pipeline()
 
     def engine(self, network: str) -> Engine:
         """Return the engine section of ``generator`` or ``discriminator``."""
@@ -74,9 +77,14 @@ class RunPlan:
     world_size: int
     deepspeed_files: dict[str, DeepSpeedFile]
 
+    def placement(self, network: str) -> Placement:
+        """Return where the network's stages and replicas lie."""
+        stages = self.recipe.engine(network).pipeline_stages
+        return Placement(stages, self.world_size // stages, reversed=network == "discriminator")
+
     def micro_batch_size(self, network: str) -> int:
-        """Images of one micro-batch on one rank."""
-        return self.recipe.batch // (self.recipe.accumulation_of(network) * self.world_size)
+        """Images of one micro-batch on one replica."""
+        return self.recipe.batch // (self.recipe.accumulation_of(network) * self.placement(network).num_replicas)
 
 
 def load_recipe(path: Path, overrides: list[str]) -> Recipe:
@@ -101,32 +109,76 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
     Raises:
         UserError: The batch does not divide, or a DeepSpeed file does not fit.
     """
-    files = {}
+    files: dict[str, DeepSpeedFile] = {}
+    plan = RunPlan(recipe, world_size, files)
     for network in NETWORKS:
-        accumulation = recipe.accumulation_of(network)
-        parts = accumulation * world_size
-        if recipe.batch % parts:
-            raise UserError(
-                "batch",
-                recipe.batch,
-                f"does not divide into {accumulation} micro-batches on {world_size} ranks for the {network}",
-                f"set batch to a multiple of {parts}, such as batch={-(-recipe.batch // parts) * parts}",
-            )
-        derived = derived_keys(recipe, network, world_size)
+        _check_stages(recipe, network, world_size)
+    for network, phase in zip(2 * NETWORKS, NETWORKS + NETWORKS[::-1], strict=True):
+        # Each network's own micro-batches, and the other's: G computes D's as well, and D judges G's.
+        _check_division(plan, network, recipe.accumulation_of(phase))
+    for network in NETWORKS:
+        derived = derived_keys(plan, network)
         files[network] = read_deepspeed_file(network, recipe.engine(network).ds_config, recipe_dir, derived)
+        _check_pipeline(recipe, network, files[network])
     _check_slope(recipe, files["discriminator"])
-    return RunPlan(recipe, world_size, files)
+    return plan
 
 
-def derived_keys(recipe: Recipe, network: str, world_size: int) -> dict[str, Any]:
+def derived_keys(plan: RunPlan, network: str) -> dict[str, Any]:
     """DeepSpeed's keys whose values follow from the recipe; its file may only repeat them."""
-    accumulation = recipe.accumulation_of(network)
+    recipe = plan.recipe
     return {
         "train_batch_size": recipe.batch,
-        "train_micro_batch_size_per_gpu": recipe.batch // (accumulation * world_size),
-        "gradient_accumulation_steps": accumulation,
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size(network),
+        "gradient_accumulation_steps": recipe.accumulation_of(network),
         "gradient_clipping": getattr(recipe.optimizer, network).clip_norm or 0.0,  # DeepSpeed's default is 1.0
     }
+
+
+def _check_stages(recipe: Recipe, network: str, world_size: int) -> None:
+    stages = recipe.engine(network).pipeline_stages
+    if world_size % stages:
+        raise UserError(
+            f"engines.{network}.pipeline_stages",
+            stages,
+            f"times data-parallel ranks is to give the {world_size} ranks that were started",
+            f"start a multiple of {stages} ranks, or set a number of stages that divides {world_size}",
+        )
+
+
+def _check_division(plan: RunPlan, network: str, accumulation: int) -> None:
+    batch, replicas = plan.recipe.batch, plan.placement(network).num_replicas
+    parts = accumulation * replicas
+    if batch % parts:
+        raise UserError(
+            "batch",
+            batch,
+            f"does not divide into {accumulation} micro-batches on {replicas} ranks for the {network}",
+            f"set batch to a multiple of {parts}, such as batch={-(-batch // parts) * parts}",
+        )
+
+
+def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
+    """Refuse what a network in stages cannot do."""
+    stages = recipe.engine(network).pipeline_stages
+    if stages == 1:
+        return
+    field = f"engines.{network}.pipeline_stages"
+    if file.stage > 1:
+        problem = f"does not go with ZeRO stage {file.stage} ({file.path}): a pipeline's gradients stay whole"
+        raise UserError(field, stages, problem, "use stage 1, as ds_configs/zero1.json, or remove pipeline_stages")
+    if file.offload_optimizer != "none":
+        remedy = "use a file without offload, such as ds_configs/zero1.json"
+        raise UserError(field, stages, f"does not go with offloading ({file.path})", remedy)
+    for name in ("r1", "r2"):
+        penalty = getattr(recipe.objective, name)
+        if network == "discriminator" and penalty and penalty.form == "exact":
+            raise UserError(
+                f"objective.{name}.form",
+                "exact",
+                "needs a double backward, which no pipeline of the discriminator can do",
+                f"set objective.{name}.form=finite_difference, or engines.discriminator.pipeline_stages=1",
+            )
 
 
 def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:

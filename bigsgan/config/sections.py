@@ -154,6 +154,10 @@ class Engine(Section):
     """Micro-batches in a batch, if it differs from the recipe's ``accumulation``."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory for a third more time."""
+    pipeline_stages: PositiveInt = 1
+    """Stages that the layers are divided into, each on its own ranks; ranks / stages replicas share the batch."""
+    partition: Literal["parameters", "uniform", "profile"] = "parameters"
+    """What the stages share equally: parameters, the number of layers, or time, measured once on this machine."""
 
 
 class Engines(Section):
@@ -161,3 +165,12 @@ class Engines(Section):
 
     generator: Engine = Engine()
     discriminator: Engine = Engine()
+
+
+class Pipeline(Section):
+    """How updates run through pipelines; without effect where no network has stages."""
+
+    generator_phase: Literal["keep", "recompute"] = "keep"
+    """G's activations while D judges its images: keep those of all micro-batches, or compute them a second time."""
+    schedule: Literal["joint", "phases"] = "joint"
+    """Let the phases of an update overlap, or fill and drain the pipelines once for each."""

@@ -54,6 +54,7 @@ class RealImages:
         world_size: int,
         device: torch.device,
         first_phase: int = 0,
+        reads: bool = True,
     ) -> None:
         """Take slice ``rank`` of ``world_size`` of every micro-batch.
 
@@ -67,13 +68,14 @@ class RealImages:
             world_size: Number of data-parallel ranks.
             device: Where the images go. A CUDA device has to be the current one.
             first_phase: The phase that the first ``next_phase`` returns.
+            reads: Whether this rank is the one of its replica that reads images; the others load none.
         """
         self.data, self.draws, self.device, self.rank = data, draws, device, rank
         self._slices = partial(_phase_slices, batch=batch, accumulation=accumulation, rank=rank, world_size=world_size)
         self._phase = first_phase
         self._corrupt: set[str] = set()
         indices = _endless_indices(EpochOrder(draws, len(dataset)), self._slices, first_phase)
-        self._batches = _read(dataset, data, indices, pin_memory=device.type == "cuda")
+        self._batches = _read(dataset, data, indices, pin_memory=device.type == "cuda") if reads else iter(())
 
     @property
     def phase(self) -> int:

@@ -1,7 +1,8 @@
 """What the adversarial step asks of an engine, whichever way its network is laid out.
 
 The two networks meet only at the image: an engine never sees the other's graph. Every verb takes a whole phase, the
-micro-batches of one update, so that an engine may schedule them as it likes.
+micro-batches of one update, and yields sequences whose items are there on demand, so that an engine may schedule phases
+as it likes; ``finish`` waits for all of them.
 """
 
 from __future__ import annotations
@@ -11,10 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from bigsgan.engines.sequences import MicroBatch, MicroBatches
 from bigsgan.models.network import LayerStack
-
-MicroBatch = tuple[Tensor, ...]
-"""Inputs of one forward pass on this rank: (latents, labels) of a generator, (images, labels) of a discriminator."""
 
 
 class LossFunction(Protocol):
@@ -64,38 +63,55 @@ class Shard(NamedTuple):
 
 
 class Engine(Protocol):
-    """One network with its optimizer, laid out over all ranks."""
+    """One network with its optimizer, laid out over all ranks.
+
+    Attributes:
+        network: The layers that this rank computes.
+        applied: Whether the last update changed the parameters; not where gradients were not finite.
+        num_applied: Updates that did.
+        num_skipped: Updates that did not.
+        grad_norm: Norm of the last update's averaged gradient, before clipping.
+        after_update: Called on every rank after each update, applied or skipped.
+    """
 
     network: LayerStack
     applied: bool
-    """Whether the last update changed the parameters; not where gradients were not finite."""
     num_applied: int
     num_skipped: int
     grad_norm: Tensor | float
-    """Norm of the last update's averaged gradient, before clipping."""
+    after_update: Callable[[], None]
 
-    def infer(self, micro_batches: Sequence[MicroBatch], moving: bool = False) -> list[Tensor]:
-        """Outputs without a graph; moves no state unless told to (standing statistics)."""
+    def infer(self, micro_batches: MicroBatches, moving: bool = False) -> Sequence[Tensor]:
+        """Outputs without a graph, on the ranks where they arise; moves no state unless told to."""
         ...
 
-    def train(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, lr: float) -> None:
+    def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
+        """Outputs of one micro-batch that every rank gives alike, on every rank and at once; for sampling."""
+        ...
+
+    def train(self, micro_batches: MicroBatches, loss: LossFunction, lr: float) -> None:
         """Update on the mean loss of the micro-batches."""
         ...
 
-    def train_through(
-        self, micro_batches: Sequence[MicroBatch], output_grads: Callable[[int, Tensor], Tensor], lr: float
-    ) -> None:
+    def forward(self, micro_batches: MicroBatches) -> Sequence[Tensor]:
+        """Outputs, detached, of a forward pass that ``backward`` completes to an update. Nothing may come between."""
+        ...
+
+    def backward(self, output_grads: Sequence[Tensor], lr: float) -> None:
         """Update on a loss of which only the gradient at the outputs is known.
 
         Args:
-            micro_batches: The inputs.
-            output_grads: Called with the number of a micro-batch and its outputs, gives d(mean loss)/d(outputs).
+            output_grads: d(mean loss over a micro-batch)/d(outputs) for each micro-batch given to ``forward``.
             lr: Learning rate.
         """
         ...
 
-    def input_grads(self, micro_batch: MicroBatch, loss: LossFunction) -> Tensor:
-        """d(loss)/d(first input), float32; parameters, their gradients and all state stay untouched."""
+    def input_grads(self, micro_batches: MicroBatches, loss: LossFunction) -> Sequence[Tensor]:
+        """d(loss)/d(first input), float32, of each micro-batch; parameters, gradients and all state stay untouched."""
+        ...
+
+    def finish(self) -> None:
+        """Complete every phase that was asked for."""
         ...
 
     def observe_seam(self, applied: bool) -> None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from bigsgan import comm
-from bigsgan.config import RunPlan
+from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.recipe import derived_keys
 from bigsgan.config.sections import Optimizer
@@ -69,7 +69,10 @@ def build_engine(plan: RunPlan, network: str) -> ZeroEngine:
         for module in stack.modules():
             if isinstance(module, BatchStatistics):
                 module.average_over_ranks, module.num_ranks = comm.mean_over_ranks, comm.world_size()
-    return ZeroEngine(engine, root, comm.rank())
+    # Where images travel, all of a phase are made before D judges any, and one graph can be kept.
+    placements = [plan.placement(name) for name in NETWORKS]
+    travel = placements[0].output_ranks() != placements[1].input_ranks()
+    return ZeroEngine(engine, root, comm.rank(), recomputes=travel and plan.recipe.accumulation_of("generator") > 1)
 
 
 def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
@@ -82,7 +85,7 @@ def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,  # torch's own Adam works on offloaded shards and needs no compiler
         **content,
         "zero_optimization": {"stage": 0, **content.get("zero_optimization", {})},
-        **derived_keys(plan.recipe, network, plan.world_size),
+        **derived_keys(plan, network),
     }
 
 

@@ -27,6 +27,11 @@ class Statistics:
         self._device_sums: dict[str, Tensor] = {}
         self._host_sums: defaultdict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
+        self._declared: set[str] = set()
+
+    def declare(self, *names: str) -> None:
+        """Announce names that only some ranks add to, so that all ranks reduce the same ones."""
+        self._declared.update(names)
 
     def add(self, name: str, value: Tensor) -> None:
         """Count every element of ``value``, a tensor of any shape and float dtype on the device, into the mean.
@@ -49,8 +54,9 @@ class Statistics:
     def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """The mean of each name over all that every rank added since the last call; then start afresh.
 
-        A collective: every rank calls it at the same point, having added to the same names. It waits for the device
-        once. A name without elements (only empty tensors were added) has the mean NaN.
+        A collective: every rank calls it at the same point, having added to the same names, but for declared ones. It
+        waits for the device once. A name that was declared and that no rank added to is left out; one without elements
+        (only empty tensors were added) has the mean NaN.
 
         Args:
             sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
@@ -62,7 +68,7 @@ class Statistics:
             RuntimeError: Ranks added to as many names, but not to the same ones. (With different numbers of names the
                 vectors differ in length, which ``sum_over_ranks`` itself must refuse.)
         """
-        names = sorted(self._counts)
+        names = sorted(self._counts.keys() | self._declared)
         fingerprint = zlib.crc32("\n".join(names).encode()) % _FINGERPRINTS
         total = sum_over_ranks(self._vector(names, fingerprint)).cpu()
         sums, counts, (fingerprints, num_ranks) = total.split([len(names), len(names), 2])
@@ -71,7 +77,8 @@ class Statistics:
         self._device_sums.clear()
         self._host_sums.clear()
         self._counts.clear()
-        return dict(zip(names, (sums / counts).tolist(), strict=True))
+        means = zip(names, (sums / counts).tolist(), counts.tolist(), strict=True)
+        return {name: mean for name, mean, count in means if count or name not in self._declared}
 
     def _vector(self, names: list[str], fingerprint: int) -> Tensor:
         """Sums, counts, fingerprint of the names and 1: (2 * len(names) + 2,) on the device."""

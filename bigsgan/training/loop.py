@@ -104,13 +104,13 @@ def _report_samples(run: Run) -> None:
     generator, nimg = run.step.generator, run.counters.nimg
     columns = grid_columns(run.recipe.data.num_classes)
     inputs = run.latents.grid(GRID_ROWS, columns)
-    chunk = run.sampling_slice.batch // (run.sampling_slice.accumulation * run.sampling_slice.world_size)
-    live = sample(generator.network, generator.infer, inputs, chunk)
+    chunk = run.sampling_slice.num_samples
+    live = sample(generator.network, generator.infer_everywhere, inputs, chunk)
     run.reporter.images("samples/live", live, columns, nimg)
     with run.average.swapped():
         batches = [run.latents.phase("standing", (i,), run.sampling_slice)[0] for i in range(STANDING_BATCHES)]
-        stand_statistics(generator.network, generator.infer, batches)
-        averaged = sample(generator.network, generator.infer, inputs, chunk)
+        stand_statistics(generator.network, generator.infer_everywhere, batches)
+        averaged = sample(generator.network, generator.infer_everywhere, inputs, chunk)
     run.reporter.images("samples/ema", averaged, columns, nimg)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bigsgan.engines.base import MicroBatch
+from bigsgan.engines.sequences import MicroBatch
 from bigsgan.models.layers import BatchStatistics
 from bigsgan.models.network import LayerStack
 
@@ -15,8 +15,8 @@ STANDING_BATCHES = 16
 UNCONDITIONAL_COLUMNS = 10
 MAX_COLUMNS = 16
 
-Infer = Callable[[Sequence[MicroBatch], bool], list[Tensor]]
-"""(micro-batches, moving) -> images, without a graph."""
+Infer = Callable[[MicroBatch, bool], Tensor]
+"""(inputs, moving) -> images on every rank, without a graph."""
 
 
 def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroBatch]) -> None:
@@ -31,7 +31,7 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
         for i, batch in enumerate(batches):
             for norm in norms:
                 norm.momentum = 1.0 / (i + 1)  # a cumulative mean: the first batch replaces what was there
-            infer([batch], True)
+            infer(batch, True)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
@@ -42,7 +42,7 @@ def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int) ->
     network.eval()
     try:
         pieces = zip(*(tensor.split(chunk) for tensor in inputs), strict=True)
-        return torch.cat([infer([piece], False)[0].cpu() for piece in pieces])
+        return torch.cat([infer(piece, False).cpu() for piece in pieces])
     finally:
         network.train()
 

@@ -99,7 +99,7 @@ class Product:
         self.clock = self.loop._Clock(0)
         self.seconds: dict[str, float] = {}
         for name in ("generator", "discriminator"):
-            for verb in ("infer", "train", "train_through", "input_grads"):
+            for verb in ("infer", "train", "forward", "input_grads", "backward"):
                 self._time(getattr(self.run.step, name), verb, f"{name}.{verb}")
         self._time(self.run.step._reals, "next_phase", "data")
         self._time(self.run.step._latents, "phase", "latents")

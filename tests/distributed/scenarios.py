@@ -116,7 +116,7 @@ def _record_steps(run: Run, network: str, recorded: dict[str, Any]) -> None:
         return original(*args, **kwargs)
 
     optimizer.step = step
-    for phase in ("train", "train_through"):
+    for phase in ("train", "backward"):
         _record_phase(run, network, phase, grads, recorded)
 
 
@@ -183,23 +183,23 @@ def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
     run = build(overrides, ds)
     update(run, 3)
     g = run.step.generator
-    inputs = run.latents.phase("probe", (), run.sampling_slice)
+    inputs = run.latents.phase("probe", (), run.sampling_slice)[0]
 
     def state() -> list[torch.Tensor]:
         tensors = [v for entry in run.entries.values() for v in entry.tensors().values()]
         return [t.clone() for t in [*tensors, *(_local(p) for p in g.network.parameters())]]
 
-    before, live = state(), g.infer(inputs)[0]
+    before, live = state(), g.infer_everywhere(inputs)
     with run.average.swapped():
-        averaged = g.infer(inputs)[0]
-        g.infer(inputs, moving=True)  # buffers may move inside
+        averaged = g.infer_everywhere(inputs)
+        g.infer_everywhere(inputs, moving=True)  # buffers may move inside
     restored = all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))
-    again = g.infer(inputs)[0]
+    again = g.infer_everywhere(inputs)
     result = {
         "restored": restored and torch.equal(live, again),
         "averaged": averaged.float().numpy(),
         "live": live.float().numpy(),
-        "inputs": [t.numpy() for t in inputs[0]],
+        "inputs": [t.numpy() for t in inputs],
         "state": local_state(run),
     }
     destroy(run)

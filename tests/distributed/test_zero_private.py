@@ -64,7 +64,7 @@ def pinned_status():
     counts = [available()]
     with zero_private.pinned(parameters):
         counts.append(available())
-        engine.infer([(images, labels)])  # a forward pass would release each layer behind it
+        engine.infer_everywhere((images, labels))  # a forward pass would release each layer behind it
         counts.append(available())
     counts.append(available())
     scenarios.destroy(run)

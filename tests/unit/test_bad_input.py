@@ -137,7 +137,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
         "engines.generator.ds_config", "'ds_configs/none.json' does not exist", "give the path of a DeepSpeed JSON",
     ),
     "engines.generator.ds_config=.": ("engines.generator.ds_config", "'.' does not exist", "give the path"),
-    "engines.generator.pipeline=2": ("engines.generator.pipeline", "2 is given", "known keys here: ds_config"),
+    "engines.generator.stages=2": ("engines.generator.stages", "2 is given", "known keys here: ds_config"),
     "batch": ("override", "'batch' is not of the form", "write it like optimizer.generator.lr=1e-4"),
     "=64": ("override", "'=64' is not of the form", "write it like"),
     "my.yaml": ("override", "'my.yaml' is not of the form", "write --config my.yaml"),

@@ -42,9 +42,9 @@ def linear(a: Tensor, x: Tensor) -> Tensor:
     return (a * x).sum(dim=(1, 2, 3))
 
 
-def made(**section: object) -> tuple[DiscriminatorObjective, Statistics]:
+def made(phase: int = 0, **section: object) -> tuple[DiscriminatorObjective, Statistics]:
     statistics = Statistics(torch.device("cpu"))
-    return DiscriminatorObjective(Objective.model_validate(section), statistics), statistics
+    return DiscriminatorObjective(Objective.model_validate(section), statistics, phase), statistics
 
 
 def means(statistics: Statistics) -> dict[str, float]:
@@ -64,8 +64,7 @@ R1, R2 = Penalty(weight=3.0), Penalty(weight=0.5)
 @pytest.mark.parametrize("loss", ["hinge", "non_saturating"])
 def test_exact_penalties(loss, every, penalties):
     penalties = {name: penalty.model_copy(update={"every": every}) for name, penalty in penalties.items()}
-    objective, statistics = made(loss=loss, **penalties)
-    objective.schedule(8)
+    objective, statistics = made(phase=8, loss=loss, **penalties)
     assert objective.penalised
     assert objective.differentiates_inputs
     assert objective.perturbed == []
@@ -91,7 +90,6 @@ def test_exact_penalties(loss, every, penalties):
 
 def test_penalties_of_tiny_gradients_survive():
     objective, _ = made(loss="wasserstein", r1={"weight": 2.0})
-    objective.schedule(0)
     a = torch.full(SHAPE, 1e-5).requires_grad_()
     batch = objective.batch(labelled("real", 5, 0), labelled("real", 5, 0), {})
     value = penalised_loss(objective, lambda x: linear(a, x), batch)  # real = fake: nothing but the penalty is left
@@ -99,10 +97,9 @@ def test_penalties_of_tiny_gradients_survive():
 
 
 def test_the_loss_is_plain_between_penalties():
-    objective, statistics = made(r1={"weight": 3.0, "every": 4})
-    batch = objective.batch(labelled("real", 5, 0), labelled("fake", 5, 0), {})
     for phase in range(9):
-        objective.schedule(phase)
+        objective, statistics = made(phase, r1={"weight": 3.0, "every": 4})
+        batch = objective.batch(labelled("real", 5, 0), labelled("fake", 5, 0), {})
         is_due = phase in (0, 4, 8)
         assert objective.penalised == objective.differentiates_inputs == is_due
         if not is_due:
@@ -114,9 +111,8 @@ def test_the_loss_is_plain_between_penalties():
 
 
 def test_without_penalties_no_phase_is_penalised():
-    objective, _ = made()
     for phase in range(3):
-        objective.schedule(phase)
+        objective, _ = made(phase)
         assert not objective.penalised
         assert not objective.differentiates_inputs
         assert objective.perturbed == []
@@ -127,17 +123,17 @@ def finite(weight: float, sigma: float, every: int = 1) -> Penalty:
 
 
 def test_finite_differences_add_a_perturbed_segment_for_each_penalty():
-    objective, _ = made(r1=finite(1.0, 0.1, every=2), r2=finite(1.0, 0.3, every=2))
+    section = {"r1": finite(1.0, 0.1, every=2), "r2": finite(1.0, 0.3, every=2)}
+    objective, _ = made(0, **section)
     real, fake = labelled("real", 3, 1), labelled("fake", 3, 2)
     noise = {"r1": images("noise1", 3), "r2": images("noise2", 3)}
-    objective.schedule(0)
     assert objective.perturbed == ["r1", "r2"]
     assert not objective.differentiates_inputs
     together, labels = objective.batch(real, fake, noise)
     expected = [real[0], fake[0], real[0] + 0.1 * noise["r1"], fake[0] + 0.3 * noise["r2"]]
     assert torch.equal(together, torch.cat(expected))
     assert labels.tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 3
-    objective.schedule(1)
+    objective, _ = made(1, **section)
     assert objective.perturbed == []
     together, labels = objective.batch(real, fake, {})
     assert torch.equal(together, torch.cat(expected[:2]))
@@ -148,8 +144,8 @@ def test_finite_differences_add_a_perturbed_segment_for_each_penalty():
 def test_finite_differences_of_a_linear_discriminator_are_exact_at_any_sigma(names):
     # Over the four noises 2 e_i the mean of (a . noise)^2 is |a|^2, as it is over standard normal noise.
     frame = 2 * torch.eye(4).view(4, *SHAPE)
-    objective, statistics = made(loss="wasserstein", **{name: finite(3.0, 0.7, every=5) for name in names})
-    objective.schedule(5)
+    section = {name: finite(3.0, 0.7, every=5) for name in names}
+    objective, statistics = made(phase=5, loss="wasserstein", **section)
     a, real, fake = coefficients(), labelled("real", 4, 0), labelled("fake", 4, 0)
     batch = objective.batch(real, fake, dict.fromkeys(names, frame))
     value = penalised_loss(objective, lambda x: linear(a, x), batch)
@@ -169,7 +165,6 @@ def test_finite_differences_approach_the_exact_penalty(name, sigma):
     # D(x) = sum a x^2: ((D(x + s e) - D(x)) / s)^2 has the mean |2 a x|^2 + s^2 ((sum a)^2 + 2 sum a^2).
     num = 40_000
     objective, statistics = made(**{name: finite(2.0, sigma)})
-    objective.schedule(0)
     a = coefficients().detach()
     point = {"r1": images("real", 1), "r2": images("fake", 1)}
     real, fake = ((x.expand(num, *SHAPE), torch.zeros(num, dtype=torch.int64)) for x in point.values())
@@ -186,7 +181,6 @@ def test_finite_differences_approach_the_exact_penalty(name, sigma):
 
 def test_statistics_of_the_discriminator():
     objective, statistics = made(loss="least_squares")
-    objective.schedule(0)
     batches = [([2.0, -1.0, 0.0, 3.0], [1.0, -2.0, -3.0, 0.0]), ([1.0, 1.0, 1.0, -5.0], [-1.0, -1.0, 4.0, -1.0])]
     losses = []
     for real, fake in batches:

@@ -52,7 +52,10 @@ def test_defaults_are_filled_in(tmp_path):
         "kind": "adam", "betas": [0.0, 0.999], "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None,
         "warmup_nimg": 0, "decay": "constant", "final_lr": 0.0,
     }  # fmt: skip
-    engine = {"ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False}
+    engine = {
+        "ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False,
+        "pipeline_stages": 1, "partition": "parameters",
+    }  # fmt: skip
     assert yaml.safe_load(least(tmp_path).to_yaml()) == {
         "out": "runs/x",
         "seed": 0,
@@ -79,6 +82,7 @@ def test_defaults_are_filled_in(tmp_path):
         "optimizer": {"generator": {**adam, "lr": 1.0}, "discriminator": {**adam, "lr": 2e-4}},
         "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None},
         "engines": {"generator": engine, "discriminator": engine},
+        "pipeline": {"generator_phase": "keep", "schedule": "joint"},
     }  # fmt: skip
 
 

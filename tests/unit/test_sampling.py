@@ -20,9 +20,9 @@ class Normalise(torch.nn.Module):
 def make():
     network = LayerStack([Normalise()])
 
-    def infer(micro_batches, moving):
+    def infer(inputs, moving):
         with torch.no_grad(), moving_state(network.stateful_layers(), moving):
-            return [network(*inputs) for inputs in micro_batches]
+            return network(*inputs)
 
     return network, network.layers[0].statistics, infer
 

@@ -1,0 +1,155 @@
+"""What every backend keeps beside its DeepSpeed engine: shards, counters, loss scales, the buffers before an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import Tensor, nn
+
+from bigsgan.engines import zero_private
+from bigsgan.engines.base import Shard
+from bigsgan.errors import UserError
+from bigsgan.models.layers import SpectralLayer
+from bigsgan.models.network import LayerStack
+
+SEAM_SCALE_MAX = 2.0**16
+SEAM_SCALE_WINDOW = 500
+
+
+class DeepSpeedBacked:
+    """The part of the Engine protocol that does not depend on how phases are computed.
+
+    Attributes:
+        network, applied, num_applied, num_skipped, grad_norm, after_update: See Engine.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine, network: LayerStack, replica: int) -> None:
+        self.network = network
+        self.applied = False
+        self.num_applied = 0
+        self.num_skipped = 0
+        self.grad_norm: Tensor | float = 0.0
+        self.after_update: Callable[[], None] = _nothing
+        self._engine = engine
+        self._accumulation = engine.gradient_accumulation_steps()
+        self._penalised: list[SpectralLayer] = [layer for layer in network.spectral_layers() if layer.orthogonal]
+        self._stateful = network.stateful_layers()
+        # Walking the module tree for these costs a millisecond an update, so they are kept.
+        self._parameters: list[nn.Parameter] = list(network.parameters())
+        names = {id(parameter): name for name, parameter in network.named_parameters()}
+        self._pieces = zero_private.pieces(engine, names, replica)
+        self._buffers = list(network.buffers())
+        self._kept_buffers = [buffer.clone() for buffer in self._buffers]
+        self._is_fp16 = engine.fp16_enabled()
+        self._seam_scale = SEAM_SCALE_MAX if self._is_fp16 else 1.0
+        self._seam_good = 0
+
+    def observe_seam(self, applied: bool) -> None:
+        """Adapt the scale of ``input_grads``'s backward pass to whether its gradients could be used.
+
+        The same rule as dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740): halve on overflow, double
+        after a number of good updates. Only in fp16.
+        """
+        if not self._is_fp16:
+            return
+        self._seam_good = self._seam_good + 1 if applied else 0
+        if not applied:
+            self._seam_scale = max(1.0, self._seam_scale / 2)
+        elif self._seam_good % SEAM_SCALE_WINDOW == 0:
+            self._seam_scale = min(SEAM_SCALE_MAX, self._seam_scale * 2)
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor on losses before the backward pass; 1 unless fp16."""
+        return float(self._engine.optimizer.loss_scale) if self._is_fp16 else 1.0
+
+    def shards(self) -> list[Shard]:
+        """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
+        return [
+            Shard(master.detach().view(-1), zero_private.optimizer_state(self._engine, master), pieces)
+            for master, pieces in zip(zero_private.masters(self._engine), self._pieces, strict=True)
+        ]
+
+    def publish(self) -> None:
+        """Bring the network's parameters up to date with the shards' masters."""
+        zero_private.publish(self._engine)
+
+    def scalars(self) -> dict[str, float]:
+        """Numbers to save beside the shards: counters and loss scales."""
+        scaler = zero_private.loss_scaler_numbers(self._engine) if self._is_fp16 else {}
+        own = {"num_applied": self.num_applied, "num_skipped": self.num_skipped}
+        seam = {"seam_scale": self._seam_scale, "seam_good": self._seam_good}
+        return {**own, **seam, **{f"scaler.{key}": value for key, value in scaler.items()}}
+
+    def load_scalars(self, values: dict[str, float]) -> None:
+        """Restore what ``scalars`` gave."""
+        self.num_applied, self.num_skipped = int(values["num_applied"]), int(values["num_skipped"])
+        self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
+        scaler = {key.removeprefix("scaler."): v for key, v in values.items() if key.startswith("scaler.")}
+        if self._is_fp16:
+            zero_private.set_loss_scaler_numbers(self._engine, scaler)
+        zero_private.set_counters(self._engine, self.num_applied + self.num_skipped, self.num_skipped)
+
+    def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
+        """Replace the optimizer's state of one shard."""
+        zero_private.set_optimizer_state(self._engine, zero_private.masters(self._engine)[shard], state)
+
+    def destroy(self) -> None:
+        """Release the engine's hooks and buffers."""
+        self._engine.destroy()
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _keep_buffers(self) -> None:
+        """Keep the buffers as they are before the forward passes of an update, in case it is skipped."""
+        torch._foreach_copy_(self._kept_buffers, self._buffers)
+
+    def _count(self, applied: bool) -> None:
+        """Take note of an update. What overflowed a skipped one's gradients may stand in the running statistics too."""
+        self.applied = applied
+        self.num_applied += applied
+        self.num_skipped += not applied
+        if not applied:
+            torch._foreach_copy_(self._buffers, self._kept_buffers)
+        self.after_update()
+
+    def _scale_penalties(self) -> None:
+        """Give orthogonal regularisation, which adds to gradients in the backward pass, the scale that they have."""
+        for layer in self._penalised:
+            layer.gradient_scale = self.loss_scale / self._accumulation
+
+    @contextmanager
+    def _frozen(self) -> Iterator[None]:
+        """Build graphs inside the block that lead to no parameter."""
+        for parameter in self._parameters:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in self._parameters:
+                parameter.requires_grad_(True)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn DeepSpeed's end of the loss scale's range into a message."""
+        try:
+            yield
+        except Exception as error:  # DeepSpeed raises no type of its own (fp16/loss_scaler.py)
+            if "loss scale" not in str(error):
+                raise
+            raise UserError(
+                "fp16",
+                self.loss_scale,
+                "is the smallest loss scale, and gradients still overflow: the run has diverged or needs more range",
+                "go on from an older checkpoint with a lower learning rate, or use a bf16 file",
+            ) from error
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,46 @@
+"""Which rank computes which stage of which replica of a network.
+
+A network with S stages on W ranks has W / S replicas. Without a pipeline S is 1 and every rank is a replica.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Placement(NamedTuple):
+    """A network's stages and replicas on the ranks.
+
+    Neighbouring ranks are replicas of one stage, which exchange gradients, as in DeepSpeed's PipeDataParallelTopology.
+
+    Attributes:
+        num_stages: Pipeline stages; 1 without a pipeline.
+        num_replicas: Data-parallel copies.
+        reversed: The first stage lies on the last ranks. The discriminator's does, so that its first stage is where the
+            generator's last one is, and images need not travel.
+    """
+
+    num_stages: int
+    num_replicas: int
+    reversed: bool = False
+
+    def rank(self, stage: int, replica: int) -> int:
+        """Return the rank of a stage of a replica."""
+        return (self.num_stages - 1 - stage if self.reversed else stage) * self.num_replicas + replica
+
+    def stage(self, rank: int) -> int:
+        """Return the stage that a rank computes."""
+        stage = rank // self.num_replicas
+        return self.num_stages - 1 - stage if self.reversed else stage
+
+    def replica(self, rank: int) -> int:
+        """Return the replica that a rank belongs to."""
+        return rank % self.num_replicas
+
+    def input_ranks(self) -> list[int]:
+        """Ranks that read the network's inputs, by replica."""
+        return [self.rank(0, replica) for replica in range(self.num_replicas)]
+
+    def output_ranks(self) -> list[int]:
+        """Ranks where the network's outputs arise, by replica."""
+        return [self.rank(self.num_stages - 1, replica) for replica in range(self.num_replicas)]
