@@ -19,8 +19,7 @@ from bigsgan.data import RealImages, build_dataset
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
-from bigsgan.engines import Engine
-from bigsgan.engines.build import build_engine
+from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import EXIT_BAD_INPUT, UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
@@ -102,7 +101,7 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     """
     recipe, device, rank, world_size = plan.recipe, comm.device(), comm.rank(), comm.world_size()
     dataset = build_dataset(recipe.data)
-    engines: dict[str, Engine] = {network: build_engine(plan, network) for network in NETWORKS}
+    engines = build_engines(plan, {})
     average = ShardedAverage(engines["generator"])
     counters = Counters()
     entries: dict[str, checkpoint.StateEntry] = {

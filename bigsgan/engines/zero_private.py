@@ -7,14 +7,20 @@ under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attribut
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
-from torch import Tensor
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.module import PipelineModule
+from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
+from torch import Tensor, nn
 
 from bigsgan.engines.base import Piece
+from bigsgan.placement import Placement
 
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 _PINNED_BY = -1
@@ -146,3 +152,60 @@ def set_counters(engine: DeepSpeedEngine, updates: int, skipped: int) -> None:
     engine.global_steps = updates
     engine.skipped_steps = skipped
     engine.micro_steps = updates * engine.gradient_accumulation_steps()
+
+
+class _Topology(PipeDataParallelTopology):
+    """DeepSpeed's own order of ranks, or with the stages from the last rank to the first.
+
+    The base class keeps {coordinates: rank} in ``mapping``, which all of its methods look up (pipe/topology.py).
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(placement.num_stages, placement.num_replicas)
+        self.mapping: dict[Any, int] = {c: placement.rank(c.pipe, c.data) for c in self.mapping}
+
+
+def pipeline_module(part: nn.Module, placement: Placement, rank: int) -> PipelineModule:
+    """Wrap this rank's stage for ``deepspeed.initialize``, which makes a PipelineEngine of it. Every rank calls this.
+
+    PipelineModule counts a stage as one layer, and leaves alone what is no module: the stages of other ranks.
+    """
+    layers: list[Any] = [_computed_elsewhere] * placement.num_stages
+    layers[placement.stage(rank)] = part
+    with redirect_stdout(StringIO()):  # it prints a seed that nothing uses
+        return PipelineModule(layers, topology=_Topology(placement), partition_method="uniform")
+
+
+def _computed_elsewhere(*carry: Tensor) -> None:
+    raise AssertionError("this stage is another rank's")
+
+
+def pipe_group(engine: PipelineEngine) -> Any:
+    """Process group of the stages of this rank's replica (pipe/topology.py)."""
+    return engine.grid.get_pipe_parallel_group()
+
+
+def replica_group(engine: PipelineEngine) -> Any:
+    """Process group of the replicas of this rank's stage (pipe/topology.py)."""
+    return engine.grid.get_data_parallel_group()
+
+
+def has_optimizer_wrapper(engine: DeepSpeedEngine) -> bool:
+    """Whether DeepSpeed steps through an optimizer of its own, which looks for overflow and knows the norm."""
+    return engine.optimizer is not engine.basic_optimizer
+
+
+def accumulate_gradients(engine: PipelineEngine) -> None:
+    """Add the gradients of a backward pass to the float32 ones, where these are kept (bf16_optimizer.py)."""
+    if isinstance(engine.optimizer, BF16_Optimizer):
+        engine.optimizer.update_hp_grads(clear_lp_grads=True)
+
+
+def reduce_pipeline_gradients(engine: PipelineEngine) -> None:
+    """Average the gradients of a whole update over the replicas: the schedule's ReduceGrads (pipe/engine.py)."""
+    engine._exec_reduce_grads()
+
+
+def step_pipeline(engine: PipelineEngine) -> None:
+    """Update the parameters: the schedule's OptimizerStep (pipe/engine.py)."""
+    engine._exec_optimizer_step()

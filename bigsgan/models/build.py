@@ -31,3 +31,8 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
     return stack
+
+
+def initial_seed(recipe: Recipe, network: str) -> int:
+    """Seed of a network's initial parameters."""
+    return recipe.seed if network == "generator" else recipe.seed + 2**32

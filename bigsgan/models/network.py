@@ -25,25 +25,33 @@ class LayerStack(nn.Module):
     """Layers applied one after the other, each to what the one before it returned.
 
     Attributes:
-        layers: The flat list.
+        layers: The flat list, by number: a part of a network keeps the numbers, and so the names, of the whole.
         checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
     """
 
-    def __init__(self, layers: list[nn.Module], checkpointing: bool = False) -> None:
+    def __init__(self, layers: list[nn.Module], checkpointing: bool = False, first: int = 0) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleDict({str(first + i): layer for i, layer in enumerate(layers)})
         self.checkpointing = checkpointing
+
+    def part(self, start: int, stop: int) -> LayerStack:
+        """Layers ``start`` up to ``stop`` as a network of their own."""
+        return LayerStack(list(self.layers.values())[start:stop], self.checkpointing, start)
 
     def forward(self, *carry: Tensor) -> Tensor:
         """Fold over the layers; the last one must leave a single tensor."""
-        for layer in self.layers:
+        (output,) = self.fold(*carry)
+        return output
+
+    def fold(self, *carry: Tensor) -> tuple[Tensor, ...]:
+        """Fold over the layers of a part, and return the carry that the next part goes on from."""
+        for layer in self.layers.values():
             if self.checkpointing:
                 # No layer draws random numbers, so there is no generator state to restore for the recomputation.
                 carry = checkpoint(layer, *carry, use_reentrant=False, preserve_rng_state=False)
             else:
                 carry = layer(*carry)
-        (output,) = carry
-        return output
+        return carry
 
     def stateful_layers(self) -> list[StatefulLayer]:
         """List the layers whose forward pass can move state."""

@@ -158,7 +158,7 @@ def test_every_float_in_the_carry_has_a_gradient_and_a_use(resolution, num_class
     for network, inputs in ((g, (latents, labels)), (d, (images, labels))):
         carry: tuple[Tensor, ...] = inputs
         sent: list[Tensor] = []
-        for layer in network.layers:
+        for layer in network.layers.values():
             carry = layer(*carry)
             assert isinstance(carry, tuple)
             for entry in carry:
@@ -174,12 +174,12 @@ def test_every_float_in_the_carry_has_a_gradient_and_a_use(resolution, num_class
 
 
 def layer_of(network: LayerStack, index: int) -> Any:
-    return network.layers[index]
+    return network.layers[str(index)]
 
 
 def carry_sizes(network: LayerStack, *carry: Tensor) -> list[int]:
     sizes = []
-    for layer in network.layers:
+    for layer in network.layers.values():
         carry = layer(*carry)
         sizes.append(len(carry))
     return sizes

@@ -24,7 +24,7 @@ def make():
         with torch.no_grad(), moving_state(network.stateful_layers(), moving):
             return network(*inputs)
 
-    return network, network.layers[0].statistics, infer
+    return network, network.layers["0"].statistics, infer
 
 
 def test_statistics_are_those_of_the_batches():

@@ -1,0 +1,1 @@
+"""A network in stages, each on its own ranks."""

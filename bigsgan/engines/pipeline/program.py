@@ -1,0 +1,128 @@
+"""The phases of an update that were asked for and are not yet computed, and how a rank computes its part of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from bigsgan import comm
+from bigsgan.engines.pipeline import schedule
+from bigsgan.engines.pipeline.schedule import Cost, Phase, Task
+
+_AHEAD = 2
+"""Tasks whose messages are expected ahead of the one that runs, so that they arrive while it computes."""
+
+
+class Run(Protocol):
+    """A phase with all that its tasks need on this rank."""
+
+    phase: Phase
+
+    def expect(self, task: Task) -> None:
+        """Prepare to receive what the task needs."""
+        ...
+
+    def compute(self, task: Task) -> None:
+        """Compute the task."""
+        ...
+
+
+class Span(NamedTuple):
+    """When a rank computed a task: seconds on the host's clock."""
+
+    task: Task
+    phase: Phase
+    start: float
+    end: float
+
+
+class Program:
+    """Collects phases of the networks that share one row of devices, and computes them together.
+
+    Attributes:
+        observe: Called with the spans of each program that was computed, if given; computing then waits for the device
+            after every task.
+        costs: By network, of each stage.
+    """
+
+    def __init__(self, device: int, num_stages: int, costs: dict[str, Sequence[Cost]], joint: bool) -> None:
+        """Begin without phases.
+
+        Args:
+            device: This rank's place in the row.
+            num_stages: Of each network.
+            costs: By network, of each stage.
+            joint: Let phases overlap; else each is computed as soon as it is asked for.
+        """
+        self.observe: Callable[[list[Span]], None] | None = None
+        self.costs = costs
+        self._device, self._num_stages, self._joint = device, num_stages, joint
+        self._runs: list[Run] = []
+        self._is_computing = False
+        self._plans: dict[tuple[Phase, ...], schedule.Plan] = {}
+
+    def add(self, run: Run) -> None:
+        """Ask for a phase."""
+        self._runs.append(run)
+        if not self._joint:
+            self.flush()
+
+    def number(self, run: Run) -> int | None:
+        """Return the number of a phase that was asked for and not yet computed."""
+        return next((i for i, other in enumerate(self._runs) if other is run), None)
+
+    def plan(self, phases: tuple[Phase, ...]) -> schedule.Plan:
+        """Plan phases, once."""
+        if phases not in self._plans:
+            self._plans[phases] = schedule.plan(phases, self._num_stages, self.costs, ["discriminator"])
+        return self._plans[phases]
+
+    def flush(self) -> None:
+        """Compute all that was asked for. Every rank calls this."""
+        if self._is_computing or not self._runs:
+            return
+        runs, self._runs = self._runs, []
+        tasks = [timed.task for timed in self.plan(tuple(run.phase for run in runs)).devices[self._device]]
+        spans: list[Span] = []
+        expected = 0
+        self._is_computing = True
+        try:
+            for i, task in enumerate(tasks):
+                for other in tasks[expected : i + 1 + _AHEAD]:
+                    runs[other.phase].expect(other)
+                expected = max(expected, min(i + 1 + _AHEAD, len(tasks)))
+                run = runs[task.phase]
+                start = time.perf_counter()
+                run.compute(task)
+                if self.observe is not None:
+                    comm.synchronize()
+                    spans.append(Span(task, run.phase, start, time.perf_counter()))
+        finally:
+            self._is_computing = False
+        if self.observe is not None:
+            self.observe(spans)
+
+
+class Deferred(Sequence[Tensor]):
+    """What a phase will yield by micro-batch; looking at it computes the program.
+
+    On ranks where the items do not arise they are empty.
+    """
+
+    def __init__(self, program: Program, run: Run, num: int, results: dict[int, Tensor]) -> None:
+        self.run = run
+        self._program, self._num, self._results = program, num, results
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]
+        if not 0 <= index < self._num:
+            raise IndexError(index)
+        if index not in self._results:
+            self._program.flush()
+        return self._results.get(index, torch.empty(0))

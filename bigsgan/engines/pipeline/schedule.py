@@ -1,0 +1,264 @@
+"""In which order each device computes the phases of an update. Pure planning: no tensors, no ranks.
+
+A phase is a number of micro-batches that go through a network forward, backward or both, and may end in an optimizer
+step. The phases of one update are planned together. Two pipelines share the devices, the second one reversed, so that
+the images which leave the first enter the second on the same device; the drain of one phase overlaps with the fill of
+the next wherever nothing forbids it.
+
+Every rank plans for all devices and comes to the same plan, so that messages need no negotiation: sends never wait, and
+the planned times prove that no two devices wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+Kind = Literal["forward", "backward", "step"]
+
+
+class Phase(NamedTuple):
+    """What planning knows of a phase.
+
+    Attributes:
+        network: Which of the networks goes through.
+        num: Micro-batches.
+        num_samples: In each of them.
+        forward, backward, step: What the phase consists of.
+        frozen: The backward pass computes gradients at inputs alone, which costs half.
+        images_from: Number of the phase whose outputs are the first stage's inputs.
+        grads_from: Number of the phase whose gradients at inputs start the backward pass.
+        graphs_from: Number of the phase whose forward pass a phase without one completes.
+    """
+
+    network: str
+    num: int
+    num_samples: int
+    forward: bool
+    backward: bool
+    step: bool = False
+    frozen: bool = False
+    images_from: int | None = None
+    grads_from: int | None = None
+    graphs_from: int | None = None
+
+
+class Task(NamedTuple):
+    """One piece of a device's work: of a phase, what, and for which micro-batch (0 for a step)."""
+
+    phase: int
+    kind: Kind
+    micro_batch: int
+
+
+class Cost(NamedTuple):
+    """Time of one sample in one stage, in any unit."""
+
+    forward: float
+    backward: float
+
+
+class Timed(NamedTuple):
+    """A task and when it runs."""
+
+    task: Task
+    start: float
+    end: float
+
+
+class Plan(NamedTuple):
+    """Each device's tasks in order.
+
+    Attributes:
+        devices: By device, which computes stage ``device`` of a network that is not reversed.
+        makespan: When the last task ends.
+    """
+
+    devices: list[list[Timed]]
+    makespan: float
+
+    @property
+    def bubble(self) -> float:
+        """Share of the devices' time in which they wait."""
+        busy = sum(timed.end - timed.start for device in self.devices for timed in device)
+        return 1 - busy / (len(self.devices) * self.makespan) if self.makespan else 0.0
+
+
+_Node = tuple[Task, int]
+"""A task on a stage of its network."""
+
+
+def plan(
+    phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], reversed_networks: Iterable[str]
+) -> Plan:
+    """Plan the phases, to be asked for in this order, for all devices.
+
+    List scheduling: a device that is free takes the most urgent of the tasks whose inputs are there. No rule of urgency
+    is best for every mixture of phases, so that several are tried and the shortest plan is taken.
+
+    Args:
+        phases: In order; numbers in them point to earlier ones.
+        num_stages: Of each network, and the number of devices.
+        costs: By network, of each stage.
+        reversed_networks: Networks whose first stage is on the last device.
+    """
+    graph = _Graph(phases, num_stages, costs, frozenset(reversed_networks))
+    left = graph.time_left()
+    rules: list[Callable[[_Node], tuple[float, ...]]] = [
+        lambda node: (node[0].phase, _KIND_ORDER[node[0].kind], node[0].micro_batch),
+        lambda node: (_KIND_ORDER[node[0].kind], node[0].phase, node[0].micro_batch),
+        lambda node: (node[0].kind != "step", -left[node], node[0].phase, node[0].micro_batch),
+    ]
+    return min((graph.simulate(rule) for rule in rules), key=lambda found: found.makespan)
+
+
+def one_after_the_other(
+    phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], reversed_networks: Iterable[str]
+) -> Plan:
+    """Plan each phase for itself: the pipelines fill and drain once for each, as DeepSpeed's own engine does."""
+    reverse = frozenset(reversed_networks)
+    devices: list[list[Timed]] = [[] for _ in range(num_stages)]
+    now = 0.0
+    for number, phase in enumerate(phases):
+        alone = phase._replace(images_from=None, grads_from=None, graphs_from=None)
+        part = plan([alone], num_stages, costs, reverse)
+        for device, tasks in zip(devices, part.devices, strict=True):
+            device += [Timed(t.task._replace(phase=number), now + t.start, now + t.end) for t in tasks]
+        now += part.makespan
+    return Plan(devices, now)
+
+
+_KIND_ORDER: dict[Kind, int] = {"step": 0, "backward": 1, "forward": 2}
+
+
+class _Graph:
+    """All tasks with what they wait for."""
+
+    def __init__(
+        self, phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], reverse: frozenset[str]
+    ) -> None:
+        self._phases, self._last, self._costs, self._reverse = phases, num_stages - 1, costs, reverse
+        self.needs: dict[_Node, list[_Node]] = {}
+        for number, phase in enumerate(phases):
+            for stage in range(num_stages):
+                for task in _tasks(number, phase):
+                    self.needs[task, stage] = list(self._needs(task, stage))
+
+    def cost(self, node: _Node) -> float:
+        """Time that a task takes on its stage."""
+        task, stage = node
+        phase = self._phases[task.phase]
+        cost = self._costs[phase.network][stage]
+        if task.kind == "forward":
+            return cost.forward * phase.num_samples
+        if task.kind == "backward":
+            return cost.backward * phase.num_samples * (0.5 if phase.frozen else 1.0)
+        return 0.0
+
+    def device(self, node: _Node) -> int:
+        """Device of a node's stage."""
+        task, stage = node
+        return self._last - stage if self._phases[task.phase].network in self._reverse else stage
+
+    def time_left(self) -> dict[_Node, float]:
+        """Length of the longest chain that begins with each node."""
+        left: dict[_Node, float] = {}
+        followers: dict[_Node, list[_Node]] = {node: [] for node in self.needs}
+        for node, needed in self.needs.items():
+            for other in needed:
+                followers[other].append(node)
+        stack = list(self.needs)
+        while stack:
+            node = stack[-1]
+            missing = [other for other in followers[node] if other not in left]
+            if node in left or not missing:
+                stack.pop()
+                left.setdefault(node, self.cost(node) + max((left[other] for other in followers[node]), default=0.0))
+            else:
+                stack += missing
+        return left
+
+    def simulate(self, urgency: Callable[[_Node], tuple[float, ...]]) -> Plan:
+        """Let every free device take the most urgent task that may begin."""
+        waiting: list[list[_Node]] = [[] for _ in range(self._last + 1)]
+        for each in sorted(self.needs, key=urgency):
+            waiting[self.device(each)].append(each)
+        ends: dict[_Node, float] = {}
+        devices: list[list[Timed]] = [[] for _ in waiting]
+        free_at = [0.0] * len(waiting)
+        under_way: dict[tuple[int, int], int] = {}
+        now = 0.0
+        while any(waiting):
+            for device, nodes in enumerate(waiting):
+                while free_at[device] <= now:
+                    ready = (n for n in nodes if self._may_begin(n, ends, now, under_way))
+                    if (node := next(ready, None)) is None:
+                        break
+                    nodes.remove(node)
+                    task, stage = node
+                    key = (task.phase, stage)
+                    under_way[key] = under_way.get(key, 0) + {"forward": 1, "backward": -1, "step": 0}[task.kind]
+                    ends[node] = free_at[device] = now + self.cost(node)
+                    devices[device].append(Timed(task, now, ends[node]))
+            later = [end for end in ends.values() if end > now]
+            if not later and any(waiting):
+                # Tasks that take no time made others ready on devices that were looked at before them.
+                if not any(self._may_begin(n, ends, now, under_way) for nodes in waiting for n in nodes):
+                    raise RuntimeError(f"the phases wait for each other: {list(self._phases)}")
+                continue
+            now = min(later, default=now)
+        return Plan(devices, max(ends.values(), default=0.0))
+
+    def _may_begin(
+        self, node: _Node, ends: dict[_Node, float], now: float, under_way: dict[tuple[int, int], int]
+    ) -> bool:
+        task, stage = node
+        phase = self._phases[task.phase]
+        if task.kind == "forward" and phase.backward and under_way.get((task.phase, stage), 0) > self._last - stage:
+            return False  # as many activations as 1F1B keeps
+        return all(other in ends and ends[other] <= now for other in self.needs[node])
+
+    def _needs(self, task: Task, stage: int) -> Iterable[_Node]:
+        number, kind, index = task
+        phase = self._phases[number]
+        before = self._before(number, kind, index)
+        if before is not None:
+            yield before, stage
+        if kind == "forward":
+            if stage > 0:
+                yield task, stage - 1
+            elif phase.images_from is not None:
+                yield Task(phase.images_from, "forward", index), self._last
+        elif kind == "backward":
+            graphs = number if phase.forward else phase.graphs_from
+            if graphs is not None:
+                yield Task(graphs, "forward", index), stage
+            if stage < self._last:
+                yield task, stage + 1
+            elif phase.grads_from is not None:
+                yield Task(phase.grads_from, "backward", index), 0
+        else:  # a step looks at the gradients of all stages, of which the first stage's are the last
+            yield Task(number, "backward", phase.num - 1), 0
+            yield Task(number, "backward", phase.num - 1), stage
+
+    def _before(self, number: int, kind: Kind, index: int) -> Task | None:
+        """What has to come before on the same stage: passes keep their order, and see earlier updates."""
+        if index > 0:
+            return Task(number, kind, index - 1)
+        if kind != "forward":
+            return None
+        for earlier in range(number - 1, -1, -1):
+            phase = self._phases[earlier]
+            if phase.network == self._phases[number].network and (phase.step or phase.forward):
+                return Task(earlier, "step", 0) if phase.step else Task(earlier, "forward", phase.num - 1)
+        return None
+
+
+def _tasks(number: int, phase: Phase) -> Iterable[Task]:
+    for index in range(phase.num):
+        if phase.forward:
+            yield Task(number, "forward", index)
+        if phase.backward:
+            yield Task(number, "backward", index)
+    if phase.step:
+        yield Task(number, "step", 0)
