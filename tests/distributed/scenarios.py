@@ -83,6 +83,18 @@ def train(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[st
     return state
 
 
+def norms(overrides: list[str], ds: dict[str, Any], num_updates: int) -> tuple[list[float], dict[str, Any]]:
+    """Norms of the gradients of both networks in each update, and the state after them."""
+    run = build(overrides, ds)
+    found = []
+    for _ in range(num_updates):
+        update(run, 1)
+        found += [float(run.step.generator.grad_norm), float(run.step.discriminator.grad_norm)]
+    state = local_state(run)
+    destroy(run)
+    return found, state
+
+
 def named_parts(run: Run, network: str, tensors: list[torch.Tensor]) -> dict[str, Any]:
     """Pieces of flat tensors that lie as the network's masters do: name -> [(offset, values)]."""
     found: dict[str, Any] = {}
