@@ -161,21 +161,32 @@ def find(run: Path, nimg: int | None = None) -> Checkpoint:
     raise UserError("--nimg", nimg, "is no saved checkpoint", f"choose from {known}")
 
 
+def saved_divisions(checkpoint: Checkpoint, layout: dict[str, Any]) -> dict[str, list[int]]:
+    """How networks are divided into pipeline stages, by network, which a run that goes on has to keep.
+
+    Args:
+        checkpoint: Where from.
+        layout: Of the run, as far as it is known before its engines are built.
+
+    Raises:
+        UserError: The layout differs.
+    """
+    _refuse_other_layout(checkpoint, layout)
+    ending = ".division"
+    return {
+        key.removesuffix(ending): bounds
+        for key, bounds in checkpoint.manifest["layout"].items()
+        if key.endswith(ending) and bounds is not None
+    }
+
+
 def load(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], layout: dict[str, Any], ranks: Ranks) -> None:
     """Restore all entries on the layout that they were saved on; every rank calls this.
 
     Raises:
         UserError: The layout differs, or a file is damaged.
     """
-    saved = checkpoint.manifest["layout"]
-    for key, value in layout.items():
-        if saved.get(key) != value:
-            raise UserError(
-                f"{checkpoint.path}: {key}",
-                value,
-                f"was {saved.get(key)!r} when the checkpoint was saved",
-                f"resume with {saved.get(key)!r}, or start another run with another `out`",
-            )
+    _refuse_other_layout(checkpoint, layout)
     path = checkpoint.path / _rank_file(ranks.rank())
     with _opened(path) as file:
         names = list(file.keys())
@@ -217,9 +228,9 @@ def read_parameters(checkpoint: Checkpoint, entry: str, shapes: Mapping[str, tor
                         raise ValueError(f"{name} has {offset + numel} elements or more, not as in its recipe")
                     flat[name][offset : offset + numel] = values[start : start + numel]
                     missing[name] -= numel
-            if rank == 0:
-                prefix = f"{entry}.buffer."
-                buffers = {n.removeprefix(prefix): file.get_tensor(n) for n in file.keys() if n.startswith(prefix)}  # noqa: SIM118
+            prefix = f"{entry}.buffer."
+            names = {n.removeprefix(prefix) for n in file.keys() if n.startswith(prefix)} - buffers.keys()  # noqa: SIM118
+            buffers.update({name: file.get_tensor(prefix + name) for name in names})
         if all(left <= 0 for left in missing.values()):
             break  # at stage 0 every rank holds everything
     for name, left in missing.items():
@@ -227,6 +238,18 @@ def read_parameters(checkpoint: Checkpoint, entry: str, shapes: Mapping[str, tor
             problem = f"lacks {left} elements of {name}, which its recipe has"
             raise UserError(str(checkpoint.path), None, problem, "use another checkpoint (--nimg)")
     return {**{name: values.view(shapes[name]) for name, values in flat.items()}, **buffers}
+
+
+def _refuse_other_layout(checkpoint: Checkpoint, layout: dict[str, Any]) -> None:
+    saved = checkpoint.manifest["layout"]
+    for key, value in layout.items():
+        if saved.get(key) != value:
+            raise UserError(
+                f"{checkpoint.path}: {key}",
+                value,
+                f"was {saved.get(key)!r} when the checkpoint was saved",
+                f"resume with {saved.get(key)!r}, or start another run with another `out`",
+            )
 
 
 def _layout_text(entries: Mapping[str, StateEntry]) -> str:

@@ -97,6 +97,15 @@ def from_rank_zero(value: Any) -> Any:
     return values[0]
 
 
+def gather_objects(value: Any) -> list[Any] | None:
+    """Return all ranks' picklable values, by rank, on rank 0; None on the others."""
+    if world_size() == 1:
+        return [value]
+    values = [None] * world_size() if rank() == 0 else None
+    dist.gather_object(value, values)
+    return values
+
+
 def any_rank(flag: bool) -> bool:
     """Return whether ``flag`` is set on any rank."""
     return bool(sum_over_ranks(torch.tensor(float(flag), device=device())).item())

@@ -99,9 +99,12 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     Raises:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
-    recipe, device, rank, world_size = plan.recipe, comm.device(), comm.rank(), comm.world_size()
+    recipe, device, rank = plan.recipe, comm.device(), comm.rank()
     dataset = build_dataset(recipe.data)
-    engines = build_engines(plan, {})
+    layout = _layout(plan)
+    divisions = {} if found is None else checkpoint.saved_divisions(found, layout)
+    engines = build_engines(plan, divisions)
+    layout.update({f"{network}.division": engine.division for network, engine in engines.items()})
     average = ShardedAverage(engines["generator"])
     counters = Counters()
     entries: dict[str, checkpoint.StateEntry] = {
@@ -110,10 +113,6 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         "average": AverageState(engines["generator"], average),
         "counters": counters,
     }
-    layout: dict[str, Any] = {"world_size": world_size}
-    for network, file in plan.deepspeed_files.items():
-        layout[f"{network}.stage"] = file.stage
-        layout[f"{network}.precision"] = file.precision
     if found is not None:
         checkpoint.load(found, entries, layout, comm)
     placements = {network: plan.placement(network) for network in NETWORKS}
@@ -172,6 +171,16 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         reporter=reporter,
         rank_log=rank_log,
     )
+
+
+def _layout(plan: RunPlan) -> dict[str, Any]:
+    """What a run that goes on from a checkpoint has to share with the one that saved it."""
+    layout: dict[str, Any] = {"world_size": plan.world_size}
+    for network, file in plan.deepspeed_files.items():
+        layout[f"{network}.stage"] = file.stage
+        layout[f"{network}.precision"] = file.precision
+        layout[f"{network}.pipeline_stages"] = plan.placement(network).num_stages
+    return layout
 
 
 def readable_images(dataset: ImageDataset, num: int) -> list[torch.Tensor]:

@@ -67,6 +67,7 @@ class Engine(Protocol):
 
     Attributes:
         network: The layers that this rank computes.
+        division: Bounds of the stages that the layers are divided into; None where each rank has them all.
         applied: Whether the last update changed the parameters; not where gradients were not finite.
         num_applied: Updates that did.
         num_skipped: Updates that did not.
@@ -75,6 +76,7 @@ class Engine(Protocol):
     """
 
     network: LayerStack
+    division: list[int] | None
     applied: bool
     num_applied: int
     num_skipped: int

@@ -32,7 +32,7 @@ def build_engines(plan: RunPlan, divisions: Mapping[str, list[int]]) -> dict[str
 
     Args:
         plan: The run's.
-        divisions: How a network is divided into stages, where a checkpoint says so; see PipelineEngine.division.
+        divisions: By network, of the layers into stages, as a checkpoint has it; see Engine.division.
 
     Raises:
         UserError: This machine cannot do what the recipe or a DeepSpeed file asks for.
@@ -48,6 +48,7 @@ def build_engines(plan: RunPlan, divisions: Mapping[str, list[int]]) -> dict[str
         else:
             engines[network] = _build_zero(plan, network, config)
     groups.mpu = None
+    pipelines.observe()
     return engines
 
 

@@ -56,6 +56,7 @@ class ZeroEngine(DeepSpeedBacked):
                 all micro-batches before it gives the gradient of any.
         """
         super().__init__(engine, root.network, rank)
+        self.division: list[int] | None = None
         self._root = root
         self._recomputes = recomputes
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from bigsgan.monitor.sinks import writing
 
+NOTICE = logging.INFO + 5
+"""Level of what the user is to see on the terminal and that warns of nothing."""
+
 _FORMAT = "%(asctime)s %(host)s rank %(rank)d [%(phase)s] %(levelname)s %(name)s: %(message)s"
 
 
@@ -50,8 +53,13 @@ class _Console(logging.Handler):
     """Prints through the rank log's current ``write``."""
 
     def __init__(self, log: RankLog) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(NOTICE)
         self._log = log
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Put the level before a warning."""
+        text = super().format(record)
+        return text if record.levelno == NOTICE else f"{record.levelname}: {text}"
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
@@ -64,7 +72,7 @@ def open_rank_log(directory: Path, rank: int, write: Callable[[str], None]) -> R
     Args:
         directory: Made where it is missing.
         rank: This process's rank, which the file is named by.
-        write: Prints a text for the user; bigsgan's warnings go through it, on rank 0 only.
+        write: Prints a text for the user; bigsgan's notices and warnings go through it, on rank 0 only.
 
     Raises:
         UserError: The file cannot be written.
@@ -82,7 +90,5 @@ def open_rank_log(directory: Path, rank: int, write: Callable[[str], None]) -> R
     log.attach(ours, file)
     log.attach(logging.getLogger("DeepSpeed"), file)
     if rank == 0:
-        console = _Console(log)
-        console.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        log.attach(ours, console)
+        log.attach(ours, _Console(log))
     return log

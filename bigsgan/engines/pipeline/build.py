@@ -1,13 +1,14 @@
-"""Makes the engines of networks in stages: division into stages, this rank's layers, DeepSpeed, channels."""
+"""Makes the engines of networks in stages: division, this rank's layers, DeepSpeed, channels, program."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import deepspeed
-import torch
 
 from bigsgan import comm
 from bigsgan.config import NETWORKS, RunPlan
@@ -15,20 +16,24 @@ from bigsgan.engines import zero_private
 from bigsgan.engines.deepspeed_config import size_buckets
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.engine import PipelineEngine
-from bigsgan.engines.pipeline.partition import Boundaries, divide
+from bigsgan.engines.pipeline.layout import (
+    Division,
+    build_on_meta,
+    comparable,
+    divide_network,
+    expected_bubble,
+    measure_layers,
+    samples_of,
+)
+from bigsgan.engines.pipeline.observer import Observer
 from bigsgan.engines.pipeline.program import Program
-from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.engines.pipeline.transport import open_channels
-from bigsgan.engines.sequences import MicroBatch
-from bigsgan.errors import UserError
-from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.build import initial_seed
 from bigsgan.models.layers import BatchStatistics
 from bigsgan.models.network import LayerStack, initialize
+from bigsgan.monitor import NOTICE
 
 _log = logging.getLogger(__name__)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_EQUAL = Cost(1.0, 2.0)
-"""Of a stage that was not measured: a backward pass costs about two forward passes."""
 
 
 class PipelineBuilder:
@@ -38,31 +43,27 @@ class PipelineBuilder:
         self._plan = plan
         generator, discriminator = (plan.placement(network) for network in NETWORKS)
         self._meet = generator.output_ranks() == discriminator.input_ranks()
+        self._divisions: dict[str, Division] = {}
         self._programs: dict[str, Program] = {}
 
-    def build(self, network: str, config: dict[str, Any], division: list[int] | None) -> PipelineEngine:
+    def build(self, network: str, config: dict[str, Any], bounds: Sequence[int] | None) -> PipelineEngine:
         """Build ``generator`` or ``discriminator``. Every rank calls this.
 
         Args:
             network: Which.
             config: DeepSpeed's.
-            division: Of the layers into stages, as a checkpoint has it; None to make one.
+            bounds: Of the stages, as a checkpoint has them; None to divide anew.
 
         Raises:
             UserError: There are fewer layers than stages.
         """
         plan, rank, device = self._plan, comm.rank(), comm.device()
         recipe, placement, file = plan.recipe, plan.placement(network), plan.deepspeed_files[network]
-        stage = placement.stage(rank)
-        with torch.device("meta"):
-            whole = build_network(recipe, network)
-        bounds = division or self._divide(network, whole)
-        boundaries = Boundaries(whole, bounds, _DTYPES[file.precision], partial(self._inputs, network))
-        with torch.device("meta"):
-            part = build_network(recipe, network).part(bounds[stage], bounds[stage + 1])
-        part = part.to_empty(device="cpu")
-        initialize(part, initial_seed(recipe, network))
-        part = part.to(device)
+        measured = comm.from_rank_zero(measure_layers(plan, network, device) if rank == 0 else None)
+        division = divide_network(plan, network, measured, None if bounds is None else list(bounds))
+        self._divisions[network] = division
+        _log.log(NOTICE, "%s", division.table(samples_of(plan, network)))
+        part = self._build_part(network, division, placement.stage(rank))
         optimizer = build_optimizer(getattr(recipe.optimizer, network), part, file)
         size_buckets(config, sum(parameter.numel() for parameter in part.parameters()))
         clip_norm = config["gradient_clipping"]
@@ -81,42 +82,38 @@ class PipelineBuilder:
             network,
             placement,
             rank,
-            boundaries,
+            division,
             open_channels(placement, rank, device),
             self._program(network),
             recomputes=recipe.pipeline.generator_phase == "recompute",
             clip_norm=clip_norm,
         )
 
+    def observe(self) -> None:
+        """Say what bubble is expected, and have one of the first updates measured."""
+        expected = expected_bubble(self._plan, self._divisions)
+        if expected is not None:
+            _log.log(NOTICE, "expected bubble of an update: %.1f %%", 100 * expected)
+        for network in self._programs if not self._meet else list(self._programs)[:1]:
+            name = "pipeline_trace.json" if self._meet else f"pipeline_trace_{network}.json"
+            program = self._programs[network]
+            program.observer = Observer(Path(self._plan.recipe.out) / name)
+
+    def _build_part(self, network: str, division: Division, stage: int) -> LayerStack:
+        """Build this rank's layers and no others."""
+        part = build_on_meta(self._plan, network).part(division.bounds[stage], division.bounds[stage + 1])
+        part = part.float().to_empty(device="cpu")  # DeepSpeed takes masters from float32 values
+        initialize(part, initial_seed(self._plan.recipe, network))
+        return part.to(comm.device())
+
     def _program(self, network: str) -> Program:
         placement = self._plan.placement(network)
-        costs = [_EQUAL] * placement.num_stages
-        for other, program in self._programs.items():
-            if self._meet:
-                program.costs[network] = costs
-                return self._programs.setdefault(network, self._programs[other])
-        first_stage_device = placement._replace(reversed=False).stage(comm.rank())
+        costs = comparable({name: division.costs() for name, division in self._divisions.items()})
+        for program in self._programs.values() if self._meet else ():
+            program.costs = costs
+            self._programs[network] = program
+            return program
+        device = placement._replace(reversed=False).stage(comm.rank())
         joint = self._plan.recipe.pipeline.schedule == "joint"
-        self._programs[network] = Program(first_stage_device, placement.num_stages, {network: costs}, joint)
+        self._programs[network] = Program(device, placement.num_stages, {network: costs[network]}, joint)
         return self._programs[network]
-
-    def _divide(self, network: str, whole: LayerStack) -> list[int]:
-        stages = self._plan.placement(network).num_stages
-        layers = list(whole.layers.values())
-        field = f"engines.{network}.pipeline_stages"
-        if stages > len(layers):
-            problem = f"is more than the {network} has layers ({len(layers)}), which would leave a stage without any"
-            raise UserError(field, stages, problem, f"set {field} to {len(layers)} or less")
-        partition = self._plan.recipe.engine(network).partition
-        if partition == "uniform":
-            return divide([1.0] * len(layers), stages)
-        return divide([float(sum(p.numel() for p in layer.parameters())) for layer in layers], stages)
-
-    def _inputs(self, network: str, num_samples: int) -> MicroBatch:
-        """Inputs of a number of samples without data."""
-        recipe = self._plan.recipe
-        data = recipe.data
-        labels = torch.empty(num_samples, dtype=torch.int64, device="meta")
-        if network == "generator":
-            return torch.empty(num_samples, recipe.generator.latent_size, device="meta"), labels
-        return torch.empty(num_samples, data.image_channels, data.resolution, data.resolution, device="meta"), labels

@@ -19,7 +19,7 @@ from torch import Tensor
 from bigsgan.engines import zero_private
 from bigsgan.engines.base import LossFunction
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
-from bigsgan.engines.pipeline.partition import Boundaries
+from bigsgan.engines.pipeline.layout import Division
 from bigsgan.engines.pipeline.program import Deferred, Program
 from bigsgan.engines.pipeline.schedule import Phase, Task
 from bigsgan.engines.pipeline.transport import Channel
@@ -33,7 +33,11 @@ _Graph = tuple[list[Tensor], list[Tensor]]
 
 
 class PipelineEngine(DeepSpeedBacked):
-    """The Engine protocol on a pipeline: phases are collected in a program and computed together."""
+    """The Engine protocol on a pipeline: phases are collected in a program and computed together.
+
+    Attributes:
+        division: Stage s has the layers ``division[s]`` up to ``division[s + 1]``.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class PipelineEngine(DeepSpeedBacked):
         name: str,
         placement: Placement,
         rank: int,
-        boundaries: Boundaries,
+        division: Division,
         channels: tuple[Channel, Channel],
         program: Program,
         *,
@@ -57,14 +61,16 @@ class PipelineEngine(DeepSpeedBacked):
             name: ``generator`` or ``discriminator``.
             placement: Of all stages and replicas.
             rank: This process's.
-            boundaries: What travels between the stages.
+            division: Of the layers into stages.
             channels: To the next stage and back.
             program: Where phases are collected.
             recomputes: Whether ``backward`` repeats the forward pass instead of keeping its activations.
             clip_norm: Largest norm of a gradient, 0 for any; where DeepSpeed does not clip.
         """
         super().__init__(engine, network, placement.replica(rank))
-        self._name, self._placement, self._boundaries, self._program = name, placement, boundaries, program
+        self.division: list[int] | None = division.bounds
+        self._name, self._placement, self._boundaries = name, placement, division.boundaries
+        self._program, self._received = program, list[Tensor]()
         self._to_next, self._to_previous = channels
         self._stage, self._replica = placement.stage(rank), placement.replica(rank)
         self._is_first, self._is_last = self._stage == 0, self._stage == placement.num_stages - 1
@@ -176,6 +182,13 @@ class PipelineEngine(DeepSpeedBacked):
             carry = self._boundaries.at(self._stage + 1, num_samples)
             self._to_previous.expect([spec for spec in carry if spec.dtype.is_floating_point])
 
+    def receive(self, task: Task) -> None:
+        """Wait for a task's message."""
+        if task.kind == "forward" and not self._is_first:
+            self._received = self._to_next.receive()
+        if task.kind == "backward" and not self._is_last:
+            self._received = self._to_previous.receive()
+
     def compute(self, run: _Run, task: Task) -> None:
         """Compute one task of a phase."""
         if task.kind == "forward":
@@ -189,7 +202,7 @@ class PipelineEngine(DeepSpeedBacked):
         moving = run.moving == "always" or (run.moving == "first" and index == 0)
         if run.moving == "first" and index == 0:
             self._keep_buffers()
-        carry = list(run.inputs[index]) if self._is_first else self._to_next.receive()
+        carry = list(run.inputs[index]) if self._is_first else self._take()
         if run.keeps_graph and not (self._is_first and not run.phase.frozen):
             carry = [t.detach().requires_grad_() if t.is_floating_point() else t for t in carry]
         with torch.set_grad_enabled(run.keeps_graph), moving_state(self._stateful, moving):
@@ -211,7 +224,7 @@ class PipelineEngine(DeepSpeedBacked):
         carry, outputs = run.graphs.pop(index)
         scale = self._seam_scale if run.phase.frozen else self.loss_scale / self._accumulation
         if not self._is_last:
-            grads = self._to_previous.receive()
+            grads = self._take()
             outputs = [tensor for tensor in outputs if tensor.is_floating_point()]
         elif run.output_grads is not None:
             grads = [run.output_grads[index] * scale]
@@ -228,6 +241,10 @@ class PipelineEngine(DeepSpeedBacked):
         elif run.phase.frozen:
             assert leaves[0].grad is not None
             run.input_grads[index] = leaves[0].grad.float() / self._seam_scale
+
+    def _take(self) -> list[Tensor]:
+        received, self._received = self._received, []
+        return received
 
     def _step(self, lr: float) -> None:
         """Reduce the gradients over the replicas, update, and keep count; all stages apply an update or none does."""
@@ -276,6 +293,10 @@ class _Run:
     def expect(self, task: Task) -> None:
         """Prepare to receive what the task needs."""
         self.engine.expect(self, task)
+
+    def receive(self, task: Task) -> None:
+        """Wait for it."""
+        self.engine.receive(task)
 
     def compute(self, task: Task) -> None:
         """Compute the task."""

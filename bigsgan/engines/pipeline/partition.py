@@ -65,20 +65,14 @@ class TensorSpec(NamedTuple):
 class Boundaries:
     """What the carry is where one stage ends and the next begins, found by a pass without data over all layers."""
 
-    def __init__(
-        self, network: LayerStack, bounds: Sequence[int], dtype: torch.dtype, inputs: Callable[[int], MicroBatch]
-    ) -> None:
+    def __init__(self, network: LayerStack, bounds: Sequence[int], inputs: Callable[[int], MicroBatch]) -> None:
         """Keep a network on the meta device.
 
         Args:
-            network: All layers, on the meta device.
+            network: All layers, on the meta device, in the types that the engine gives them.
             bounds: Of the stages; see ``divide``.
-            dtype: Of the parameters, as the engine has them.
             inputs: Makes the inputs of a number of samples, on the meta device.
         """
-        for parameter in network.parameters():
-            parameter.data = parameter.data.to(dtype)
-        self.bounds = list(bounds)
         self._parts = [network.part(start, stop) for start, stop in itertools.pairwise(bounds)]
         self._inputs = inputs
         self._found = lru_cache(maxsize=32)(self._find)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bigsgan import comm
 from bigsgan.engines.pipeline import schedule
+from bigsgan.engines.pipeline.observer import Observer
 from bigsgan.engines.pipeline.schedule import Cost, Phase, Task
 
 _AHEAD = 2
@@ -26,27 +25,21 @@ class Run(Protocol):
         """Prepare to receive what the task needs."""
         ...
 
+    def receive(self, task: Task) -> None:
+        """Wait for it."""
+        ...
+
     def compute(self, task: Task) -> None:
         """Compute the task."""
         ...
-
-
-class Span(NamedTuple):
-    """When a rank computed a task: seconds on the host's clock."""
-
-    task: Task
-    phase: Phase
-    start: float
-    end: float
 
 
 class Program:
     """Collects phases of the networks that share one row of devices, and computes them together.
 
     Attributes:
-        observe: Called with the spans of each program that was computed, if given; computing then waits for the device
-            after every task.
         costs: By network, of each stage.
+        observer: Measures a program, if given.
     """
 
     def __init__(self, device: int, num_stages: int, costs: dict[str, Sequence[Cost]], joint: bool) -> None:
@@ -58,8 +51,8 @@ class Program:
             costs: By network, of each stage.
             joint: Let phases overlap; else each is computed as soon as it is asked for.
         """
-        self.observe: Callable[[list[Span]], None] | None = None
         self.costs = costs
+        self.observer: Observer | None = None
         self._device, self._num_stages, self._joint = device, num_stages, joint
         self._runs: list[Run] = []
         self._is_computing = False
@@ -86,25 +79,31 @@ class Program:
         if self._is_computing or not self._runs:
             return
         runs, self._runs = self._runs, []
-        tasks = [timed.task for timed in self.plan(tuple(run.phase for run in runs)).devices[self._device]]
-        spans: list[Span] = []
-        expected = 0
+        phases = tuple(run.phase for run in runs)
+        tasks = [timed.task for timed in self.plan(phases).devices[self._device]]
+        if self.observer is not None:
+            self.observer.begin(phases)
         self._is_computing = True
         try:
-            for i, task in enumerate(tasks):
-                for other in tasks[expected : i + 1 + _AHEAD]:
-                    runs[other.phase].expect(other)
-                expected = max(expected, min(i + 1 + _AHEAD, len(tasks)))
-                run = runs[task.phase]
-                start = time.perf_counter()
-                run.compute(task)
-                if self.observe is not None:
-                    comm.synchronize()
-                    spans.append(Span(task, run.phase, start, time.perf_counter()))
+            self._compute(runs, tasks)
         finally:
             self._is_computing = False
-        if self.observe is not None:
-            self.observe(spans)
+        if self.observer is not None and self.observer.is_watching:
+            self.observer.end()
+
+    def _compute(self, runs: list[Run], tasks: list[Task]) -> None:
+        observer = self.observer if self.observer is not None and self.observer.is_watching else None
+        expected = 0
+        for i, task in enumerate(tasks):
+            for other in tasks[expected : i + 1 + _AHEAD]:
+                runs[other.phase].expect(other)
+            expected = max(expected, min(i + 1 + _AHEAD, len(tasks)))
+            run = runs[task.phase]
+            run.receive(task)
+            start = observer.now() if observer else 0.0
+            run.compute(task)
+            if observer:
+                observer.add(task, run.phase, start)
 
 
 class Deferred(Sequence[Tensor]):

@@ -42,6 +42,16 @@ class Phase(NamedTuple):
     grads_from: int | None = None
     graphs_from: int | None = None
 
+    @property
+    def label(self) -> str:
+        """Name in a timeline."""
+        name = self.network[0].upper()
+        if self.frozen:
+            return f"{name} judges"
+        if self.step:
+            return f"{name} trains"
+        return f"{name} makes images"
+
 
 class Task(NamedTuple):
     """One piece of a device's work: of a phase, what, and for which micro-batch (0 for a step)."""

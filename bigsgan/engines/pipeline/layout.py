@@ -1,0 +1,184 @@
+"""How a network is divided: the stages, what they cost, and how long an update will leave them waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.pipeline import schedule
+from bigsgan.engines.pipeline.partition import Boundaries, divide
+from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
+from bigsgan.engines.pipeline.schedule import Cost, Phase
+from bigsgan.engines.sequences import MicroBatch
+from bigsgan.errors import UserError
+from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.network import LayerStack
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_EQUAL = Cost(1.0, 2.0)
+"""Of a stage that was not measured: a backward pass costs about two forward passes."""
+
+
+@dataclass
+class Division:
+    """A network in stages.
+
+    Attributes:
+        network: ``generator`` or ``discriminator``.
+        bounds: Stage s has the layers ``bounds[s]`` up to ``bounds[s + 1]``.
+        layers: What is known of each layer.
+        boundaries: What travels between the stages.
+    """
+
+    network: str
+    bounds: list[int]
+    layers: list[LayerCost]
+    boundaries: Boundaries
+
+    @property
+    def num_stages(self) -> int:
+        """Stages."""
+        return len(self.bounds) - 1
+
+    def of_stage(self, stage: int) -> list[LayerCost]:
+        """Layers of a stage."""
+        return self.layers[self.bounds[stage] : self.bounds[stage + 1]]
+
+    def costs(self) -> list[Cost]:
+        """Of each stage, in seconds a sample where they were measured."""
+        stages = [self.of_stage(stage) for stage in range(self.num_stages)]
+        if not any(layer.forward for layer in self.layers):
+            return [_EQUAL] * self.num_stages
+        return [Cost(sum(c.forward for c in stage), sum(c.backward for c in stage)) for stage in stages]
+
+    def table(self, num_samples: int) -> str:
+        """Describe the stages for micro-batches of ``num_samples``."""
+        lines = [f"{self.network} in {self.num_stages} stages, micro-batches of {num_samples}:"]
+        for stage in range(self.num_stages):
+            layers = self.of_stage(stage)
+            text = f"  stage {stage}  layers {self.bounds[stage]}-{self.bounds[stage + 1] - 1}"
+            text += f"  {sum(c.numel for c in layers):,} parameters"
+            if any(c.forward for c in layers):
+                text += f"  forward {num_samples * 1e3 * sum(c.forward for c in layers):.2f} ms"
+                text += f"  backward {num_samples * 1e3 * sum(c.backward for c in layers):.2f} ms"
+                text += f"  activations {num_samples * sum(c.saved_bytes for c in layers) / 2**20:.1f} MiB"
+            sent = sum(spec.num_bytes for spec in self.boundaries.at(stage + 1, num_samples))
+            lines.append(text + f"  sends {sent / 2**20:.2f} MiB")
+        return "\n".join(lines)
+
+
+def divide_network(
+    plan: RunPlan, network: str, measured: list[LayerCost] | None, bounds: list[int] | None = None
+) -> Division:
+    """Divide a network as the recipe says.
+
+    Args:
+        plan: The run's.
+        network: ``generator`` or ``discriminator``.
+        measured: What ``measure_layers`` found, where the recipe asks for it.
+        bounds: A division that is to be kept, as a checkpoint has it.
+
+    Raises:
+        UserError: There are fewer layers than stages.
+    """
+    stages, partition = plan.placement(network).num_stages, plan.recipe.engine(network).partition
+    whole = build_on_meta(plan, network)
+    num_layers = len(whole.layers)
+    if stages > num_layers:
+        field = f"engines.{network}.pipeline_stages"
+        problem = f"is more than the {network} has layers ({num_layers}), which would leave a stage without any"
+        raise UserError(field, stages, problem, f"set {field} to {num_layers} or less")
+    layers = measured or count(whole)
+    bounds = bounds or divide(weights(layers, partition), stages)
+    return Division(network, bounds, layers, _boundaries(plan, network, bounds))
+
+
+def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[LayerCost] | None:
+    """Measure each layer on this rank's device, which takes seconds; None where the recipe does not ask for it."""
+    if plan.recipe.engine(network).partition != "profile":
+        return None
+    whole = build_on_meta(plan, network)
+    boundaries = _boundaries(plan, network, list(range(len(whole.layers) + 1)))
+    return measure(whole, boundaries, samples_of(plan, network), device, initial_seed(plan.recipe, network))
+
+
+def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
+    """All layers of a network without memory for their parameters, in the types that its engine gives them."""
+    with torch.device("meta"):
+        whole = build_network(plan.recipe, network)
+    for parameter in whole.parameters():
+        parameter.data = parameter.data.to(_DTYPES[plan.deepspeed_files[network].precision])
+    return whole
+
+
+def _boundaries(plan: RunPlan, network: str, bounds: Sequence[int]) -> Boundaries:
+    return Boundaries(build_on_meta(plan, network), bounds, partial(_inputs, plan, network))
+
+
+def samples_of(plan: RunPlan, network: str) -> int:
+    """Samples of a micro-batch that a network trains on; D sees real and fake images."""
+    return plan.micro_batch_size(network) * (1 if network == "generator" else 2)
+
+
+def update_phases(plan: RunPlan) -> list[Phase]:
+    """The phases of an update without penalties, of the networks that are pipelines, as the step asks for them."""
+    recipe = plan.recipe
+    d_phase, g_phase = recipe.accumulation_of("discriminator"), recipe.accumulation_of("generator")
+    keeps = recipe.pipeline.generator_phase == "keep"
+
+    def size(network: str, accumulation: int) -> int:
+        return recipe.batch // (accumulation * plan.placement(network).num_replicas)
+
+    phases: list[Phase] = []
+    for _ in range(recipe.objective.d_steps):
+        phases.append(Phase("generator", d_phase, size("generator", d_phase), True, False))
+        n = 2 * size("discriminator", d_phase)
+        phases.append(Phase("discriminator", d_phase, n, True, True, step=True, images_from=len(phases) - 1))
+    first = len(phases)
+    n = size("generator", g_phase)
+    judged = size("discriminator", g_phase)
+    phases += [
+        Phase("generator", g_phase, n, True, False),
+        Phase("discriminator", g_phase, judged, True, True, frozen=True, images_from=first),
+        Phase(
+            "generator", g_phase, n, not keeps, True, True,
+            grads_from=first + 1, graphs_from=first if keeps else None,
+        ),
+    ]  # fmt: skip
+    return phases
+
+
+def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float | None:
+    """Share of an update in which stages wait, where both networks are pipelines that meet; None elsewhere."""
+    generator, discriminator = (plan.placement(network) for network in NETWORKS)
+    if len(divisions) < 2 or generator.output_ranks() != discriminator.input_ranks():
+        return None
+    costs = comparable({network: division.costs() for network, division in divisions.items()})
+    make = schedule.plan if plan.recipe.pipeline.schedule == "joint" else schedule.one_after_the_other
+    return make(update_phases(plan), generator.num_stages, costs, ["discriminator"]).bubble
+
+
+def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]:
+    """Bring costs of which some were measured and some were not to one unit: the mean forward pass of a stage."""
+    measured = [list(stages) != [_EQUAL] * len(stages) for stages in costs.values()]
+    if all(measured) or not any(measured):
+        return dict(costs)
+    scaled: dict[str, Sequence[Cost]] = {}
+    for network, stages in costs.items():
+        unit = sum(cost.forward for cost in stages) / len(stages)
+        scaled[network] = [Cost(cost.forward / unit, cost.backward / unit) for cost in stages]
+    return scaled
+
+
+def _inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
+    """Inputs of a number of samples without data."""
+    data = plan.recipe.data
+    labels = torch.empty(num_samples, dtype=torch.int64, device="meta")
+    if network == "generator":
+        return torch.empty(num_samples, plan.recipe.generator.latent_size, device="meta"), labels
+    shape = (num_samples, data.image_channels, data.resolution, data.resolution)
+    return torch.empty(shape, device="meta"), labels

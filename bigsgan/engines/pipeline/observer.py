@@ -1,0 +1,105 @@
+"""Measures one update of a pipeline: the bubble, and a timeline that chrome://tracing and Perfetto show."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bigsgan import comm
+from bigsgan.engines.pipeline.schedule import Phase, Task
+from bigsgan.monitor import NOTICE
+
+TRACED_UPDATE = 3
+"""The first updates warm up."""
+
+_log = logging.getLogger(__name__)
+
+
+class Span(NamedTuple):
+    """A task as a rank computed it: seconds on the host's clock, since the program began."""
+
+    task: Task
+    phase: Phase
+    start: float
+    end: float
+
+
+class Observer:
+    """Watches the programs of a run until it has measured one that makes an update of G."""
+
+    def __init__(self, path: Path) -> None:
+        """Measure later.
+
+        Args:
+            path: Where the timeline goes, as a Chrome trace.
+        """
+        self._path, self._updates, self._spans = path, 0, list[Span]()
+        self._origin = 0.0
+        self.is_watching = False
+
+    def begin(self, phases: Sequence[Phase]) -> None:
+        """Decide whether to measure a program. Every rank calls this."""
+        self._updates += any(phase.step for phase in phases)
+        self.is_watching = self._updates == TRACED_UPDATE and any(phase.step for phase in phases)
+        if self.is_watching:
+            comm.barrier()  # all clocks start together
+            self._origin = time.perf_counter()
+            self._spans = []
+
+    def now(self) -> float:
+        """Seconds since the program began, once the device has done all that it was given."""
+        comm.synchronize()
+        return time.perf_counter() - self._origin
+
+    def add(self, task: Task, phase: Phase, start: float) -> None:
+        """Take note of a task that has just been computed."""
+        self._spans.append(Span(task, phase, start, self.now()))
+
+    def end(self) -> None:
+        """Collect the spans of all ranks, report the bubble and write the timeline. Every rank calls this."""
+        self.is_watching = False
+        by_rank = comm.gather_objects(self._spans)
+        if by_rank is None:
+            return
+        self._path.write_text(json.dumps({"traceEvents": trace_events(by_rank), "displayTimeUnit": "ms"}))
+        _log.log(NOTICE, "measured bubble of an update: %.1f %% (timeline: %s)", 100 * bubble(by_rank), self._path)
+
+
+def bubble(by_rank: Sequence[Sequence[Span]]) -> float:
+    """Share of the ranks' time between the first task's start and the last one's end in which they compute nothing.
+
+    A step waits for the slowest rank; what the quickest wait took counts as computing.
+    """
+    spans = [span for rank in by_rank for span in rank]
+    steps: dict[Task, float] = {}
+    for span in spans:
+        if span.task.kind == "step":
+            steps[span.task] = min(steps.get(span.task, float("inf")), span.end - span.start)
+    busy = sum(steps[s.task] if s.task.kind == "step" else s.end - s.start for s in spans)
+    whole = max(span.end for span in spans) - min(span.start for span in spans)
+    return 1 - busy / (whole * len(by_rank))
+
+
+def trace_events(by_rank: Sequence[Sequence[Span]]) -> list[dict[str, object]]:
+    """Chrome's trace events, a row for each rank; microseconds."""
+    events: list[dict[str, object]] = []
+    for rank, spans in enumerate(by_rank):
+        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}})
+        for span in spans:
+            events.append(
+                {
+                    "ph": "X",
+                    "name": f"{span.phase.label} {span.task.kind} {span.task.micro_batch}",
+                    "cat": span.task.kind,
+                    "pid": 0,
+                    "tid": rank,
+                    "ts": 1e6 * span.start,
+                    "dur": 1e6 * (span.end - span.start),
+                    "args": {"phase": span.task.phase, "samples": span.phase.num_samples},
+                }
+            )
+    return events

@@ -1,0 +1,106 @@
+"""What each layer of a network costs on this machine: time forward and backward, and memory."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigsgan import comm
+from bigsgan.engines.pipeline.partition import Boundaries
+from bigsgan.models.network import LayerStack, initialize
+
+_REPETITIONS = 3
+
+
+class LayerCost(NamedTuple):
+    """Of one layer.
+
+    Attributes:
+        name: Class of the layer.
+        numel: Parameters.
+        forward, backward: Seconds for one sample; 0 where it was not measured.
+        saved_bytes: Kept for the backward pass of one sample; 0 where it was not measured.
+    """
+
+    name: str
+    numel: int
+    forward: float = 0.0
+    backward: float = 0.0
+    saved_bytes: int = 0
+
+
+def count(network: LayerStack) -> list[LayerCost]:
+    """Parameters of each layer, without measuring."""
+    return [
+        LayerCost(type(layer).__name__, sum(p.numel() for p in layer.parameters())) for layer in network.layers.values()
+    ]
+
+
+def measure(
+    network: LayerStack, boundaries: Boundaries, num_samples: int, device: torch.device, seed: int
+) -> list[LayerCost]:
+    """Run each layer forward and backward on the shapes that it will meet. One rank calls this.
+
+    Args:
+        network: All layers, on the meta device; one after the other is built on the device and dropped.
+        boundaries: With every layer a stage of its own.
+        num_samples: In a micro-batch.
+        device: Where to.
+        seed: Of the weights.
+    """
+    found = []
+    for number, counted in enumerate(count(network)):
+        part = copy.deepcopy(network.part(number, number + 1)).to_empty(device="cpu")
+        initialize(part, seed)
+        part = part.to(device)
+        times = [_run(part, boundaries, number, num_samples, device) for _ in range(_REPETITIONS)]
+        forward, backward = (min(t[i] for t in times) / num_samples for i in (0, 1))
+        found.append(counted._replace(forward=forward, backward=backward, saved_bytes=times[0][2] // num_samples))
+    return found
+
+
+def _run(
+    part: LayerStack, boundaries: Boundaries, number: int, num_samples: int, device: torch.device
+) -> tuple[float, float, int]:
+    """Seconds forward, seconds backward, and bytes kept between them."""
+    carry = []
+    for spec in boundaries.at(number, num_samples):
+        tensor = spec.empty(device)
+        carry.append(tensor.normal_().requires_grad_() if spec.dtype.is_floating_point else tensor.zero_())
+    own = {parameter.untyped_storage().data_ptr() for parameter in part.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    comm.synchronize()
+    start = time.perf_counter()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = [t for t in part.fold(*carry) if t.requires_grad]
+    comm.synchronize()
+    middle = time.perf_counter()
+    torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+    comm.synchronize()
+    return middle - start, time.perf_counter() - middle, sum(kept.values())
+
+
+def weights(costs: Sequence[LayerCost], partition: str) -> list[float]:
+    """What the stages are to share equally.
+
+    Args:
+        costs: Of each layer.
+        partition: ``parameters``, ``uniform`` or ``profile``.
+    """
+    if partition == "uniform":
+        return [1.0] * len(costs)
+    if partition == "parameters":
+        return [float(cost.numel) for cost in costs]
+    return [cost.forward + cost.backward for cost in costs]
