@@ -103,7 +103,7 @@ class Engine(Protocol):
         """Update on a loss of which only the gradient at the outputs is known.
 
         Args:
-            output_grads: d(mean loss over a micro-batch)/d(outputs) for each micro-batch given to ``forward``.
+            output_grads: d(mean loss over a replica's micro-batch)/d(outputs) for each one given to ``forward``.
             lr: Learning rate.
         """
         ...

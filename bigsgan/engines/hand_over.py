@@ -50,8 +50,12 @@ class Exchange:
         return [self._redistribute(item, self._images, self._judges, num_samples) for item in images]
 
     def to_generator(self, grads: Sequence[Tensor], num_samples: int) -> Sequence[Tensor]:
-        """Redistribute all micro-batches, now. Every rank calls this."""
-        return [self._redistribute(item, self._judges, self._images, num_samples) for item in grads]
+        """Redistribute all micro-batches, now. Every rank calls this.
+
+        The loss is a mean over the samples of a replica, of which G's has another number than D's.
+        """
+        scale = len(self._images) / len(self._judges)
+        return [scale * self._redistribute(item, self._judges, self._images, num_samples) for item in grads]
 
     def _redistribute(self, held: Tensor, sources: list[int], targets: list[int], num_samples: int) -> Tensor:
         """Return what this rank, if it is one of ``targets``, needs of what ``sources`` hold by replica."""

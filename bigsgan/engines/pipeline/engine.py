@@ -8,6 +8,7 @@ has to be of the last stage's outputs alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -191,12 +192,13 @@ class PipelineEngine(DeepSpeedBacked):
 
     def compute(self, run: _Run, task: Task) -> None:
         """Compute one task of a phase."""
-        if task.kind == "forward":
-            self._forward_pass(run, task.micro_batch)
-        elif task.kind == "backward":
-            self._backward_pass(run, task.micro_batch)
-        else:
-            self._step(run.lr)
+        with self._frozen() if run.phase.frozen else nullcontext():  # backward too, which may recompute
+            if task.kind == "forward":
+                self._forward_pass(run, task.micro_batch)
+            elif task.kind == "backward":
+                self._backward_pass(run, task.micro_batch)
+            else:
+                self._step(run.lr)
 
     def _forward_pass(self, run: _Run, index: int) -> None:
         moving = run.moving == "always" or (run.moving == "first" and index == 0)
@@ -206,11 +208,7 @@ class PipelineEngine(DeepSpeedBacked):
         if run.keeps_graph and not (self._is_first and not run.phase.frozen):
             carry = [t.detach().requires_grad_() if t.is_floating_point() else t for t in carry]
         with torch.set_grad_enabled(run.keeps_graph), moving_state(self._stateful, moving):
-            if run.phase.frozen:
-                with self._frozen():
-                    outputs = list(self.network.fold(*carry))
-            else:
-                outputs = list(self.network.fold(*carry))
+            outputs = list(self.network.fold(*carry))
             if self._is_last and run.loss is not None:
                 outputs = [run.loss(outputs[0], ())]
             elif self._is_last:

@@ -65,8 +65,12 @@ class Observer:
         by_rank = comm.gather_objects(self._spans)
         if by_rank is None:
             return
-        self._path.write_text(json.dumps({"traceEvents": trace_events(by_rank), "displayTimeUnit": "ms"}))
         _log.log(NOTICE, "measured bubble of an update: %.1f %% (timeline: %s)", 100 * bubble(by_rank), self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps({"traceEvents": trace_events(by_rank), "displayTimeUnit": "ms"}))
+        except OSError as error:  # a run is worth more than its timeline
+            _log.warning("the timeline could not be written: %s", error)
 
 
 def bubble(by_rank: Sequence[Sequence[Span]]) -> float:
