@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bigsgan.config import load_recipe, plan_run
+from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import EXIT_BAD_INPUT, UserError
 
@@ -40,13 +41,27 @@ def train(options: argparse.Namespace) -> int:
     path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
     world_size = _world_size()
-    plan = plan_run(recipe, world_size, path.resolve().parent)
+    planned = plan_run(recipe, world_size, path.resolve().parent)
     if options.dry_run:
         if _rank() == 0:
             print(recipe.to_yaml(), end="")
         return 0
     _check_launcher(world_size)
-    return int(importlib.import_module("bigsgan.train").main(plan))
+    return int(importlib.import_module("bigsgan.train").main(planned))
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print how a recipe would be laid out over ranks."""
+    if not options.pipeline:
+        raise UserError("bigsgan plan", None, "does not say what to plan", "add --pipeline")
+    path = Path(options.config)
+    recipe = load_recipe(path, options.overrides)
+    least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
+    ranks = least if options.ranks is None else options.ranks
+    if ranks < 1:
+        raise UserError("--ranks", ranks, "is no number of ranks", "give 1 or more")
+    importlib.import_module("bigsgan.plan").main(plan_run(recipe, ranks, path.resolve().parent))
+    return 0
 
 
 def sample(options: argparse.Namespace) -> int:
@@ -97,9 +112,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for word in rest:
         if word.startswith("-"):
             raise UserError(word.partition("=")[0], None, f"is no option of `{command}`", f"see `{command} --help`")
-        if options.run is not train:
+        if "overrides" not in options:
             raise UserError("argument", word, f"is not expected by `{command}`", f"see `{command} --help`")
-    if options.run is train:
+    if "overrides" in options:
         options.overrides += rest
     return options
 
@@ -108,11 +123,16 @@ def _parser() -> _Parser:
     parser = _Parser(prog="bigsgan", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("train", help="train a recipe, or go on with a run")
-    command.add_argument("--config", default=str(DEFAULT_RECIPE), help="recipe (YAML); the default trains the digits")
+    _add_recipe(command)
     command.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     command.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
-    command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
     command.set_defaults(run=train)
+
+    command = commands.add_parser("plan", help="show how a recipe would be laid out over ranks, without training")
+    _add_recipe(command)
+    command.add_argument("--pipeline", action="store_true", help="the division into pipeline stages, and the bubble")
+    _add_number(command, "--ranks", int, None, "number of ranks (default: the least that the stages need)")
+    command.set_defaults(run=plan)
 
     command = commands.add_parser("sample", help="write a grid of samples from a run")
     _add_run(command)
@@ -132,6 +152,11 @@ def _parser() -> _Parser:
     which.add_argument("--live", action="store_true", help="the live weights")
     command.set_defaults(run=export, live=None)
     return parser
+
+
+def _add_recipe(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", default=str(DEFAULT_RECIPE), help="recipe (YAML); the default trains the digits")
+    command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:

@@ -31,11 +31,15 @@ def whole(parts):
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_gradients_and_updates(ranks, stage, accumulation):
-    overrides = [*ADAM, f"accumulation={accumulation}", "objective.r1={weight: 0.2}"]
-    ds = {"generator": zero(stage), "discriminator": zero(stage)}
-    by_rank = ranks(2).run(scenarios.adam_updates, overrides, ds, 3)
-    recorded = {key: whole([rank[key] for rank in by_rank]) for key in by_rank[0]}
+    overrides = [f"accumulation={accumulation}", "objective.r1={weight: 0.2}"]
+    check_adam(ranks(2), overrides, {"generator": zero(stage), "discriminator": zero(stage)})
 
+
+def check_adam(pool, overrides, ds):
+    """Compare the first gradients with the reference's, and three updates with Adam's formula."""
+    overrides = [*ADAM, *overrides]
+    by_rank = pool.run(scenarios.adam_updates, overrides, ds, 3)
+    recorded = {key: whole([rank[key] for rank in by_rank]) for key in by_rank[0]}
     expected = reference.Reference(tiny_recipe(Path(tempfile.mkdtemp()), *overrides)).update(0)
     for network, grads in (("discriminator", expected.d_grads), ("generator", expected.g_grads)):
         assert recorded[f"{network}.1.grad"].keys() == grads.keys()

@@ -11,8 +11,10 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -30,6 +32,17 @@ pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="deepspee
 
 def launch(launcher: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the script on two ranks, as a user of this interpreter's environment would."""
+    with start(launcher, directory, *arguments) as process:
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            end(process)
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output)
+
+
+def start(launcher: str, directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start the script on two ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -37,9 +50,15 @@ def launch(launcher: str, directory: Path, *arguments: str) -> subprocess.Comple
     command = [launcher, ranks, "2", "--master_port", str(port), SCRIPT, *arguments]
     env = {name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE")}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
-    return subprocess.run(
-        command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT
+    return subprocess.Popen(
+        command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a launcher with its ranks."""
+    for other in [*psutil.Process(process.pid).children(recursive=True), process]:
+        other.kill()
 
 
 def check(launcher: str, result: subprocess.CompletedProcess[str], message: str) -> None:
@@ -106,3 +125,50 @@ def test_what_one_rank_alone_meets_ends_all(launcher, blocked, tmp_path):
     result = launch(launcher, tmp_path, "--config", "tiny.yaml", "out=run", f"total_nimg={recipe.batch}")
     remedy = "make room or allow writing there, or choose another place"
     check(launcher, result, f"run/{blocked}: cannot be written: Is a directory; {remedy}")
+
+
+STAGES = ["engines.generator.pipeline_stages=2", "engines.discriminator.pipeline_stages=2"]
+
+
+@pytest.mark.slow
+def test_more_stages_than_layers_are_answered_once(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    field = "engines.discriminator.pipeline_stages"
+    env = {**os.environ, "WORLD_SIZE": "8", "RANK": "0"}  # as if the first of eight ranks; nothing is started
+    command = [sys.executable, "-m", "bigsgan.cli"]
+    code = "import sys; from bigsgan.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "plan", "--pipeline", "--config", "tiny.yaml", f"{field}=8", "--ranks", "8"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT)
+    problem = "8 is more than the discriminator has layers (5), which would leave a stage without any"
+    assert recipe.batch == 8
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if "bigsgan: " in line] == [
+        f"bigsgan: {field}: {problem}; set {field} to 5 or less"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", STATUS)
+def test_a_killed_stage_ends_the_whole_job(launcher, tmp_path):
+    """Within a minute, with a status other than 0, and leaving no rank behind."""
+    tiny_recipe(tmp_path)
+    report = tmp_path / "run" / "metrics.jsonl"
+    with start(launcher, tmp_path, "--config", "tiny.yaml", "out=run", "report_nimg=8", *STAGES) as process:
+        try:
+            while not (report.exists() and report.read_text()):
+                assert process.poll() is None, process.stdout.read()
+                time.sleep(0.2)
+            family = psutil.Process(process.pid).children(recursive=True)
+            ranks = [p for p in family if SCRIPT in p.cmdline() and "-m" not in p.cmdline()]
+            ranks = [p for p in ranks if not p.children()]
+            assert len(ranks) == 2
+            ranks[-1].kill()
+            killed = time.monotonic()
+            process.communicate(timeout=TIMEOUT)
+            assert time.monotonic() - killed < 60
+            assert process.returncode != 0
+            _, alive = psutil.wait_procs(ranks, timeout=5)
+            assert not alive
+        finally:
+            if process.poll() is None:
+                end(process)

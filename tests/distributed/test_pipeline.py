@@ -4,11 +4,15 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
+from bigsgan.models.build import build_network
 from tests import reference
 from tests.distributed import scenarios
+from tests.distributed.test_adam import check_adam
 from tests.distributed.test_equivalence import OVERRIDES, PENALTIES, UPDATES, check, moved
-from tests.tiny import zero
+from tests.distributed.test_state import ADAM
+from tests.tiny import tiny_recipe, zero
 
 FINITE = PENALTIES["finite_difference"]
 
@@ -116,3 +120,79 @@ def test_clipping_knows_the_norm_of_all_stages(ranks, stage):
         np.testing.assert_allclose(found, expected, rtol=1e-4)
     states = [scenarios.merge([state for _, state in results]) for results in (staged, whole)]
     assert reference.worst(*states)[0] < 1e-5
+
+
+# What watches an engine between two phases needs them one by one.
+ONE_BY_ONE = "pipeline.schedule=phases"
+FILES = [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, *LOW))]
+
+
+def files(stage):
+    """DeepSpeed contents of a ZeRO stage in fp32, or of a low precision at stage 1."""
+    return both(1, **LOW[stage]) if stage in LOW else both(stage)
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_adams_gradients_and_updates(ranks, stage):
+    check_adam(ranks(2), [ONE_BY_ONE, "accumulation=2", *stages(2, 2)], both(stage))
+
+
+@pytest.mark.parametrize("stage", FILES)
+def test_generator_phase_leaves_the_discriminator_alone(ranks, stage):
+    overrides = [*ADAM, ONE_BY_ONE, *stages(2, 2)]
+    for touched in ranks(2).run(scenarios.generator_phase_touches, overrides, files(stage)):
+        assert len(touched) == 8
+        assert not any(touched.values()), touched
+
+
+@pytest.mark.parametrize("stage", FILES)
+def test_average_is_swapped_in_and_out(ranks, stage, tmp_path):
+    by_rank = ranks(2).run(scenarios.average_swap, [*ADAM, *stages(2, 2)], files(stage))
+    assert all(rank["restored"] for rank in by_rank)
+    merged = scenarios.merge([rank["state"] for rank in by_rank])["average"]
+    network = build_network(tiny_recipe(tmp_path), "generator")
+    network.load_state_dict({name: merged[name].view(t.shape) for name, t in network.state_dict().items()})
+    low = {"fp16": torch.float16}.get(stage, torch.bfloat16 if stage in LOW else torch.float32)
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(low).float()
+    with torch.no_grad():
+        images = network(*(torch.from_numpy(tensor) for tensor in by_rank[0]["inputs"])).numpy()
+    for rank in by_rank:
+        assert np.abs(rank["averaged"] - images).max() < (0.1 if stage in LOW else 1e-5)
+        assert np.abs(rank["averaged"] - rank["live"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("stage", FILES)
+def test_resume_is_the_same_run(ranks, stage, tmp_path):
+    overrides = [*ADAM, "accumulation=2", *([] if stage in LOW else FINITE), *stages(2, 2)]
+    whole = ranks(2).run(scenarios.uninterrupted, overrides, files(stage), 6)
+    parts = ranks(2).run(scenarios.resume, overrides, files(stage), str(tmp_path), 3, 3)
+    for one, other in zip(whole, parts, strict=True):
+        assert one["update"] == other["update"] == 6
+        assert one["state"].keys() == other["state"].keys()
+        for key, value in one["state"].items():
+            assert np.array_equal(value, other["state"][key]), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [(2, 1), (1, 2), (2, 2)])
+def test_resume_of_other_layouts(ranks, layout, tmp_path):
+    overrides = [*ADAM, "accumulation=2", *FINITE, *stages(*layout)]
+    world_size = 4 if layout == (2, 2) else 2
+    whole = ranks(world_size).run(scenarios.uninterrupted, overrides, both(1), 6)
+    parts = ranks(world_size).run(scenarios.resume, overrides, both(1), str(tmp_path), 3, 3)
+    for one, other in zip(whole, parts, strict=True):
+        for key, value in one["state"].items():
+            assert np.array_equal(value, other["state"][key]), key
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("stage", FILES)
+def test_non_finite_gradients_of_one_stage_skip_the_update_of_all(ranks, stage, network):
+    for result in ranks(2).run(scenarios.poisoned, [*ADAM, *stages(2, 2)], files(stage), network):
+        assert result["counts"] == (1, 1, False)
+        assert result["later"] == (2, 1, True)
+        assert result["moved"] == []
+        assert result["average_moved"] == (network == "discriminator")
+        assert result["other_moved"]
+        assert result["finite"]

@@ -6,8 +6,10 @@ import deepspeed
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
+from bigsgan import comm
 from bigsgan.engines import zero_private
 from tests.distributed import scenarios
 from tests.tiny import zero
@@ -92,3 +94,83 @@ def test_loss_scaler_numbers(ranks):
         assert before["cur_scale"] == 16.0
         assert before["cur_iter"] == 0
         assert (after["cur_scale"], after["cur_iter"], scale) == (64.0, 7, 64.0)
+
+
+def pipeline_facts(stages):
+    run = scenarios.build([f"engines.{n}.pipeline_stages={stages}" for n in ("generator", "discriminator")], both(1))
+    facts = {}
+    for name in ("generator", "discriminator"):
+        engine = getattr(run.step, name)
+        inner = engine._engine
+        facts[name] = {
+            "type": type(inner).__name__,
+            "stage": inner.stage_id,
+            "pipe": dist.get_process_group_ranks(zero_private.pipe_group(inner)),
+            "replicas": dist.get_process_group_ranks(zero_private.replica_group(inner)),
+            "layers": list(engine.network.layers),
+            "division": engine.division,
+            "private": [callable(getattr(inner, f, None)) for f in ("_exec_reduce_grads", "_exec_optimizer_step")],
+            "wrapper": zero_private.has_optimizer_wrapper(inner),
+        }
+    # Every replica's gradient is its rank; a step of SGD then moves each parameter by lr times their mean.
+    engine = run.step.generator
+    before = [p.detach().clone() for p in engine.network.parameters()]
+    for parameter in engine.network.parameters():
+        parameter.grad = torch.full_like(parameter, float(comm.rank()))
+    engine._set_lr(0.5)
+    zero_private.reduce_pipeline_gradients(engine._engine)
+    zero_private.step_pipeline(engine._engine)
+    moves = [(a - b).unique() for a, b in zip(before, engine.network.parameters(), strict=True)]
+    facts["moved"] = [m.round(decimals=4).unique().tolist() for m in moves]
+    facts["applied"] = engine._engine.was_step_applied()
+    facts["grads"] = [p.grad is None for p in engine.network.parameters()]
+    scenarios.destroy(run)
+    return facts
+
+
+def both(stage):
+    return {"generator": zero(stage), "discriminator": zero(stage)}
+
+
+@pytest.mark.slow
+def test_a_pipeline_is_laid_out_as_its_placement_says(ranks):
+    by_rank = ranks(4).run(pipeline_facts, 2)
+    for rank, facts in enumerate(by_rank):
+        replica = rank % 2
+        mean = {0: 0.5, 1: 2.5}[rank // 2]  # of ranks 0 and 1, or 2 and 3
+        for name, order in (("generator", [0, 1]), ("discriminator", [1, 0])):
+            found = facts[name]
+            assert found["type"] == "PipelineEngine"
+            assert found["stage"] == order[rank // 2]
+            assert sorted(found["pipe"]) == [replica, 2 + replica]
+            assert sorted(found["replicas"]) == [2 * (rank // 2), 2 * (rank // 2) + 1]
+            bounds = found["division"]
+            first, last = bounds[found["stage"]], bounds[found["stage"] + 1]
+            assert found["layers"] == [str(i) for i in range(first, last)]
+            assert found["private"] == [True, True]
+            assert found["wrapper"]
+        assert facts["moved"] == [[pytest.approx(0.5 * mean)]] * len(facts["moved"])
+        assert facts["applied"]
+        assert all(facts["grads"])
+
+
+def wrappers():
+    found = []
+    for ds in (zero(0), zero(0, bf16={"enabled": True})):
+        overrides = [f"engines.{n}.pipeline_stages=2" for n in ("generator", "discriminator")]
+        run = scenarios.build(overrides, {"generator": ds, "discriminator": ds})
+        engine = run.step.generator._engine
+        parameter = next(run.step.generator.network.parameters())
+        for _ in range(2):
+            parameter.grad = torch.full_like(parameter, 0.25)
+            zero_private.accumulate_gradients(engine)
+        high = getattr(parameter, "_hp_grad", parameter.grad)
+        found.append((zero_private.has_optimizer_wrapper(engine), high.unique().tolist(), high.dtype))
+        scenarios.destroy(run)
+    return found
+
+
+def test_only_bf16_accumulates_apart(ranks):
+    for (plain, kept, _), (wrapped, summed, _) in ranks(2).run(wrappers):
+        assert (plain, kept) == (False, [0.25])
+        assert (wrapped, summed) == (True, [0.5])

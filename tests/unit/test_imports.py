@@ -26,7 +26,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.checkpoint"},
     {"bigsgan.training"},
     {"bigsgan.trained"},
-    {"bigsgan.train", "bigsgan.sample", "bigsgan.export"},
+    {"bigsgan.train", "bigsgan.sample", "bigsgan.export", "bigsgan.plan"},
     {"bigsgan.cli"},
 ]
 MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.comm")

@@ -20,8 +20,8 @@ from bigsgan.engines.pipeline.layout import (
     Division,
     build_on_meta,
     comparable,
+    describe_bubble,
     divide_network,
-    expected_bubble,
     measure_layers,
     samples_of,
 )
@@ -91,9 +91,8 @@ class PipelineBuilder:
 
     def observe(self) -> None:
         """Say what bubble is expected, and have one of the first updates measured."""
-        expected = expected_bubble(self._plan, self._divisions)
-        if expected is not None:
-            _log.log(NOTICE, "expected bubble of an update: %.1f %%", 100 * expected)
+        if text := describe_bubble(self._plan, self._divisions):
+            _log.log(NOTICE, text)
         for network in self._programs if not self._meet else list(self._programs)[:1]:
             name = "pipeline_trace.json" if self._meet else f"pipeline_trace_{network}.json"
             program = self._programs[network]

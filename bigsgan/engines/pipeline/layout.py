@@ -152,6 +152,16 @@ def update_phases(plan: RunPlan) -> list[Phase]:
     return phases
 
 
+def describe_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> str | None:
+    """Say what bubble to expect, where ``expected_bubble`` knows it."""
+    bubble = expected_bubble(plan, divisions)
+    if bubble is None:
+        return None
+    measured = all(plan.recipe.engine(network).partition == "profile" for network in divisions)
+    reserve = "" if measured else ", were all stages equally fast (partition=profile measures them)"
+    return f"expected bubble of an update: {100 * bubble:.1f} %{reserve}"
+
+
 def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float | None:
     """Share of an update in which stages wait, where both networks are pipelines that meet; None elsewhere."""
     generator, discriminator = (plan.placement(network) for network in NETWORKS)

@@ -1,0 +1,344 @@
+"""What pipelines wait, send and hold: the bubble against the formula, bytes between stages, peak memory of each.
+
+    python -m tests.benchmarks.pipeline [--trace FILE] [--unit MILLISECONDS] [--quick]
+
+A machine with fewer cores than stages cannot compute them side by side. Therefore the bubble is measured with stages
+that sleep: a run of the tiny recipe, whose computing is real, but each task ends, and sends what it sends, at the
+earliest when its planned time is over. A micro-batch takes a stage of G one unit forward and two units backward, and
+half of the latter where the layers are frozen; the discriminator's own update sees twice the samples. Bytes and memory
+are those of a larger recipe that does not sleep. The output is Markdown. Linux only.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import deepspeed
+import torch
+
+from bigsgan import comm
+from bigsgan.engines.pipeline import schedule
+from bigsgan.engines.pipeline.layout import update_phases
+from bigsgan.engines.pipeline.observer import Observer, Span, bubble, trace_events
+from bigsgan.engines.pipeline.schedule import Cost
+from tests.distributed import scenarios
+from tests.distributed.pool import RankPool
+from tests.tiny import tiny_plan, zero
+
+NETWORKS = ("generator", "discriminator")
+DS = {network: zero(0) for network in NETWORKS}
+SCHEDULES = {"phases": schedule.one_after_the_other, "joint": schedule.plan}
+SIZE = 2
+"""Samples of a micro-batch of the tiny recipe."""
+
+MICRO_BATCHES = 8
+LARGER = [
+    "data.kind=synthetic", "data.resolution=64", "data.image_channels=3", "generator.channels=16",
+    "discriminator.channels=16", "generator.latent_size=20", "batch=64", f"accumulation={MICRO_BATCHES}",
+]  # fmt: skip
+"""BigGAN for 64 x 64 at a sixth of the paper's width; micro-batches of 8."""
+
+
+class Recorder(Observer):
+    """Keeps the spans of updates, whose phases it numbers, on the clock that all processes of a machine share."""
+
+    def __init__(self):
+        super().__init__(Path())
+        self.is_watching, self.phases, self.spans, self._first = True, [], [], 0
+
+    def begin(self, phases):
+        self._first = len(self.phases)
+        self.phases += phases
+
+    def now(self):
+        comm.synchronize()
+        return time.perf_counter()
+
+    def add(self, task, phase, start):
+        self.spans.append(Span(task._replace(phase=self._first + task.phase), phase, start, self.now()))
+
+    def end(self):
+        pass
+
+    def update(self, run):
+        """Make an update and return its spans."""
+        self.phases, self.spans = [], []
+        comm.barrier()
+        scenarios.update(run, 1)
+        return self.spans
+
+
+def planned(span_or_run, task, seconds_a_sample):
+    """Seconds that a task is to take."""
+    phase = span_or_run.phase
+    cost = {"forward": 1, "backward": 1 if phase.frozen else 2, "step": 0}[task.kind]
+    return seconds_a_sample * cost * phase.num_samples
+
+
+class Sleeper:
+    """Makes each task of an engine take its planned time; none of the engine's messages leaves earlier."""
+
+    def __init__(self, engine, seconds_a_sample):
+        self._compute, self._seconds, self._end = engine.compute, seconds_a_sample, 0.0
+        engine.compute = self.compute
+        for channel in (engine._to_next, engine._to_previous):
+            channel.send = self._after_sleeping(channel.send)
+
+    def compute(self, run, task):
+        self._end = time.perf_counter() + planned(run, task, self._seconds)
+        self._compute(run, task)
+        self.sleep()
+
+    def sleep(self):
+        time.sleep(max(0.0, self._end - time.perf_counter()))
+
+    def _after_sleeping(self, send):
+        def later(tensors):
+            self.sleep()
+            send(tensors)
+
+        return later
+
+
+def observe(run):
+    """Watch the programs of a run, after an update that warms it up."""
+    scenarios.update(run, 1)
+    recorder = Recorder()
+    for network in NETWORKS:
+        getattr(run.step, network)._program.observer = recorder
+    return recorder
+
+
+def asleep(options, unit, num_updates):
+    """Spans of updates with sleeping stages; runs on every rank."""
+    run = scenarios.build(options, DS)
+    for network in NETWORKS:
+        Sleeper(getattr(run.step, network), unit / SIZE)
+    recorder = observe(run)
+    found = [recorder.update(run) for _ in range(num_updates)]
+    scenarios.destroy(run)
+    return found
+
+
+def awake(options, num_updates):
+    """Spans of an update that computes, and bytes sent in it; runs on every rank."""
+    run = scenarios.build(options, DS)
+    recorder = observe(run)
+    before = {name: channel.bytes_sent for name, channel in channels(run)}
+    updates = [recorder.update(run) for _ in range(num_updates)]
+    sent = {name: (channel.bytes_sent - before[name]) / num_updates for name, channel in channels(run)}
+    sizes = {name: crossing(run, recorder.phases, *name) for name in sent}
+    scenarios.destroy(run)
+    return updates, sent, sizes
+
+
+def memory(options, num_updates):
+    """Bytes that this rank holds for a run between updates, and at most in them, and its layers; runs on every rank."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    before = resident_bytes("VmRSS")
+    run = scenarios.build(options, DS)
+    scenarios.update(run, 1)
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    held = resident_bytes("VmRSS") - before
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    scenarios.update(run, num_updates)
+    peak = resident_bytes("VmHWM") - before
+    bounds = [getattr(run.step, network).division for network in NETWORKS]
+    numels = [sum(p.numel() for p in getattr(run.step, network).network.parameters()) for network in NETWORKS]
+    scenarios.destroy(run)
+    return held, peak, bounds, numels
+
+
+def channels(run):
+    """Those that this rank sends on, by network, stage and direction."""
+    for network in NETWORKS:
+        engine = getattr(run.step, network)
+        if not engine._is_last:
+            yield (network, engine._stage, "forward"), engine._to_next
+        if not engine._is_first:
+            yield (network, engine._stage, "backward"), engine._to_previous
+
+
+def crossing(run, phases, network, stage, direction):
+    """Samples that cross a boundary with each micro-batch of an update, and bytes of one sample's carry there."""
+    engine = getattr(run.step, network)
+    passed = [phase.num_samples for phase in phases if phase.network == network and getattr(phase, direction)]
+    carry = engine._boundaries.at(stage + (direction == "forward"), SIZE)
+    crosses = [spec for spec in carry if direction == "forward" or spec.dtype.is_floating_point]
+    return sum(passed), sum(spec.num_bytes for spec in crosses) // SIZE
+
+
+def resident_bytes(field):
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
+
+
+def stages(num):
+    return [f"engines.{network}.pipeline_stages={num}" for network in NETWORKS]
+
+
+def sleeping_options(num_stages, num_micro_batches, name):
+    batch = [f"batch={SIZE * num_micro_batches}", f"accumulation={num_micro_batches}"]
+    return [*stages(num_stages), *batch, f"pipeline.schedule={name}"]
+
+
+def expected_bubble(num_stages, options, name):
+    """What the planner expects of an update with equal stages."""
+    with tempfile.TemporaryDirectory() as directory:
+        phases = update_phases(tiny_plan(Path(directory), num_stages, options, DS))
+    costs = {network: [Cost(1.0, 2.0)] * num_stages for network in NETWORKS}
+    return SCHEDULES[name](phases, num_stages, costs, ["discriminator"]).bubble
+
+
+def seconds(by_rank):
+    """From the first task's start to the last one's end."""
+    spans = [span for rank in by_rank for span in rank]
+    return max(span.end for span in spans) - min(span.start for span in spans)
+
+
+def percent(value):
+    return f"{100 * value:.1f} %"
+
+
+def row(*cells):
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def head(*cells):
+    row(*cells)
+    row(*("---" for _ in cells))
+
+
+def measure_bubbles(pools, unit, micro_batches, num_updates):
+    """Print the table of bubbles; return the spans of the updates with 4 stages and 8 micro-batches."""
+    print(
+        f"\nBubble of an update, stages asleep, unit {1e3 * unit:g} ms, median (and range) of {num_updates} updates:\n"
+    )
+    head(
+        "stages", "micro-batches", "(S - 1) / (M + S - 1)", "phases: expected", "measured", "joint: expected",
+        "measured", "ms an update: phases", "joint",
+    )  # fmt: skip
+    kept = {}
+    for num_stages, pool in pools.items():
+        for num in micro_batches:
+            cells, times = [], []
+            for name in SCHEDULES:
+                options = sleeping_options(num_stages, num, name)
+                updates = [*zip(*pool.run(asleep, options, unit, num_updates), strict=True)]
+                bubbles = sorted(bubble(by_rank) for by_rank in updates)
+                cells += [
+                    percent(expected_bubble(num_stages, options, name)),
+                    f"{percent(statistics.median(bubbles))} ({100 * bubbles[0]:.1f} to {100 * bubbles[-1]:.1f})",
+                ]
+                times.append(f"{1e3 * statistics.median(map(seconds, updates)):.0f}")
+                if (num_stages, num) == (4, 8):
+                    kept[name] = min(updates, key=bubble)
+            row(num_stages, num, percent((num_stages - 1) / (num + num_stages - 1)), *cells, *times)
+    return kept
+
+
+def phase_times(by_rank):
+    """By phase and kind: seconds from its first task's start, since the update began, to its last one's end, and the
+    mean over the ranks of the seconds that its tasks took."""
+    spans = [span for rank in by_rank for span in rank]
+    origin = min(span.start for span in spans)
+    found = {}
+    for span in sorted(spans, key=lambda span: span.task):
+        found.setdefault(f"{span.task.phase + 1}. {span.phase.label}: {span.task.kind}", []).append(span)
+    return {
+        name: (
+            min(span.start for span in of) - origin,
+            max(span.end for span in of) - origin,
+            sum(span.end - span.start for span in of) / len(by_rank),
+        )
+        for name, of in found.items()
+    }
+
+
+def print_phases(title, updates):
+    """Print phase times of updates, by name of a column."""
+    print(f"\n{title}\n")
+    head("phase: kind", *(cell for name in updates for cell in (f"{name}: from - to, ms", "tasks of a stage, ms")))
+    times = {name: phase_times(by_rank) for name, by_rank in updates.items()}
+    for phase in next(iter(times.values())):
+        cells = []
+        for found in times.values():
+            start, end, busy = (1e3 * value for value in found[phase])
+            cells += [f"{start:.0f} - {end:.0f}", f"{busy:.0f}"]
+        row(phase, *cells)
+    row("update", *(cell for by_rank in updates.values() for cell in (f"{1e3 * seconds(by_rank):.0f}", "")))
+
+
+def overrun(by_rank, unit):
+    """By how much the tasks took longer than planned, as a share."""
+    spans = [span for rank in by_rank for span in rank if span.task.kind != "step"]
+    return sum(s.end - s.start for s in spans) / sum(planned(s, s.task, unit / SIZE) for s in spans) - 1
+
+
+def measure_bytes(pools):
+    """Print phases and bytes of the larger recipe."""
+    found = {num: pool.run(awake, [*LARGER, *stages(num)], 1) for num, pool in pools.items()}
+    title = f"Larger recipe, awake: an update by phase ({len(os.sched_getaffinity(0))} cores):"
+    print_phases(title, {f"{num} stages": [updates[0] for updates, _, _ in ranks] for num, ranks in found.items()})
+    print("\nLarger recipe: bytes sent for each micro-batch of an update:\n")
+    head("stages", "boundary", "samples that cross it", "bytes of a sample there", "product", "sent", "ratio")
+    for num, ranks in found.items():
+        sent = {name: value / MICRO_BATCHES for _, values, _ in ranks for name, value in values.items()}
+        sizes = {name: value for _, _, values in ranks for name, value in values.items()}
+        for name in sorted(sent, key=lambda name: (NETWORKS.index(name[0]), name[2] == "backward", name[1])):
+            network, stage, direction = name
+            samples, size = sizes[name]
+            boundary = f"{network[0].upper()} {stage} to {stage + (1 if direction == 'forward' else -1)}"
+            ratio = sent[name] / (samples * size)
+            row(num, boundary, samples, f"{size:,}", f"{samples * size:,}", f"{sent[name]:,.0f}", f"{ratio:.3f}")
+
+
+def measure_memory(pools, num_updates):
+    """Print the peak memory of each stage of the larger recipe."""
+    print("\nLarger recipe: resident memory of each rank beyond that of its libraries, MiB:\n")
+    head("stages", "generator_phase", "rank", "layers of G", "of D", "parameters", "between updates", "peak")
+    for num, pool in pools.items():
+        for mode in ("keep", "recompute")[: None if num > 1 else 1]:
+            options = [*LARGER, *stages(num), f"pipeline.generator_phase={mode}"]
+            for rank, (held, peak, bounds, numels) in enumerate(pool.run(memory, options, num_updates)):
+                own = [b and b[at : at + 2] for b, at in zip(bounds, (rank, num - 1 - rank), strict=True)]
+                layers = [f"{first} - {stop - 1}" if num > 1 else "all" for first, stop in (o or (0, 0) for o in own)]
+                sizes = [f"{value / 2**20:.0f}" for value in (held, peak)]
+                row(num, mode if num > 1 else "", rank, *layers, f"{sum(numels):,}", *sizes)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trace", type=Path, help="write a Chrome trace of 4 stages, 8 micro-batches, schedule joint")
+    parser.add_argument("--unit", type=float, default=20.0, help="milliseconds of a micro-batch's forward pass")
+    parser.add_argument("--quick", action="store_true", help="fewer micro-batches and updates")
+    options = parser.parse_args()
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    micro_batches, num_updates = ((2, 8), 1) if options.quick else ((2, 4, 8, 16), 3)
+    print(f"{len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, deepspeed {deepspeed.__version__}")
+    pools = {num: RankPool(num) for num in (1, 2, 4)}
+    piped = {num: pool for num, pool in pools.items() if num > 1}
+    try:
+        kept = measure_bubbles(piped, options.unit / 1e3, micro_batches, num_updates)
+        print_phases("4 stages asleep, 8 micro-batches: an update by phase:", kept)
+        measure_bytes(piped)
+        pools[1].run(scenarios.train, [], DS, 1)  # as the others, it has computed before
+        measure_memory(pools, num_updates)
+    finally:
+        for pool in pools.values():
+            pool.stop()
+    if options.trace:
+        origin = min(span.start for rank in kept["joint"] for span in rank)
+        moved = [[s._replace(start=s.start - origin, end=s.end - origin) for s in rank] for rank in kept["joint"]]
+        options.trace.write_text(json.dumps({"traceEvents": trace_events(moved), "displayTimeUnit": "ms"}))
+
+
+if __name__ == "__main__":
+    main()

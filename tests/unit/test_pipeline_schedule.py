@@ -1,0 +1,279 @@
+"""Plans of pipelines: their bubble against the formulas, their order against a replay with rules of its own."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter, deque
+from itertools import product
+from typing import NamedTuple
+
+import pytest
+
+from bigsgan.engines.pipeline.schedule import Cost, Phase, Plan, Task, Timed, one_after_the_other, plan
+
+NETWORKS = ("generator", "discriminator")
+REVERSED = ["discriminator"]
+EXACT = 1e-9
+"""Of a relative difference between sums of floats."""
+
+
+def update(num: int, keeps: bool = True, d_steps: int = 1, g_num: int | None = None) -> list[Phase]:
+    """The phases of an update with micro-batches of one sample, of which D sees a real and a fake one."""
+    phases = []
+    for _ in range(d_steps):
+        phases.append(Phase("generator", num, 1, True, False))
+        phases.append(Phase("discriminator", num, 2, True, True, step=True, images_from=len(phases) - 1))
+    first, num = len(phases), g_num or num
+    kept = {"forward": False, "graphs_from": first} if keeps else {"forward": True}
+    return [
+        *phases,
+        Phase("generator", num, 1, True, False),
+        Phase("discriminator", num, 1, True, True, frozen=True, images_from=first),
+        Phase("generator", num, 1, backward=True, step=True, grads_from=first + 1, **kept),
+    ]
+
+
+def equal(num_stages: int, forward: float = 1.0, backward: float = 2.0) -> dict[str, list[Cost]]:
+    return {network: [Cost(forward, backward)] * num_stages for network in NETWORKS}
+
+
+def uneven(num_stages: int, seed: int) -> dict[str, list[Cost]]:
+    """Costs at random, within a factor of 100 of each other."""
+    rng = random.Random(seed)
+    return {
+        network: [Cost(10 ** rng.uniform(-1, 1), 10 ** rng.uniform(-1, 1)) for _ in range(num_stages)]
+        for network in NETWORKS
+    }
+
+
+class Case(NamedTuple):
+    phases: list[Phase]
+    num_stages: int
+    costs: dict[str, list[Cost]]
+
+    def plan(self) -> Plan:
+        return plan(self.phases, self.num_stages, self.costs, REVERSED)
+
+    def one_after_the_other(self) -> Plan:
+        return one_after_the_other(self.phases, self.num_stages, self.costs, REVERSED)
+
+    def stage(self, task: Task, device: int) -> int:
+        """Stage of the task's network on a device."""
+        return self.num_stages - 1 - device if self.phases[task.phase].network == "discriminator" else device
+
+    def duration(self, task: Task, stage: int) -> float:
+        phase = self.phases[task.phase]
+        cost = self.costs[phase.network][stage]
+        times = {"forward": cost.forward, "backward": cost.backward / (2 if phase.frozen else 1), "step": 0}
+        return phase.num_samples * times[task.kind]
+
+
+def cases() -> dict[str, Case]:
+    found = {}
+    for num_stages, num, keeps, d_steps in product((2, 3, 4), (1, 2, 5), (True, False), (1, 2)):
+        name = f"{num_stages}stages-{num}-{'keep' if keeps else 'recompute'}-{d_steps}steps"
+        found[f"{name}-equal"] = Case(update(num, keeps, d_steps), num_stages, equal(num_stages))
+        for seed in range(3):
+            found[f"{name}-{seed}"] = Case(update(num, keeps, d_steps), num_stages, uneven(num_stages, seed))
+    for num_stages, num, g_num in [(2, 4, 2), (4, 2, 4), (8, 4, 4)]:
+        case = Case(update(num, g_num=g_num), num_stages, uneven(num_stages, 0))
+        found[f"{num_stages}stages-{num}-{g_num}"] = case
+    # Of one network alone, where the other is no pipeline.
+    train = Phase("discriminator", 5, 2, True, True, step=True)
+    found["D alone"] = Case([train, train, train._replace(frozen=True, step=False)], 4, uneven(4, 0))
+    sample, update_g = Phase("generator", 5, 1, True, False), Phase("generator", 5, 1, False, True, True, graphs_from=1)
+    found["G alone"] = Case([sample, sample, update_g], 4, uneven(4, 0))
+    return found
+
+
+CASES = cases()
+
+
+@pytest.fixture(params=CASES)
+def case(request) -> Case:
+    return CASES[request.param]
+
+
+class Done(Counter):
+    """How many micro-batches of (phase, kind, stage) have ended: passes come in order, so that numbers suffice."""
+
+    def allows(self, case: Case, task: Task, stage: int) -> bool:
+        """Whether all that a task on a stage reads is there, and nothing that it changes is still to be read."""
+        number, kind, index = task
+        phase, last = case.phases[number], case.num_stages - 1
+        own = [i for i, other in enumerate(case.phases) if other.network == phase.network]
+        earlier = [i for i in own if i < number]
+        if self[number, kind, stage] != index:
+            return False
+        if kind == "step":  # its gradients are complete, earlier phases have used the weights, later ones have not
+            complete = all(self[number, "backward", s] == phase.num for s in range(last + 1))
+            unused = all(self[i, "forward", stage] == self[i, "backward", stage] == 0 for i in own if i > number)
+            return complete and unused and all(self.is_over(case, i, stage) for i in earlier)
+        if kind == "forward":
+            # Each phase moves the layers' state at its start, and sees the updates before it.
+            if not all(self.has_passed(case, i, stage) for i in earlier):
+                return False
+            if stage > 0:
+                return self[number, "forward", stage - 1] > index
+            return phase.images_from is None or self[phase.images_from, "forward", last] > index
+        graphs = number if phase.forward else phase.graphs_from
+        if self[graphs, "forward", stage] <= index:
+            return False
+        if stage < last:
+            return self[number, "backward", stage + 1] > index
+        return phase.grads_from is None or self[phase.grads_from, "backward", 0] > index
+
+    def has_passed(self, case: Case, number: int, stage: int) -> bool:
+        """Whether all forward passes of a phase and its step, if it has one, have ended."""
+        phase = case.phases[number]
+        return self[number, "forward", stage] == phase.num * phase.forward and self[number, "step", stage] == phase.step
+
+    def is_over(self, case: Case, number: int, stage: int) -> bool:
+        phase = case.phases[number]
+        return self.has_passed(case, number, stage) and self[number, "backward", stage] == phase.num * phase.backward
+
+
+def replay(case: Case, planned: Plan) -> None:
+    """Go through a plan in order of time and check each task against what has ended."""
+    done = Done()
+    running: list[tuple[float, int, Task]] = []
+    queue = [(t.start, t.end, i, device, t) for device, ts in enumerate(planned.devices) for i, t in enumerate(ts)]
+    for start, _, _, device, timed in sorted(queue):
+        while running and running[0][0] <= start:
+            _, other, task = heapq.heappop(running)
+            done[task.phase, task.kind, case.stage(task, other)] += 1
+        stage = case.stage(timed.task, device)
+        assert done.allows(case, timed.task, stage), (timed, device)
+        heapq.heappush(running, (timed.end, device, timed.task))
+
+
+@pytest.mark.parametrize("num_stages, num", product((2, 4, 8), range(2, 17)))
+def test_one_phase_fills_and_drains_once(num_stages, num):
+    phase = Phase("generator", num, 3, True, True, step=True)
+    expected = (num_stages - 1) / (num + num_stages - 1)
+    for backward in (1.0, 2.0, 3.0):
+        costs = equal(num_stages, backward=backward)
+        assert plan([phase], num_stages, costs, []).bubble == pytest.approx(expected, rel=EXACT)
+        together = one_after_the_other([phase, phase], num_stages, costs, [])
+        assert together.bubble == pytest.approx(expected, rel=EXACT)
+
+
+def test_an_update_of_4_stages_and_8_micro_batches():
+    """One flush of 16 micro-batches instead of five flushes of 8."""
+    case = Case(update(8), 4, equal(4))
+    assert case.plan().bubble == pytest.approx(3 / 19, rel=EXACT)
+    assert case.one_after_the_other().bubble == pytest.approx(3 / 11, rel=EXACT)
+
+
+def test_no_update_takes_longer_than_its_phases_one_after_the_other(case):
+    joint, apart = case.plan(), case.one_after_the_other()
+    assert joint.makespan <= apart.makespan * (1 + EXACT)
+    assert joint.bubble <= apart.bubble + EXACT
+
+
+@pytest.mark.parametrize("make", [Case.plan, Case.one_after_the_other])
+def test_each_task_has_what_it_needs(case, make):
+    replay(case, make(case))
+
+
+@pytest.mark.parametrize("make", [Case.plan, Case.one_after_the_other])
+def test_each_task_is_planned_once_for_its_cost(case, make):
+    planned = make(case)
+    expected = []
+    for i, phase in enumerate(case.phases):
+        expected += [Task(i, "forward", j) for j in range(phase.num * phase.forward)]
+        expected += [Task(i, "backward", j) for j in range(phase.num * phase.backward)]
+        expected += [Task(i, "step", 0)] * phase.step
+    busy = 0.0
+    for device, tasks in enumerate(planned.devices):
+        assert Counter(timed.task for timed in tasks) == Counter(expected)
+        now = 0.0
+        for task, start, end in tasks:
+            assert start >= now, "the device still computes the task before"
+            duration = case.duration(task, case.stage(task, device))
+            assert end - start == pytest.approx(duration, rel=EXACT, abs=EXACT)
+            now, busy = end, busy + duration
+    assert planned.makespan == max(tasks[-1].end for tasks in planned.devices)
+    whole = case.num_stages * planned.makespan
+    assert planned.bubble == pytest.approx(1 - busy / whole, abs=EXACT)
+
+
+def test_a_stage_keeps_no_more_activations_than_1f1b(case):
+    for device, tasks in enumerate(case.plan().devices):
+        kept: Counter[int] = Counter()
+        for task, *_ in tasks:
+            phase = case.phases[task.phase]
+            if phase.forward and phase.backward:
+                kept[task.phase] += {"forward": 1, "backward": -1, "step": 0}[task.kind]
+                assert kept[task.phase] <= case.num_stages - case.stage(task, device)
+
+
+def execute(case: Case, devices: list[list[Timed]]) -> None:
+    """Let devices compute their lists as ranks do: they wait for messages, never to send one, and meet at a step.
+
+    Receiving in the order of sending, such devices get to the same point whoever runs first, so one run is a proof.
+    """
+    left = [deque(timed.task for timed in tasks) for tasks in devices]
+    channels: dict[tuple[str, str, int], deque[Task]] = {}
+    done: set[tuple[Task, int]] = set()
+
+    def channel(task: Task, stage: int) -> deque[Task]:
+        """Messages to a stage of the task's network, in one direction."""
+        return channels.setdefault((case.phases[task.phase].network, task.kind, stage), deque())
+
+    def compute(device: int) -> bool:
+        """Compute a device's next task, unless it waits."""
+        task = left[device][0]
+        if task.kind == "step":
+            if not all(tasks and tasks[0] == task for tasks in left):
+                return False
+            for tasks in left:
+                tasks.popleft()
+            return True
+        phase, stage, last = case.phases[task.phase], case.stage(task, device), case.num_stages - 1
+        ahead = 1 if task.kind == "forward" else -1
+        if 0 <= stage - ahead <= last:
+            messages = channel(task, stage)
+            if not messages:
+                return False
+            assert messages.popleft() == task, f"another message than that of {task} on device {device}"
+        else:  # across the seam nothing is sent
+            source = phase.images_from if task.kind == "forward" else phase.grads_from
+            assert source is None or (task._replace(phase=source), device) in done, (task, device)
+        if 0 <= stage + ahead <= last:
+            channel(task, stage + ahead).append(task)
+        done.add((left[device].popleft(), device))
+        return True
+
+    while any(left):
+        moved = [compute(device) for device, tasks in enumerate(left) if tasks]
+        assert any(moved), f"all devices wait: {[tasks[0] if tasks else None for tasks in left]}"
+    assert not any(channels.values()), "a message was not received"
+
+
+def test_devices_never_wait_for_each_other(case):
+    execute(case, case.plan().devices)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_devices_never_wait_for_each_other_at_random(seed):
+    rng = random.Random(seed)
+    num_stages, num, g_num = rng.randint(2, 6), rng.randint(1, 6), rng.randint(1, 6)
+    phases = update(num, rng.random() < 0.5, rng.randint(1, 3), g_num)
+    case = Case(phases, num_stages, uneven(num_stages, seed))
+    planned = case.plan()
+    replay(case, planned)
+    execute(case, planned.devices)
+    assert planned.makespan <= case.one_after_the_other().makespan * (1 + EXACT)
+
+
+def test_phases_that_wait_for_each_other_are_refused():
+    phases = [
+        Phase("generator", 1, 1, True, True, grads_from=1),
+        Phase("generator", 1, 1, True, True, step=True, images_from=0),
+        Phase("generator", 1, 1, True, True, grads_from=3),
+        Phase("generator", 1, 1, True, True, step=True, grads_from=2),
+    ]
+    with pytest.raises(RuntimeError, match="wait for each other"):
+        plan(phases, 2, equal(2), REVERSED)
