@@ -21,6 +21,8 @@ FREE_KEYS = {
     "data.root", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
+    "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's division stays
+    "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip
 
 
