@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from bigsgan.atomic import replacing
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.errors import UserError
 from bigsgan.trained import open_trained
@@ -40,10 +40,9 @@ def main(run: Path, network: str, live: bool | None, out: Path, nimg: int | None
         "nimg": str(trained.nimg),
         "recipe": json.dumps(trained.recipe.model_dump()),
     }
-    unfinished = out.with_name(out.name + ".tmp")
     try:
-        save_file(state, unfinished, metadata=header)
-        os.replace(unfinished, out)
+        with replacing(out) as unfinished:
+            save_file(state, unfinished, metadata=header)
     except (OSError, SafetensorError) as error:
         raise UserError("--out", str(out), f"cannot be written ({error})", "give a writable path") from None
     numel = sum(p.numel() for p in trained.network.parameters())

@@ -252,7 +252,7 @@ def test_a_full_disk_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
     assert save(tmp_path, 128)
 
 
-@pytest.mark.parametrize("function", ["_write_manifest", "save_file", "_write_text"])
+@pytest.mark.parametrize("function", ["_write_manifest", "save_file", "write_text"])
 def test_a_disk_that_fills_while_writing_costs_this_checkpoint_alone(tmp_path, monkeypatch, function):
     def fill(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
