@@ -6,7 +6,7 @@
     checkpoints/latest                   text file: the newest directory's name
 
 A directory is written under another name and renamed once every rank has finished, so a killed save leaves nothing
-that looks like a checkpoint.
+that looks like a checkpoint. What it does leave, the next save removes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def save(directory: Path, nimg: int, entries: Mapping[str, StateEntry], layout: 
 
     def begin() -> None:
         if is_first:
-            shutil.rmtree(partial, ignore_errors=True)
+            for left in directory.glob(f"*{_PARTIAL}"):  # by a save that was killed; before the space is counted
+                shutil.rmtree(left, ignore_errors=True)
             partial.mkdir(parents=True, exist_ok=True)
 
     def finish() -> None:

@@ -170,6 +170,25 @@ def test_a_killed_save_leaves_nothing_that_looks_complete(tmp_path, monkeypatch,
     assert_holds(checkpoint.newest(tmp_path), 128)
 
 
+@pytest.mark.parametrize("free", [60, 90], ids=["no room", "room"])  # ``entries`` takes 64
+def test_what_killed_saves_left_is_removed_by_the_next(tmp_path, monkeypatch, free):
+    assert save(tmp_path, 64)
+    for nimg, where in ((128, "tensors"), (192, "rename")):
+        with monkeypatch.context() as patch:
+            kill_at(patch, where)
+            with pytest.raises(KeyboardInterrupt):
+                save(tmp_path, nimg)
+        # Each save removes what the one before it left.
+        assert names(tmp_path) == {"000000000064", f"{nimg:012d}.partial", "latest"}
+    (tmp_path / "000000000032.partial").mkdir()
+    (tmp_path / "000000000032.partial" / "rank00001.safetensors").write_bytes(b"of more ranks")
+    (tmp_path / "notes").mkdir()  # not ours
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 10, free))
+    assert save(tmp_path, 256) == (free == 90)
+    assert names(tmp_path) == {"000000000064", "latest", "notes"} | ({"000000000256"} if free == 90 else set())
+    assert_holds(checkpoint.newest(tmp_path), 256 if free == 90 else 64)
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
