@@ -12,17 +12,15 @@ import importlib
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
-from bigsgan.errors import EXIT_BAD_INPUT, UserError
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
 
 DEFAULT_RECIPE = REPOSITORY / "launch" / "recipes" / "digits.yaml"
-SILENT_RANKS_WAIT_SECONDS = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -200,11 +198,11 @@ def _check_launcher(world_size: int) -> None:
 
 
 def _speak_once(error: UserError) -> None:
-    """Print on rank 0. The others wait, because launchers end every rank as soon as one has exited.
+    """Print on rank 0, while the others wait to be ended.
 
-    A rank that is still alive then met something that rank 0 did not, such as a file missing on its host alone.
+    A rank that is still alive after that met something that rank 0 did not, such as a file missing on its host alone.
     """
     rank = os.environ.get("RANK", "")
     if rank.isdecimal() and int(rank) > 0:
-        time.sleep(SILENT_RANKS_WAIT_SECONDS)
+        wait_to_be_ended()
     print(f"bigsgan: {error}", file=sys.stderr, flush=True)

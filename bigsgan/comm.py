@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -186,8 +185,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def wait_to_be_ended(seconds: float = 30.0) -> None:
-    """Sleep while the rank that speaks prints: launchers end all ranks as soon as one exits."""
-    time.sleep(seconds)

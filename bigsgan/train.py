@@ -21,7 +21,7 @@ from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine
 from bigsgan.engines.build import build_engine
-from bigsgan.errors import EXIT_BAD_INPUT, UserError
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
@@ -49,7 +49,7 @@ def main(plan: RunPlan) -> int:
         if not comm.another_rank_spoke():
             raise
         _log.info("stopped after another rank", exc_info=error)  # its connection broke
-        comm.wait_to_be_ended()
+        wait_to_be_ended()
         return EXIT_BAD_INPUT
     comm.leave()
     return 0
@@ -184,7 +184,7 @@ def _end(error: UserError) -> int:
     if comm.claim_speech():
         print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     else:
-        comm.wait_to_be_ended()
+        wait_to_be_ended()
     return EXIT_BAD_INPUT
 
 
