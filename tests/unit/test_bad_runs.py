@@ -24,7 +24,7 @@ from bigsgan.config.run_directory import write_recipe
 from bigsgan.engines.base import Piece
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
-from tests.alone import Alone
+from tests.alone import Alone, Part
 from tests.tiny import tiny_recipe
 
 RANK_FILE = "checkpoints/000000000064/rank00000.safetensors"
@@ -35,28 +35,15 @@ LAYOUT = {
 }  # fmt: skip
 
 
-class Whole:
+def whole(network: LayerStack) -> Part:
     """A network's state as an engine at stage 0 saves it: one shard with every parameter."""
-
-    def __init__(self, network: LayerStack) -> None:
-        self.network = network
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        master = torch.cat([parameter.detach().flatten() for parameter in self.network.parameters()])
-        return {"shard.0.master": master, **{f"buffer.{name}": b.clone() for name, b in self.network.named_buffers()}}
-
-    def numbers(self) -> dict[str, float]:
-        return {}
-
-    def layout(self) -> dict[str, list[Any]]:
-        pieces, start = [], 0
-        for name, parameter in self.network.named_parameters():
-            pieces.append(Piece(name, 0, parameter.numel(), start))
-            start += parameter.numel()
-        return {"shard.0.master": pieces}
-
-    def load(self, tensors: Any, numbers: Any) -> None:
-        raise NotImplementedError
+    pieces, start = [], 0
+    for name, parameter in network.named_parameters():
+        pieces.append(Piece(name, 0, parameter.numel(), start))
+        start += parameter.numel()
+    master = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+    buffers = {f"buffer.{name}": buffer.clone() for name, buffer in network.named_buffers()}
+    return Part({"shard.0.master": master, **buffers}, layout={"shard.0.master": pieces})
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +54,8 @@ def made_run(tmp_path_factory) -> Path:
     networks = {network: build_network(recipe, network) for network in ("generator", "discriminator")}
     for network in networks.values():
         initialize(network, seed=0)
-    entries = {name: Whole(network) for name, network in networks.items()}
-    entries["average"] = entries["generator"]
+    entries: dict[str, checkpoint.StateEntry] = {name: whole(network) for name, network in networks.items()}
+    entries["average"] = whole(networks["generator"])
     run = directory / "run"
     write_recipe(recipe, run, {})
     assert checkpoint.save(run / "checkpoints", 64, entries, LAYOUT, Alone())

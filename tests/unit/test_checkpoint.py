@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from bigsgan import checkpoint
 from bigsgan.engines.base import Piece
 from bigsgan.errors import UserError
-from tests.alone import Alone
+from tests.alone import Alone, Part
 
 LAYOUT: dict[str, Any] = {"world_size": 1, "generator.stage": 2}
 Usage = namedtuple("Usage", "total used free")
@@ -47,31 +46,6 @@ class ThreadRank:
         result = any(self._flags)
         self.barrier()
         return result
-
-
-class Part:
-    """A state entry that is told what it holds, and remembers what it was given."""
-
-    def __init__(
-        self,
-        tensors: dict[str, Tensor],
-        numbers: dict[str, float] | None = None,
-        layout: dict[str, list[Piece]] | None = None,
-    ) -> None:
-        self._tensors, self._numbers, self._layout = tensors, numbers or {}, layout or {}
-        self.loaded: tuple[dict[str, Tensor], dict[str, float]] = ({}, {})
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self._tensors
-
-    def numbers(self) -> dict[str, float]:
-        return self._numbers
-
-    def layout(self) -> dict[str, list[Any]]:
-        return {**self._layout}
-
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        self.loaded = dict(tensors), dict(numbers)
 
 
 def entries(value: float) -> dict[str, checkpoint.StateEntry]:
