@@ -21,11 +21,13 @@ from PIL import Image
 from bigsgan import checkpoint, cli, comm, train
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import write_recipe
+from bigsgan.engines import build
 from bigsgan.engines.base import Piece
+from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from tests.alone import Alone, Part
-from tests.tiny import tiny_recipe
+from tests.tiny import tiny_plan, tiny_recipe, zero
 
 RANK_FILE = "checkpoints/000000000064/rank00000.safetensors"
 MANIFEST = "checkpoints/000000000064/manifest.json"
@@ -296,6 +298,28 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
     monkeypatch.setattr(train, "_run", fail)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         cli.main(train_arguments())
+
+
+@pytest.mark.parametrize("precision, other", [("fp16", "bf16"), ("bf16", "fp16")])
+def test_a_precision_that_the_machine_cannot_compute(precision, other, tmp_path, monkeypatch):
+    class Accelerator:
+        def device_name(self) -> str:
+            return "abacus"
+
+        def is_fp16_supported(self) -> bool:
+            return precision != "fp16"
+
+        def is_bf16_supported(self) -> bool:
+            return precision != "bf16"
+
+    monkeypatch.setattr(build, "get_accelerator", Accelerator)
+    plan = tiny_plan(tmp_path, 1, [], {"discriminator": zero(1, **{precision: {"enabled": True}})})
+    with pytest.raises(UserError) as caught:
+        build.build_engine(plan, "discriminator")
+    assert caught.value.field == "engines.discriminator.ds_config"
+    assert caught.value.value == str(tmp_path / "discriminator.json")
+    assert caught.value.problem == f"asks for {precision}, which this abacus cannot compute"
+    assert caught.value.remedy == f"use another precision, such as ds_configs/zero1_{other}.json"
 
 
 @pytest.mark.parametrize(
