@@ -101,14 +101,6 @@ def any_rank(flag: bool) -> bool:
     return bool(sum_over_ranks(torch.tensor(float(flag), device=device())).item())
 
 
-def max_over_ranks(value: float) -> float:
-    """Return the largest of the ranks' values."""
-    tensor = torch.tensor(value, dtype=torch.float64, device=device())
-    if world_size() > 1:
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return float(tensor)
-
-
 def mean_over_ranks(tensor: Tensor) -> Tensor:
     """Average a tensor over all ranks; differentiable any number of times."""
     return _Mean.apply(tensor)
