@@ -57,6 +57,7 @@ def sample(options: argparse.Namespace) -> int:
         seed=options.seed,
         nimg=options.nimg,
         live=options.live,
+        batch=options.batch,
     )
     return 0
 
@@ -119,6 +120,7 @@ def _parser() -> _Parser:
     command.add_argument("--out", required=True, help="PNG file")
     _add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="the live generator instead of its average")
+    _add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
     command.set_defaults(run=sample)
 
     command = commands.add_parser("export", help="write a network's float32 weights as safetensors")

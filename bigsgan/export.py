@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from bigsgan import memory
 from bigsgan.atomic import replacing
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.errors import UserError
@@ -31,6 +32,11 @@ def main(run: Path, network: str, live: bool | None, out: Path, nimg: int | None
     if network == "discriminator" and live is False:
         raise UserError("--ema", None, "asks for an average, which only the generator has", "use --live")
     refuse_output(out)
+    with memory.naming_remedy(f"while the {network} was exported", "use a machine with more memory"):
+        _export(run, network, live, out, nimg)
+
+
+def _export(run: Path, network: str, live: bool | None, out: Path, nimg: int | None) -> None:
     trained = open_trained(run, network, live is True, nimg, torch.device("cpu"))
     state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
     is_average = network == "generator" and live is not True

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigsgan import checkpoint, cli, comm, train
+from bigsgan import checkpoint, cli, comm, export, sample, train
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.engines import build
@@ -105,8 +105,10 @@ def train_arguments(*overrides: str) -> list[str]:
 SAMPLE: dict[str, tuple[str, ...]] = {
     "--run . --out x.png": ("--run", "'.' is no run directory: it holds no config.yaml", "give the `out` of a run"),
     "--run missing --out x.png": ("--run", "'missing' is no run directory", "give the `out` of a run"),
-    "--run run --out x.png --num 0": ("--num", "0 is no number of images", "give 1 or more"),
-    "--run run --out x.png --num -4": ("--num", "-4 is no number of images", "give 1 or more"),
+    "--run run --out x.png --num 0": ("--num", "0 is no number of images", "give 1 to 1000000000"),
+    "--run run --out x.png --num -4": ("--num", "-4 is no number of images", "give 1 to 1000000000"),
+    "--run run --out x.png --num 9999999999": ("--num", "9999999999 is no number of images", "give 1 to 1000000000"),
+    "--run run --out x.png --batch 0": ("--batch", "0 is no number of images to compute at a time", "give 1 to"),
     "--run run --out x.png --truncation -1": ("--truncation", "-1.0 is no threshold", "give a number from 0.02 on"),
     "--run run --out x.png --truncation 0": ("--truncation", "0.0 is no threshold", "give a number from 0.02 on"),
     "--run run --out x.png --truncation 1e-9": ("--truncation", "1e-09 is no threshold", "give a number from 0.02 on"),
@@ -298,6 +300,27 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
     monkeypatch.setattr(train, "_run", fail)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         cli.main(train_arguments())
+
+
+def run_out(*arguments: Any) -> None:
+    torch.empty(2**52)
+
+
+SAMPLE_REMEDY = "compute fewer images at a time (--batch 50), or fewer in all (--num)"
+NO_MEMORY: dict[str, tuple[str, ...]] = {
+    "sample": ("ran out with 100 of 7 images at a time: ", "can't allocate memory", f"; {SAMPLE_REMEDY}"),
+    "sample --batch 1": ("ran out with 1 of 7 images at a time: ", "; use a machine with more memory, or fewer in all"),
+    "export": ("ran out while the generator was exported: ", "can't allocate memory", "; use a machine with more"),
+}
+
+
+@pytest.mark.parametrize("command", NO_MEMORY)
+def test_running_out_of_memory_without_training(command, run, monkeypatch, capsys):
+    monkeypatch.setattr(sample, "generate", run_out)
+    monkeypatch.setattr(export, "open_trained", run_out)
+    name, *options = command.split()
+    options += ["--num", "7"] if name == "sample" else []
+    check(capsys, [name, *options, "--run", "run", "--out", "x"], "memory: ", *NO_MEMORY[command])
 
 
 @pytest.mark.parametrize("precision, other", [("fp16", "bf16"), ("bf16", "fp16")])

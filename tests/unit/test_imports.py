@@ -16,7 +16,7 @@ PACKAGE = "bigsgan"
 # Low to high. A name stands for the module, or for the package and all in it that no longer name covers.
 LEVELS: list[set[str]] = [
     {"bigsgan", "bigsgan.atomic", "bigsgan.draws", "bigsgan.errors"},
-    {"bigsgan.config"},
+    {"bigsgan.config", "bigsgan.memory"},
     {"bigsgan.models", "bigsgan.data", "bigsgan.monitor"},
     {"bigsgan.engines.base"},
     {"bigsgan.comm"},
