@@ -70,6 +70,9 @@ def export(options: argparse.Namespace) -> int:
         live=options.live,
         out=Path(options.out),
         nimg=options.nimg,
+        standing=options.standing,
+        truncation=options.truncation,
+        batch=options.batch,
     )
     return 0
 
@@ -116,11 +119,10 @@ def _parser() -> _Parser:
     command = commands.add_parser("sample", help="write a grid of samples from a run")
     _add_run(command)
     _add_number(command, "--num", int, 100, "number of images (default 100)")
-    _add_number(command, "--truncation", float, None, "resample latents beyond this magnitude")
     command.add_argument("--out", required=True, help="PNG file")
     _add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="the live generator instead of its average")
-    _add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
+    _add_sampling(command)
     command.set_defaults(run=sample)
 
     command = commands.add_parser("export", help="write a network's float32 weights as safetensors")
@@ -130,6 +132,9 @@ def _parser() -> _Parser:
     which = command.add_mutually_exclusive_group()
     which.add_argument("--ema", dest="live", action="store_false", help="the generator's average (default)")
     which.add_argument("--live", action="store_true", help="the live weights")
+    text = "the generator with the statistics that `bigsgan sample` uses (default), or as training left it"
+    command.add_argument("--standing", action=argparse.BooleanOptionalAction, help=text)
+    _add_sampling(command)
     command.set_defaults(run=export, live=None)
     return parser
 
@@ -137,6 +142,11 @@ def _parser() -> _Parser:
 def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--run", dest="run_directory", required=True, help="run directory (`out` of its recipe)")
     _add_number(command, "--nimg", int, None, "checkpoint to use (default: the newest)")
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
+    _add_number(command, "--truncation", float, None, "resample latents beyond this magnitude")
+    _add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
 
 
 def _add_number(

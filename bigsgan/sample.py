@@ -13,7 +13,7 @@ from bigsgan.config.sections import LARGEST_INT
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.monitor import image_grid, save_png
-from bigsgan.trained import TrainedNetwork, open_trained
+from bigsgan.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.training.sampling import (
     LARGEST_NUM,
     check_options,
@@ -40,7 +40,7 @@ def main(
     if not 0 <= seed <= LARGEST_INT:
         raise UserError("--seed", seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
     refuse_output(out)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = best_device()
     remedy = f"{smaller_batch(batch)}, or fewer in all (--num)"
     with memory.naming_remedy(f"with {batch} of {num} images at a time", remedy):
         trained = open_trained(run, "generator", live, nimg, device)
@@ -59,8 +59,7 @@ def generate(
     """
     draws, classes = Draws(seed), trained.recipe.data.num_classes
     columns = grid_columns(classes)
-    batches = standing_batches(trained.recipe, draws, truncation, batch, device)
-    stand_statistics(trained.network, trained.infer, batches)
+    stand_statistics(trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device))
     latents = draw_latents(draws, "sample", 0, num, trained.recipe.generator.latent_size, truncation)
     labels = torch.arange(num) % (columns if classes else 1)
     return sample(trained.network, trained.infer, (latents.to(device), labels.to(device)), batch), columns

@@ -40,6 +40,11 @@ class TrainedNetwork:
             return [self.network(*inputs) for inputs in micro_batches]
 
 
+def best_device() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: torch.device) -> TrainedNetwork:
     """Put one network of a run together.
 

@@ -15,6 +15,10 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bigsgan import cli
+from bigsgan.config import load_recipe
+from bigsgan.draws import Draws
+from bigsgan.models.build import build_network
+from bigsgan.monitor import image_grid
 from tests.tiny import tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,6 +97,52 @@ def test_the_same_command_goes_on(run, tmp_path):
     assert sorted(p.name for p in (directory / "run" / "checkpoints").iterdir()) == [
         "000000000016", "000000000032", "000000000048", "latest",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [[], ["--truncation", "0.5"], ["--live"], ["--batch", "7"]], ids=" ".join)
+def test_an_exported_generator_makes_the_images_of_sample(run, tmp_path, options):
+    directory, _ = run
+    grid, weights = tmp_path / "grid.png", tmp_path / "g.safetensors"
+    arguments = ["--run", str(directory / "run"), *options]
+    assert cli.main(["sample", *arguments, "--num", "20", "--seed", "3", "--out", str(grid)]) == 0
+    threshold = float(options[1]) if "--truncation" in options else None
+
+    def images(*how: str) -> np.ndarray:
+        """The grid from the file alone: recipe and weights, in evaluation mode, all at once."""
+        assert cli.main(["export", *arguments, *how, "--out", str(weights)]) == 0
+        with safe_open(weights, framework="pt") as file:
+            header = file.metadata()
+        assert header["statistics"] == ("as trained" if how else "standing")
+        assert header.get("truncation") == (None if threshold is None or how else str(threshold))
+        (tmp_path / "recipe.yaml").write_text(header["recipe"])  # JSON is YAML
+        network = build_network(load_recipe(tmp_path / "recipe.yaml", []), "generator")
+        network.load_state_dict(load_file(weights))
+        draws = Draws(3)
+        if threshold is None:
+            latents = draws.normal("sample", (0,), 0, 20, 12)
+        else:
+            latents = draws.truncated_normal("sample", 0, 20, 12, threshold)
+        with torch.no_grad():
+            made = network.eval()(torch.from_numpy(latents), torch.arange(20) % 10)
+        return image_grid(made, 10)[0].numpy()
+
+    shown = np.asarray(Image.open(grid)).astype(int)
+    assert np.abs(shown - images()).max() <= 1  # rounding, as other numbers are computed at a time
+    if threshold is None:
+        assert np.abs(shown - images("--no-standing")).max() > 1
+
+
+def test_an_export_without_standing_statistics_is_what_was_saved(run, tmp_path):
+    directory, _ = run
+    for network, options in (("generator", ["--no-standing", "--live"]), ("discriminator", [])):
+        weights = tmp_path / f"{network}.safetensors"
+        arguments = ["--run", str(directory / "run"), "--nimg", "32", "--network", network, *options]
+        assert cli.main(["export", *arguments, "--out", str(weights)]) == 0
+        saved = load_file(directory / "run" / "checkpoints" / "000000000032" / "rank00000.safetensors")
+        buffers = {k.removeprefix(f"{network}.buffer."): v for k, v in saved.items() if k.startswith(f"{network}.buf")}
+        exported = load_file(weights)
+        assert buffers
+        assert all(torch.equal(exported[name], value) for name, value in buffers.items())
 
 
 def test_sample_and_export(run, tmp_path, capsys):

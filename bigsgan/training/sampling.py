@@ -44,9 +44,13 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
 
 
 def standing_batches(
-    recipe: Recipe, draws: Draws, truncation: float | None, batch: int, device: torch.device
+    recipe: Recipe, truncation: float | None, batch: int, device: torch.device
 ) -> Sequence[MicroBatch]:
-    """Inputs for ``stand_statistics``: latents drawn like the samples', labels of all classes as in training."""
+    """Inputs for ``stand_statistics``: latents drawn like the samples', labels of all classes as in training.
+
+    The run's seed determines them, so that samples of any seed and an exported file have the same statistics.
+    """
+    draws = Draws(recipe.seed)
     width, classes = recipe.generator.latent_size, max(recipe.data.num_classes, 1)
     batches = []
     for i in range(max(STANDING_BATCHES, -(-STANDING_IMAGES // batch))):

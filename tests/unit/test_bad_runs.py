@@ -122,6 +122,11 @@ SAMPLE: dict[str, tuple[str, ...]] = {
 EXPORT: dict[str, tuple[str, ...]] = {
     "--run missing --out x": ("--run", "'missing' is no run directory", "give the `out` of a run"),
     "--run run --out x --network discriminator --ema": ("--ema", "which only the generator has", "use --live"),
+    "--run run --out x --network discriminator --standing": ("--standing", "asks for statistics", "leave it out"),
+    "--run run --out x --network discriminator --truncation 1": ("--truncation", "1.0 is for standing", "leave it out"),
+    "--run run --out x --no-standing --truncation 1": ("--truncation", "1.0 is for standing", "leave it out"),
+    "--run run --out x --truncation 0": ("--truncation", "0.0 is no threshold", "give a number from 0.02 on"),
+    "--run run --out x --batch 0": ("--batch", "0 is no number of images to compute at a time", "give 1 to"),
     "--run run --out x --nimg -1": ("--nimg", "-1 is no saved checkpoint", "choose from 64"),
     "--run run --out run": ("--out", "'run' is a directory", "give the path of a file in it"),
     "--run run --out no/x": ("--out", "'no/x' lies in a directory that does not exist", "make that directory"),
@@ -307,10 +312,13 @@ def run_out(*arguments: Any) -> None:
 
 
 SAMPLE_REMEDY = "compute fewer images at a time (--batch 50), or fewer in all (--num)"
+EXPORT_REMEDY = "compute fewer images at a time (--batch 50), or none (--no-standing)"
 NO_MEMORY: dict[str, tuple[str, ...]] = {
     "sample": ("ran out with 100 of 7 images at a time: ", "can't allocate memory", f"; {SAMPLE_REMEDY}"),
     "sample --batch 1": ("ran out with 1 of 7 images at a time: ", "; use a machine with more memory, or fewer in all"),
-    "export": ("ran out while the generator was exported: ", "can't allocate memory", "; use a machine with more"),
+    "export": ("ran out while the generator was exported: ", "can't allocate memory", f"; {EXPORT_REMEDY}"),
+    "export --no-standing": ("ran out while the generator was exported: ", "; use a machine with more memory"),
+    "export --network discriminator": ("ran out while the discriminator was exported: ", "; use a machine with more"),
 }
 
 
