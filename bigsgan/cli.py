@@ -57,6 +57,7 @@ def sample(options: argparse.Namespace) -> int:
         seed=options.seed,
         nimg=options.nimg,
         live=options.live,
+        classes=options.classes,
         batch=options.batch,
     )
     return 0
@@ -122,6 +123,8 @@ def _parser() -> _Parser:
     command.add_argument("--out", required=True, help="PNG file")
     _add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="the live generator instead of its average")
+    text = "class of each column, such as 3,17,200-209 (default: the first that fit)"
+    command.add_argument("--classes", type=_class_ranges, help=text)
     _add_sampling(command)
     command.set_defaults(run=sample)
 
@@ -162,6 +165,17 @@ def _add_number(
             raise UserError(flag, word, f"is not {what}", f"write {what} such as {default or 1}") from None
 
     command.add_argument(flag, type=convert, default=default, help=text)
+
+
+def _class_ranges(word: str) -> list[range]:
+    """Read ``3,17,200-209``; nothing is counted out yet, as the run knows how many classes there are."""
+    ranges = []
+    for part in word.split(","):
+        found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise UserError("--classes", word, "is no list of classes", "write numbers and ranges such as 3,17,200-209")
+        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return ranges
 
 
 def _world_size() -> int:

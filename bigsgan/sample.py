@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,7 +28,15 @@ from bigsgan.training.sampling import (
 
 
 def main(
-    run: Path, num: int, truncation: float | None, out: Path, seed: int, nimg: int | None, live: bool, batch: int
+    run: Path,
+    num: int,
+    truncation: float | None,
+    out: Path,
+    seed: int,
+    nimg: int | None,
+    live: bool,
+    classes: Sequence[range] | None,
+    batch: int,
 ) -> None:
     """Write a PNG grid of ``num`` images, computed ``batch`` at a time.
 
@@ -44,22 +53,48 @@ def main(
     remedy = f"{smaller_batch(batch)}, or fewer in all (--num)"
     with memory.naming_remedy(f"with {batch} of {num} images at a time", remedy):
         trained = open_trained(run, "generator", live, nimg, device)
-        images, columns = generate(trained, num, seed, truncation, batch, device)
-        grid = image_grid(images, columns)
+        columns = choose_columns(trained.recipe.data.num_classes, classes, num)
+        images = generate(trained, num, seed, truncation, columns, batch, device)
+        grid = image_grid(images, len(columns))
     save_png(grid, out)
-    print(f"{out}: {num} images of {run} at {trained.nimg} images seen, {columns} columns")
+    print(f"{out}: {num} images of {run} at {trained.nimg} images seen, {len(columns)} columns")
+
+
+def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) -> list[int]:
+    """The class of each column: those that are asked for, else the first that fit; all 0 where there are no classes.
+
+    Raises:
+        UserError: A class does not exist, or ``num`` images would not show every column.
+    """
+    if asked is None:
+        return [column if num_classes else 0 for column in range(grid_columns(num_classes))]
+    if not num_classes:
+        raise UserError("--classes", None, "is given, but the run has no classes", "leave it out")
+    for part in asked:
+        if part.stop > num_classes:
+            problem = f"is no class of the run, which has {num_classes}"
+            raise UserError("--classes", part.stop - 1, problem, f"give numbers from 0 to {num_classes - 1}")
+    columns = [label for part in asked for label in part]
+    if len(columns) > num:
+        problem = f"images do not show the {len(columns)} classes asked for"
+        raise UserError("--num", num, problem, f"give --num {len(columns)} or more")
+    return columns
 
 
 def generate(
-    trained: TrainedNetwork, num: int, seed: int, truncation: float | None, batch: int, device: torch.device
-) -> tuple[Tensor, int]:
-    """Images (num, C, H, W) in [-1, 1] with a class for each of the grid's columns, and their number.
+    trained: TrainedNetwork,
+    num: int,
+    seed: int,
+    truncation: float | None,
+    columns: list[int],
+    batch: int,
+    device: torch.device,
+) -> Tensor:
+    """Images (num, C, H, W) in [-1, 1], row by row of a grid with the class of each of its ``columns``.
 
     Batch norm uses standing statistics of latents drawn like the samples' (Brock et al. 2019, section 4.1).
     """
-    draws, classes = Draws(seed), trained.recipe.data.num_classes
-    columns = grid_columns(classes)
     stand_statistics(trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device))
-    latents = draw_latents(draws, "sample", 0, num, trained.recipe.generator.latent_size, truncation)
-    labels = torch.arange(num) % (columns if classes else 1)
-    return sample(trained.network, trained.infer, (latents.to(device), labels.to(device)), batch), columns
+    latents = draw_latents(Draws(seed), "sample", 0, num, trained.recipe.generator.latent_size, truncation)
+    labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
+    return sample(trained.network, trained.infer, (latents.to(device), labels.to(device)), batch)

@@ -51,12 +51,12 @@ def spread(images, labels):
     return sum(means) / len(means)
 
 
-def measure(run: Path, num: int = 1000, seed: int = 12345, batch: int = 100) -> dict[str, float]:
+def measure(run: Path, num: int = 1000, seed: int = 12345) -> dict[str, float]:
     """Share of samples that the classifier labels as asked, its own accuracy, and the spread against the real one."""
     trained = open_trained(run, "generator", live=False, nimg=None, device=CPU)
     real, real_labels = real_digits(trained.recipe.data.resolution)
     net, held_out = train_classifier(real, real_labels)
-    images, _ = generate(trained, num, seed, None, batch, CPU)
+    images = generate(trained, num, seed, None, list(range(10)), 100, CPU)
     labels = torch.arange(num) % 10
     with torch.no_grad():
         right = float((net(images).argmax(1) == labels).float().mean())

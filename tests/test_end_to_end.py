@@ -19,9 +19,12 @@ from bigsgan.config import load_recipe
 from bigsgan.draws import Draws
 from bigsgan.models.build import build_network
 from bigsgan.monitor import image_grid
+from bigsgan.sample import choose_columns, generate
+from bigsgan.trained import open_trained
 from tests.tiny import tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
+CPU = torch.device("cpu")
 
 
 def train(directory: Path, total: int, out: str = "run") -> str:
@@ -130,6 +133,28 @@ def test_an_exported_generator_makes_the_images_of_sample(run, tmp_path, options
     assert np.abs(shown - images()).max() <= 1  # rounding, as other numbers are computed at a time
     if threshold is None:
         assert np.abs(shown - images("--no-standing")).max() > 1
+
+
+def test_columns_are_the_first_classes_that_fit_unless_asked():
+    assert choose_columns(1000, None, 100) == list(range(16))
+    assert choose_columns(3, None, 100) == [0, 1, 2]
+    assert choose_columns(0, None, 100) == [0] * 10
+    assert choose_columns(1000, [range(999, 1000), range(30, 50)], 21) == [999, *range(30, 50)]
+
+
+def test_columns_are_the_classes_asked_for(run, tmp_path):
+    directory, _ = run
+    trained = open_trained(directory / "run", "generator", False, 32, CPU)
+    # Of the same latents: each image depends on its own latent and class alone.
+    by_class = [generate(trained, 11, 0, None, [label], 100, CPU) for label in range(10)]
+    images = torch.stack([by_class[label][i] for i, label in enumerate([3, 7, 8, 9, 3, 3, 7, 8, 9, 3, 3])])
+    grid = tmp_path / "grid.png"
+    arguments = ["--run", str(directory / "run"), "--nimg", "32", "--num", "11", "--out", str(grid)]
+    assert cli.main(["sample", *arguments, "--classes", "3, 7-9,3"]) == 0
+    shown = np.asarray(Image.open(grid)).astype(int)
+    assert shown.shape == (3 * 18 + 2, 5 * 18 + 2)
+    assert np.abs(shown - image_grid(images, 5)[0].numpy()).max() <= 1
+    assert np.abs(shown - image_grid(images.roll(1, 0), 5)[0].numpy()).max() > 1
 
 
 def test_an_export_without_standing_statistics_is_what_was_saved(run, tmp_path):

@@ -108,6 +108,13 @@ SAMPLE: dict[str, tuple[str, ...]] = {
     "--run run --out x.png --num 0": ("--num", "0 is no number of images", "give 1 to 1000000000"),
     "--run run --out x.png --num -4": ("--num", "-4 is no number of images", "give 1 to 1000000000"),
     "--run run --out x.png --num 9999999999": ("--num", "9999999999 is no number of images", "give 1 to 1000000000"),
+    "--run run --out x.png --classes 3,10": ("--classes", "10 is no class of the run, which has 10", "from 0 to 9"),
+    "--run run --out x.png --classes 0-99999999999999999": ("--classes", "is no class of the run", "from 0 to 9"),
+    "--run run --out x.png --classes 5-3": ("--classes", "'5-3' is no list of classes", "such as 3,17,200-209"),
+    "--run run --out x.png --classes 3,": ("--classes", "'3,' is no list of classes", "such as 3,17,200-209"),
+    "--run run --out x.png --classes cat": ("--classes", "'cat' is no list of classes", "such as 3,17,200-209"),
+    "--run run --out x.png --classes=-1": ("--classes", "'-1' is no list of classes", "such as 3,17,200-209"),
+    "--run run --out x.png --classes 0-9 --num 9": ("--num", "9 images do not show the 10 classes", "--num 10 or more"),
     "--run run --out x.png --batch 0": ("--batch", "0 is no number of images to compute at a time", "give 1 to"),
     "--run run --out x.png --truncation -1": ("--truncation", "-1.0 is no threshold", "give a number from 0.02 on"),
     "--run run --out x.png --truncation 0": ("--truncation", "0.0 is no threshold", "give a number from 0.02 on"),
@@ -144,6 +151,11 @@ def test_the_run_itself_is_good(run, capsys):
 @pytest.mark.parametrize("options", SAMPLE)
 def test_sample(options, run, capsys):
     check(capsys, ["sample", *options.split()], *SAMPLE[options])
+
+
+def test_classes_of_a_run_without_classes():
+    with pytest.raises(UserError, match=r"^--classes: is given, but the run has no classes; leave it out$"):
+        sample.choose_columns(0, [range(1)], 100)
 
 
 @pytest.mark.parametrize("options", EXPORT)
