@@ -51,7 +51,7 @@ def main(
     refuse_output(out)
     device = best_device()
     remedy = f"{smaller_batch(batch)}, or fewer in all (--num)"
-    with memory.naming_remedy(f"with {batch} of {num} images at a time", remedy):
+    with memory.naming_remedy(f"with {batch} images at a time and {num} in all", remedy):
         trained = open_trained(run, "generator", live, nimg, device)
         columns = choose_columns(trained.recipe.data.num_classes, classes, num)
         images = generate(trained, num, seed, truncation, columns, batch, device)
