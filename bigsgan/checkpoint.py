@@ -6,7 +6,7 @@
     checkpoints/latest                   text file: the newest directory's name
 
 A directory is written under another name and renamed once every rank has finished, so a killed save leaves nothing
-that looks like a checkpoint.
+that looks like a checkpoint. What it does leave, the next save removes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bigsgan.atomic import fsync, write_text
 from bigsgan.errors import UserError
 
 FORMAT = 1
@@ -96,7 +97,8 @@ def save(directory: Path, nimg: int, entries: Mapping[str, StateEntry], layout: 
 
     def begin() -> None:
         if is_first:
-            shutil.rmtree(partial, ignore_errors=True)
+            for left in directory.glob(f"*{_PARTIAL}"):  # by a save that was killed; before the space is counted
+                shutil.rmtree(left, ignore_errors=True)
             partial.mkdir(parents=True, exist_ok=True)
 
     def finish() -> None:
@@ -104,8 +106,8 @@ def save(directory: Path, nimg: int, entries: Mapping[str, StateEntry], layout: 
             _write_manifest(partial, nimg, entries, layout, ranks.world_size())
             shutil.rmtree(directory / tag, ignore_errors=True)
             os.replace(partial, directory / tag)
-            _fsync(directory)
-            _write_text(directory / "latest", tag + "\n")
+            fsync(directory)
+            write_text(directory / "latest", tag + "\n")
 
     for phase in (begin, lambda: _write_rank(partial, ranks, entries), finish):
         failed = False
@@ -274,7 +276,7 @@ def _write_rank(partial: Path, ranks: Ranks, entries: Mapping[str, StateEntry]) 
         )
     path = partial / _rank_file(ranks.rank())
     save_file(tensors, path, metadata={"format": str(FORMAT), "layout": _layout_text(entries)})
-    _fsync(path)
+    fsync(path)
 
 
 def _write_manifest(
@@ -288,8 +290,8 @@ def _write_manifest(
         "numbers": {name: entry.numbers() for name, entry in entries.items()},
         "files": {path.name: path.stat().st_size for path in sorted(partial.glob("*.safetensors"))},
     }
-    _write_text(partial / _MANIFEST, json.dumps(manifest, indent=1))
-    _fsync(partial)
+    write_text(partial / _MANIFEST, json.dumps(manifest, indent=1))
+    fsync(partial)
 
 
 def _complete(directory: Path) -> Iterator[Checkpoint]:
@@ -332,18 +334,3 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _rank_file(rank: int) -> str:
     return f"rank{rank:05d}.safetensors"
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    _fsync(temporary)
-    os.replace(temporary, path)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,17 +13,15 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
-from bigsgan.errors import EXIT_BAD_INPUT, UserError
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
 
 DEFAULT_RECIPE = REPOSITORY / "launch" / "recipes" / "digits.yaml"
-SILENT_RANKS_WAIT_SECONDS = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,6 +72,8 @@ def sample(options: argparse.Namespace) -> int:
         seed=options.seed,
         nimg=options.nimg,
         live=options.live,
+        classes=options.classes,
+        batch=options.batch,
     )
     return 0
 
@@ -86,6 +86,9 @@ def export(options: argparse.Namespace) -> int:
         live=options.live,
         out=Path(options.out),
         nimg=options.nimg,
+        standing=options.standing,
+        truncation=options.truncation,
+        batch=options.batch,
     )
     return 0
 
@@ -137,10 +140,12 @@ def _parser() -> _Parser:
     command = commands.add_parser("sample", help="write a grid of samples from a run")
     _add_run(command)
     _add_number(command, "--num", int, 100, "number of images (default 100)")
-    _add_number(command, "--truncation", float, None, "resample latents beyond this magnitude")
     command.add_argument("--out", required=True, help="PNG file")
     _add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="the live generator instead of its average")
+    text = "class of each column, such as 3,17,200-209 (default: the first that fit)"
+    command.add_argument("--classes", type=_class_ranges, help=text)
+    _add_sampling(command)
     command.set_defaults(run=sample)
 
     command = commands.add_parser("export", help="write a network's float32 weights as safetensors")
@@ -150,6 +155,9 @@ def _parser() -> _Parser:
     which = command.add_mutually_exclusive_group()
     which.add_argument("--ema", dest="live", action="store_false", help="the generator's average (default)")
     which.add_argument("--live", action="store_true", help="the live weights")
+    text = "the generator with the statistics that `bigsgan sample` uses (default), or as training left it"
+    command.add_argument("--standing", action=argparse.BooleanOptionalAction, help=text)
+    _add_sampling(command)
     command.set_defaults(run=export, live=None)
     return parser
 
@@ -162,6 +170,11 @@ def _add_recipe(command: argparse.ArgumentParser) -> None:
 def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--run", dest="run_directory", required=True, help="run directory (`out` of its recipe)")
     _add_number(command, "--nimg", int, None, "checkpoint to use (default: the newest)")
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
+    _add_number(command, "--truncation", float, None, "resample latents beyond this magnitude")
+    _add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
 
 
 def _add_number(
@@ -177,6 +190,17 @@ def _add_number(
             raise UserError(flag, word, f"is not {what}", f"write {what} such as {default or 1}") from None
 
     command.add_argument(flag, type=convert, default=default, help=text)
+
+
+def _class_ranges(word: str) -> list[range]:
+    """Read ``3,17,200-209``; nothing is counted out yet, as the run knows how many classes there are."""
+    ranges = []
+    for part in word.split(","):
+        found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise UserError("--classes", word, "is no list of classes", "write numbers and ranges such as 3,17,200-209")
+        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return ranges
 
 
 def _world_size() -> int:
@@ -225,11 +249,11 @@ def _check_launcher(world_size: int) -> None:
 
 
 def _speak_once(error: UserError) -> None:
-    """Print on rank 0. The others wait, because launchers end every rank as soon as one has exited.
+    """Print on rank 0, while the others wait to be ended.
 
-    A rank that is still alive then met something that rank 0 did not, such as a file missing on its host alone.
+    A rank that is still alive after that met something that rank 0 did not, such as a file missing on its host alone.
     """
     rank = os.environ.get("RANK", "")
     if rank.isdecimal() and int(rank) > 0:
-        time.sleep(SILENT_RANKS_WAIT_SECONDS)
+        wait_to_be_ended()
     print(f"bigsgan: {error}", file=sys.stderr, flush=True)

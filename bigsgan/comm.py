@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -111,14 +110,6 @@ def any_rank(flag: bool) -> bool:
     return bool(sum_over_ranks(torch.tensor(float(flag), device=device())).item())
 
 
-def max_over_ranks(value: float) -> float:
-    """Return the largest of the ranks' values."""
-    tensor = torch.tensor(value, dtype=torch.float64, device=device())
-    if world_size() > 1:
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return float(tensor)
-
-
 def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
     """Send contiguous tensors to ranks while receiving others, in place, from ranks."""
     operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
@@ -205,8 +196,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def wait_to_be_ended(seconds: float = 30.0) -> None:
-    """Sleep while the rank that speaks prints: launchers end all ranks as soon as one exits."""
-    time.sleep(seconds)

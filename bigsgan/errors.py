@@ -1,9 +1,12 @@
-"""The one exception that a user is meant to read."""
+"""The one exception that a user is meant to read, and how the ranks end that do not print it."""
 
 from __future__ import annotations
 
+import time
+
 EXIT_BAD_INPUT = 2
 
+_SILENT_RANKS_WAIT_SECONDS = 30.0
 _LONGEST_VALUE = 120
 
 
@@ -30,6 +33,11 @@ class UserError(Exception):
     def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str, str]]:
         """Travel between ranks: an exception would be made anew from its text alone."""
         return UserError, (self.field, self.value, self.problem, self.remedy)
+
+
+def wait_to_be_ended() -> None:
+    """Sleep while the rank that speaks prints: launchers end all ranks as soon as one has exited."""
+    time.sleep(_SILENT_RANKS_WAIT_SECONDS)
 
 
 def _shorten(text: str) -> str:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from bigsgan import memory
+from bigsgan.atomic import replacing
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.errors import UserError
-from bigsgan.trained import open_trained
+from bigsgan.models.network import LayerStack
+from bigsgan.trained import best_device, open_trained
+from bigsgan.training.sampling import check_options, smaller_batch, stand_statistics, standing_batches
 
 
-def main(run: Path, network: str, live: bool | None, out: Path, nimg: int | None) -> None:
+def main(
+    run: Path,
+    network: str,
+    live: bool | None,
+    out: Path,
+    nimg: int | None,
+    standing: bool | None,
+    truncation: float | None,
+    batch: int,
+) -> None:
     """Write parameters and buffers under their names in the network, with the recipe in the header.
 
     Args:
@@ -24,27 +36,49 @@ def main(run: Path, network: str, live: bool | None, out: Path, nimg: int | None
         live: The weights being trained instead of the average; None means the average where there is one.
         out: File to write.
         nimg: Which checkpoint; None for the newest.
+        standing: Give the generator the standing statistics that ``bigsgan sample`` uses, so that it makes the same
+            images in evaluation mode; None means yes. Otherwise its buffers are as training left them.
+        truncation: Threshold of the latents of standing statistics; None for none.
+        batch: Images computed at a time for standing statistics.
 
     Raises:
-        UserError: The run cannot be opened, the file cannot be written, or the discriminator's average is asked for.
+        UserError: The run cannot be opened, the file cannot be written, memory runs out, or an option does not fit.
     """
     if network == "discriminator" and live is False:
         raise UserError("--ema", None, "asks for an average, which only the generator has", "use --live")
+    if network == "discriminator" and standing:
+        raise UserError("--standing", None, "asks for statistics, which only the generator has", "leave it out")
+    standing = network == "generator" and standing is not False
+    if truncation is not None and not standing:
+        raise UserError("--truncation", truncation, "is for standing statistics, which are not made", "leave it out")
+    check_options(truncation, batch)
     refuse_output(out)
-    trained = open_trained(run, network, live is True, nimg, torch.device("cpu"))
-    state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
-    is_average = network == "generator" and live is not True
-    header = {
-        "network": network,
-        "weights": "ema" if is_average else "live",
-        "nimg": str(trained.nimg),
-        "recipe": json.dumps(trained.recipe.model_dump()),
-    }
-    unfinished = out.with_name(out.name + ".tmp")
+    remedy = f"{smaller_batch(batch)}, or none (--no-standing)" if standing else "use a machine with more memory"
+    with memory.naming_remedy(f"while the {network} was exported", remedy):
+        device = best_device() if standing else torch.device("cpu")
+        trained = open_trained(run, network, live is True, nimg, device)
+        header = {
+            "network": network,
+            "weights": "ema" if network == "generator" and live is not True else "live",
+            "statistics": "standing" if standing else "as trained",
+            "nimg": str(trained.nimg),
+            "recipe": json.dumps(trained.recipe.model_dump()),
+        }
+        if standing:
+            stand_statistics(
+                trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device)
+            )
+            header.update({} if truncation is None else {"truncation": str(truncation)})
+        _write(trained.network, header, out)
+    numel = sum(p.numel() for p in trained.network.parameters())
+    about = f"{header['weights']} {network} at {trained.nimg} images seen"
+    print(f"{out}: {about}, {numel / 1e6:.2f} M parameters, statistics {header['statistics']}")
+
+
+def _write(network: LayerStack, header: dict[str, str], out: Path) -> None:
+    state = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
     try:
-        save_file(state, unfinished, metadata=header)
-        os.replace(unfinished, out)
+        with replacing(out) as unfinished:
+            save_file(state, unfinished, metadata=header)
     except (OSError, SafetensorError) as error:
         raise UserError("--out", str(out), f"cannot be written ({error})", "give a writable path") from None
-    numel = sum(p.numel() for p in trained.network.parameters())
-    print(f"{out}: {header['weights']} {network} at {trained.nimg} images seen, {numel / 1e6:.2f} M parameters")

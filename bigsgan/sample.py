@@ -2,69 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bigsgan import memory
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.draws import Draws
-from bigsgan.engines.sequences import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.monitor import image_grid, save_png
-from bigsgan.trained import TrainedNetwork, open_trained
-from bigsgan.training.sampling import STANDING_BATCHES, grid_columns, sample, stand_statistics
+from bigsgan.trained import TrainedNetwork, best_device, open_trained
+from bigsgan.training.sampling import (
+    LARGEST_NUM,
+    check_options,
+    draw_latents,
+    grid_columns,
+    sample,
+    smaller_batch,
+    stand_statistics,
+    standing_batches,
+)
 
-CHUNK = 100
-LEAST_TRUNCATION = 0.02
-"""The paper's tables go down to 0.04; resampling until all numbers are smaller still takes for ever."""
 
-
-def main(run: Path, num: int, truncation: float | None, out: Path, seed: int, nimg: int | None, live: bool) -> None:
-    """Write a PNG grid of ``num`` images.
+def main(
+    run: Path,
+    num: int,
+    truncation: float | None,
+    out: Path,
+    seed: int,
+    nimg: int | None,
+    live: bool,
+    classes: Sequence[range] | None,
+    batch: int,
+) -> None:
+    """Write a PNG grid of ``num`` images, computed ``batch`` at a time.
 
     Raises:
-        UserError: The run cannot be opened, or an option is out of range.
+        UserError: The run cannot be opened, an option is out of range, or memory runs out.
     """
-    if num < 1:
-        raise UserError("--num", num, "is no number of images", "give 1 or more")
-    if truncation is not None and not truncation >= LEAST_TRUNCATION:
-        remedy = f"give a number from {LEAST_TRUNCATION} on, such as 0.8"
-        raise UserError("--truncation", truncation, "is no threshold for resampling", remedy)
+    if not 1 <= num <= LARGEST_NUM:
+        raise UserError("--num", num, "is no number of images", f"give 1 to {LARGEST_NUM}")
+    check_options(truncation, batch)
     if not 0 <= seed <= LARGEST_INT:
         raise UserError("--seed", seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
     refuse_output(out)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trained = open_trained(run, "generator", live, nimg, device)
-    images, columns = generate(trained, num, seed, truncation, device)
-    save_png(image_grid(images, columns), out)
-    print(f"{out}: {num} images of {run} at {trained.nimg} images seen, {columns} columns")
+    device = best_device()
+    remedy = f"{smaller_batch(batch)}, or fewer in all (--num)"
+    with memory.naming_remedy(f"with {batch} images at a time and {num} in all", remedy):
+        trained = open_trained(run, "generator", live, nimg, device)
+        columns = choose_columns(trained.recipe.data.num_classes, classes, num)
+        images = generate(trained, num, seed, truncation, columns, batch, device)
+        grid = image_grid(images, len(columns))
+    save_png(grid, out)
+    print(f"{out}: {num} images of {run} at {trained.nimg} images seen, {len(columns)} columns")
+
+
+def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) -> list[int]:
+    """The class of each column: those that are asked for, else the first that fit; all 0 where there are no classes.
+
+    Raises:
+        UserError: A class does not exist, or ``num`` images would not show every column.
+    """
+    if asked is None:
+        return [column if num_classes else 0 for column in range(grid_columns(num_classes))]
+    if not num_classes:
+        raise UserError("--classes", None, "is given, but the run has no classes", "leave it out")
+    for part in asked:
+        if part.stop > num_classes:
+            problem = f"is no class of the run, which has {num_classes}"
+            raise UserError("--classes", part.stop - 1, problem, f"give numbers from 0 to {num_classes - 1}")
+    columns = [label for part in asked for label in part]
+    if len(columns) > num:
+        problem = f"images do not show the {len(columns)} classes asked for"
+        raise UserError("--num", num, problem, f"give --num {len(columns)} or more")
+    return columns
 
 
 def generate(
-    trained: TrainedNetwork, num: int, seed: int, truncation: float | None, device: torch.device
-) -> tuple[Tensor, int]:
-    """Images (num, C, H, W) in [-1, 1] with a class for each of the grid's columns, and their number.
+    trained: TrainedNetwork,
+    num: int,
+    seed: int,
+    truncation: float | None,
+    columns: list[int],
+    batch: int,
+    device: torch.device,
+) -> Tensor:
+    """Images (num, C, H, W) in [-1, 1], row by row of a grid with the class of each of its ``columns``.
 
     Batch norm uses standing statistics of latents drawn like the samples' (Brock et al. 2019, section 4.1).
     """
-    draws = Draws(seed)
-    classes = trained.recipe.data.num_classes
-    columns = grid_columns(classes)
-
-    def latents(stream: str, first: int, size: int) -> Tensor:
-        width = trained.recipe.generator.latent_size
-        if truncation is None:
-            drawn = draws.normal(stream, (0,), first, size, width)
-        else:
-            drawn = draws.truncated_normal(stream, first, size, width, truncation)
-        return torch.from_numpy(drawn).to(device)
-
-    def standing_batch(first: int) -> MicroBatch:
-        labels = draws.integers("standing/label", (0,), first, CHUNK, max(classes, 1))  # of all classes, as in training
-        return latents("standing", first, CHUNK), torch.from_numpy(labels).to(device)
-
-    stand_statistics(trained.network, trained.infer, [standing_batch(i * CHUNK) for i in range(STANDING_BATCHES)])
-    labels = torch.arange(num, device=device) % (columns if classes else 1)
-    return sample(trained.network, trained.infer, (latents("sample", 0, num), labels), CHUNK), columns
+    stand_statistics(trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device))
+    latents = draw_latents(Draws(seed), "sample", 0, num, trained.recipe.generator.latent_size, truncation)
+    labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
+    return sample(trained.network, trained.infer, (latents.to(device), labels.to(device)), batch)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bigsgan import checkpoint, comm
+from bigsgan import checkpoint, comm, memory
 from bigsgan.adversarial import AdversarialStep, LatentSource, Slice
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, read_saved_recipe, write_recipe
@@ -21,7 +21,7 @@ from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
 from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
-from bigsgan.errors import EXIT_BAD_INPUT, UserError
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
@@ -39,17 +39,16 @@ def main(plan: RunPlan) -> int:
     one exits.
     """
     try:
-        comm.initialize()
-        _run(plan)
+        with memory.naming_remedy(*_memory_remedy(plan)):
+            comm.initialize()
+            _run(plan)
     except UserError as error:
         return _end(error)
-    except (MemoryError, RuntimeError) as error:
-        if _is_out_of_memory(error):
-            return _end(_out_of_memory(plan, error))
+    except RuntimeError as error:
         if not comm.another_rank_spoke():
             raise
         _log.info("stopped after another rank", exc_info=error)  # its connection broke
-        comm.wait_to_be_ended()
+        wait_to_be_ended()
         return EXIT_BAD_INPUT
     comm.leave()
     return 0
@@ -212,22 +211,15 @@ def _end(error: UserError) -> int:
     if comm.claim_speech():
         print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     else:
-        comm.wait_to_be_ended()
+        wait_to_be_ended()
     return EXIT_BAD_INPUT
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    # torch has a type of its own for devices alone.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
-
-
-def _out_of_memory(plan: RunPlan, error: Exception) -> UserError:
-    cause = str(error).partition("\n")[0]
+def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
+    """Say where memory ran out, and what to do about it."""
     sizes = ", ".join(f"{plan.micro_batch_size(n)} ({n})" for n in NETWORKS)
-    return UserError(
-        "memory",
-        None,
-        f"ran out on rank {comm.rank()} with {sizes} images a micro-batch: {cause}",
+    return (
+        f"on rank {comm.rank()} with {sizes} images a micro-batch",
         "set engines.generator.activation_checkpointing=true and engines.discriminator.activation_checkpointing=true; "
         f"or start a new `out` with more micro-batches (accumulation={2 * plan.recipe.accumulation}) or a higher ZeRO "
         "stage (ds_configs/zero3.json)",

@@ -39,6 +39,11 @@ class TrainedNetwork:
             return self.network(*inputs)
 
 
+def best_device() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: torch.device) -> TrainedNetwork:
     """Put one network of a run together.
 

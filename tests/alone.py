@@ -1,4 +1,13 @@
-"""The collectives of a single rank, for checkpoints without a process group."""
+"""What checkpoints ask of a run, without one: the collectives of a single rank, and parts of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from bigsgan.engines.base import Piece
 
 
 class Alone:
@@ -15,3 +24,28 @@ class Alone:
 
     def any_rank(self, flag: bool) -> bool:
         return flag
+
+
+class Part:
+    """A state entry that is told what it holds, and remembers what it was given."""
+
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        numbers: dict[str, float] | None = None,
+        layout: dict[str, list[Piece]] | None = None,
+    ) -> None:
+        self._tensors, self._numbers, self._layout = tensors, numbers or {}, layout or {}
+        self.loaded: tuple[dict[str, Tensor], dict[str, float]] = ({}, {})
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._tensors
+
+    def numbers(self) -> dict[str, float]:
+        return self._numbers
+
+    def layout(self) -> dict[str, list[Any]]:
+        return {**self._layout}
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
+        self.loaded = dict(tensors), dict(numbers)

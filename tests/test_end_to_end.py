@@ -15,9 +15,16 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bigsgan import cli
+from bigsgan.config import load_recipe
+from bigsgan.draws import Draws
+from bigsgan.models.build import build_network
+from bigsgan.monitor import image_grid
+from bigsgan.sample import choose_columns, generate
+from bigsgan.trained import open_trained
 from tests.tiny import tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
+CPU = torch.device("cpu")
 
 
 def train(directory: Path, total: int, out: str = "run") -> str:
@@ -56,7 +63,7 @@ def test_metrics_hold_what_tensorboard_shows(run):
     assert [row["nimg"] for row in rows] == [8, 16, 24, 32]
     names = {"loss/generator", "loss/discriminator", "logits/real", "logits/fake", "accuracy/real", "accuracy/fake"}
     names |= {f"{what}/{net}" for what in ("grad_norm", "lr", "loss_scale") for net in ("generator", "discriminator")}
-    names |= {"images_per_second", "memory/max_gib", "ema_decay"}
+    names |= {"images_per_second", "memory/max_gib", "memory/rank0_gib", "ema_decay"}
     events = EventAccumulator(str(directory / "run" / "tensorboard"), size_guidance={"images": 0}).Reload()
     assert names <= set(events.Tags()["scalars"])
     for name in names:
@@ -93,6 +100,74 @@ def test_the_same_command_goes_on(run, tmp_path):
     assert sorted(p.name for p in (directory / "run" / "checkpoints").iterdir()) == [
         "000000000016", "000000000032", "000000000048", "latest",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [[], ["--truncation", "0.5"], ["--live"], ["--batch", "7"]], ids=" ".join)
+def test_an_exported_generator_makes_the_images_of_sample(run, tmp_path, options):
+    directory, _ = run
+    grid, weights = tmp_path / "grid.png", tmp_path / "g.safetensors"
+    arguments = ["--run", str(directory / "run"), *options]
+    assert cli.main(["sample", *arguments, "--num", "20", "--seed", "3", "--out", str(grid)]) == 0
+    threshold = float(options[1]) if "--truncation" in options else None
+
+    def images(*how: str) -> np.ndarray:
+        """The grid from the file alone: recipe and weights, in evaluation mode, all at once."""
+        assert cli.main(["export", *arguments, *how, "--out", str(weights)]) == 0
+        with safe_open(weights, framework="pt") as file:
+            header = file.metadata()
+        assert header["statistics"] == ("as trained" if how else "standing")
+        assert header.get("truncation") == (None if threshold is None or how else str(threshold))
+        (tmp_path / "recipe.yaml").write_text(header["recipe"])  # JSON is YAML
+        network = build_network(load_recipe(tmp_path / "recipe.yaml", []), "generator")
+        network.load_state_dict(load_file(weights))
+        draws = Draws(3)
+        if threshold is None:
+            latents = draws.normal("sample", (0,), 0, 20, 12)
+        else:
+            latents = draws.truncated_normal("sample", 0, 20, 12, threshold)
+        with torch.no_grad():
+            made = network.eval()(torch.from_numpy(latents), torch.arange(20) % 10)
+        return image_grid(made, 10)[0].numpy()
+
+    shown = np.asarray(Image.open(grid)).astype(int)
+    assert np.abs(shown - images()).max() <= 1  # rounding, as other numbers are computed at a time
+    if threshold is None:
+        assert np.abs(shown - images("--no-standing")).max() > 1
+
+
+def test_columns_are_the_first_classes_that_fit_unless_asked():
+    assert choose_columns(1000, None, 100) == list(range(16))
+    assert choose_columns(3, None, 100) == [0, 1, 2]
+    assert choose_columns(0, None, 100) == [0] * 10
+    assert choose_columns(1000, [range(999, 1000), range(30, 50)], 21) == [999, *range(30, 50)]
+
+
+def test_columns_are_the_classes_asked_for(run, tmp_path):
+    directory, _ = run
+    trained = open_trained(directory / "run", "generator", False, 32, CPU)
+    # Of the same latents: each image depends on its own latent and class alone.
+    by_class = [generate(trained, 11, 0, None, [label], 100, CPU) for label in range(10)]
+    images = torch.stack([by_class[label][i] for i, label in enumerate([3, 7, 8, 9, 3, 3, 7, 8, 9, 3, 3])])
+    grid = tmp_path / "grid.png"
+    arguments = ["--run", str(directory / "run"), "--nimg", "32", "--num", "11", "--out", str(grid)]
+    assert cli.main(["sample", *arguments, "--classes", "3, 7-9,3"]) == 0
+    shown = np.asarray(Image.open(grid)).astype(int)
+    assert shown.shape == (3 * 18 + 2, 5 * 18 + 2)
+    assert np.abs(shown - image_grid(images, 5)[0].numpy()).max() <= 1
+    assert np.abs(shown - image_grid(images.roll(1, 0), 5)[0].numpy()).max() > 1
+
+
+def test_an_export_without_standing_statistics_is_what_was_saved(run, tmp_path):
+    directory, _ = run
+    for network, options in (("generator", ["--no-standing", "--live"]), ("discriminator", [])):
+        weights = tmp_path / f"{network}.safetensors"
+        arguments = ["--run", str(directory / "run"), "--nimg", "32", "--network", network, *options]
+        assert cli.main(["export", *arguments, "--out", str(weights)]) == 0
+        saved = load_file(directory / "run" / "checkpoints" / "000000000032" / "rank00000.safetensors")
+        buffers = {k.removeprefix(f"{network}.buffer."): v for k, v in saved.items() if k.startswith(f"{network}.buf")}
+        exported = load_file(weights)
+        assert buffers
+        assert all(torch.equal(exported[name], value) for name, value in buffers.items())
 
 
 def test_sample_and_export(run, tmp_path, capsys):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bigsgan.atomic import write_text
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.recipe import Recipe, load_recipe
 from bigsgan.config.yaml_file import dump_yaml
@@ -42,17 +43,10 @@ def write_recipe(recipe: Recipe, out: Path, files: Mapping[str, DeepSpeedFile]) 
         out.mkdir(parents=True, exist_ok=True)
         for network, file in files.items():
             tree["engines"][network]["ds_config"] = f"ds_{network}.json"
-            _write(out / f"ds_{network}.json", json.dumps(file.content, indent=2) + "\n")
-        _write(out / RECIPE_FILE, dump_yaml(tree))
+            write_text(out / f"ds_{network}.json", json.dumps(file.content, indent=2) + "\n")
+        write_text(out / RECIPE_FILE, dump_yaml(tree))
     except OSError as error:
         raise UserError("out", str(out), f"cannot be written ({error})", "give a directory of your own") from None
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
 
 
 def read_saved_recipe(run: Path) -> Recipe:

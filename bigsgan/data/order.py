@@ -39,10 +39,6 @@ class EpochOrder:
         # Two epochs, because a batch may lie across the end of one and every rank computes the whole permutation.
         self._permutation = lru_cache(maxsize=2)(lambda epoch: draws.permutation("order", (epoch,), length))
 
-    def index(self, position: int) -> int:
-        """Index of the image at a position."""
-        return int(self.indices(range(position, position + 1))[0])
-
     def indices(self, positions: range) -> np.ndarray:
         """Indices of the images at contiguous positions: int64 (n,)."""
         epochs, offsets = np.divmod(np.arange(positions.start, positions.stop), self.length)

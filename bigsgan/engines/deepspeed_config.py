@@ -75,19 +75,14 @@ def _let_deepspeed_check(file: DeepSpeedFile, config: dict[str, Any], plan: RunP
 
 def _check_machine(network: str, file: DeepSpeedFile) -> None:
     accelerator = get_accelerator()
-    if file.precision == "fp16" and not accelerator.is_fp16_supported():
+    supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
+    if file.precision in supported and not supported[file.precision]():
+        (other,) = supported.keys() - {file.precision}
         raise UserError(
             f"engines.{network}.ds_config",
             str(file.path),
-            f"asks for fp16, which this {accelerator.device_name()} cannot compute",
-            "use a bf16 file such as ds_configs/zero1_bf16.json",
-        )
-    if file.precision == "bf16" and not accelerator.is_bf16_supported():
-        raise UserError(
-            f"engines.{network}.ds_config",
-            str(file.path),
-            f"asks for bf16, which this {accelerator.device_name()} cannot compute",
-            "use an fp16 file such as ds_configs/zero1_fp16.json",
+            f"asks for {file.precision}, which this {accelerator.device_name()} cannot compute",
+            f"use another precision, such as ds_configs/zero1_{other}.json",
         )
     if file.uses_nvme:
         refuse_nvme(network, file)

@@ -5,7 +5,6 @@ Shapes: n images, C channels, H x W pixels.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from bigsgan.atomic import replacing
 from bigsgan.monitor.sinks import writing
 
 _PADDING = 2  # black pixels around and between the images
@@ -53,7 +53,5 @@ def save_png(grid: Tensor, path: Path) -> None:
     """
     array = grid.permute(1, 2, 0).contiguous().numpy()
     image = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
-    unfinished = path.with_name(path.name + ".tmp")
-    with writing(path):
+    with writing(path), replacing(path) as unfinished:
         image.save(unfinished, format="PNG")
-        os.replace(unfinished, path)

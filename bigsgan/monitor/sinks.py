@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from bigsgan.atomic import replacing
 from bigsgan.errors import UserError
 
 
@@ -56,12 +56,10 @@ class JsonLines:
 
 def _keep_rows(path: Path, resume_nimg: int) -> None:
     """Rewrite ``path`` with only its whole rows of at most ``resume_nimg`` images."""
-    kept = path.with_name(path.name + ".tmp")
-    with path.open("rb") as old, kept.open("wb") as new:
+    with replacing(path) as kept, path.open("rb") as old, kept.open("wb") as new:
         for line in old:
             if _row_nimg(line) <= resume_nimg:
                 new.write(line.rstrip(b"\n") + b"\n")
-    os.replace(kept, path)
 
 
 def _row_nimg(line: bytes) -> float:

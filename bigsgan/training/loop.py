@@ -22,6 +22,7 @@ from bigsgan.training.schedules import average_decay, is_due, learning_rate
 from bigsgan.training.state import Counters
 
 GRID_ROWS = 10
+MOST_RANKS_SHOWN = 16
 
 _log = logging.getLogger(__name__)
 
@@ -83,9 +84,7 @@ def _report_metrics(run: Run, lr: LearningRates, decay: float, clock: _Clock) ->
     run.rank_log.phase = "report"
     step, statistics = run.step, run.statistics
     own_peak = comm.peak_memory_bytes() / 2**30
-    statistics.add_host("memory/mean_gib", own_peak)
-    metrics = statistics.reduce(comm.sum_over_ranks)
-    metrics["memory/max_gib"] = comm.max_over_ranks(own_peak)
+    metrics = _reduce(statistics, own_peak)
     metrics["lr/generator"], metrics["lr/discriminator"] = lr
     for name, engine in (("generator", step.generator), ("discriminator", step.discriminator)):
         metrics[f"loss_scale/{name}"] = engine.loss_scale
@@ -96,6 +95,20 @@ def _report_metrics(run: Run, lr: LearningRates, decay: float, clock: _Clock) ->
     metrics["images_per_second"] = clock.images_per_second(run.counters.nimg)
     run.reporter.report(run.counters.nimg, metrics)
     _log.info("%d images, peak of this rank %.2f GiB: %s", run.counters.nimg, own_peak, metrics)
+
+
+def _reduce(statistics: Statistics, own_peak: float) -> dict[str, float]:
+    """Means over the ranks, and the peak memory of each of them in GiB, by one collective."""
+    names = [f"memory/rank{rank}_gib" for rank in range(comm.world_size())]
+    for rank, name in enumerate(names):  # times the ranks, as the mean over them comes back
+        statistics.add_host(name, own_peak * len(names) if rank == comm.rank() else 0.0)
+    metrics = statistics.reduce(comm.sum_over_ranks)
+    peaks = {name: metrics.pop(name) for name in names}
+    metrics["memory/mean_gib"] = sum(peaks.values()) / len(peaks)
+    metrics["memory/max_gib"] = max(peaks.values())
+    if len(peaks) <= MOST_RANKS_SHOWN:
+        metrics.update(peaks)
+    return metrics
 
 
 def _report_samples(run: Run) -> None:

@@ -34,15 +34,27 @@ from tests.tiny import tiny_plan, zero
 NETWORKS = ("generator", "discriminator")
 DS = {network: zero(0) for network in NETWORKS}
 SCHEDULES = {"phases": schedule.one_after_the_other, "joint": schedule.plan}
+KINDS = ("forward", "backward", "step")
 SIZE = 2
 """Samples of a micro-batch of the tiny recipe."""
 
 MICRO_BATCHES = 8
+"""In an update of the larger recipe."""
+
 LARGER = [
     "data.kind=synthetic", "data.resolution=64", "data.image_channels=3", "generator.channels=16",
-    "discriminator.channels=16", "generator.latent_size=20", "batch=64", f"accumulation={MICRO_BATCHES}",
+    "discriminator.channels=16", "generator.latent_size=20", "batch=32", f"accumulation={MICRO_BATCHES}",
 ]  # fmt: skip
-"""BigGAN for 64 x 64 at a sixth of the paper's width; micro-batches of 8."""
+"""BigGAN for 64 x 64 at a sixth of the paper's width; micro-batches of 4."""
+
+
+VARIANTS = {
+    "default": [],
+    "generator_phase: recompute": ["pipeline.generator_phase=recompute"],
+    "schedule: phases": ["pipeline.schedule=phases"],
+    "partition: profile": [f"engines.{network}.partition=profile" for network in NETWORKS],
+}
+"""Of the larger recipe, by what differs."""
 
 
 class Recorder(Observer):
@@ -74,9 +86,8 @@ class Recorder(Observer):
         return self.spans
 
 
-def planned(span_or_run, task, seconds_a_sample):
+def planned(phase, task, seconds_a_sample):
     """Seconds that a task is to take."""
-    phase = span_or_run.phase
     cost = {"forward": 1, "backward": 1 if phase.frozen else 2, "step": 0}[task.kind]
     return seconds_a_sample * cost * phase.num_samples
 
@@ -91,7 +102,7 @@ class Sleeper:
             channel.send = self._after_sleeping(channel.send)
 
     def compute(self, run, task):
-        self._end = time.perf_counter() + planned(run, task, self._seconds)
+        self._end = time.perf_counter() + planned(run.phase, task, self._seconds)
         self._compute(run, task)
         self.sleep()
 
@@ -126,34 +137,42 @@ def asleep(options, unit, num_updates):
     return found
 
 
-def awake(options, num_updates):
+def awake(options):
     """Spans of an update that computes, and bytes sent in it; runs on every rank."""
     run = scenarios.build(options, DS)
     recorder = observe(run)
     before = {name: channel.bytes_sent for name, channel in channels(run)}
-    updates = [recorder.update(run) for _ in range(num_updates)]
-    sent = {name: (channel.bytes_sent - before[name]) / num_updates for name, channel in channels(run)}
+    spans = recorder.update(run)
+    sent = {name: channel.bytes_sent - before[name] for name, channel in channels(run)}
     sizes = {name: crossing(run, recorder.phases, *name) for name in sent}
     scenarios.destroy(run)
-    return updates, sent, sizes
+    return spans, sent, sizes
 
 
-def memory(options, num_updates):
-    """Bytes that this rank holds for a run between updates, and at most in them, and its layers; runs on every rank."""
+def memory(options):
+    """Bytes that this rank holds for a run after an update, and at most in the next; its layers and their parameters."""
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    trim()
     before = resident_bytes("VmRSS")
     run = scenarios.build(options, DS)
     scenarios.update(run, 1)
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    trim()
     held = resident_bytes("VmRSS") - before
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    scenarios.update(run, num_updates)
+    scenarios.update(run, 1)
     peak = resident_bytes("VmHWM") - before
-    bounds = [getattr(run.step, network).division for network in NETWORKS]
-    numels = [sum(p.numel() for p in getattr(run.step, network).network.parameters()) for network in NETWORKS]
+    engines = [getattr(run.step, network) for network in NETWORKS]
+    layers = [
+        "all" if e.division is None else f"{e.division[e._stage]} - {e.division[e._stage + 1] - 1}" for e in engines
+    ]
+    numel = sum(parameter.numel() for engine in engines for parameter in engine.network.parameters())
     scenarios.destroy(run)
-    return held, peak, bounds, numels
+    return held, peak, layers, numel
+
+
+def trim():
+    """Give the system back what is free, so that it does not count as held."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def channels(run):
@@ -167,12 +186,12 @@ def channels(run):
 
 
 def crossing(run, phases, network, stage, direction):
-    """Samples that cross a boundary with each micro-batch of an update, and bytes of one sample's carry there."""
+    """Samples that cross a boundary with each micro-batch of an update; bytes of one there, and of its largest tensor."""
     engine = getattr(run.step, network)
     passed = [phase.num_samples for phase in phases if phase.network == network and getattr(phase, direction)]
     carry = engine._boundaries.at(stage + (direction == "forward"), SIZE)
-    crosses = [spec for spec in carry if direction == "forward" or spec.dtype.is_floating_point]
-    return sum(passed), sum(spec.num_bytes for spec in crosses) // SIZE
+    sizes = [spec.num_bytes // SIZE for spec in carry if direction == "forward" or spec.dtype.is_floating_point]
+    return sum(passed), sum(sizes), max(sizes)
 
 
 def resident_bytes(field):
@@ -225,7 +244,7 @@ def measure_bubbles(pools, unit, micro_batches, num_updates):
         "stages", "micro-batches", "(S - 1) / (M + S - 1)", "phases: expected", "measured", "joint: expected",
         "measured", "ms an update: phases", "joint",
     )  # fmt: skip
-    kept = {}
+    kept, overruns = {}, []
     for num_stages, pool in pools.items():
         for num in micro_batches:
             cells, times = [], []
@@ -237,10 +256,16 @@ def measure_bubbles(pools, unit, micro_batches, num_updates):
                     percent(expected_bubble(num_stages, options, name)),
                     f"{percent(statistics.median(bubbles))} ({100 * bubbles[0]:.1f} to {100 * bubbles[-1]:.1f})",
                 ]
+                overruns += [overrun(by_rank, unit) for by_rank in updates]
                 times.append(f"{1e3 * statistics.median(map(seconds, updates)):.0f}")
                 if (num_stages, num) == (4, 8):
                     kept[name] = min(updates, key=bubble)
             row(num_stages, num, percent((num_stages - 1) / (num + num_stages - 1)), *cells, *times)
+    low, middle, high = statistics.quantiles(overruns, n=4)
+    print(
+        f"\nForward and backward tasks took {percent(middle)} longer than planned (quartiles {100 * low:.1f} to "
+        f"{100 * high:.1f} %)."
+    )
     return kept
 
 
@@ -250,7 +275,7 @@ def phase_times(by_rank):
     spans = [span for rank in by_rank for span in rank]
     origin = min(span.start for span in spans)
     found = {}
-    for span in sorted(spans, key=lambda span: span.task):
+    for span in sorted(spans, key=lambda span: (span.task.phase, KINDS.index(span.task.kind))):
         found.setdefault(f"{span.task.phase + 1}. {span.phase.label}: {span.task.kind}", []).append(span)
     return {
         name: (
@@ -276,48 +301,53 @@ def print_phases(title, updates):
     row("update", *(cell for by_rank in updates.values() for cell in (f"{1e3 * seconds(by_rank):.0f}", "")))
 
 
+def write_trace(path, by_rank):
+    origin = min(span.start for rank in by_rank for span in rank)
+    moved = [[s._replace(start=s.start - origin, end=s.end - origin) for s in rank] for rank in by_rank]
+    path.write_text(json.dumps({"traceEvents": trace_events(moved), "displayTimeUnit": "ms"}))
+
+
 def overrun(by_rank, unit):
     """By how much the tasks took longer than planned, as a share."""
     spans = [span for rank in by_rank for span in rank if span.task.kind != "step"]
-    return sum(s.end - s.start for s in spans) / sum(planned(s, s.task, unit / SIZE) for s in spans) - 1
+    return sum(s.end - s.start for s in spans) / sum(planned(s.phase, s.task, unit / SIZE) for s in spans) - 1
 
 
 def measure_bytes(pools):
-    """Print phases and bytes of the larger recipe."""
-    found = {num: pool.run(awake, [*LARGER, *stages(num)], 1) for num, pool in pools.items()}
-    title = f"Larger recipe, awake: an update by phase ({len(os.sched_getaffinity(0))} cores):"
-    print_phases(title, {f"{num} stages": [updates[0] for updates, _, _ in ranks] for num, ranks in found.items()})
+    """Print the phases of the larger recipe in 2 stages, and the bytes that it sends."""
+    found = {num: pool.run(awake, [*LARGER, *stages(num)]) for num, pool in pools.items()}
+    apart = pools[2].run(awake, [*LARGER, *stages(2), "pipeline.schedule=phases"])
+    print_phases(
+        "Larger recipe in 2 stages, awake: an update by phase:",
+        {name: [spans for spans, _, _ in ranks] for name, ranks in (("phases", apart), ("joint", found[2]))},
+    )
     print("\nLarger recipe: bytes sent for each micro-batch of an update:\n")
-    head("stages", "boundary", "samples that cross it", "bytes of a sample there", "product", "sent", "ratio")
+    head("stages", "boundary", "samples across", "bytes of a sample there", "of them activations", "sent", "ratio")
     for num, ranks in found.items():
         sent = {name: value / MICRO_BATCHES for _, values, _ in ranks for name, value in values.items()}
         sizes = {name: value for _, _, values in ranks for name, value in values.items()}
-        for name in sorted(sent, key=lambda name: (NETWORKS.index(name[0]), name[2] == "backward", name[1])):
+        for name in sorted(sent, key=lambda name: (name[0] == "discriminator", KINDS.index(name[2]), name[1])):
             network, stage, direction = name
-            samples, size = sizes[name]
+            samples, size, largest = sizes[name]
             boundary = f"{network[0].upper()} {stage} to {stage + (1 if direction == 'forward' else -1)}"
-            ratio = sent[name] / (samples * size)
-            row(num, boundary, samples, f"{size:,}", f"{samples * size:,}", f"{sent[name]:,.0f}", f"{ratio:.3f}")
+            ratio = f"{sent[name] / (samples * size):.3f}"
+            row(num, boundary, samples, f"{size:,}", f"{largest:,}", f"{sent[name]:,.0f}", ratio)
 
 
-def measure_memory(pools, num_updates):
+def measure_memory(pools):
     """Print the peak memory of each stage of the larger recipe."""
-    print("\nLarger recipe: resident memory of each rank beyond that of its libraries, MiB:\n")
-    head("stages", "generator_phase", "rank", "layers of G", "of D", "parameters", "between updates", "peak")
+    print("\nLarger recipe: resident memory of each rank beyond that before the run was built, MiB:\n")
+    head("stages", "variant", "rank", "layers of G", "of D", "parameters", "after an update", "peak of an update")
     for num, pool in pools.items():
-        for mode in ("keep", "recompute")[: None if num > 1 else 1]:
-            options = [*LARGER, *stages(num), f"pipeline.generator_phase={mode}"]
-            for rank, (held, peak, bounds, numels) in enumerate(pool.run(memory, options, num_updates)):
-                own = [b and b[at : at + 2] for b, at in zip(bounds, (rank, num - 1 - rank), strict=True)]
-                layers = [f"{first} - {stop - 1}" if num > 1 else "all" for first, stop in (o or (0, 0) for o in own)]
-                sizes = [f"{value / 2**20:.0f}" for value in (held, peak)]
-                row(num, mode if num > 1 else "", rank, *layers, f"{sum(numels):,}", *sizes)
+        for variant, options in VARIANTS.items() if num > 1 else [("no pipeline", [])]:
+            for rank, (held, peak, layers, numel) in enumerate(pool.run(memory, [*LARGER, *stages(num), *options])):
+                row(num, variant, rank, *layers, f"{numel:,}", f"{held / 2**20:.0f}", f"{peak / 2**20:.0f}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", type=Path, help="write a Chrome trace of 4 stages, 8 micro-batches, schedule joint")
-    parser.add_argument("--unit", type=float, default=20.0, help="milliseconds of a micro-batch's forward pass")
+    parser.add_argument("--unit", type=float, default=15.0, help="milliseconds of a micro-batch's forward pass")
     parser.add_argument("--quick", action="store_true", help="fewer micro-batches and updates")
     options = parser.parse_args()
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -327,17 +357,15 @@ def main():
     piped = {num: pool for num, pool in pools.items() if num > 1}
     try:
         kept = measure_bubbles(piped, options.unit / 1e3, micro_batches, num_updates)
+        if options.trace:
+            write_trace(options.trace, kept["joint"])
         print_phases("4 stages asleep, 8 micro-batches: an update by phase:", kept)
         measure_bytes(piped)
         pools[1].run(scenarios.train, [], DS, 1)  # as the others, it has computed before
-        measure_memory(pools, num_updates)
+        measure_memory(pools)
     finally:
         for pool in pools.values():
             pool.stop()
-    if options.trace:
-        origin = min(span.start for rank in kept["joint"] for span in rank)
-        moved = [[s._replace(start=s.start - origin, end=s.end - origin) for s in rank] for rank in kept["joint"]]
-        options.trace.write_text(json.dumps({"traceEvents": trace_events(moved), "displayTimeUnit": "ms"}))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -323,7 +324,7 @@ def test_a_dry_run_is_printed_by_one_rank_and_knows_the_number_of_ranks(monkeypa
 
 def test_other_ranks_wait_and_speak_only_where_rank_0_did_not_end_them(monkeypatch, capsys):
     printed_before_waiting = []
-    monkeypatch.setattr(cli.time, "sleep", lambda seconds: printed_before_waiting.append(capsys.readouterr().err))
+    monkeypatch.setattr(time, "sleep", lambda seconds: printed_before_waiting.append(capsys.readouterr().err))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path")

@@ -18,14 +18,16 @@ import pytest
 import torch
 from PIL import Image
 
-from bigsgan import checkpoint, cli, comm, train
+from bigsgan import checkpoint, cli, comm, export, sample, train
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import write_recipe
+from bigsgan.engines import deepspeed_config
 from bigsgan.engines.base import Piece
+from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
-from tests.alone import Alone
-from tests.tiny import tiny_recipe
+from tests.alone import Alone, Part
+from tests.tiny import tiny_plan, tiny_recipe, zero
 
 RANK_FILE = "checkpoints/000000000064/rank00000.safetensors"
 MANIFEST = "checkpoints/000000000064/manifest.json"
@@ -35,28 +37,15 @@ LAYOUT = {
 }  # fmt: skip
 
 
-class Whole:
+def whole(network: LayerStack) -> Part:
     """A network's state as an engine at stage 0 saves it: one shard with every parameter."""
-
-    def __init__(self, network: LayerStack) -> None:
-        self.network = network
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        master = torch.cat([parameter.detach().flatten() for parameter in self.network.parameters()])
-        return {"shard.0.master": master, **{f"buffer.{name}": b.clone() for name, b in self.network.named_buffers()}}
-
-    def numbers(self) -> dict[str, float]:
-        return {}
-
-    def layout(self) -> dict[str, list[Any]]:
-        pieces, start = [], 0
-        for name, parameter in self.network.named_parameters():
-            pieces.append(Piece(name, 0, parameter.numel(), start))
-            start += parameter.numel()
-        return {"shard.0.master": pieces}
-
-    def load(self, tensors: Any, numbers: Any) -> None:
-        raise NotImplementedError
+    pieces, start = [], 0
+    for name, parameter in network.named_parameters():
+        pieces.append(Piece(name, 0, parameter.numel(), start))
+        start += parameter.numel()
+    master = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+    buffers = {f"buffer.{name}": buffer.clone() for name, buffer in network.named_buffers()}
+    return Part({"shard.0.master": master, **buffers}, layout={"shard.0.master": pieces})
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +56,8 @@ def made_run(tmp_path_factory) -> Path:
     networks = {network: build_network(recipe, network) for network in ("generator", "discriminator")}
     for network in networks.values():
         initialize(network, seed=0)
-    entries = {name: Whole(network) for name, network in networks.items()}
-    entries["average"] = entries["generator"]
+    entries: dict[str, checkpoint.StateEntry] = {name: whole(network) for name, network in networks.items()}
+    entries["average"] = whole(networks["generator"])
     run = directory / "run"
     write_recipe(recipe, run, {})
     assert checkpoint.save(run / "checkpoints", 64, entries, LAYOUT, Alone())
@@ -116,8 +105,17 @@ def train_arguments(*overrides: str) -> list[str]:
 SAMPLE: dict[str, tuple[str, ...]] = {
     "--run . --out x.png": ("--run", "'.' is no run directory: it holds no config.yaml", "give the `out` of a run"),
     "--run missing --out x.png": ("--run", "'missing' is no run directory", "give the `out` of a run"),
-    "--run run --out x.png --num 0": ("--num", "0 is no number of images", "give 1 or more"),
-    "--run run --out x.png --num -4": ("--num", "-4 is no number of images", "give 1 or more"),
+    "--run run --out x.png --num 0": ("--num", "0 is no number of images", "give 1 to 1000000000"),
+    "--run run --out x.png --num -4": ("--num", "-4 is no number of images", "give 1 to 1000000000"),
+    "--run run --out x.png --num 9999999999": ("--num", "9999999999 is no number of images", "give 1 to 1000000000"),
+    "--run run --out x.png --classes 3,10": ("--classes", "10 is no class of the run, which has 10", "from 0 to 9"),
+    "--run run --out x.png --classes 0-99999999999999999": ("--classes", "is no class of the run", "from 0 to 9"),
+    "--run run --out x.png --classes 5-3": ("--classes", "'5-3' is no list of classes", "such as 3,17,200-209"),
+    "--run run --out x.png --classes 3,": ("--classes", "'3,' is no list of classes", "such as 3,17,200-209"),
+    "--run run --out x.png --classes cat": ("--classes", "'cat' is no list of classes", "such as 3,17,200-209"),
+    "--run run --out x.png --classes=-1": ("--classes", "'-1' is no list of classes", "such as 3,17,200-209"),
+    "--run run --out x.png --classes 0-9 --num 9": ("--num", "9 images do not show the 10 classes", "--num 10 or more"),
+    "--run run --out x.png --batch 0": ("--batch", "0 is no number of images to compute at a time", "give 1 to"),
     "--run run --out x.png --truncation -1": ("--truncation", "-1.0 is no threshold", "give a number from 0.02 on"),
     "--run run --out x.png --truncation 0": ("--truncation", "0.0 is no threshold", "give a number from 0.02 on"),
     "--run run --out x.png --truncation 1e-9": ("--truncation", "1e-09 is no threshold", "give a number from 0.02 on"),
@@ -131,6 +129,11 @@ SAMPLE: dict[str, tuple[str, ...]] = {
 EXPORT: dict[str, tuple[str, ...]] = {
     "--run missing --out x": ("--run", "'missing' is no run directory", "give the `out` of a run"),
     "--run run --out x --network discriminator --ema": ("--ema", "which only the generator has", "use --live"),
+    "--run run --out x --network discriminator --standing": ("--standing", "asks for statistics", "leave it out"),
+    "--run run --out x --network discriminator --truncation 1": ("--truncation", "1.0 is for standing", "leave it out"),
+    "--run run --out x --no-standing --truncation 1": ("--truncation", "1.0 is for standing", "leave it out"),
+    "--run run --out x --truncation 0": ("--truncation", "0.0 is no threshold", "give a number from 0.02 on"),
+    "--run run --out x --batch 0": ("--batch", "0 is no number of images to compute at a time", "give 1 to"),
     "--run run --out x --nimg -1": ("--nimg", "-1 is no saved checkpoint", "choose from 64"),
     "--run run --out run": ("--out", "'run' is a directory", "give the path of a file in it"),
     "--run run --out no/x": ("--out", "'no/x' lies in a directory that does not exist", "make that directory"),
@@ -148,6 +151,11 @@ def test_the_run_itself_is_good(run, capsys):
 @pytest.mark.parametrize("options", SAMPLE)
 def test_sample(options, run, capsys):
     check(capsys, ["sample", *options.split()], *SAMPLE[options])
+
+
+def test_classes_of_a_run_without_classes():
+    with pytest.raises(UserError, match=r"^--classes: is given, but the run has no classes; leave it out$"):
+        sample.choose_columns(0, [range(1)], 100)
 
 
 @pytest.mark.parametrize("options", EXPORT)
@@ -309,6 +317,52 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
     monkeypatch.setattr(train, "_run", fail)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         cli.main(train_arguments())
+
+
+def run_out(*arguments: Any) -> None:
+    torch.empty(2**52)
+
+
+SAMPLE_REMEDY = "compute fewer images at a time (--batch 50), or fewer in all (--num)"
+EXPORT_REMEDY = "compute fewer images at a time (--batch 50), or none (--no-standing)"
+NO_MEMORY: dict[str, tuple[str, ...]] = {
+    "sample": ("ran out with 100 images at a time and 7 in all: ", "can't allocate memory", f"; {SAMPLE_REMEDY}"),
+    "sample --batch 1": ("ran out with 1 images at a time and 7 in all: ", "; use a machine with more memory, or"),
+    "export": ("ran out while the generator was exported: ", "can't allocate memory", f"; {EXPORT_REMEDY}"),
+    "export --no-standing": ("ran out while the generator was exported: ", "; use a machine with more memory"),
+    "export --network discriminator": ("ran out while the discriminator was exported: ", "; use a machine with more"),
+}
+
+
+@pytest.mark.parametrize("command", NO_MEMORY)
+def test_running_out_of_memory_without_training(command, run, monkeypatch, capsys):
+    monkeypatch.setattr(sample, "generate", run_out)
+    monkeypatch.setattr(export, "open_trained", run_out)
+    name, *options = command.split()
+    options += ["--num", "7"] if name == "sample" else []
+    check(capsys, [name, *options, "--run", "run", "--out", "x"], "memory: ", *NO_MEMORY[command])
+
+
+@pytest.mark.parametrize("precision, other", [("fp16", "bf16"), ("bf16", "fp16")])
+def test_a_precision_that_the_machine_cannot_compute(precision, other, tmp_path, monkeypatch):
+    class Accelerator:
+        def device_name(self) -> str:
+            return "abacus"
+
+        def is_fp16_supported(self) -> bool:
+            return precision != "fp16"
+
+        def is_bf16_supported(self) -> bool:
+            return precision != "bf16"
+
+    monkeypatch.setattr(deepspeed_config, "get_accelerator", Accelerator)
+    plan = tiny_plan(tmp_path, 1, [], {"discriminator": zero(1, **{precision: {"enabled": True}})})
+    with pytest.raises(UserError) as caught:
+        deepspeed_config.checked_config(plan, "discriminator")
+    assert caught.value.field == "engines.discriminator.ds_config"
+    assert caught.value.value == str(tmp_path / "discriminator.json")
+    assert caught.value.problem == f"asks for {precision}, which this abacus cannot compute"
+    assert caught.value.remedy == f"use another precision, such as ds_configs/zero1_{other}.json"
 
 
 @pytest.mark.parametrize(

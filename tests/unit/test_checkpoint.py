@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from bigsgan import checkpoint
 from bigsgan.engines.base import Piece
 from bigsgan.errors import UserError
-from tests.alone import Alone
+from tests.alone import Alone, Part
 
 LAYOUT: dict[str, Any] = {"world_size": 1, "generator.stage": 2}
 Usage = namedtuple("Usage", "total used free")
@@ -47,31 +46,6 @@ class ThreadRank:
         result = any(self._flags)
         self.barrier()
         return result
-
-
-class Part:
-    """A state entry that is told what it holds, and remembers what it was given."""
-
-    def __init__(
-        self,
-        tensors: dict[str, Tensor],
-        numbers: dict[str, float] | None = None,
-        layout: dict[str, list[Piece]] | None = None,
-    ) -> None:
-        self._tensors, self._numbers, self._layout = tensors, numbers or {}, layout or {}
-        self.loaded: tuple[dict[str, Tensor], dict[str, float]] = ({}, {})
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self._tensors
-
-    def numbers(self) -> dict[str, float]:
-        return self._numbers
-
-    def layout(self) -> dict[str, list[Any]]:
-        return {**self._layout}
-
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        self.loaded = dict(tensors), dict(numbers)
 
 
 def entries(value: float) -> dict[str, checkpoint.StateEntry]:
@@ -170,6 +144,25 @@ def test_a_killed_save_leaves_nothing_that_looks_complete(tmp_path, monkeypatch,
     assert_holds(checkpoint.newest(tmp_path), 128)
 
 
+@pytest.mark.parametrize("free", [60, 90], ids=["no room", "room"])  # ``entries`` takes 64
+def test_what_killed_saves_left_is_removed_by_the_next(tmp_path, monkeypatch, free):
+    assert save(tmp_path, 64)
+    for nimg, where in ((128, "tensors"), (192, "rename")):
+        with monkeypatch.context() as patch:
+            kill_at(patch, where)
+            with pytest.raises(KeyboardInterrupt):
+                save(tmp_path, nimg)
+        # Each save removes what the one before it left.
+        assert names(tmp_path) == {"000000000064", f"{nimg:012d}.partial", "latest"}
+    (tmp_path / "000000000032.partial").mkdir()
+    (tmp_path / "000000000032.partial" / "rank00001.safetensors").write_bytes(b"of more ranks")
+    (tmp_path / "notes").mkdir()  # not ours
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 10, free))
+    assert save(tmp_path, 256) == (free == 90)
+    assert names(tmp_path) == {"000000000064", "latest", "notes"} | ({"000000000256"} if free == 90 else set())
+    assert_holds(checkpoint.newest(tmp_path), 256 if free == 90 else 64)
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -252,7 +245,7 @@ def test_a_full_disk_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
     assert save(tmp_path, 128)
 
 
-@pytest.mark.parametrize("function", ["_write_manifest", "save_file", "_write_text"])
+@pytest.mark.parametrize("function", ["_write_manifest", "save_file", "write_text"])
 def test_a_disk_that_fills_while_writing_costs_this_checkpoint_alone(tmp_path, monkeypatch, function):
     def fill(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

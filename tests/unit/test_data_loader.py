@@ -194,7 +194,7 @@ def test_labels_outside_the_classes_are_refused_before_they_reach_the_device():
 
 
 def test_loading_processes_read_what_this_process_reads(caplog):
-    bad = EpochOrder(DRAWS, 50).index(40)  # of phase 3, rank 1's: positions 39 to 41 and 45 to 47
+    bad = int(EpochOrder(DRAWS, 50).indices(range(40, 41))[0])  # of phase 3, rank 1's: positions 39 to 41 and 45 to 47
     dataset = NumberedImages(corrupt=(bad,))
     data = data_section(num_workers=2, prefetch=2, horizontal_flip=True)
     state, before = torch.get_rng_state(), set(multiprocessing.active_children())

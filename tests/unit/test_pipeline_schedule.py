@@ -152,11 +152,8 @@ def replay(case: Case, planned: Plan) -> None:
 def test_one_phase_fills_and_drains_once(num_stages, num):
     phase = Phase("generator", num, 3, True, True, step=True)
     expected = (num_stages - 1) / (num + num_stages - 1)
-    for backward in (1.0, 2.0, 3.0):
-        costs = equal(num_stages, backward=backward)
-        assert plan([phase], num_stages, costs, []).bubble == pytest.approx(expected, rel=EXACT)
-        together = one_after_the_other([phase, phase], num_stages, costs, [])
-        assert together.bubble == pytest.approx(expected, rel=EXACT)
+    costs = equal(num_stages, backward=1.0 + num % 3)
+    assert plan([phase], num_stages, costs, []).bubble == pytest.approx(expected, rel=EXACT)
 
 
 def test_an_update_of_4_stages_and_8_micro_batches():

@@ -1,10 +1,14 @@
 """Standing statistics are the mean over the batches, and nothing of what was there before."""
 
+import numpy as np
+import pytest
 import torch
 
+from bigsgan.draws import Draws
 from bigsgan.models.layers import BatchStatistics, moving_state
 from bigsgan.models.network import LayerStack
-from bigsgan.training.sampling import sample, stand_statistics
+from bigsgan.training.sampling import sample, stand_statistics, standing_batches
+from tests.tiny import tiny_recipe
 
 
 class Normalise(torch.nn.Module):
@@ -40,6 +44,23 @@ def test_statistics_are_those_of_the_batches():
         torch.testing.assert_close(norm.running_mean, means.mean(dim=0), atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(norm.running_var, variances.mean(dim=0), atol=1e-3, rtol=1e-4)
         assert norm.momentum == 0.1
+
+
+@pytest.mark.parametrize("batch, num_batches", [(100, 16), (64, 25), (400, 16)])
+def test_standing_batches_are_1600_images_or_more(tmp_path, batch, num_batches):
+    recipe = tiny_recipe(tmp_path)
+    batches, draws = standing_batches(recipe, None, batch, torch.device("cpu")), Draws(recipe.seed)
+    assert [tuple(map(len, pair)) for pair in batches] == [(batch, batch)] * num_batches
+    # The same images, however many at a time.
+    latents, labels = (torch.cat(part)[:1600].numpy() for part in zip(*batches, strict=True))
+    assert np.array_equal(latents, draws.normal("standing", (0,), 0, 1600, 12))
+    assert np.array_equal(labels, draws.integers("standing/label", (0,), 0, 1600, 10))
+
+
+def test_truncated_batches_stay_below_the_threshold(tmp_path):
+    batches = standing_batches(tiny_recipe(tmp_path), 0.5, 100, torch.device("cpu"))
+    latents = torch.cat([latents for latents, _ in batches])
+    assert 0.49 < latents.abs().max() <= 0.5
 
 
 def test_samples_come_from_the_running_statistics_in_chunks():

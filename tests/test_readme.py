@@ -1,0 +1,159 @@
+"""The commands of the README as they stand there: each is parsed by the program that it names, and most are run.
+
+They run in a directory that holds what a clone does, with overrides behind them that make the training short.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import operator
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from deepspeed.launcher import runner
+from PIL import Image
+from safetensors import safe_open
+from torch.distributed import run as torchrun
+
+from bigsgan import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+PROGRAMS = {"bigsgan", "deepspeed", "pip", "pytest", "tensorboard", "torchrun"}
+SHORT = ["total_nimg=64", "generator.channels=2", "discriminator.channels=2"]
+
+
+def commands() -> list[list[str]]:
+    """The words of every command in a shell block, and of every one with arguments that stands in a sentence."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+    found = [shlex.split(part) for line in lines for part in line.partition("#")[0].split("&&")]
+    inline = [text.split() for text in re.findall(r"`([^`]+)`", prose)]
+    return [words for words in found if words] + [words for words in inline if words[0] in PROGRAMS and words[1:]]
+
+
+COMMANDS = commands()
+TRAINING = [words for words in COMMANDS if "launch/train.py" in words]
+TWO_RANKS = [words for words in TRAINING if "2" in words]
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch) -> Path:
+    """A directory that may be written, and in which the README's paths exist as they do in a clone."""
+    for name in ("launch", "ds_configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def execute(words: list[str]) -> str:
+    """Run a command with this interpreter's programs, and return what it printed."""
+    program, *rest = words
+    if program in ("deepspeed", "torchrun"):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            rest = ["--master_port", str(probe.getsockname()[1]), *rest]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [program, *rest],
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_commands_are_found():
+    assert {words[0] for words in COMMANDS} == PROGRAMS
+    assert [words[0] for words in COMMANDS[:4]] == ["pip", "deepspeed", "pip", "pytest"]
+    assert (len(TRAINING), len(TWO_RANKS)) == (4, 2)
+    assert ["tensorboard", "--logdir", "runs"] in COMMANDS
+    assert not any("\\" in word for words in COMMANDS for word in words)
+
+
+@pytest.mark.parametrize("words", TRAINING, ids=" ".join)
+def test_launchers_and_our_parser_take_the_arguments(words, clone, monkeypatch, capsys):
+    launcher, *rest = words
+    if launcher == "deepspeed":
+        options = runner.parse_args(rest)
+        script, overrides, num_ranks = options.user_script, options.user_args, max(options.num_gpus, 1)
+    else:
+        options = torchrun.parse_args(rest)
+        script, overrides, num_ranks = options.training_script, options.training_script_args, options.nproc_per_node
+    assert Path(script).samefile(ROOT / "launch" / "train.py")
+    monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+    assert cli.main(["train", *overrides, "--dry-run"]) == 0
+    recipe = yaml.safe_load(capsys.readouterr().out)
+    for override in overrides:
+        key, is_override, value = override.partition("=")
+        if is_override:
+            assert functools.reduce(operator.getitem, key.split("."), recipe) == yaml.safe_load(value)
+
+
+def test_what_pip_is_asked_to_install_exists():
+    extras = importlib.metadata.metadata("bigsgan").get_all("Provides-Extra")
+    for words in COMMANDS:
+        if words[0] == "pip":
+            assert words[1:3] == ["install", "-e"]
+            assert words[3] in {".", *(f".[{extra}]" for extra in extras)}
+
+
+def test_a_dry_run_prints_what_was_overridden(clone):
+    (words,) = [words for words in COMMANDS if "--dry-run" in words]
+    printed = yaml.safe_load(execute(words))
+    overrides = [word.partition("=") for word in words if "=" in word]
+    assert overrides
+    assert all(printed[key] == yaml.safe_load(value) for key, _, value in overrides)
+    assert list(clone.glob("runs")) == []
+
+
+def test_train_look_sample_and_export(clone, capsys):
+    printed = execute([*COMMANDS[1], *SHORT])
+    assert "done: 64 images" in printed
+    (tensorboard,) = [words for words in COMMANDS if words[0] == "tensorboard"]
+    assert "loss/generator" in execute([*tensorboard, "--inspect"])  # which ends, where the server does not
+    rest = [words for words in COMMANDS if words[0] == "bigsgan" and "--dry-run" not in words]
+    assert {words[1] for words in rest} == {"sample", "export"}
+    for words in rest:
+        assert cli.main(words[1:]) == 0
+        out = words[words.index("--out") + 1]
+        if words[1] == "sample":
+            num = int(words[words.index("--num") + 1])
+            assert Image.open(out).size == (10 * 18 + 2, num // 10 * 18 + 2)
+        else:
+            with safe_open(out, framework="pt") as file:
+                header = file.metadata()
+            network = "discriminator" if "discriminator" in words else "generator"
+            assert (header["network"], header["nimg"]) == (network, "64")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="deepspeed starts no two ranks on a single GPU")
+@pytest.mark.parametrize("words", TWO_RANKS, ids=" ".join)
+def test_two_ranks(words, clone):
+    execute([*words, *SHORT])
+    manifest = json.loads((clone / "runs/digits/checkpoints/000000000064/manifest.json").read_text())
+    assert (manifest["world_size"], manifest["nimg"]) == (2, 64)
+
+
+def test_the_example_of_bad_input(capsys):
+    (line,) = [line for line in README.splitlines() if line.startswith("bigsgan: ")]
+    assert cli.main(["train", "bathc=3"]) == 2
+    assert capsys.readouterr().err == f"{line}\n"
