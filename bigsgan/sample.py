@@ -92,9 +92,11 @@ def generate(
 ) -> Tensor:
     """Images (num, C, H, W) in [-1, 1], row by row of a grid with the class of each of its ``columns``.
 
-    Batch norm uses standing statistics of latents drawn like the samples' (Brock et al. 2019, section 4.1).
+    Batch norm uses standing statistics of latents drawn like the samples' (Brock et al. 2019, section 4.1), unless the
+    recipe's ``sample_statistics`` are each batch's own.
     """
     stand_statistics(trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device))
     latents = draw_latents(Draws(seed), "sample", 0, num, trained.recipe.generator.latent_size, truncation)
     labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
-    return sample(trained.network, trained.infer, (latents.to(device), labels.to(device)), batch)
+    inputs = (latents.to(device), labels.to(device))
+    return sample(trained.network, trained.infer, inputs, batch, trained.recipe.sample_statistics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -45,6 +45,8 @@ class Recipe(Section):
     """Micro-batches that a batch is computed in, one after the other."""
     report_nimg: PositiveInt
     sample_nimg: PositiveInt
+    sample_statistics: Literal["running", "batch"] = "running"
+    """Batch norm in samples: running statistics (of the average: standing ones), or each batch's own, as in training."""
     checkpoint_nimg: PositiveInt
     keep_checkpoints: PositiveInt = 3
     data: Data

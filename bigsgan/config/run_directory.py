@@ -19,6 +19,7 @@ RECIPE_FILE = "config.yaml"
 # What does not change the meaning of the images already trained on.
 FREE_KEYS = {
     "out", "total_nimg", "report_nimg", "sample_nimg", "checkpoint_nimg", "keep_checkpoints",
+    "sample_statistics",
     "data.root", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",

@@ -118,12 +118,13 @@ def _report_samples(run: Run) -> None:
     columns = grid_columns(run.recipe.data.num_classes)
     inputs = run.latents.grid(GRID_ROWS, columns)
     chunk = run.sampling_slice.num_samples
-    live = sample(generator.network, generator.infer_everywhere, inputs, chunk)
+    statistics = run.recipe.sample_statistics
+    live = sample(generator.network, generator.infer_everywhere, inputs, chunk, statistics)
     run.reporter.images("samples/live", live, columns, nimg)
     with run.average.swapped():
         batches = [run.latents.phase("standing", (i,), run.sampling_slice)[0] for i in range(STANDING_BATCHES)]
         stand_statistics(generator.network, generator.infer_everywhere, batches)
-        averaged = sample(generator.network, generator.infer_everywhere, inputs, chunk)
+        averaged = sample(generator.network, generator.infer_everywhere, inputs, chunk, statistics)
     run.reporter.images("samples/ema", averaged, columns, nimg)
 
 

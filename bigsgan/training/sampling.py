@@ -88,9 +88,17 @@ def smaller_batch(batch: int) -> str:
     return f"compute fewer images at a time (--batch {max(batch // 2, LEAST_BATCH)})"
 
 
-def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int) -> Tensor:
-    """Images (n, C, H, W) in [-1, 1] from running statistics, ``chunk`` at a time, on the host."""
-    network.eval()
+def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int, statistics: str = "running") -> Tensor:
+    """Images (n, C, H, W) in [-1, 1], ``chunk`` at a time, on the host.
+
+    Args:
+        network: On this rank.
+        infer: Of that network.
+        inputs: Latents and labels, the same on all ranks.
+        chunk: Images at a time.
+        statistics: ``running`` or ``batch``; see ``Recipe.sample_statistics``.
+    """
+    network.train(statistics == "batch")
     try:
         pieces = zip(*(tensor.split(chunk) for tensor in inputs), strict=True)
         return torch.cat([infer(piece, False).cpu() for piece in pieces])

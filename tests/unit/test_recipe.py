@@ -64,6 +64,7 @@ def test_defaults_are_filled_in(tmp_path):
         "accumulation": 1,
         "report_nimg": 100,
         "sample_nimg": 100,
+        "sample_statistics": "running",
         "checkpoint_nimg": 100,
         "keep_checkpoints": 3,
         "data": {

@@ -70,5 +70,8 @@ def test_samples_come_from_the_running_statistics_in_chunks():
     x = torch.randn(10, 3, 4, 4)
     expected = (x - torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)) / (4.0 + norm.eps) ** 0.5
     torch.testing.assert_close(sample(network, infer, (x,), chunk=3), expected)
+    pieces = [(p - p.mean((0, 2, 3), keepdim=True)) / (p.var((0, 2, 3), False, keepdim=True) + norm.eps) ** 0.5
+              for p in x.split(5)]  # fmt: skip
+    torch.testing.assert_close(sample(network, infer, (x,), 5, "batch"), torch.cat(pieces), atol=1e-5, rtol=1e-5)
     assert network.training
     assert norm.running_mean.tolist() == [1.0, 2.0, 3.0]

@@ -35,7 +35,10 @@ def open_channels(placement: Placement, rank: int, device: torch.device) -> tupl
             if of_replica == replica:
                 groups.append(group)
     before, after = neighbours
-    return Channel(groups[0], before, after, device), Channel(groups[1], after, before, device)
+    channels = Channel(groups[0], before, after, device), Channel(groups[1], after, before, device)
+    for channel in channels:
+        channel.greet(sends_first=stage % 2 == 0)
+    return channels
 
 
 class Channel:
@@ -51,6 +54,19 @@ class Channel:
         self._num_sent = self._num_expected = 0
         self._under_way: deque[tuple[Any, Tensor]] = deque()
         self._expected: deque[list[tuple[Any, Tensor]]] = deque()
+
+    def greet(self, sends_first: bool) -> None:
+        """Exchange a number with both neighbours.
+
+        NCCL sets up a connection when it is first used, and waits for the other side: neighbours do so now, one sending
+        while the other receives, and not in the middle of a program.
+        """
+        number = torch.zeros(1, device=self._device)
+        for sends in (sends_first, not sends_first):
+            if sends and self._target is not None:
+                dist.send(number, self._target, group=self._group)
+            elif not sends and self._source is not None:
+                dist.recv(number, self._source, group=self._group)
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Send a message without waiting for it to arrive."""
