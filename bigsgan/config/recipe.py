@@ -46,7 +46,7 @@ class Recipe(Section):
     report_nimg: PositiveInt
     sample_nimg: PositiveInt
     sample_statistics: Literal["running", "batch"] = "running"
-    """Batch norm in samples: running statistics (of the average: standing ones), or each batch's own, as in training."""
+    """Batch norm in samples: running statistics (of the average: standing ones), or each batch's, as in training."""
     checkpoint_nimg: PositiveInt
     keep_checkpoints: PositiveInt = 3
     data: Data

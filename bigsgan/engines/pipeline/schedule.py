@@ -11,6 +11,9 @@ the planned times prove that no two devices wait for each other.
 
 from __future__ import annotations
 
+import bisect
+import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -153,6 +156,10 @@ class _Graph:
             for stage in range(num_stages):
                 for task in _tasks(number, phase):
                     self.needs[task, stage] = list(self._needs(task, stage))
+        self.followers: dict[_Node, list[_Node]] = {node: [] for node in self.needs}
+        for node, needed in self.needs.items():
+            for other in needed:
+                self.followers[other].append(node)
 
     def cost(self, node: _Node) -> float:
         """Time that a task takes on its stage."""
@@ -173,60 +180,61 @@ class _Graph:
     def time_left(self) -> dict[_Node, float]:
         """Length of the longest chain that begins with each node."""
         left: dict[_Node, float] = {}
-        followers: dict[_Node, list[_Node]] = {node: [] for node in self.needs}
-        for node, needed in self.needs.items():
-            for other in needed:
-                followers[other].append(node)
         stack = list(self.needs)
         while stack:
             node = stack[-1]
-            missing = [other for other in followers[node] if other not in left]
-            if node in left or not missing:
-                stack.pop()
-                left.setdefault(node, self.cost(node) + max((left[other] for other in followers[node]), default=0.0))
-            else:
+            missing = [] if node in left else [other for other in self.followers[node] if other not in left]
+            if missing:
                 stack += missing
+                continue
+            stack.pop()
+            left[node] = self.cost(node) + max((left[other] for other in self.followers[node]), default=0.0)
         return left
 
     def simulate(self, urgency: Callable[[_Node], tuple[float, ...]]) -> Plan:
         """Let every free device take the most urgent task that may begin."""
-        waiting: list[list[_Node]] = [[] for _ in range(self._last + 1)]
-        for each in sorted(self.needs, key=urgency):
-            waiting[self.device(each)].append(each)
-        ends: dict[_Node, float] = {}
-        devices: list[list[Timed]] = [[] for _ in waiting]
-        free_at = [0.0] * len(waiting)
-        under_way: dict[tuple[int, int], int] = {}
+        missing = {node: len(needed) for node, needed in self.needs.items()}
+        ready: list[list[tuple[tuple[float, ...], _Node]]] = [[] for _ in range(self._last + 1)]
+        devices: list[list[Timed]] = [[] for _ in ready]
+        is_free = [True] * len(ready)
+        under_way: Counter[tuple[int, int]] = Counter()  # activations that a stage holds of a phase
+        running: list[tuple[float, _Node]] = []
         now = 0.0
-        while any(waiting):
-            for device, nodes in enumerate(waiting):
-                while free_at[device] <= now:
-                    ready = (n for n in nodes if self._may_begin(n, ends, now, under_way))
-                    if (node := next(ready, None)) is None:
-                        break
-                    nodes.remove(node)
-                    task, stage = node
-                    key = (task.phase, stage)
-                    under_way[key] = under_way.get(key, 0) + {"forward": 1, "backward": -1, "step": 0}[task.kind]
-                    ends[node] = free_at[device] = now + self.cost(node)
-                    devices[device].append(Timed(task, now, ends[node]))
-            later = [end for end in ends.values() if end > now]
-            if not later and any(waiting):
-                # Tasks that take no time made others ready on devices that were looked at before them.
-                if not any(self._may_begin(n, ends, now, under_way) for nodes in waiting for n in nodes):
-                    raise RuntimeError(f"the phases wait for each other: {list(self._phases)}")
-                continue
-            now = min(later, default=now)
-        return Plan(devices, max(ends.values(), default=0.0))
+        done: list[_Node] = []
+        for node, number in missing.items():
+            if number == 0:
+                bisect.insort(ready[self.device(node)], (urgency(node), node))
+        while True:
+            for device, nodes in enumerate(ready):
+                startable = (i for i, (_, node) in enumerate(nodes) if self._has_room(node, under_way))
+                if not is_free[device] or (i := next(startable, None)) is None:
+                    continue
+                _, (task, stage) = nodes.pop(i)
+                end = now + self.cost((task, stage))
+                under_way[task.phase, stage] += {"forward": 1, "backward": -1, "step": 0}[task.kind]
+                is_free[device] = False
+                devices[device].append(Timed(task, now, end))
+                heapq.heappush(running, (end, (task, stage)))
+            if not running:
+                break
+            now = running[0][0]
+            while running and running[0][0] <= now:
+                node = heapq.heappop(running)[1]
+                done.append(node)
+                is_free[self.device(node)] = True
+                for other in self.followers[node]:
+                    missing[other] -= 1
+                    if missing[other] == 0:
+                        bisect.insort(ready[self.device(other)], (urgency(other), other))
+        if len(done) < len(self.needs):
+            raise RuntimeError(f"the phases wait for each other: {list(self._phases)}")
+        return Plan(devices, now)
 
-    def _may_begin(
-        self, node: _Node, ends: dict[_Node, float], now: float, under_way: dict[tuple[int, int], int]
-    ) -> bool:
+    def _has_room(self, node: _Node, under_way: Counter[tuple[int, int]]) -> bool:
+        """Whether a stage holds fewer activations of a phase than 1F1B lets it."""
         task, stage = node
-        phase = self._phases[task.phase]
-        if task.kind == "forward" and phase.backward and under_way.get((task.phase, stage), 0) > self._last - stage:
-            return False  # as many activations as 1F1B keeps
-        return all(other in ends and ends[other] <= now for other in self.needs[node])
+        limited = task.kind == "forward" and self._phases[task.phase].backward
+        return not limited or under_way[task.phase, stage] <= self._last - stage
 
     def _needs(self, task: Task, stage: int) -> Iterable[_Node]:
         number, kind, index = task
