@@ -63,6 +63,7 @@ class Ranks(Protocol):
     def world_size(self) -> int: ...  # noqa: D102
     def barrier(self) -> None: ...  # noqa: D102
     def any_rank(self, flag: bool) -> bool: ...  # noqa: D102
+    def total(self, value: float) -> float: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,10 @@ def save(directory: Path, nimg: int, entries: Mapping[str, StateEntry], layout: 
             fsync(directory)
             write_text(directory / "latest", tag + "\n")
 
-    for phase in (begin, lambda: _write_rank(partial, ranks, entries), finish):
+    def check() -> None:
+        _check_space(partial, ranks, entries)
+
+    for phase in (begin, check, lambda: _write_rank(partial, ranks, entries), finish):
         failed = False
         try:
             phase()
@@ -258,14 +262,9 @@ def _layout_text(entries: Mapping[str, StateEntry]) -> str:
     return json.dumps({name: entry.layout() for name, entry in entries.items()})
 
 
-def _write_rank(partial: Path, ranks: Ranks, entries: Mapping[str, StateEntry]) -> None:
-    tensors = {
-        f"{name}.{key}": value.detach().contiguous()
-        for name, entry in entries.items()
-        for key, value in entry.tensors().items()
-    }
-    # All ranks write into the same directory at once, and each holds about as much as any other.
-    needed = sum(t.numel() * t.element_size() for t in tensors.values()) * ranks.world_size()
+def _check_space(partial: Path, ranks: Ranks, entries: Mapping[str, StateEntry]) -> None:
+    """Compare what all ranks will write into one directory with the space there."""
+    needed = ranks.total(sum(t.numel() * t.element_size() for t in _tensors(entries).values()))
     free = shutil.disk_usage(partial).free
     if free < needed * 1.05:
         raise UserError(
@@ -274,9 +273,17 @@ def _write_rank(partial: Path, ranks: Ranks, entries: Mapping[str, StateEntry]) 
             f"has {free / 2**30:.1f} GiB free and the ranks write {needed / 2**30:.1f} GiB",
             "free some space, or lower keep_checkpoints",
         )
+
+
+def _write_rank(partial: Path, ranks: Ranks, entries: Mapping[str, StateEntry]) -> None:
     path = partial / _rank_file(ranks.rank())
+    tensors = {name: tensor.detach().contiguous() for name, tensor in _tensors(entries).items()}
     save_file(tensors, path, metadata={"format": str(FORMAT), "layout": _layout_text(entries)})
     fsync(path)
+
+
+def _tensors(entries: Mapping[str, StateEntry]) -> dict[str, Tensor]:
+    return {f"{name}.{key}": value for name, entry in entries.items() for key, value in entry.tensors().items()}
 
 
 def _write_manifest(

@@ -81,11 +81,11 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def broadcast(tensors: Iterable[Tensor]) -> None:
-    """Copy rank 0's tensors to all ranks, in place."""
+def broadcast(tensors: Iterable[Tensor], source: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Copy one rank's tensors to all ranks, or those of a group, in place."""
     if world_size() > 1:
         for tensor in tensors:
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, source, group=group)
 
 
 def from_rank_zero(value: Any) -> Any:
@@ -107,7 +107,12 @@ def gather_objects(value: Any) -> list[Any] | None:
 
 def any_rank(flag: bool) -> bool:
     """Return whether ``flag`` is set on any rank."""
-    return bool(sum_over_ranks(torch.tensor(float(flag), device=device())).item())
+    return bool(total(float(flag)))
+
+
+def total(value: float) -> float:
+    """Return the sum of the ranks' values."""
+    return float(sum_over_ranks(torch.tensor(value, dtype=torch.float64, device=device())))
 
 
 def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
@@ -175,6 +180,12 @@ def synchronize() -> None:
     """Wait until the device has done all it was given. For timing, never inside the step."""
     if device().type != "cpu":
         get_accelerator().synchronize()
+
+
+def synchronize_stream() -> None:
+    """Wait until the device has done what it was given to compute, and not for messages under way beside it."""
+    if device().type != "cpu":
+        get_accelerator().current_stream().synchronize()
 
 
 def peak_memory_bytes() -> int:

@@ -218,9 +218,12 @@ def _end(error: UserError) -> int:
 def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
     """Say where memory ran out, and what to do about it."""
     sizes = ", ".join(f"{plan.micro_batch_size(n)} ({n})" for n in NETWORKS)
+    staged = any(plan.placement(network).num_stages > 1 for network in NETWORKS)
+    keeps = staged and plan.recipe.pipeline.generator_phase == "keep"
     return (
         f"on rank {comm.rank()} with {sizes} images a micro-batch",
-        "set engines.generator.activation_checkpointing=true and engines.discriminator.activation_checkpointing=true; "
-        f"or start a new `out` with more micro-batches (accumulation={2 * plan.recipe.accumulation}) or a higher ZeRO "
-        "stage (ds_configs/zero3.json)",
+        ("set pipeline.generator_phase=recompute; or set " if keeps else "set ")
+        + " and ".join(f"engines.{n}.activation_checkpointing=true" for n in NETWORKS)
+        + f"; or start a new `out` with more micro-batches (accumulation={2 * plan.recipe.accumulation}) or "
+        + ("more pipeline stages" if staged else "a higher ZeRO stage (ds_configs/zero3.json)"),
     )

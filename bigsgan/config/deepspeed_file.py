@@ -147,6 +147,15 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
             "does not train at ZeRO stage 0 (DeepSpeed 0.19 leaves the loss unscaled there)",
             "set zero_optimization.stage to 1, as ds_configs/zero1_fp16.json does",
         )
+    types = content.get("data_types")
+    accumulates = types.get("grad_accum_dtype") if isinstance(types, dict) else None
+    if stage == 0 and precision != "fp32" and accumulates in ("fp32", "float32"):
+        raise UserError(
+            f"{path}: data_types.grad_accum_dtype",
+            accumulates,
+            f"does not go with {precision} at ZeRO stage 0",
+            "set zero_optimization.stage to 1",
+        )
     optimizer = _offload(path, zero, "offload_optimizer")
     if optimizer != "none" and stage == 0:
         where = f"{path}: zero_optimization.offload_optimizer.device"

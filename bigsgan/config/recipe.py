@@ -172,6 +172,9 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if file.offload_optimizer != "none":
         remedy = "use a file without offload, such as ds_configs/zero1.json"
         raise UserError(field, stages, f"does not go with offloading ({file.path})", remedy)
+    if file.content.get("wall_clock_breakdown"):
+        remedy = "remove it; a run of two pipelines writes pipeline_trace.json"
+        raise UserError(f"{file.path}: wall_clock_breakdown", True, "does not go with pipeline_stages", remedy)
     for name in ("r1", "r2"):
         penalty = getattr(recipe.objective, name)
         if network == "discriminator" and penalty and penalty.form == "exact":

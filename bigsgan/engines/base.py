@@ -88,7 +88,7 @@ class Engine(Protocol):
         ...
 
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
-        """Outputs of one micro-batch that every rank gives alike, on every rank and at once; for sampling."""
+        """Outputs of one micro-batch of this rank's replica, on every rank of it and at once; for sampling."""
         ...
 
     def train(self, micro_batches: MicroBatches, loss: LossFunction, lr: float) -> None:

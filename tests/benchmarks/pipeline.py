@@ -137,20 +137,20 @@ def asleep(options, unit, num_updates):
     return found
 
 
-def awake(options):
-    """Spans of an update that computes, and bytes sent in it; runs on every rank."""
+def awake(options, num_updates):
+    """Spans of updates that compute, and bytes sent in one; runs on every rank."""
     run = scenarios.build(options, DS)
     recorder = observe(run)
     before = {name: channel.bytes_sent for name, channel in channels(run)}
-    spans = recorder.update(run)
-    sent = {name: channel.bytes_sent - before[name] for name, channel in channels(run)}
+    found = [recorder.update(run) for _ in range(num_updates)]
+    sent = {name: (channel.bytes_sent - before[name]) / num_updates for name, channel in channels(run)}
     sizes = {name: crossing(run, recorder.phases, *name) for name in sent}
     scenarios.destroy(run)
-    return spans, sent, sizes
+    return found, sent, sizes
 
 
 def memory(options):
-    """Bytes that this rank holds for a run after an update, and at most in the next; its layers and their parameters."""
+    """Bytes that this rank holds after an update, and at most in the next; its layers and their parameters."""
     gc.collect()
     trim()
     before = resident_bytes("VmRSS")
@@ -186,7 +186,7 @@ def channels(run):
 
 
 def crossing(run, phases, network, stage, direction):
-    """Samples that cross a boundary with each micro-batch of an update; bytes of one there, and of its largest tensor."""
+    """Samples that cross a boundary with a micro-batch of an update; bytes of one there, and of its largest tensor."""
     engine = getattr(run.step, network)
     passed = [phase.num_samples for phase in phases if phase.network == network and getattr(phase, direction)]
     carry = engine._boundaries.at(stage + (direction == "forward"), SIZE)
@@ -259,7 +259,7 @@ def measure_bubbles(pools, unit, micro_batches, num_updates):
                 overruns += [overrun(by_rank, unit) for by_rank in updates]
                 times.append(f"{1e3 * statistics.median(map(seconds, updates)):.0f}")
                 if (num_stages, num) == (4, 8):
-                    kept[name] = min(updates, key=bubble)
+                    kept[name] = median_update(zip(*updates, strict=True))
             row(num_stages, num, percent((num_stages - 1) / (num + num_stages - 1)), *cells, *times)
     low, middle, high = statistics.quantiles(overruns, n=4)
     print(
@@ -301,6 +301,16 @@ def print_phases(title, updates):
     row("update", *(cell for by_rank in updates.values() for cell in (f"{1e3 * seconds(by_rank):.0f}", "")))
 
 
+def median_update(by_rank):
+    """Of the updates of each rank, that whose time is the median."""
+    updates = sorted(zip(*by_rank, strict=True), key=seconds)
+    return updates[len(updates) // 2]
+
+
+def load():
+    return f"load of the machine {os.getloadavg()[0]:.1f}"
+
+
 def write_trace(path, by_rank):
     origin = min(span.start for rank in by_rank for span in rank)
     moved = [[s._replace(start=s.start - origin, end=s.end - origin) for s in rank] for rank in by_rank]
@@ -313,13 +323,14 @@ def overrun(by_rank, unit):
     return sum(s.end - s.start for s in spans) / sum(planned(s.phase, s.task, unit / SIZE) for s in spans) - 1
 
 
-def measure_bytes(pools):
+def measure_bytes(pools, num_updates):
     """Print the phases of the larger recipe in 2 stages, and the bytes that it sends."""
-    found = {num: pool.run(awake, [*LARGER, *stages(num)]) for num, pool in pools.items()}
-    apart = pools[2].run(awake, [*LARGER, *stages(2), "pipeline.schedule=phases"])
+    found = {num: pool.run(awake, [*LARGER, *stages(num)], num_updates) for num, pool in pools.items()}
+    apart = pools[2].run(awake, [*LARGER, *stages(2), "pipeline.schedule=phases"], num_updates)
+    together = {"phases": apart, "joint": found[2]}
     print_phases(
         "Larger recipe in 2 stages, awake: an update by phase:",
-        {name: [spans for spans, _, _ in ranks] for name, ranks in (("phases", apart), ("joint", found[2]))},
+        {name: median_update(updates for updates, _, _ in ranks) for name, ranks in together.items()},
     )
     print("\nLarger recipe: bytes sent for each micro-batch of an update:\n")
     head("stages", "boundary", "samples across", "bytes of a sample there", "of them activations", "sent", "ratio")
@@ -347,12 +358,14 @@ def measure_memory(pools):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", type=Path, help="write a Chrome trace of 4 stages, 8 micro-batches, schedule joint")
-    parser.add_argument("--unit", type=float, default=15.0, help="milliseconds of a micro-batch's forward pass")
+    parser.add_argument("--unit", type=float, default=20.0, help="milliseconds of a micro-batch's forward pass")
     parser.add_argument("--quick", action="store_true", help="fewer micro-batches and updates")
     options = parser.parse_args()
     os.environ["DS_ACCELERATOR"] = "cpu"
     micro_batches, num_updates = ((2, 8), 1) if options.quick else ((2, 4, 8, 16), 3)
-    print(f"{len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, deepspeed {deepspeed.__version__}")
+    print(
+        f"{len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, deepspeed {deepspeed.__version__}, {load()}"
+    )
     pools = {num: RankPool(num) for num in (1, 2, 4)}
     piped = {num: pool for num, pool in pools.items() if num > 1}
     try:
@@ -360,12 +373,13 @@ def main():
         if options.trace:
             write_trace(options.trace, kept["joint"])
         print_phases("4 stages asleep, 8 micro-batches: an update by phase:", kept)
-        measure_bytes(piped)
+        measure_bytes(piped, num_updates)
         pools[1].run(scenarios.train, [], DS, 1)  # as the others, it has computed before
         measure_memory(pools)
     finally:
         for pool in pools.values():
             pool.stop()
+    print(f"\nAt the end: {load()}")
 
 
 if __name__ == "__main__":

@@ -139,6 +139,14 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     ),
     "engines.generator.ds_config=.": ("engines.generator.ds_config", "'.' does not exist", "give the path"),
     "engines.generator.stages=2": ("engines.generator.stages", "2 is given", "known keys here: ds_config"),
+    "engines.generator.pipeline_stages=0": ("engines.generator.pipeline_stages", "0 is too small", "give more than 0"),
+    "engines.generator.pipeline_stages=2": (
+        "engines.generator.pipeline_stages", "2 times data-parallel ranks is to give the 1", "a multiple of 2 ranks",
+    ),
+    "engines.generator.partition=time": ("engines.generator.partition", "'time' is none of", "'profile'"),
+    "pipeline.generator_phase=hold": ("pipeline.generator_phase", "'hold' is none of", "'keep'"),
+    "pipeline.schedule=gpipe": ("pipeline.schedule", "'gpipe' is none of", "'joint'"),
+    "sample_statistics=none": ("sample_statistics", "'none' is none of", "'running'"),
     "batch": ("override", "'batch' is not of the form", "write it like optimizer.generator.lr=1e-4"),
     "=64": ("override", "'=64' is not of the form", "write it like"),
     "my.yaml": ("override", "'my.yaml' is not of the form", "write --config my.yaml"),
@@ -360,4 +368,64 @@ def test_a_message_is_one_line_short_and_survives_the_way_between_ranks():
         error.value,
         error.problem,
         error.remedy,
+    )
+
+
+STAGES = [f"engines.{network}.pipeline_stages=2" for network in ("generator", "discriminator")]
+PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    **{
+        f"ZeRO {stage}": (
+            [f"engines.discriminator.ds_config=ds_configs/zero{stage}.json"],
+            ("engines.discriminator.pipeline_stages", f"2 does not go with ZeRO stage {stage}", "use stage 1"),
+        )
+        for stage in (2, 3)
+    },
+    "offload": (
+        ["engines.generator.ds_config=offload.json"],
+        ("engines.generator.pipeline_stages", "2 does not go with offloading", "a file without offload"),
+    ),
+    **{
+        f"exact {name}": (
+            [f"objective.{name}={{weight: 1}}"],
+            (f"objective.{name}.form", "'exact' needs a double backward", f"objective.{name}.form=finite_difference"),
+        )
+        for name in ("r1", "r2")
+    },
+    "fp16 at stage 0": (
+        ["engines.generator.ds_config=fp16.json"],
+        ("{directory}/fp16.json: fp16.enabled", "does not train at ZeRO stage 0", "zero_optimization.stage to 1"),
+    ),
+    "DeepSpeed's timers": (
+        ["engines.generator.ds_config=timers.json"],
+        ("{directory}/timers.json: wall_clock_breakdown", "True does not go with", "pipeline_trace.json"),
+    ),
+    "float32 accumulation at stage 0": (
+        ["engines.generator.ds_config=accumulation.json"],
+        ("{directory}/accumulation.json: data_types.grad_accum_dtype", "'fp32' does not go with bf16", "stage to 1"),
+    ),
+    "a batch for more replicas": (["batch=9", "accumulation=2"], ("batch", "9 does not divide into 2", "batch=10")),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_what_a_pipeline_cannot_do(name, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    Path("offload.json").write_text('{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}')
+    Path("fp16.json").write_text('{"fp16": {"enabled": true}}')
+    Path("timers.json").write_text('{"wall_clock_breakdown": true}')
+    Path("accumulation.json").write_text('{"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}}')
+    overrides, (field, *parts) = PIPELINES[name]
+    expected = (field.replace("{directory}", str(Path.cwd())), *parts)
+    check(capsys, ["train", "--config", "recipe.yaml", "--dry-run", *STAGES, *overrides], *expected)
+
+
+def test_a_plan_says_what_it_is_of(capsys):
+    check(capsys, ["plan", "--config", "recipe.yaml"], "bigsgan plan", "does not say what to plan", "add --pipeline")
+    check(
+        capsys,
+        ["plan", "--config", "recipe.yaml", "--pipeline", "--ranks", "0"],
+        "--ranks",
+        "0 is no number of ranks",
+        "give 1 or more",
     )

@@ -28,22 +28,25 @@ Usage = namedtuple("Usage", "total used free")
 class ThreadRank:
     """The collectives of a rank that is a thread."""
 
-    def __init__(self, rank: int, flags: list[bool], meeting: threading.Barrier) -> None:
-        self._rank, self._flags, self._meeting = rank, flags, meeting
+    def __init__(self, rank: int, values: list[float], meeting: threading.Barrier) -> None:
+        self._rank, self._values, self._meeting = rank, values, meeting
 
     def rank(self) -> int:
         return self._rank
 
     def world_size(self) -> int:
-        return len(self._flags)
+        return len(self._values)
 
     def barrier(self) -> None:
         self._meeting.wait()
 
     def any_rank(self, flag: bool) -> bool:
-        self._flags[self._rank] = flag
+        return bool(self.total(flag))
+
+    def total(self, value: float) -> float:
+        self._values[self._rank] = value
         self.barrier()
-        result = any(self._flags)
+        result = sum(self._values)
         self.barrier()
         return result
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
-from typing import NamedTuple
 
 import pytest
 
@@ -47,15 +48,18 @@ def uneven(num_stages: int, seed: int) -> dict[str, list[Cost]]:
     }
 
 
-class Case(NamedTuple):
+@dataclass(eq=False)
+class Case:
     phases: list[Phase]
     num_stages: int
     costs: dict[str, list[Cost]]
 
-    def plan(self) -> Plan:
+    @cached_property
+    def joint(self) -> Plan:
         return plan(self.phases, self.num_stages, self.costs, REVERSED)
 
-    def one_after_the_other(self) -> Plan:
+    @cached_property
+    def apart(self) -> Plan:
         return one_after_the_other(self.phases, self.num_stages, self.costs, REVERSED)
 
     def stage(self, task: Task, device: int) -> int:
@@ -71,19 +75,18 @@ class Case(NamedTuple):
 
 def cases() -> dict[str, Case]:
     found = {}
-    for num_stages, num, keeps, d_steps in product((2, 3, 4), (1, 2, 5), (True, False), (1, 2)):
-        name = f"{num_stages}stages-{num}-{'keep' if keeps else 'recompute'}-{d_steps}steps"
-        found[f"{name}-equal"] = Case(update(num, keeps, d_steps), num_stages, equal(num_stages))
-        for seed in range(3):
-            found[f"{name}-{seed}"] = Case(update(num, keeps, d_steps), num_stages, uneven(num_stages, seed))
-    for num_stages, num, g_num in [(2, 4, 2), (4, 2, 4), (8, 4, 4)]:
-        case = Case(update(num, g_num=g_num), num_stages, uneven(num_stages, 0))
-        found[f"{num_stages}stages-{num}-{g_num}"] = case
+    for num_stages, num, keeps in product((2, 3, 4), (1, 2, 5), (True, False)):
+        name = f"{num_stages}stages-{num}-{'keep' if keeps else 'recompute'}"
+        found[f"{name}-equal"] = Case(update(num, keeps), num_stages, equal(num_stages))
+        found[f"{name}-uneven"] = Case(update(num, keeps), num_stages, uneven(num_stages, num))
+    found["8stages"] = Case(update(3), 8, uneven(8, 0))
+    found["own accumulation"] = Case(update(4, g_num=2), 3, uneven(3, 1))
+    found["two D steps"] = Case(update(3, d_steps=2), 4, uneven(4, 2))
     # Of one network alone, where the other is no pipeline.
     train = Phase("discriminator", 5, 2, True, True, step=True)
-    found["D alone"] = Case([train, train, train._replace(frozen=True, step=False)], 4, uneven(4, 0))
+    found["D alone"] = Case([train, train, train._replace(frozen=True, step=False)], 4, uneven(4, 3))
     sample, update_g = Phase("generator", 5, 1, True, False), Phase("generator", 5, 1, False, True, True, graphs_from=1)
-    found["G alone"] = Case([sample, sample, update_g], 4, uneven(4, 0))
+    found["G alone"] = Case([sample, sample, update_g], 4, uneven(4, 4))
     return found
 
 
@@ -148,7 +151,7 @@ def replay(case: Case, planned: Plan) -> None:
         heapq.heappush(running, (timed.end, device, timed.task))
 
 
-@pytest.mark.parametrize("num_stages, num", product((2, 4, 8), range(2, 17)))
+@pytest.mark.parametrize("num_stages, num", [*product((2, 4, 8), range(2, 17))])
 def test_one_phase_fills_and_drains_once(num_stages, num):
     phase = Phase("generator", num, 3, True, True, step=True)
     expected = (num_stages - 1) / (num + num_stages - 1)
@@ -159,24 +162,23 @@ def test_one_phase_fills_and_drains_once(num_stages, num):
 def test_an_update_of_4_stages_and_8_micro_batches():
     """One flush of 16 micro-batches instead of five flushes of 8."""
     case = Case(update(8), 4, equal(4))
-    assert case.plan().bubble == pytest.approx(3 / 19, rel=EXACT)
-    assert case.one_after_the_other().bubble == pytest.approx(3 / 11, rel=EXACT)
+    assert case.joint.bubble == pytest.approx(3 / 19, rel=EXACT)
+    assert case.apart.bubble == pytest.approx(3 / 11, rel=EXACT)
 
 
 def test_no_update_takes_longer_than_its_phases_one_after_the_other(case):
-    joint, apart = case.plan(), case.one_after_the_other()
-    assert joint.makespan <= apart.makespan * (1 + EXACT)
-    assert joint.bubble <= apart.bubble + EXACT
+    assert case.joint.makespan <= case.apart.makespan * (1 + EXACT)
+    assert case.joint.bubble <= case.apart.bubble + EXACT
 
 
-@pytest.mark.parametrize("make", [Case.plan, Case.one_after_the_other])
-def test_each_task_has_what_it_needs(case, make):
-    replay(case, make(case))
+@pytest.mark.parametrize("which", ["joint", "apart"])
+def test_each_task_has_what_it_needs(case, which):
+    replay(case, getattr(case, which))
 
 
-@pytest.mark.parametrize("make", [Case.plan, Case.one_after_the_other])
-def test_each_task_is_planned_once_for_its_cost(case, make):
-    planned = make(case)
+@pytest.mark.parametrize("which", ["joint", "apart"])
+def test_each_task_is_planned_once_for_its_cost(case, which):
+    planned = getattr(case, which)
     expected = []
     for i, phase in enumerate(case.phases):
         expected += [Task(i, "forward", j) for j in range(phase.num * phase.forward)]
@@ -197,7 +199,7 @@ def test_each_task_is_planned_once_for_its_cost(case, make):
 
 
 def test_a_stage_keeps_no_more_activations_than_1f1b(case):
-    for device, tasks in enumerate(case.plan().devices):
+    for device, tasks in enumerate(case.joint.devices):
         kept: Counter[int] = Counter()
         for task, *_ in tasks:
             phase = case.phases[task.phase]
@@ -250,27 +252,17 @@ def execute(case: Case, devices: list[list[Timed]]) -> None:
 
 
 def test_devices_never_wait_for_each_other(case):
-    execute(case, case.plan().devices)
+    execute(case, case.joint.devices)
 
 
-@pytest.mark.parametrize("seed", range(50))
+# At the last ones the rule of the longest chain alone would take longer than the phases one after the other.
+@pytest.mark.parametrize("seed", [*range(100), 741, 1194, 2202])
 def test_devices_never_wait_for_each_other_at_random(seed):
     rng = random.Random(seed)
     num_stages, num, g_num = rng.randint(2, 6), rng.randint(1, 6), rng.randint(1, 6)
     phases = update(num, rng.random() < 0.5, rng.randint(1, 3), g_num)
     case = Case(phases, num_stages, uneven(num_stages, seed))
-    planned = case.plan()
+    planned = case.joint
     replay(case, planned)
     execute(case, planned.devices)
-    assert planned.makespan <= case.one_after_the_other().makespan * (1 + EXACT)
-
-
-def test_phases_that_wait_for_each_other_are_refused():
-    phases = [
-        Phase("generator", 1, 1, True, True, grads_from=1),
-        Phase("generator", 1, 1, True, True, step=True, images_from=0),
-        Phase("generator", 1, 1, True, True, grads_from=3),
-        Phase("generator", 1, 1, True, True, step=True, grads_from=2),
-    ]
-    with pytest.raises(RuntimeError, match="wait for each other"):
-        plan(phases, 2, equal(2), REVERSED)
+    assert planned.makespan <= case.apart.makespan * (1 + EXACT)

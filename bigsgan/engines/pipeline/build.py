@@ -72,7 +72,10 @@ class PipelineBuilder:
         module = zero_private.pipeline_module(part, placement, rank)
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
         if placement.num_replicas > 1:
-            average = partial(comm.mean_over_ranks, group=zero_private.replica_group(engine))
+            group = zero_private.replica_group(engine)
+            # DeepSpeed broadcasts parameters and not buffers.
+            comm.broadcast(part.buffers(), placement.rank(placement.stage(rank), 0), group)
+            average = partial(comm.mean_over_ranks, group=group)
             for layer in part.modules():
                 if isinstance(layer, BatchStatistics):
                     layer.average_over_ranks, layer.num_ranks = average, placement.num_replicas
@@ -90,13 +93,12 @@ class PipelineBuilder:
         )
 
     def observe(self) -> None:
-        """Say what bubble is expected, and have one of the first updates measured."""
+        """Say what bubble to expect, and have one of the first updates measured, where two pipelines meet."""
         if text := describe_bubble(self._plan, self._divisions):
             _log.log(NOTICE, text)
-        for network in self._programs if not self._meet else list(self._programs)[:1]:
-            name = "pipeline_trace.json" if self._meet else f"pipeline_trace_{network}.json"
-            program = self._programs[network]
-            program.observer = Observer(Path(self._plan.recipe.out) / name)
+        if self._meet and self._programs:  # elsewhere much of an update is computed outside of programs
+            (program,) = set(self._programs.values())
+            program.observer = Observer(Path(self._plan.recipe.out) / "pipeline_trace.json")
 
     def _build_part(self, network: str, division: Division, stage: int) -> LayerStack:
         """Build this rank's layers and no others."""

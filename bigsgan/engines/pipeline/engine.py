@@ -7,7 +7,7 @@ has to be of the last stage's outputs alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -88,7 +88,9 @@ class PipelineEngine(DeepSpeedBacked):
     @torch.no_grad()
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
         """Outputs of one micro-batch without a graph, on all stages, at once."""
-        outputs = self.infer(MicroBatches.given([inputs]), moving)[0]
+        asked = self.infer(MicroBatches.given([inputs]), moving)
+        self._program.flush(observed=False)
+        outputs = asked[0]
         if not self._is_last:
             (spec,) = self._boundaries.at(self._placement.num_stages, len(inputs[0]))
             outputs = spec.empty(self._device)
@@ -121,7 +123,12 @@ class PipelineEngine(DeepSpeedBacked):
 
     def finish(self) -> None:
         """Compute all that was asked for. Every rank calls this."""
-        self._program.flush()
+        self._program.finish()
+
+    def settle(self) -> None:
+        """Wait until all that was sent to other stages has arrived."""
+        self._to_next.settle()
+        self._to_previous.settle()
 
     def _outputs(self, run: _Run) -> Deferred:
         return Deferred(self._program, run, run.phase.num, run.outputs)
@@ -295,6 +302,11 @@ class _Run:
     def receive(self, task: Task) -> None:
         """Wait for it."""
         self.engine.receive(task)
+
+    @property
+    def settle(self) -> Callable[[], None]:
+        """Waits until all that the network's tasks sent has arrived."""
+        return self.engine.settle
 
     def compute(self, task: Task) -> None:
         """Compute the task."""

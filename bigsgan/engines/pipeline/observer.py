@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Observer:
-    """Watches the programs of a run until it has measured one that makes an update of G."""
+    """Measures one of a run's first updates, which may be computed in one program or in several."""
 
     def __init__(self, path: Path) -> None:
         """Measure later.
@@ -37,32 +37,42 @@ class Observer:
         Args:
             path: Where the timeline goes, as a Chrome trace.
         """
-        self._path, self._updates, self._spans = path, 0, list[Span]()
+        self._path, self._updates, self._num_phases, self._spans = path, 0, 0, list[Span]()
         self._origin = 0.0
+        self._is_under_way = False
         self.is_watching = False
 
-    def begin(self, phases: Sequence[Phase]) -> None:
-        """Decide whether to measure a program. Every rank calls this."""
-        self._updates += any(phase.step for phase in phases)
-        self.is_watching = self._updates == TRACED_UPDATE and any(phase.step for phase in phases)
-        if self.is_watching:
-            comm.barrier()  # all clocks start together
-            self._origin = time.perf_counter()
-            self._spans = []
+    def begin(self) -> None:
+        """A program of an update is about to be computed. Every rank calls this."""
+        if not self._is_under_way:
+            self._is_under_way = True
+            self._updates += 1
+            self.is_watching = self._updates == TRACED_UPDATE
+            if self.is_watching:
+                comm.barrier()  # all clocks start together
+                self._origin = time.perf_counter()
 
     def now(self) -> float:
-        """Seconds since the program began, once the device has done all that it was given."""
-        comm.synchronize()
+        """Seconds since the update began, once the device has computed all that it was given.
+
+        Its stream alone is waited for: messages that are expected ahead are under way on others, and a rank that waited
+        for those would keep its neighbours waiting for it.
+        """
+        comm.synchronize_stream()
         return time.perf_counter() - self._origin
 
     def add(self, task: Task, phase: Phase, start: float) -> None:
         """Take note of a task that has just been computed."""
-        self._spans.append(Span(task, phase, start, self.now()))
+        self._spans.append(Span(task._replace(phase=task.phase + self._num_phases), phase, start, self.now()))
+
+    def program_ended(self, num_phases: int) -> None:
+        """A program with that many phases was computed; the next one of this update numbers its own from 0 again."""
+        self._num_phases += num_phases
 
     def end(self) -> None:
-        """Collect the spans of all ranks, report the bubble and write the timeline. Every rank calls this."""
-        self.is_watching = False
-        by_rank = comm.gather_objects(self._spans)
+        """The update is complete: report bubble and timeline, if it was the one. Every rank calls this."""
+        was_watching, self.is_watching, self._is_under_way = self.is_watching, False, False
+        by_rank = comm.gather_objects(self._spans) if was_watching else None
         if by_rank is None:
             return
         _log.log(NOTICE, "measured bubble of an update: %.1f %% (timeline: %s)", 100 * bubble(by_rank), self._path)

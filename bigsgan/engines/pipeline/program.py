@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -31,6 +32,11 @@ class Run(Protocol):
 
     def compute(self, task: Task) -> None:
         """Compute the task."""
+        ...
+
+    @property
+    def settle(self) -> Callable[[], None]:
+        """Waits until all that the network's tasks sent has arrived."""
         ...
 
 
@@ -74,25 +80,37 @@ class Program:
             self._plans[phases] = schedule.plan(phases, self._num_stages, self.costs, ["discriminator"])
         return self._plans[phases]
 
-    def flush(self) -> None:
-        """Compute all that was asked for. Every rank calls this."""
+    def finish(self) -> None:
+        """Compute all that was asked for, which completes an update. Every rank calls this."""
+        self.flush()
+        if self.observer is not None:
+            self.observer.end()
+
+    def flush(self, observed: bool = True) -> None:
+        """Compute all that was asked for. Every rank calls this.
+
+        Args:
+            observed: Whether it belongs to an update.
+        """
         if self._is_computing or not self._runs:
             return
         runs, self._runs = self._runs, []
-        phases = tuple(run.phase for run in runs)
-        tasks = [timed.task for timed in self.plan(phases).devices[self._device]]
-        if self.observer is not None:
-            self.observer.begin(phases)
+        tasks = [timed.task for timed in self.plan(tuple(run.phase for run in runs)).devices[self._device]]
+        observer = self.observer if observed else None
+        if observer is not None:
+            observer.begin()
         self._is_computing = True
         try:
-            self._compute(runs, tasks)
+            self._compute(dict(enumerate(runs)), tasks, observer if observer and observer.is_watching else None)
         finally:
             self._is_computing = False
-        if self.observer is not None and self.observer.is_watching:
-            self.observer.end()
+        if observer is not None:
+            observer.program_ended(len(runs))
 
-    def _compute(self, runs: list[Run], tasks: list[Task]) -> None:
-        observer = self.observer if self.observer is not None and self.observer.is_watching else None
+    def _compute(self, runs: dict[int, Run], tasks: list[Task], observer: Observer | None) -> None:
+        # Nothing in here may wait for the whole device: messages that are expected ahead need other ranks to go on.
+        settle = {run.settle for run in runs.values()}  # of each network once
+        left = Counter(task.phase for task in tasks)
         expected = 0
         for i, task in enumerate(tasks):
             for other in tasks[expected : i + 1 + _AHEAD]:
@@ -104,6 +122,11 @@ class Program:
             run.compute(task)
             if observer:
                 observer.add(task, run.phase, start)
+            left[task.phase] -= 1
+            if left[task.phase] == 0:
+                del runs[task.phase], run  # with its images, as far as no other phase reads them
+        for wait in settle:
+            wait()
 
 
 class Deferred(Sequence[Tensor]):

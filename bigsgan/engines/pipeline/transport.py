@@ -1,14 +1,14 @@
 """Messages between neighbouring stages.
 
-Each network has a channel for each direction, with a process group of its own: a device that sends forward while its
-neighbour sends back would else, on one NCCL communicator, leave both waiting.
+Each pair of neighbours has a process group of its own for each direction of each network: a rank only sends in one, or
+only receives. On an NCCL communicator that did both, a message could wait behind one that is expected later.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,23 +22,32 @@ _TAGS = 1 << 15
 
 def open_channels(placement: Placement, rank: int, device: torch.device) -> tuple[Channel, Channel]:
     """Open the channels of a network, to the next stage and back. Every rank calls this."""
-    stage, replica = placement.stage(rank), placement.replica(rank)
-    neighbours = [
-        placement.rank(other, replica) if 0 <= other < placement.num_stages else None
-        for other in (stage - 1, stage + 1)
-    ]
-    groups: list[Any] = []  # torch types a group that this rank is not in as a number
-    for _ in range(2):
-        for of_replica in range(placement.num_replicas):
-            ranks = [placement.rank(s, of_replica) for s in range(placement.num_stages)]
-            group = dist.new_group(ranks)
-            if of_replica == replica:
-                groups.append(group)
-    before, after = neighbours
-    channels = Channel(groups[0], before, after, device), Channel(groups[1], after, before, device)
+    stage = placement.stage(rank)
+    channels = []
+    for step in (1, -1):
+        source = target = None
+        for replica in range(placement.num_replicas):
+            for other in range(placement.num_stages):
+                if not 0 <= other + step < placement.num_stages:
+                    continue
+                pair = placement.rank(other, replica), placement.rank(other + step, replica)
+                group = dist.new_group(list(pair))
+                if rank == pair[0]:
+                    target = _Link(group, pair[1])
+                if rank == pair[1]:
+                    source = _Link(group, pair[0])
+        channels.append(Channel(source, target, device))
     for channel in channels:
         channel.greet(sends_first=stage % 2 == 0)
-    return channels
+    to_next, to_previous = channels
+    return to_next, to_previous
+
+
+class _Link(NamedTuple):
+    """A neighbour, and the group that this rank shares with it."""
+
+    group: Any
+    rank: int
 
 
 class Channel:
@@ -48,11 +57,11 @@ class Channel:
         bytes_sent: Since the start.
     """
 
-    def __init__(self, group: dist.ProcessGroup, source: int | None, target: int | None, device: torch.device) -> None:
+    def __init__(self, source: _Link | None, target: _Link | None, device: torch.device) -> None:
         self.bytes_sent = 0
-        self._group, self._source, self._target, self._device = group, source, target, device
+        self._source, self._target, self._device = source, target, device
         self._num_sent = self._num_expected = 0
-        self._under_way: deque[tuple[Any, Tensor]] = deque()
+        self._under_way: list[tuple[Any, Tensor]] = []
         self._expected: deque[list[tuple[Any, Tensor]]] = deque()
 
     def greet(self, sends_first: bool) -> None:
@@ -64,27 +73,27 @@ class Channel:
         number = torch.zeros(1, device=self._device)
         for sends in (sends_first, not sends_first):
             if sends and self._target is not None:
-                dist.send(number, self._target, group=self._group)
+                dist.send(number, self._target.rank, group=self._target.group)
             elif not sends and self._source is not None:
-                dist.recv(number, self._source, group=self._group)
+                dist.recv(number, self._source.rank, group=self._source.group)
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Send a message without waiting for it to arrive."""
-        while self._under_way and self._under_way[0][0].is_completed():
-            self._under_way.popleft()
+        assert self._target is not None
         for tensor in tensors:
             tensor = tensor.detach().contiguous()
-            work = dist.isend(tensor, self._target, group=self._group, tag=self._num_sent % _TAGS)
+            work = dist.isend(tensor, self._target.rank, group=self._target.group, tag=self._num_sent % _TAGS)
             self._under_way.append((work, tensor))  # its memory has to stay
             self._num_sent += 1
             self.bytes_sent += tensor.numel() * tensor.element_size()
 
     def expect(self, specs: Sequence[TensorSpec]) -> None:
         """Prepare for the message that comes next after those expected already."""
+        assert self._source is not None
         message = []
         for spec in specs:
             tensor = spec.empty(self._device)
-            work = dist.irecv(tensor, self._source, group=self._group, tag=self._num_expected % _TAGS)
+            work = dist.irecv(tensor, self._source.rank, group=self._source.group, tag=self._num_expected % _TAGS)
             message.append((work, tensor))
             self._num_expected += 1
         self._expected.append(message)
@@ -95,3 +104,9 @@ class Channel:
         for work, _ in message:
             work.wait()
         return [tensor for _, tensor in message]
+
+    def settle(self) -> None:
+        """Wait until all that was sent has arrived, and let go of it; gloo completes a send only when asked."""
+        for work, _ in self._under_way:
+            work.wait()
+        self._under_way.clear()
