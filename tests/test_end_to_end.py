@@ -102,7 +102,7 @@ def test_the_same_command_goes_on(run, tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [[], ["--truncation", "0.5"], ["--live"], ["--batch", "7"]], ids=" ".join)
+@pytest.mark.parametrize("options", [[], ["--truncation", "0.5"], ["--live", "--batch", "50"]], ids=" ".join)
 def test_an_exported_generator_makes_the_images_of_sample(run, tmp_path, options):
     directory, _ = run
     grid, weights = tmp_path / "grid.png", tmp_path / "g.safetensors"

@@ -126,7 +126,8 @@ def test_adding_costs_two_operations_and_reads_nothing_back():
     with Operations() as operations:
         statistics.add("loss", value)
         statistics.add_host("lr", 1.0)
-    assert operations.names == ["detach", "sum", "add"]  # detach is a view: no kernel
+    # detach is a view: no kernel. torch 2.8 shows it twice.
+    assert [name for name in operations.names if name != "detach"] == ["sum", "add"]
 
 
 @pytest.mark.gpu
