@@ -53,9 +53,14 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["keep", "recompute"])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts_may_differ(ranks, name, mode, request):
+SMALL = [name for name, (world_size, *_) in LAYOUTS.items() if world_size == 2]
+
+
+@pytest.mark.parametrize("mode", ["keep", pytest.param("recompute", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [*SMALL, *(pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS if n not in SMALL)]
+)
+def test_layouts_may_differ(ranks, name, mode):
     world_size, (g, d), (g_zero, d_zero) = LAYOUTS[name]
     options = ["accumulation=2", f"pipeline.generator_phase={mode}", *FINITE]
     check(ranks(world_size), [*options, *stages(g, d)], {"generator": zero(g_zero), "discriminator": zero(d_zero)})
