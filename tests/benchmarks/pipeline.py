@@ -25,7 +25,7 @@ import torch
 from bigsgan import comm
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.layout import update_phases
-from bigsgan.engines.pipeline.observer import Observer, Span, bubble, trace_events
+from bigsgan.engines.pipeline.observer import Observer, bubble, trace_events
 from bigsgan.engines.pipeline.schedule import Cost
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
@@ -58,32 +58,29 @@ VARIANTS = {
 
 
 class Recorder(Observer):
-    """Keeps the spans of updates, whose phases it numbers, on the clock that all processes of a machine share."""
+    """Keeps the spans of every update, on the clock that all processes of a machine share."""
 
     def __init__(self):
         super().__init__(Path())
-        self.is_watching, self.phases, self.spans, self._first = True, [], [], 0
+        self.is_watching, self.phases = True, []
 
-    def begin(self, phases):
-        self._first = len(self.phases)
-        self.phases += phases
+    def begin(self):
+        pass
 
     def now(self):
-        comm.synchronize()
+        comm.synchronize_stream()
         return time.perf_counter()
-
-    def add(self, task, phase, start):
-        self.spans.append(Span(task._replace(phase=self._first + task.phase), phase, start, self.now()))
 
     def end(self):
         pass
 
     def update(self, run):
         """Make an update and return its spans."""
-        self.phases, self.spans = [], []
+        self._spans, self._num_phases = [], 0
         comm.barrier()
         scenarios.update(run, 1)
-        return self.spans
+        self.phases = [phase for _, phase in sorted({span.task.phase: span.phase for span in self._spans}.items())]
+        return self._spans
 
 
 def planned(phase, task, seconds_a_sample):
