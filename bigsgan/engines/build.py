@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +20,8 @@ from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.recipe import derived_keys
 from bigsgan.config.sections import Optimizer
-from bigsgan.engines.native_ops import build_cpu_adam, refuse_nvme
+from bigsgan.engines import nvme, zero_private
+from bigsgan.engines.native_ops import build_async_io, build_cpu_adam
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
@@ -56,6 +58,7 @@ def build_engine(plan: RunPlan, network: str) -> ZeroEngine:
     logger.setLevel(logging.ERROR)  # its warnings (an untested optimizer, say) ask nothing of the user
     config = deepspeed_config(plan, network)
     _let_deepspeed_check(file, config)
+    release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
     numel = sum(getattr(p, "ds_numel", p.numel()) for p in stack.parameters())
     _size_buckets(config["zero_optimization"], numel)
@@ -63,13 +66,15 @@ def build_engine(plan: RunPlan, network: str) -> ZeroEngine:
     optimizer = _build_optimizer(getattr(plan.recipe.optimizer, network), stack, file)
     groups.mpu = None  # a pipeline engine built earlier in this process would lend its ranks to this one
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
+    if file.uses_nvme:
+        zero_private.keep_gradients_in_memory(engine)
     # DeepSpeed broadcasts parameters and not buffers.
     comm.broadcast(stack.buffers())
     if comm.world_size() > 1:
         for module in stack.modules():
             if isinstance(module, BatchStatistics):
                 module.average_over_ranks, module.num_ranks = comm.mean_over_ranks, comm.world_size()
-    return ZeroEngine(engine, root, comm.rank())
+    return ZeroEngine(engine, root, comm.rank(), release)
 
 
 def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
@@ -120,6 +125,17 @@ def _build_optimizer(section: Optimizer, stack: LayerStack, file: DeepSpeedFile)
     return torch.optim.Adam(parameters, lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
 
 
+def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:
+    """Complete the section for NVMe; return what removes the swap files."""
+    file = plan.deepspeed_files[network]
+    buffers = nvme.num_swap_buffers(file, getattr(plan.recipe.optimizer, network))
+    path, release = nvme.open_swap_directory(file, network, comm.rank())
+    build_async_io()
+    zero = config["zero_optimization"]
+    zero["offload_optimizer"] = {**zero["offload_optimizer"], "nvme_path": str(path), "buffer_count": buffers}
+    return release
+
+
 def _size_buckets(zero: dict[str, Any], numel: int) -> None:
     for key, limit in _BUCKETS.get(zero["stage"], {}).items():
         zero.setdefault(key, max(1, min(limit, numel)))
@@ -157,4 +173,4 @@ def _check_machine(network: str, file: DeepSpeedFile) -> None:
             "use an fp16 file such as ds_configs/zero1_fp16.json",
         )
     if file.uses_nvme:
-        refuse_nvme(network, file)
+        nvme.check_nvme(network, file)

@@ -14,14 +14,13 @@ import time
 from functools import cache
 from pathlib import Path
 
-from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from deepspeed.ops.op_builder import CPUAdamBuilder
+from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder
 from deepspeed.ops.op_builder.builder import OpBuilder
+from deepspeed.ops.op_builder.pin_memory import PinMemoryBuilder
 from torch.utils import cpp_extension
 
 from bigsgan import comm
-from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.errors import UserError
 
 GRACE_SECONDS = 15.0
@@ -42,6 +41,18 @@ def build_cpu_adam() -> type[DeepSpeedCPUAdam]:
     remedy = "install a C++ compiler and ninja, or set it to false for torch's own Adam"
     _build(CPUAdamBuilder(), [CPUAdamBuilder.NAME], "zero_force_ds_cpu_optimizer", True, remedy)
     return DeepSpeedCPUAdam
+
+
+@cache
+def build_async_io() -> None:
+    """Compile DeepSpeed's ops that read and write NVMe drives, once on each host.
+
+    Raises:
+        UserError: A killed build left its lock behind, or something is missing.
+    """
+    remedy = "install a C++ compiler, ninja and libaio-dev, or set the device to cpu"
+    field = "zero_optimization.offload_optimizer.device"
+    _build(AsyncIOBuilder(), [PinMemoryBuilder.NAME, AsyncIOBuilder.NAME], field, "nvme", remedy)
 
 
 def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -71,21 +82,6 @@ def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECOND
         else:
             return
         time.sleep(POLL_SECONDS)
-
-
-def refuse_nvme(network: str, file: DeepSpeedFile) -> None:
-    """Raise UserError: checkpoints and the average read the float32 weights, which NVMe offload keeps swapped out."""
-    builder = get_accelerator().create_op_builder("AsyncIOBuilder")
-    has_libaio = builder is not None and builder.is_compatible(verbose=False)
-    problem = (
-        "which checkpoints cannot read yet" if has_libaio else "which needs libaio, and checkpoints cannot read yet"
-    )
-    raise UserError(
-        f"engines.{network}.ds_config",
-        str(file.path),
-        f"asks for NVMe offload, {problem}",
-        "set the offload device to cpu, as ds_configs/zero3_offload.json does",
-    )
 
 
 def _build(builder: OpBuilder, names: list[str], field: str, value: object, remedy: str) -> None:

@@ -52,13 +52,16 @@ class ZeroEngine:
         applied, num_applied, num_skipped, grad_norm: See Engine.
     """
 
-    def __init__(self, engine: DeepSpeedEngine, root: Root, rank: int) -> None:
+    def __init__(
+        self, engine: DeepSpeedEngine, root: Root, rank: int, release: Callable[[], None] | None = None
+    ) -> None:
         self.network = root.network
         self.applied = False
         self.num_applied = 0
         self.num_skipped = 0
         self.grad_norm: Tensor | float = 0.0
         self._engine = engine
+        self._release = release
         self._root = root
         self._accumulation = engine.gradient_accumulation_steps()
         self._penalised = [layer for layer in self.network.spectral_layers() if layer.orthogonal]
@@ -137,9 +140,10 @@ class ZeroEngine:
 
     def shards(self) -> list[Shard]:
         """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
+        masters, states = zero_private.masters(self._engine), zero_private.optimizer_states(self._engine)
         return [
-            Shard(master.detach().view(-1), zero_private.optimizer_state(self._engine, master), pieces)
-            for master, pieces in zip(zero_private.masters(self._engine), self._pieces, strict=True)
+            Shard(master.detach().view(-1), state, pieces)
+            for master, state, pieces in zip(masters, states, self._pieces, strict=True)
         ]
 
     def publish(self) -> None:
@@ -164,11 +168,13 @@ class ZeroEngine:
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
         """Replace the optimizer's state of one shard."""
-        zero_private.set_optimizer_state(self._engine, zero_private.masters(self._engine)[shard], state)
+        zero_private.set_optimizer_state(self._engine, shard, state)
 
     def destroy(self) -> None:
-        """Release the engine's hooks and buffers."""
+        """Release the engine's hooks and buffers, and what else was made for it."""
         self._engine.destroy()
+        if self._release is not None:
+            self._release()
 
     def _begin(self, lr: float) -> None:
         """Set the learning rate, and keep the buffers in case the update is skipped."""
