@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import deepspeed
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from bigsgan.errors import UserError
 
+PATIENCE_HOURS = 3
 _SPEAKER_KEY = "bigsgan/speaker"
 
 
@@ -72,6 +74,17 @@ def device() -> torch.device:
 def barrier() -> None:
     """Wait for all ranks."""
     dist.barrier()
+
+
+def patient_barrier() -> Callable[[], None]:
+    """Return what waits for all ranks, once, for hours; ``barrier`` gives up after DeepSpeed's ten minutes."""
+    group: Any = dist.new_group(backend="gloo", timeout=timedelta(hours=PATIENCE_HOURS))
+
+    def wait() -> None:
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+
+    return wait
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:

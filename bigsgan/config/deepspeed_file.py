@@ -83,8 +83,8 @@ class DeepSpeedFile:
         content: The file's own keys, unchanged.
         stage: ZeRO stage, 0 to 3.
         precision: Of parameters and activations.
-        offload_optimizer: Device of the optimizer's state: none, cpu or nvme.
-        offload_parameters: Device of the parameters at stage 3: none, cpu or nvme.
+        offload_optimizer: Device of the optimizer's state: none, cpu, or nvme at stage 3.
+        offload_parameters: Device of the parameters at stage 3: none or cpu.
     """
 
     path: Path
@@ -96,8 +96,8 @@ class DeepSpeedFile:
 
     @property
     def uses_nvme(self) -> bool:
-        """Whether anything is offloaded to NVMe."""
-        return "nvme" in (self.offload_optimizer, self.offload_parameters)
+        """Whether the optimizer's state is offloaded to NVMe."""
+        return self.offload_optimizer == "nvme"
 
 
 def find_deepspeed_file(name: str, recipe_dir: Path | None) -> Path | None:
@@ -160,10 +160,17 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     if optimizer != "none" and stage == 0:
         where = f"{path}: zero_optimization.offload_optimizer.device"
         raise UserError(where, optimizer, "needs ZeRO stage 1 or more", "set zero_optimization.stage to 2")
+    if optimizer == "nvme" and stage != 3:
+        where = f"{path}: zero_optimization.offload_optimizer.device"
+        raise UserError(where, optimizer, "needs ZeRO stage 3", 'set zero_optimization.stage to 3, or write "cpu"')
     parameters = _offload(path, zero, "offload_param")
     if parameters != "none" and stage != 3:
         where = f"{path}: zero_optimization.offload_param.device"
         raise UserError(where, parameters, "needs ZeRO stage 3", "set zero_optimization.stage to 3")
+    if parameters == "nvme":
+        where = f"{path}: zero_optimization.offload_param.device"
+        problem = "is not supported: DeepSpeed 0.19 fails as it prefetches parameters from there"
+        raise UserError(where, parameters, problem, 'write "cpu"; offload_optimizer may be nvme')
     return DeepSpeedFile(path, content, stage, precision, optimizer, parameters)
 
 

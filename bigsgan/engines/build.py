@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,8 +15,10 @@ from torch import nn
 from bigsgan import comm
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.engines import nvme, zero_private
 from bigsgan.engines.base import Engine
 from bigsgan.engines.deepspeed_config import checked_config, size_buckets
+from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.build import PipelineBuilder
 from bigsgan.engines.zero import Root, ZeroEngine
@@ -61,11 +63,14 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
             network,
             network,
         )
+    release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
     size_buckets(config, sum(getattr(p, "ds_numel", p.numel()) for p in stack.parameters()))
     root = Root(stack)
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), stack, file)
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
+    if file.uses_nvme:
+        zero_private.keep_gradients_in_memory(engine)
     # DeepSpeed broadcasts parameters and not buffers.
     comm.broadcast(stack.buffers())
     if comm.world_size() > 1:
@@ -75,7 +80,19 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     # Where images travel, all of a phase are made before D judges any, and one graph can be kept.
     generator, discriminator = (plan.placement(name) for name in NETWORKS)
     travel = generator.output_ranks() != discriminator.input_ranks()
-    return ZeroEngine(engine, root, comm.rank(), recomputes=travel and plan.recipe.accumulation_of("generator") > 1)
+    recomputes = travel and plan.recipe.accumulation_of("generator") > 1
+    return ZeroEngine(engine, root, comm.rank(), recomputes, release)
+
+
+def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:
+    """Complete the section for NVMe; return what removes the swap files."""
+    file = plan.deepspeed_files[network]
+    buffers = nvme.num_swap_buffers(file, getattr(plan.recipe.optimizer, network))
+    path, release = nvme.open_swap_directory(file, network, comm.rank())
+    build_async_io()
+    zero = config["zero_optimization"]
+    zero["offload_optimizer"] = {**zero["offload_optimizer"], "nvme_path": str(path), "buffer_count": buffers}
+    return release
 
 
 def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:

@@ -69,9 +69,10 @@ class DeepSpeedBacked:
 
     def shards(self) -> list[Shard]:
         """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
+        masters, states = zero_private.masters(self._engine), zero_private.optimizer_states(self._engine)
         return [
-            Shard(master.detach().view(-1), zero_private.optimizer_state(self._engine, master), pieces)
-            for master, pieces in zip(zero_private.masters(self._engine), self._pieces, strict=True)
+            Shard(master.detach().view(-1), state, pieces)
+            for master, state, pieces in zip(masters, states, self._pieces, strict=True)
         ]
 
     def publish(self) -> None:
@@ -96,7 +97,7 @@ class DeepSpeedBacked:
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
         """Replace the optimizer's state of one shard."""
-        zero_private.set_optimizer_state(self._engine, zero_private.masters(self._engine)[shard], state)
+        zero_private.set_optimizer_state(self._engine, shard, state)
 
     def destroy(self) -> None:
         """Release the engine's hooks and buffers."""

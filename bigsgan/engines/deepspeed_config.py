@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.recipe import derived_keys
-from bigsgan.engines.native_ops import refuse_nvme
+from bigsgan.engines import nvme
 from bigsgan.errors import UserError
 
 # DeepSpeed's own sizes of communication buckets by stage, in elements. A network smaller than that gets smaller ones:
@@ -85,4 +85,4 @@ def _check_machine(network: str, file: DeepSpeedFile) -> None:
             f"use another precision, such as ds_configs/zero1_{other}.json",
         )
     if file.uses_nvme:
-        refuse_nvme(network, file)
+        nvme.check_nvme(network, file)

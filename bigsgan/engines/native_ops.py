@@ -1,47 +1,58 @@
 """Ops that DeepSpeed compiles on first use: only where a DeepSpeed file asks for them, and never waiting for ever.
 
-A build that was killed leaves a lock file behind, and every later process then waits for it without a word
-(torch.utils.file_baton). Here the lock is looked at first, one rank of each host builds, and the others say that they
-wait.
+Up to torch 2.14 a build that was killed leaves a lock file behind, and every later process then waits for it without a
+word (torch.utils.file_baton). Here the lock is looked at first, one rank of each host builds, and the others say that
+they wait.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import time
+from functools import cache
 from pathlib import Path
 
-from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from deepspeed.ops.op_builder import CPUAdamBuilder
-from torch.utils.cpp_extension import _get_build_directory
+from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder
+from deepspeed.ops.op_builder.builder import OpBuilder
+from deepspeed.ops.op_builder.pin_memory import PinMemoryBuilder
+from torch.utils import cpp_extension
 
 from bigsgan import comm
-from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.errors import UserError
 
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.2
+_FILE_IS_LOCK = hasattr(cpp_extension, "FileBaton")
+"""Whether torch's lock is held as long as its file exists. Seen in torch 2.15: the file stays, and flock holds it."""
 
 _log = logging.getLogger(__name__)
 
 
+@cache
 def build_cpu_adam() -> type[DeepSpeedCPUAdam]:
     """Compile DeepSpeed's Adam for offloaded state, once on each host, and return its class.
 
     Raises:
         UserError: A killed build left its lock behind, or there is no compiler.
     """
-    name = CPUAdamBuilder.NAME
-    refuse_stale_lock(Path(_get_build_directory(name, verbose=False)))
-    if comm.local_rank() == 0:
-        _log.warning("building DeepSpeed's %s (minutes, once on each machine)", name)
-        _load(name)
-    else:
-        _log.info("waiting while local rank 0 builds DeepSpeed's %s", name)
-    comm.barrier()
+    remedy = "install a C++ compiler and ninja, or set it to false for torch's own Adam"
+    _build(CPUAdamBuilder(), [CPUAdamBuilder.NAME], "zero_force_ds_cpu_optimizer", True, remedy)
     return DeepSpeedCPUAdam
+
+
+@cache
+def build_async_io() -> None:
+    """Compile DeepSpeed's ops that read and write NVMe drives, once on each host.
+
+    Raises:
+        UserError: A killed build left its lock behind, or something is missing.
+    """
+    remedy = "install a C++ compiler, ninja and libaio-dev, or set the device to cpu"
+    field = "zero_optimization.offload_optimizer.device"
+    _build(AsyncIOBuilder(), [PinMemoryBuilder.NAME, AsyncIOBuilder.NAME], field, "nvme", remedy)
 
 
 def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -55,46 +66,52 @@ def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECOND
     unattended_since = time.monotonic()
     said = False
     while lock.exists():
-        if _is_building(build_directory):
+        if _FILE_IS_LOCK and not _is_building(build_directory):
+            if time.monotonic() - unattended_since > grace_seconds:
+                raise UserError(
+                    str(lock),
+                    None,
+                    "was left by a build that was killed, and every run would wait for it",
+                    f"remove it, unless another host is building there: rm {lock}",
+                )
+        elif _FILE_IS_LOCK or _is_held(lock):
             unattended_since = time.monotonic()
             if not said:
                 _log.warning("waiting for another process that builds in %s", build_directory)
                 said = True
-        elif time.monotonic() - unattended_since > grace_seconds:
-            raise UserError(
-                str(lock),
-                None,
-                "was left by a build that was killed, and every run would wait for it",
-                f"remove it, unless another host is building there: rm {lock}",
-            )
+        else:
+            return
         time.sleep(POLL_SECONDS)
 
 
-def refuse_nvme(network: str, file: DeepSpeedFile) -> None:
-    """Raise UserError: checkpoints and the average read the float32 weights, which NVMe offload keeps swapped out."""
-    builder = get_accelerator().create_op_builder("AsyncIOBuilder")
-    has_libaio = builder is not None and builder.is_compatible(verbose=False)
-    problem = (
-        "which checkpoints cannot read yet" if has_libaio else "which needs libaio, and checkpoints cannot read yet"
-    )
-    raise UserError(
-        f"engines.{network}.ds_config",
-        str(file.path),
-        f"asks for NVMe offload, {problem}",
-        "set the offload device to cpu, as ds_configs/zero3_offload.json does",
-    )
+def _build(builder: OpBuilder, names: list[str], field: str, value: object, remedy: str) -> None:
+    """Have local rank 0 build, and the others wait; ``names`` are the ops that the builder builds, in their order."""
+    wait_for_all = comm.patient_barrier()
+    for name in names:
+        refuse_stale_lock(Path(cpp_extension._get_build_directory(name, verbose=False)))
+    what = " and ".join(names)
+    if comm.local_rank() == 0:
+        _log.warning("building DeepSpeed's %s (minutes, once on each machine)", what)
+        try:
+            builder.load(verbose=False)
+        except Exception as error:  # DeepSpeed has no type of its own (op_builder/builder.py)
+            problem = f"needs DeepSpeed's {what}, which does not build here ({error})"
+            raise UserError(field, value, problem, remedy) from None
+    else:
+        _log.info("waiting while local rank 0 builds DeepSpeed's %s", what)
+    wait_for_all()
 
 
-def _load(name: str) -> None:
+def _is_held(lock: Path) -> bool:
+    """Whether a process holds the lock of a file, which the kernel takes from it when it ends."""
     try:
-        CPUAdamBuilder().load(verbose=False)
-    except (RuntimeError, OSError) as error:
-        raise UserError(
-            "zero_force_ds_cpu_optimizer",
-            True,
-            f"needs DeepSpeed's {name}, which does not build here ({error})",
-            "install a C++ compiler and ninja, or set it to false for torch's own Adam",
-        ) from None
+        with open(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _is_building(directory: Path) -> bool:

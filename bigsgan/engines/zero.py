@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -45,7 +45,14 @@ class ZeroEngine(DeepSpeedBacked):
     gradients silently at some stage (deepspeed 0.19.8: forward, forward, backward, backward at stage 3).
     """
 
-    def __init__(self, engine: DeepSpeedEngine, root: Root, rank: int, recomputes: bool = False) -> None:
+    def __init__(
+        self,
+        engine: DeepSpeedEngine,
+        root: Root,
+        rank: int,
+        recomputes: bool = False,
+        release: Callable[[], None] | None = None,
+    ) -> None:
         """Wrap an engine.
 
         Args:
@@ -54,10 +61,11 @@ class ZeroEngine(DeepSpeedBacked):
             rank: This process's.
             recomputes: Whether ``backward`` repeats the forward pass: needed where another engine wants the outputs of
                 all micro-batches before it gives the gradient of any.
+            release: Removes what was made for the engine outside of it, such as swap files.
         """
         super().__init__(engine, root.network, rank)
         self.division: list[int] | None = None
-        self._root = root
+        self._root, self._release = root, release
         self._recomputes = recomputes
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
@@ -112,6 +120,12 @@ class ZeroEngine(DeepSpeedBacked):
 
     def finish(self) -> None:
         """Do nothing: updates are made at once."""
+
+    def destroy(self) -> None:
+        """Release the engine's hooks and buffers, and what else was made for it."""
+        super().destroy()
+        if self._release is not None:
+            self._release()
 
     def _forward(self, i: int) -> Tensor:
         if self._recomputes:

@@ -6,10 +6,11 @@ under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attribut
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
@@ -51,7 +52,20 @@ def pinned(parameters: Iterable[Any]) -> Iterator[None]:
 
 
 def masters(engine: DeepSpeedEngine) -> list[Tensor]:
-    """The float32 tensors that this rank's optimizer updates, in a fixed order."""
+    """The float32 tensors that this rank's optimizer updates, in a fixed order; between updates they are live.
+
+    What is swapped out to NVMe is a mapping of its swap file: pages are read where they are used, and the kernel may
+    drop them again, so that it needs no memory of its own. Take a new one after each update.
+    """
+    found = []
+    for key in _keys(engine):
+        files = _swap_files(engine, key)
+        found.append(_mapped(files[0]) if files else key)
+    return found
+
+
+def _keys(engine: DeepSpeedEngine) -> list[Any]:
+    """The tensors in ``masters``'s order under which the optimizer keeps its state; empty where swapped out."""
     optimizer = engine.optimizer
     for attribute in (
         "fp32_partitioned_groups_flat",  # ZeRO 3: zero/stage3.py
@@ -109,7 +123,8 @@ def publish(engine: DeepSpeedEngine) -> None:
     if hasattr(optimizer, "fp16_partitioned_groups_flat"):
         # Gathered copies left over from the last forward pass would hide the new values.
         engine.empty_partition_cache()
-        for i, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+        for i, (key, master) in enumerate(zip(_keys(engine), masters(engine), strict=True)):
+            _flush(_swap_files(engine, key))
             optimizer.fp16_partitioned_groups_flat[i].data.copy_(master.data)
             optimizer._unflatten_partitioned_parameters(i)
         persistent = optimizer.persistent_parameters
@@ -123,14 +138,88 @@ def publish(engine: DeepSpeedEngine) -> None:
                 parameter.data.copy_(master.data)
 
 
-def optimizer_state(engine: DeepSpeedEngine, master: Tensor) -> dict[str, Any]:
-    """Return the base optimizer's live state of one master."""
-    return engine.basic_optimizer.state.get(master, {})
+def optimizer_states(engine: DeepSpeedEngine) -> list[dict[str, Any]]:
+    """Return the base optimizer's live state of each of ``masters``."""
+    found = []
+    for key in _keys(engine):
+        state = engine.basic_optimizer.state.get(key, {})
+        if files := _swap_files(engine, key):
+            swapped = {id(file.tensor): file for file in files}
+            state = {k: _mapped(swapped[id(v)]) if id(v) in swapped else v for k, v in state.items()}
+        found.append(state)
+    return found
 
 
-def set_optimizer_state(engine: DeepSpeedEngine, master: Tensor, state: dict[str, Any]) -> None:
-    """Replace the base optimizer's state of one master."""
-    engine.basic_optimizer.state[master] = state
+def set_optimizer_state(engine: DeepSpeedEngine, index: int, state: dict[str, Any]) -> None:
+    """Replace the base optimizer's state of one of ``masters``."""
+    key = _keys(engine)[index]
+    files = _swap_files(engine, key)
+    if not files:
+        engine.basic_optimizer.state[key] = state
+        return
+    _flush(files)
+    swapper = engine.optimizer.optimizer_swapper
+    info = swapper.swap_params_info[key.ds_id]
+    info.tensors, info.has_state_tensors = info.tensors[:1], False  # OptimizerSwapper.purge_state, of one master
+    swapper.swap_in_optimizer_state(key, async_parameter=None)
+    engine.basic_optimizer.state[key] = state
+    swapper.swap_out_optimizer_state(key, async_swap=False)  # finds the new tensors and writes them
+    key.grad = None  # lay in a buffer of the swapper's
+
+
+def keep_gradients_in_memory(engine: DeepSpeedEngine) -> None:
+    """Have the swapper of an engine with NVMe offload hold gradients on the host until the update.
+
+    It would write those of 1 MiB or more to files, and read them back to where they lie in their sub-group. O_DIRECT
+    refuses addresses that are no multiple of a disk's block, the outcome is not looked at (csrc/aio/common/
+    deepspeed_aio_common.cpp), and the update is made of whatever the buffer held (swap_tensor/
+    partitioned_optimizer_swapper.py: _swap_in_pinned_gradients). Smaller ones it holds as is done here for all.
+    """
+    swapper = engine.optimizer.optimizer_swapper
+
+    def hold(parameter: Any, gradient_offsets: list[int], gradient_tensors: list[Tensor]) -> None:
+        held = swapper.swap_params_info[parameter.ds_id].unswapped_gradients
+        for offset, gradient in zip(gradient_offsets, gradient_tensors, strict=True):
+            held[offset] = gradient.cpu()
+
+    swapper.swap_out_gradients = hold
+
+
+class _SwapFile(NamedTuple):
+    """Where a tensor lies between updates; ``tensor`` itself is then empty, or shows what a buffer holds by now."""
+
+    path: str
+    numel: int
+    tensor: Tensor
+
+
+def _swap_files(engine: DeepSpeedEngine, key: Any) -> list[_SwapFile]:
+    """Files of one master and, after it, of its optimizer state; none where it stays in memory.
+
+    swap_tensor/optimizer_utils.py: an OptimizerStateSwapInfo for each sub-group of 1 MiB or more, in it a
+    SwapTensorContext for each file. A file holds the elements as they are, and padding up to a multiple of 1 KiB.
+    """
+    swapper = getattr(engine.optimizer, "optimizer_swapper", None)
+    info = None if swapper is None else swapper.swap_params_info.get(key.ds_id)
+    return [] if info is None else [_SwapFile(t.swap_path, info.numel(), t.compute_tensor) for t in info.tensors]
+
+
+def _mapped(file: _SwapFile) -> Tensor:
+    """Map the file into memory: what is written to the tensor is written to the file.
+
+    DeepSpeed reads and writes with O_DIRECT, past the page cache. It writes during updates alone, when Linux drops the
+    pages written over from the cache; what is written here has to be flushed before the next update.
+    """
+    return torch.from_file(file.path, shared=True, size=file.numel, dtype=torch.float32)
+
+
+def _flush(files: Iterable[_SwapFile]) -> None:
+    for file in files:
+        descriptor = os.open(file.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def loss_scaler_numbers(engine: DeepSpeedEngine) -> dict[str, float]:

@@ -10,8 +10,10 @@ are those of a larger recipe that does not sleep. The output is Markdown. Linux 
 """
 
 import argparse
+import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import os
 import statistics
@@ -196,6 +198,16 @@ def resident_bytes(field):
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
 
 
+@contextlib.contextmanager
+def fresh_ranks(num):
+    """A pool of its own: what a run leaves behind, groups whose threads wake a hundred times a second, costs time."""
+    pool = RankPool(num)
+    try:
+        yield pool
+    finally:
+        pool.stop()
+
+
 def stages(num):
     return [f"engines.{network}.pipeline_stages={num}" for network in NETWORKS]
 
@@ -232,19 +244,17 @@ def head(*cells):
     row(*("---" for _ in cells))
 
 
-def measure_bubbles(pools, unit, micro_batches, num_updates):
-    """Print the table of bubbles; return the spans of the updates with 4 stages and 8 micro-batches."""
-    print(
-        f"\nBubble of an update, stages asleep, unit {1e3 * unit:g} ms, median (and range) of {num_updates} updates:\n"
-    )
+def measure_bubbles(unit, micro_batches, num_updates):
+    """Print the table of bubbles; return an update with 4 stages and 8 micro-batches by schedule."""
+    print(f"\nBubble, stages asleep, unit {1e3 * unit:g} ms, median (and range) of {num_updates} updates:\n")
     head(
         "stages", "micro-batches", "(S - 1) / (M + S - 1)", "phases: expected", "measured", "joint: expected",
         "measured", "ms an update: phases", "joint",
     )  # fmt: skip
     kept, overruns = {}, []
-    for num_stages, pool in pools.items():
-        for num in micro_batches:
-            cells, times = [], []
+    for num_stages, num in itertools.product((2, 4), micro_batches):
+        cells, times = [], []
+        with fresh_ranks(num_stages) as pool:
             for name in SCHEDULES:
                 options = sleeping_options(num_stages, num, name)
                 updates = [*zip(*pool.run(asleep, options, unit, num_updates), strict=True)]
@@ -254,15 +264,13 @@ def measure_bubbles(pools, unit, micro_batches, num_updates):
                     f"{percent(statistics.median(bubbles))} ({100 * bubbles[0]:.1f} to {100 * bubbles[-1]:.1f})",
                 ]
                 overruns += [overrun(by_rank, unit) for by_rank in updates]
-                times.append(f"{1e3 * statistics.median(map(seconds, updates)):.0f}")
+                middle = sorted(updates, key=seconds)[num_updates // 2]
+                times.append(f"{1e3 * seconds(middle):.0f}")
                 if (num_stages, num) == (4, 8):
-                    kept[name] = median_update(zip(*updates, strict=True))
-            row(num_stages, num, percent((num_stages - 1) / (num + num_stages - 1)), *cells, *times)
-    low, middle, high = statistics.quantiles(overruns, n=4)
-    print(
-        f"\nForward and backward tasks took {percent(middle)} longer than planned (quartiles {100 * low:.1f} to "
-        f"{100 * high:.1f} %)."
-    )
+                    kept[name] = middle
+        row(num_stages, num, percent((num_stages - 1) / (num + num_stages - 1)), *cells, *times)
+    low, half, high = (percent(value) for value in statistics.quantiles(overruns, n=4))
+    print(f"\nForward and backward tasks took {half} longer than planned (quartiles {low} to {high}).")
     return kept
 
 
@@ -298,12 +306,6 @@ def print_phases(title, updates):
     row("update", *(cell for by_rank in updates.values() for cell in (f"{1e3 * seconds(by_rank):.0f}", "")))
 
 
-def median_update(by_rank):
-    """Of the updates of each rank, that whose time is the median."""
-    updates = sorted(zip(*by_rank, strict=True), key=seconds)
-    return updates[len(updates) // 2]
-
-
 def load():
     return f"load of the machine {os.getloadavg()[0]:.1f}"
 
@@ -320,18 +322,11 @@ def overrun(by_rank, unit):
     return sum(s.end - s.start for s in spans) / sum(planned(s.phase, s.task, unit / SIZE) for s in spans) - 1
 
 
-def measure_bytes(pools, num_updates):
-    """Print the phases of the larger recipe in 2 stages, and the bytes that it sends."""
-    found = {num: pool.run(awake, [*LARGER, *stages(num)], num_updates) for num, pool in pools.items()}
-    apart = pools[2].run(awake, [*LARGER, *stages(2), "pipeline.schedule=phases"], num_updates)
-    together = {"phases": apart, "joint": found[2]}
-    print_phases(
-        "Larger recipe in 2 stages, awake: an update by phase:",
-        {name: median_update(updates for updates, _, _ in ranks) for name, ranks in together.items()},
-    )
+def print_bytes(by_stages):
+    """Print the bytes that the larger recipe sends, from what ``awake`` found."""
     print("\nLarger recipe: bytes sent for each micro-batch of an update:\n")
     head("stages", "boundary", "samples across", "bytes of a sample there", "of them activations", "sent", "ratio")
-    for num, ranks in found.items():
+    for num, ranks in by_stages.items():
         sent = {name: value / MICRO_BATCHES for _, values, _ in ranks for name, value in values.items()}
         sizes = {name: value for _, _, values in ranks for name, value in values.items()}
         for name in sorted(sent, key=lambda name: (name[0] == "discriminator", KINDS.index(name[2]), name[1])):
@@ -342,14 +337,34 @@ def measure_bytes(pools, num_updates):
             row(num, boundary, samples, f"{size:,}", f"{largest:,}", f"{sent[name]:,.0f}", ratio)
 
 
-def measure_memory(pools):
-    """Print the peak memory of each stage of the larger recipe."""
+def print_memory(found):
+    """Print what ``memory`` found, by number of stages and variant."""
     print("\nLarger recipe: resident memory of each rank beyond that before the run was built, MiB:\n")
     head("stages", "variant", "rank", "layers of G", "of D", "parameters", "after an update", "peak of an update")
-    for num, pool in pools.items():
-        for variant, options in VARIANTS.items() if num > 1 else [("no pipeline", [])]:
-            for rank, (held, peak, layers, numel) in enumerate(pool.run(memory, [*LARGER, *stages(num), *options])):
-                row(num, variant, rank, *layers, f"{numel:,}", f"{held / 2**20:.0f}", f"{peak / 2**20:.0f}")
+    for (num, variant), ranks in found.items():
+        for rank, (held, peak, layers, numel) in enumerate(ranks):
+            row(num, variant, rank, *layers, f"{numel:,}", f"{held / 2**20:.0f}", f"{peak / 2**20:.0f}")
+
+
+def measure_larger(num_updates):
+    """Print phases, bytes and memory of the larger recipe, which computes."""
+    phases, by_stages, held = {}, {}, {}
+    for num in (1, 2, 4):
+        with fresh_ranks(num) as pool:
+            if num == 1:
+                pool.run(scenarios.train, [], DS, 1)  # as the others, it has computed before
+            else:
+                by_stages[num] = pool.run(awake, [*LARGER, *stages(num)], num_updates)
+            if num == 2:
+                apart = pool.run(awake, [*LARGER, *stages(num), "pipeline.schedule=phases"], num_updates)
+                for name, ranks in (("phases", apart), ("joint", by_stages[num])):
+                    updates = zip(*(spans for spans, _, _ in ranks), strict=True)
+                    phases[name] = sorted(updates, key=seconds)[num_updates // 2]
+            for variant, options in VARIANTS.items() if num > 1 else [("no pipeline", [])]:
+                held[num, variant] = pool.run(memory, [*LARGER, *stages(num), *options])
+    print_phases("Larger recipe in 2 stages, awake: an update by phase:", phases)
+    print_bytes(by_stages)
+    print_memory(held)
 
 
 def main():
@@ -363,19 +378,11 @@ def main():
     print(
         f"{len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, deepspeed {deepspeed.__version__}, {load()}"
     )
-    pools = {num: RankPool(num) for num in (1, 2, 4)}
-    piped = {num: pool for num, pool in pools.items() if num > 1}
-    try:
-        kept = measure_bubbles(piped, options.unit / 1e3, micro_batches, num_updates)
-        if options.trace:
-            write_trace(options.trace, kept["joint"])
-        print_phases("4 stages asleep, 8 micro-batches: an update by phase:", kept)
-        measure_bytes(piped, num_updates)
-        pools[1].run(scenarios.train, [], DS, 1)  # as the others, it has computed before
-        measure_memory(pools)
-    finally:
-        for pool in pools.values():
-            pool.stop()
+    kept = measure_bubbles(options.unit / 1e3, micro_batches, num_updates)
+    if options.trace:
+        write_trace(options.trace, kept["joint"])
+    print_phases("4 stages asleep, 8 micro-batches: an update by phase:", kept)
+    measure_larger(num_updates)
     print(f"\nAt the end: {load()}")
 
 

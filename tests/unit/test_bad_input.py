@@ -420,6 +420,27 @@ def test_what_a_pipeline_cannot_do(name, capsys, monkeypatch):
     check(capsys, ["train", "--config", "recipe.yaml", "--dry-run", *STAGES, *overrides], *expected)
 
 
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+def test_stages_divide_the_ranks(network, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    field = f"engines.{network}.pipeline_stages"
+    arguments = ["train", "--config", "recipe.yaml", "--dry-run", "batch=48", f"{field}=2"]
+    for world_size in (1, 3):
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        ranks = f"2 times data-parallel ranks is to give the {world_size} ranks that were started"
+        check(capsys, arguments, field, ranks, "start a multiple of 2 ranks")
+    for world_size in (2, 6):
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        assert cli.main(arguments) == 0
+        assert "pipeline_stages: 2" in capsys.readouterr().out
+
+
+def test_a_penalty_of_a_discriminator_without_stages_may_be_exact(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["train", "--config", "recipe.yaml", "--dry-run", STAGES[0], "objective.r1={weight: 1}"]) == 0
+
+
 def test_a_plan_says_what_it_is_of(capsys):
     check(capsys, ["plan", "--config", "recipe.yaml"], "bigsgan plan", "does not say what to plan", "add --pipeline")
     check(

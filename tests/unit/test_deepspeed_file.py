@@ -41,16 +41,16 @@ def test_the_files_of_the_repository_are_what_their_names_say(path):
 def test_stage_precision_and_offload(tmp_path):
     file = read(tmp_path, {})
     assert (file.stage, file.precision, file.offload_optimizer, file.offload_parameters) == (0, "fp32", "none", "none")
-    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "nvme_path": "/x"}}
+    zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}, "offload_param": {"device": "cpu"}}
     file = read(tmp_path, {"zero_optimization": zero, "bf16": {"enabled": False}, "fp16": {"enabled": True}})
-    assert (file.stage, file.precision, file.offload_optimizer, file.offload_parameters) == (3, "fp16", "cpu", "nvme")
+    assert (file.stage, file.precision, file.offload_optimizer, file.offload_parameters) == (3, "fp16", "nvme", "cpu")
     assert read(tmp_path, {"bf16": {"enabled": True}}).precision == "bf16"
 
 
 def test_nvme_is_seen(tmp_path):
     device = {"device": "nvme", "nvme_path": "/nvme"}
     assert read(tmp_path, {"zero_optimization": {"stage": 3, "offload_optimizer": device}}).uses_nvme
-    assert read(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": device}}).uses_nvme
+    assert not read(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}).uses_nvme
 
 
 def test_a_file_may_repeat_what_follows_from_the_recipe_or_leave_it_to_auto(tmp_path):
@@ -111,6 +111,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
                            "device: 'cpu' needs ZeRO stage 1 or more; set zero_optimization.stage to 2"),
     "parameters at stage 2": ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
                               "offload_param.device: 'cpu' needs ZeRO stage 3; set zero_optimization.stage to 3"),
+    "state on nvme at stage 2": (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}},
+        "offload_optimizer.device: 'nvme' needs ZeRO stage 3; set zero_optimization.stage to 3, or write \"cpu\""),
+    "parameters on nvme": (
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}},
+        "offload_param.device: 'nvme' is not supported: DeepSpeed 0.19 fails as it prefetches parameters from there; "
+        "write \"cpu\"; offload_optimizer may be nvme"),
     "offload is text": ({"zero_optimization": {"stage": 3, "offload_param": "nvme"}},
                         "offload_param: 'nvme' is not an object; write {\"device\": \"cpu\"}"),
     "device": ({"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}},

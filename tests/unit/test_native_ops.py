@@ -1,13 +1,28 @@
 """A killed build's lock is found; a running build is waited for."""
 
+import fcntl
 import subprocess
 import threading
 import time
 
 import pytest
+from torch.utils import cpp_extension
 
+from bigsgan.engines import native_ops
 from bigsgan.engines.native_ops import refuse_stale_lock
 from bigsgan.errors import UserError
+
+
+@pytest.fixture
+def file_is_lock(monkeypatch):
+    """As torch up to 2.14 has it."""
+    monkeypatch.setattr(native_ops, "_FILE_IS_LOCK", True)
+
+
+@pytest.fixture
+def kernel_locks(monkeypatch):
+    """As torch 2.15 has it."""
+    monkeypatch.setattr(native_ops, "_FILE_IS_LOCK", False)
 
 
 def test_no_lock_is_no_trouble(tmp_path):
@@ -16,6 +31,7 @@ def test_no_lock_is_no_trouble(tmp_path):
     assert time.monotonic() - started < 1
 
 
+@pytest.mark.usefixtures("file_is_lock")
 def test_a_killed_build_is_reported_with_its_remedy(tmp_path):
     (tmp_path / "lock").touch()
     with pytest.raises(UserError, match="left by a build that was killed") as caught:
@@ -24,6 +40,7 @@ def test_a_killed_build_is_reported_with_its_remedy(tmp_path):
     assert (tmp_path / "lock").exists()
 
 
+@pytest.mark.usefixtures("file_is_lock")
 def test_a_lock_that_goes_away_in_time_is_no_trouble(tmp_path):
     (tmp_path / "lock").touch()
     timer = threading.Timer(0.5, (tmp_path / "lock").unlink)
@@ -33,6 +50,7 @@ def test_a_lock_that_goes_away_in_time_is_no_trouble(tmp_path):
     assert not (tmp_path / "lock").exists()
 
 
+@pytest.mark.usefixtures("file_is_lock")
 def test_a_running_build_is_waited_for(tmp_path):
     """A process that works in the directory, as ninja does, outlasts the grace and then removes the lock."""
     (tmp_path / "lock").touch()
@@ -41,3 +59,31 @@ def test_a_running_build_is_waited_for(tmp_path):
         refuse_stale_lock(tmp_path, grace_seconds=0.3)
         assert time.monotonic() - started > 1
         assert builder.wait() == 0
+
+
+@pytest.mark.usefixtures("kernel_locks")
+def test_a_file_that_nobody_holds_is_no_trouble(tmp_path):
+    """It stays behind after every build, and refusing it would refuse all runs but the first."""
+    (tmp_path / "lock").touch()
+    started = time.monotonic()
+    refuse_stale_lock(tmp_path, grace_seconds=0.1)
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.usefixtures("kernel_locks")
+def test_a_lock_that_is_held_is_waited_for(tmp_path, caplog):
+    (tmp_path / "lock").touch()
+    with open(tmp_path / "lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        timer = threading.Timer(1.0, fcntl.flock, (held, fcntl.LOCK_UN))
+        started = time.monotonic()
+        timer.start()
+        refuse_stale_lock(tmp_path, grace_seconds=0.1)
+        assert time.monotonic() - started > 0.9
+        timer.join()
+    assert f"waiting for another process that builds in {tmp_path}" in caplog.text
+
+
+def test_torch_locks_as_is_assumed():
+    """Fails first if a later torch has a third way to lock."""
+    assert native_ops._FILE_IS_LOCK == hasattr(cpp_extension, "FileBaton") != hasattr(cpp_extension, "FileLock")

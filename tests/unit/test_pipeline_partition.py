@@ -1,135 +1,294 @@
-"""Division into stages against all divisions there are, and what travels against a real pass."""
+"""Divisions of networks against brute force, real forward passes and counts of their own."""
+
+from __future__ import annotations
 
 import random
+import re
 from itertools import combinations, pairwise
 
 import pytest
 import torch
+from torch import Tensor
 
-from bigsgan.config import plan_run
+from bigsgan.adversarial.latents import LatentSource, Slice
+from bigsgan.adversarial.step import AdversarialStep, LearningRates
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.data import LabelledImages
+from bigsgan.draws import Draws
+from bigsgan.engines.hand_over import SameRanks
+from bigsgan.engines.pipeline.engine import PipelineEngine
 from bigsgan.engines.pipeline.layout import (
-    build_on_meta,
+    Division,
+    describe_bubble,
     divide_network,
     expected_bubble,
-    measure_layers,
     samples_of,
     update_phases,
 )
-from bigsgan.engines.pipeline.partition import divide
-from bigsgan.engines.pipeline.profile import LayerCost, weights
+from bigsgan.engines.pipeline.partition import TensorSpec, divide
+from bigsgan.engines.pipeline.profile import LayerCost
+from bigsgan.engines.pipeline.program import Program, Run
+from bigsgan.engines.pipeline.schedule import Cost, Phase
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
-from bigsgan.models.network import initialize
-from tests.tiny import tiny_plan, tiny_recipe, zero
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.monitor import Statistics
+from tests.tiny import tiny_plan
 
-NETWORKS = ("generator", "discriminator")
-
-
-def worst(costs, bounds):
-    return max(sum(costs[a:b]) for a, b in pairwise(bounds))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_no_division_has_a_cheaper_costliest_stage(seed):
-    draw = random.Random(seed)
-    costs = [draw.choice([0.0, 1.0, draw.random(), 10 * draw.random()]) for _ in range(draw.randint(1, 8))]
-    for stages in range(1, len(costs) + 1):
-        bounds = divide(costs, stages)
-        assert (bounds[0], bounds[-1], len(bounds)) == (0, len(costs), stages + 1)
-        assert all(a < b for a, b in pairwise(bounds)), "a stage is empty"
-        every = ([0, *cuts, len(costs)] for cuts in combinations(range(1, len(costs)), stages - 1))
-        assert worst(costs, bounds) == pytest.approx(min(worst(costs, other) for other in every))
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SHAPES = {"generator": (12,), "discriminator": (1, 16, 16)}
+PRECISIONS = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}}
 
 
-def staged_plan(directory, stages, *overrides, **extra):
-    options = [f"engines.{n}.pipeline_stages={stages}" for n in NETWORKS]
-    return tiny_plan(directory, stages, [*options, *overrides], {n: zero(1, **extra) for n in NETWORKS})
+def stages(generator: int, discriminator: int) -> list[str]:
+    return [f"engines.generator.pipeline_stages={generator}", f"engines.discriminator.pipeline_stages={discriminator}"]
 
 
-def real_inputs(plan, network, num):
-    data = plan.recipe.data
-    labels = torch.arange(num) % data.num_classes
-    if network == "generator":
-        return torch.randn(num, plan.recipe.generator.latent_size), labels
-    return torch.randn(num, data.image_channels, data.resolution, data.resolution), labels
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("network", NETWORKS)
-def test_boundaries_are_those_of_a_real_pass(tmp_path, network, dtype):
-    extra = {"bf16": {"enabled": True}} if dtype == torch.bfloat16 else {}
-    plan = staged_plan(tmp_path, 2, **extra)
-    division = divide_network(plan, network, None, [0, 2, 5])
-    whole = build_network(plan.recipe, network)
-    initialize(whole, 0)
-    for parameter in whole.parameters():
+def real_network(plan: RunPlan, network: str, dtype: torch.dtype = torch.float32) -> LayerStack:
+    stack = build_network(plan.recipe, network)
+    initialize(stack, 0)
+    for parameter in stack.parameters():
         parameter.data = parameter.data.to(dtype)
-    carry = real_inputs(plan, network, 3)
-    for stage, (first, last) in enumerate([(0, 0), (0, 2), (2, 5)]):
-        carry = whole.part(first, last).fold(*carry)
-        specs = division.boundaries.at(stage, 3)
-        assert [(s.shape, s.dtype) for s in specs] == [(t.shape, t.dtype) for t in carry]
-        assert [s.num_bytes for s in specs] == [t.nbytes for t in carry]
+    return stack
+
+
+def real_carries(stack: LayerStack, inputs: Tensor) -> list[tuple[Tensor, ...]]:
+    """What enters each layer of a network with memory, and what leaves the last one."""
+    carries: list[tuple[Tensor, ...]] = [(inputs, torch.arange(len(inputs)) % 10)]
+    with torch.no_grad():
+        for layer in stack.layers.values():
+            carries.append(layer(*carries[-1]))
+    return carries
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_division_has_a_cheaper_costliest_stage(seed):
+    rng = random.Random(seed)
+    num = rng.randint(1, 9)
+    costs = [rng.choice([0.0, rng.random(), 10 * rng.random(), float(rng.randint(1, 3))]) for _ in range(num)]
+    costs = [0.0] * num if seed == 0 else costs
+    for num_stages in range(1, num + 1):
+        bounds = divide(costs, num_stages)
+        assert len(bounds) == num_stages + 1
+        assert (bounds[0], bounds[-1]) == (0, num)
+        assert all(start < stop for start, stop in pairwise(bounds)), "a stage is empty"
+        costliest = [
+            max(sum(costs[a:b]) for a, b in pairwise([0, *cuts, num]))
+            for cuts in combinations(range(1, num), num_stages - 1)
+        ]
+        assert max(sum(costs[a:b]) for a, b in pairwise(bounds)) == pytest.approx(min(costliest), rel=1e-12)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_boundaries_are_what_a_real_pass_carries(tmp_path, network, precision):
+    plan = tiny_plan(tmp_path, 2, stages(2, 2), dict.fromkeys(NETWORKS, PRECISIONS[precision]))
+    stack = real_network(plan, network, DTYPES[precision])
+    num_layers = len(stack.layers)
+    boundaries = divide_network(plan, network, None, list(range(num_layers + 1))).boundaries
+    coarse = divide_network(plan, network, None, [0, 2, num_layers]).boundaries
+    for num_samples in (3, 2):
+        carries = real_carries(stack, torch.randn(num_samples, *SHAPES[network]))
+        expected = [[TensorSpec(tensor.shape, tensor.dtype) for tensor in carry] for carry in carries]
+        assert [boundaries.at(stage, num_samples) for stage in range(num_layers + 1)] == expected
+        assert [coarse.at(stage, num_samples) for stage in range(3)] == [expected[i] for i in (0, 2, num_layers)]
+    # Inside, features travel in the parameters' type.
+    assert carries[2][0].dtype == DTYPES[precision]
 
 
 def test_parts_make_the_whole(tmp_path):
-    whole = build_network(tiny_recipe(tmp_path), "generator")
-    initialize(whole, 0)
-    inputs = torch.randn(4, 12), torch.arange(4)
+    plan = tiny_plan(tmp_path, 1, [], {})
+    whole = real_network(plan, "generator")
     parts = [whole.part(0, 1), whole.part(1, 4), whole.part(4, 5)]
     names = [name for part in parts for name, _ in part.named_parameters()]
     assert names == [name for name, _ in whole.named_parameters()]
+    inputs = torch.randn(4, 12), torch.arange(4)
     carry = inputs
     for part in parts:
         carry = part.fold(*carry)
     assert torch.equal(carry[0], whole(*inputs))
 
 
+def test_a_spec_makes_its_tensor():
+    spec = TensorSpec(torch.Size([3, 5]), torch.bfloat16)
+    tensor = spec.empty(torch.device("cpu"))
+    assert (tensor.shape, tensor.dtype, tensor.device.type) == ((3, 5), torch.bfloat16, "cpu")
+    assert spec.num_bytes == 30
+
+
+ROW = re.compile(r"stage (\d+)  layers (\d+)-(\d+)  ([\d,]+) parameters(.*)  sends ([\d.]+) MiB")
+
+
+def rows(division: Division, num_samples: int) -> list[tuple[int, int, int, int, str, float]]:
+    title, *lines = division.table(num_samples).splitlines()
+    assert title == f"{division.network} in {len(lines)} stages, micro-batches of {num_samples}:"
+    found = []
+    for line in lines:
+        match = ROW.fullmatch(line.strip())
+        assert match, line
+        stage, first, last, parameters, measured, sent = match.groups()
+        found.append((int(stage), int(first), int(last), int(parameters.replace(",", "")), measured, float(sent)))
+    return found
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("partition", ["parameters", "uniform"])
+def test_the_table_has_every_layer_and_parameter_once(tmp_path, network, partition):
+    plan = tiny_plan(tmp_path, 4, [*stages(4, 4), f"engines.{network}.partition={partition}"], {})
+    stack = real_network(plan, network)
+    found = rows(divide_network(plan, network, None), num_samples=65536)
+    assert [row[0] for row in found] == [0, 1, 2, 3]
+    assert [layer for row in found for layer in range(row[1], row[2] + 1)] == list(range(len(stack.layers)))
+    counts = [sum(p.numel() for p in layer.parameters()) for layer in stack.layers.values()]
+    assert [row[3] for row in found] == [sum(counts[first : last + 1]) for _, first, last, *_ in found]
+    assert sum(row[3] for row in found) == sum(p.numel() for p in stack.parameters())
+    if partition == "parameters":
+        assert max(row[3] for row in found) == max(sum(counts[a:b]) for a, b in pairwise(divide(counts, 4)))
+    else:
+        assert max(row[2] - row[1] + 1 for row in found) == -(-len(counts) // 4)
+    carries = real_carries(stack, torch.randn(2, *SHAPES[network]))
+    for _, _, last, _, _, sent in found:
+        num_bytes = 65536 / 2 * sum(tensor.numel() * tensor.element_size() for tensor in carries[last + 1])
+        assert sent == pytest.approx(num_bytes / 2**20, abs=0.005)
+
+
+def test_the_table_of_measured_layers(tmp_path):
+    plan = tiny_plan(tmp_path, 2, [*stages(2, 2), "engines.discriminator.partition=profile"], {})
+    num_layers = len(build_network(plan.recipe, "discriminator").layers)
+    costs = [LayerCost("Layer", 10, 0.001 * i, 0.002 * i, i * 2**20) for i in range(1, num_layers + 1)]
+    division = divide_network(plan, "discriminator", costs)
+    assert division.bounds == divide(list(range(1, num_layers + 1)), 2)
+    cut = division.bounds[1]
+    sums = [sum(range(1, cut + 1)), sum(range(cut + 1, num_layers + 1))]
+    assert division.costs() == [pytest.approx(Cost(0.001 * s, 0.002 * s)) for s in sums]
+    assert [row[4] for row in rows(division, 8)] == [
+        f"  forward {8 * s:.2f} ms  backward {16 * s:.2f} ms  activations {8 * s:.1f} MiB" for s in sums
+    ]
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_more_stages_than_layers_are_refused(tmp_path, network):
-    recipe = tiny_recipe(tmp_path, f"engines.{network}.pipeline_stages=8")
+    field = f"engines.{network}.pipeline_stages"
+    plan = tiny_plan(tmp_path, 8, [f"{field}=8"], {})
     with pytest.raises(UserError) as caught:
-        divide_network(plan_run(recipe, 8), network, None)
-    assert caught.value.field == f"engines.{network}.pipeline_stages"
+        divide_network(plan, network, None)
+    assert (caught.value.field, caught.value.value) == (field, 8)
     assert "has layers (5), which would leave a stage without any" in caught.value.problem
-    assert caught.value.remedy == f"set engines.{network}.pipeline_stages to 5 or less"
+    assert caught.value.remedy == f"set {field} to 5 or less"
 
 
-def test_partitions_share_what_their_names_say(tmp_path):
-    costs = [LayerCost("A", 6, 1.0, 2.0), LayerCost("B", 1, 4.0, 8.0), LayerCost("C", 1, 2.0, 1.0)]
-    assert weights(costs, "uniform") == [1.0, 1.0, 1.0]
-    assert weights(costs, "parameters") == [6.0, 1.0, 1.0]
-    assert weights(costs, "profile") == [3.0, 12.0, 3.0]
-    plan = staged_plan(tmp_path, 2)
-    numel = [sum(p.numel() for p in layer.parameters()) for layer in build_on_meta(plan, "generator").layers.values()]
-    division = divide_network(plan, "generator", None)
-    assert [layer.numel for layer in division.layers] == numel
-    assert division.bounds == divide([float(n) for n in numel], 2)
+class Note(Program):
+    """Takes note of the phases that it is asked for, and computes none."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2, {}, joint=True)
+        self.phases: list[Phase] = []
+
+    def add(self, run: Run) -> None:
+        super().add(run)
+        self.phases.append(run.phase)
+
+    def flush(self, observed: bool = True) -> None:
+        pass
 
 
-def test_measured_layers_have_times_and_memory(tmp_path):
-    plan = staged_plan(tmp_path, 2, *(f"engines.{n}.partition=profile" for n in NETWORKS))
-    found = measure_layers(plan, "discriminator", torch.device("cpu"))
-    assert all(cost.forward > 0 and cost.backward > 0 for cost in found)
-    assert [cost.name for cost in found][-1] == "DiscriminatorHead"
-    # The head keeps at least its input, a map of 4x4 pixels, for its ReLU: float32, once or a few times.
-    channels = build_network(plan.recipe, "discriminator").layers["4"].linear.weight.shape[1]
-    assert channels * 16 * 4 <= found[-1].saved_bytes <= 10 * channels * 16 * 4
-    assert measure_layers(staged_plan(tmp_path, 2), "generator", torch.device("cpu")) is None
-    division = divide_network(plan, "discriminator", found)
-    text = division.table(samples_of(plan, "discriminator"))
-    assert text.splitlines()[0] == "discriminator in 2 stages, micro-batches of 16:"
-    assert text.count("ms") == 4
-    assert expected_bubble(plan, {"generator": divide_network(plan, "generator", found), "discriminator": division}) > 0
+class NoReals:
+    def next_phase(self) -> list[LabelledImages]:
+        raise AssertionError("nothing is computed")
 
 
-def test_an_update_has_five_phases(tmp_path):
-    plan = staged_plan(tmp_path, 2, "accumulation=4", "objective.d_steps=2")
-    phases = update_phases(plan)
-    assert [(p.network[0], p.num, p.num_samples) for p in phases] == [
-        ("g", 4, 2), ("d", 4, 4), ("g", 4, 2), ("d", 4, 4), ("g", 4, 2), ("d", 4, 2), ("g", 4, 2)
-    ]  # fmt: skip
-    assert [(p.images_from, p.grads_from, p.graphs_from) for p in phases] == [
-        (None, None, None), (0, None, None), (None, None, None), (2, None, None), (None, None, None),
-        (4, None, None), (None, 5, 4),
-    ]  # fmt: skip
+class Asking(PipelineEngine):
+    """A pipeline that has no ranks."""
+
+    def __init__(self, name: str, program: Program, recomputes: bool) -> None:
+        self._name, self._program, self._recomputes = name, program, recomputes
+
+
+def asked_phases(plan: RunPlan) -> list[Phase]:
+    """Phases of an update that AdversarialStep asks two pipelines for."""
+    recipe, note = plan.recipe, Note()
+    engines = [Asking(network, note, recipe.pipeline.generator_phase == "recompute") for network in NETWORKS]
+    slices = {
+        phase: {
+            network: Slice(recipe.batch, recipe.accumulation_of(phase), 0, plan.placement(network).num_replicas)
+            for network in NETWORKS
+        }
+        for phase in NETWORKS
+    }
+    cpu = torch.device("cpu")
+    latents = LatentSource(Draws(0), 12, 10, cpu)
+    step = AdversarialStep(
+        *engines, SameRanks(), recipe.objective, NoReals(), latents, slices, (1, 16, 16), Statistics(cpu)
+    )  # fmt: skip
+    step(0, LearningRates(0.1, 0.1))
+    return note.phases
+
+
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["accumulation=4"],
+        ["accumulation=2", "objective.d_steps=2"],
+        ["engines.generator.accumulation=2", "engines.discriminator.accumulation=4"],
+    ],
+)
+def test_the_planned_phases_are_those_that_the_step_asks_for(tmp_path, mode, options):
+    plan = tiny_plan(tmp_path, 4, [*stages(2, 2), *options, f"pipeline.generator_phase={mode}"], {})
+    assert update_phases(plan) == asked_phases(plan)
+
+
+@pytest.mark.parametrize("num_stages, num", [(2, 4), (2, 8), (4, 8)])
+@pytest.mark.parametrize("schedule", ["joint", "phases"])
+def test_expected_bubble(tmp_path, num_stages, num, schedule):
+    """One fill and drain for D's and G's micro-batches together, or one for each phase."""
+    options = [*stages(num_stages, num_stages), f"accumulation={num}", f"pipeline.schedule={schedule}"]
+    plan = tiny_plan(tmp_path, num_stages, options, {})
+    divisions = {network: divide_network(plan, network, None) for network in NETWORKS}
+    micro_batches = 2 * num if schedule == "joint" else num
+    expected = (num_stages - 1) / (micro_batches + num_stages - 1)
+    assert expected_bubble(plan, divisions) == pytest.approx(expected, rel=1e-9)
+    text = describe_bubble(plan, divisions)
+    assert text is not None
+    assert f"bubble of an update: {100 * expected:.1f} %, were all stages equally fast" in text
+    # A measured network beside one that was not: its unit is another, its bubble the same.
+    bounds, layers = divisions["generator"].bounds, divisions["generator"].layers
+    divisions["generator"].layers = [
+        layer._replace(forward=3.0 * (i in bounds), backward=6.0 * (i in bounds)) for i, layer in enumerate(layers)
+    ]
+    assert expected_bubble(plan, divisions) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_slow_stage_makes_the_others_wait(tmp_path):
+    """Two stages of which one takes three times as long, phase by phase, worked out by hand."""
+    plan = tiny_plan(tmp_path, 2, [*stages(2, 2), "accumulation=2", "pipeline.schedule=phases"], {})
+    divisions = {network: divide_network(plan, network, None) for network in NETWORKS}
+    for division in divisions.values():
+        slow = {0: 3.0, division.bounds[1]: 1.0}
+        division.layers = [
+            layer._replace(forward=slow.get(i, 0.0), backward=slow.get(i, 0.0))
+            for i, layer in enumerate(division.layers)
+        ]
+    # A sample forward or backward takes 3 in the first stage and 1 in the second; there are 4 in a micro-batch of a
+    # phase, 8 where D trains, and frozen backward passes cost half.
+    forward = 4 * (3 + 3 + 1)
+    train = 8 * (3 + 3 + 3 + 3)  # the first stage never waits for the second
+    judge = 4 * (3 + 3 + 1.5 + 1.5)
+    backward = 4 * (1 + 3 + 3)
+    whole = forward + train + judge + forward + backward
+    busy = 2 * 4 * 4 * (1 + 2 * 2 + 1 + 1.5 + 1)
+    assert expected_bubble(plan, divisions) == pytest.approx(1 - busy / (2 * whole), rel=1e-9)
+
+
+def test_no_bubble_is_expected_where_pipelines_do_not_meet(tmp_path):
+    for layout in [(2, 1), (2, 4)]:
+        plan = tiny_plan(tmp_path, 4, stages(*layout), {})
+        divisions = {n: divide_network(plan, n, None) for n in NETWORKS if plan.placement(n).num_stages > 1}
+        assert expected_bubble(plan, divisions) is None
+        assert describe_bubble(plan, divisions) is None
+
+
+def test_samples_of_a_micro_batch(tmp_path):
+    plan = tiny_plan(tmp_path, 4, [*stages(4, 2), "accumulation=2"], {})
+    assert samples_of(plan, "generator") == 4
+    assert samples_of(plan, "discriminator") == 4  # of 2 replicas, each 2 real and 2 fake images

@@ -1,4 +1,6 @@
-"""Where stages and replicas lie, against DeepSpeed's own order."""
+"""Where stages and replicas lie, against counting and DeepSpeed's own topology."""
+
+from __future__ import annotations
 
 from itertools import product
 
@@ -6,28 +8,56 @@ import pytest
 from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
 
 from bigsgan.placement import Placement
+from tests.tiny import tiny_plan
 
 SIZES = [*product((1, 2, 3, 4), (1, 2, 3))]
 
 
-@pytest.mark.parametrize("stages, replicas", SIZES)
-def test_the_order_is_deepspeeds(stages, replicas):
-    placement, topology = Placement(stages, replicas), PipeDataParallelTopology(stages, replicas)
-    for stage, replica in product(range(stages), range(replicas)):
+@pytest.mark.parametrize("num_stages, num_replicas", SIZES)
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_stage_and_replica_are_the_inverse_of_the_rank(num_stages, num_replicas, is_reversed):
+    placement = Placement(num_stages, num_replicas, is_reversed)
+    places = [*product(range(num_stages), range(num_replicas))]
+    ranks = [placement.rank(stage, replica) for stage, replica in places]
+    assert sorted(ranks) == list(range(num_stages * num_replicas))
+    assert [(placement.stage(rank), placement.replica(rank)) for rank in ranks] == places
+    assert ranks[:num_replicas] == placement.input_ranks()
+    assert ranks[-num_replicas:] == placement.output_ranks()
+
+
+@pytest.mark.parametrize("num_stages, num_replicas", SIZES)
+def test_ranks_are_deepspeeds(num_stages, num_replicas):
+    placement = Placement(num_stages, num_replicas)
+    topology = PipeDataParallelTopology(num_pp=num_stages, num_dp=num_replicas)
+    for stage, replica in product(range(num_stages), range(num_replicas)):
         assert placement.rank(stage, replica) == topology.get_rank(pipe=stage, data=replica)
 
 
-@pytest.mark.parametrize("is_reversed", [False, True])
-@pytest.mark.parametrize("stages, replicas", SIZES)
-def test_every_rank_has_one_place(stages, replicas, is_reversed):
-    placement = Placement(stages, replicas, is_reversed)
-    places = [(placement.stage(rank), placement.replica(rank)) for rank in range(stages * replicas)]
-    assert sorted(places) == [*product(range(stages), range(replicas))]
-    assert [placement.rank(*place) for place in places] == list(range(stages * replicas))
+def test_four_ranks():
+    generator, discriminator = Placement(2, 2), Placement(2, 2, reversed=True)
+    assert [generator.stage(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert [discriminator.stage(rank) for rank in range(4)] == [1, 1, 0, 0]
+    assert [generator.replica(rank) for rank in range(4)] == [0, 1, 0, 1]
+    assert [discriminator.replica(rank) for rank in range(4)] == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("stages, replicas", SIZES)
-def test_images_arise_where_a_reversed_network_reads_them(stages, replicas):
-    generator, discriminator = Placement(stages, replicas), Placement(stages, replicas, reversed=True)
-    assert generator.output_ranks() == discriminator.input_ranks()
-    assert discriminator.output_ranks() == generator.input_ranks() == list(range(replicas))
+@pytest.mark.parametrize("num_stages, num_replicas", SIZES)
+def test_images_arise_where_they_are_read_if_the_stages_are_as_many(num_stages, num_replicas):
+    generator = Placement(num_stages, num_replicas)
+    meets = {
+        stages: generator.output_ranks() == Placement(stages, ranks, reversed=True).input_ranks()
+        for stages, ranks in SIZES
+        if stages * ranks == num_stages * num_replicas
+    }
+    assert meets == {stages: stages == num_stages for stages in meets}
+    discriminator = Placement(num_stages, num_replicas, reversed=True)
+    assert discriminator.output_ranks() == generator.input_ranks() == list(range(num_replicas))
+    if num_stages > 1:
+        assert generator.output_ranks() != Placement(num_stages, num_replicas).input_ranks()
+
+
+def test_a_plan_reverses_the_discriminator(tmp_path):
+    options = ["engines.generator.pipeline_stages=2", "engines.discriminator.pipeline_stages=4"]
+    plan = tiny_plan(tmp_path, 8, options, {})
+    assert plan.placement("generator") == Placement(2, 4, reversed=False)
+    assert plan.placement("discriminator") == Placement(4, 2, reversed=True)

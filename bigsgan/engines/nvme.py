@@ -1,0 +1,103 @@
+"""Optimizer state on NVMe: what it needs of this machine, and a place of its own for each rank's swap files.
+
+DeepSpeed names swap files after the numbers of parameters and ranks alone, so that two runs with the same path would
+write over each other's weights, and it leaves them behind. zero_private.py reads and writes them between updates.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from deepspeed.ops.op_builder import AsyncIOBuilder
+
+from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.sections import Optimizer
+from bigsgan.errors import UserError
+
+_ALIGNMENT = 1024
+"""Sizes of swap files are multiples of it (DeepSpeed 0.19.8, swap_tensor/utils.py: AIO_ALIGNED_BYTES)."""
+_SECTION = "zero_optimization.offload_optimizer"
+
+
+def check_nvme(network: str, file: DeepSpeedFile) -> None:
+    """Raise UserError where DeepSpeed's op for asynchronous input and output cannot be had."""
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        raise UserError(
+            f"engines.{network}.ds_config",
+            str(file.path),
+            "asks for NVMe offload, which needs libaio and a C++ compiler, and DeepSpeed does not find them here",
+            "install libaio-dev (libaio-devel) and g++, or set the offload device to cpu, as "
+            "ds_configs/zero3_offload.json does",
+        )
+
+
+def num_swap_buffers(file: DeepSpeedFile, optimizer: Optimizer) -> int:
+    """Buffers for what is in memory at a time: weights, gradients and the optimizer's tensors of each sub-group there.
+
+    With ``pipeline_read`` the next sub-group is there too, with ``pipeline_write`` the last one.
+
+    Raises:
+        UserError: The file gives fewer, at which DeepSpeed would stop in the midst of an update.
+    """
+    section = file.content["zero_optimization"]["offload_optimizer"]
+    momentum = optimizer.kind != "adam" and optimizer.momentum > 0
+    num_states = {"adam": 2, "rmsprop": 1, "sgd": 0}[optimizer.kind] + momentum
+    num_sub_groups = 1 + bool(section.get("pipeline_read")) + bool(section.get("pipeline_write"))
+    needed = (2 + num_states) * num_sub_groups
+    given = int(section.get("buffer_count", needed))
+    if given < needed:
+        where = f"{file.path}: {_SECTION}.buffer_count"
+        raise UserError(where, given, f"is too few for {optimizer.kind}", f"set {needed}, or remove it")
+    return given
+
+
+def open_swap_directory(file: DeepSpeedFile, network: str, rank: int) -> tuple[Path, Callable[[], None]]:
+    """Make ``bigsgan/<network>/rank<n>`` under ``nvme_path``, for one engine of one rank alone.
+
+    Returns:
+        The empty directory, whatever a killed run left there, and what removes it; the end of the process does too.
+
+    Raises:
+        UserError: Another run uses it, or its file system cannot be written to as DeepSpeed does.
+    """
+    where = f"{file.path}: {_SECTION}.nvme_path"
+    nvme_path = file.content["zero_optimization"]["offload_optimizer"]["nvme_path"]
+    path = Path(nvme_path).absolute() / "bigsgan" / network / f"rank{rank:05d}"
+    if not Path(nvme_path).is_dir():
+        raise UserError(where, nvme_path, "is no directory", "give one on a local NVMe drive")
+    with ExitStack() as resources:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = resources.enter_context(open(path.with_suffix(".lock"), "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
+            resources.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+            resources.callback(shutil.rmtree, path, ignore_errors=True)
+            _write_directly(path / "probe")
+        except BlockingIOError:
+            raise UserError(where, nvme_path, "is in use by another run", "give each run its own directory") from None
+        except OSError as error:
+            problem = f"cannot be written to by O_DIRECT in blocks of {_ALIGNMENT} bytes, as DeepSpeed does ({error})"
+            raise UserError(where, nvme_path, problem, "give a directory on a local NVMe drive") from None
+        kept = resources.pop_all()
+    atexit.register(kept.close)
+    return path, kept.close
+
+
+def _write_directly(path: Path) -> None:
+    """Write as DeepSpeed does, which itself does not look at the outcome."""
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600)
+    try:
+        with mmap.mmap(-1, _ALIGNMENT) as block:
+            os.write(descriptor, block)
+    finally:
+        os.close(descriptor)
+    path.unlink()

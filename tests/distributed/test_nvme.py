@@ -1,0 +1,158 @@
+"""Optimizer state on NVMe changes nothing: updates, the average, skipped updates, checkpoints."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deepspeed.ops.op_builder import AsyncIOBuilder
+
+from bigsgan.engines import zero_private
+from bigsgan.errors import UserError
+from tests.distributed import scenarios
+from tests.tiny import zero
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discriminator")]
+# Wide enough that, on each rank, sub-groups of both networks exceed the 1 MiB from which DeepSpeed swaps.
+WIDE = ["generator.channels=48", "discriminator.channels=48"]
+SUB_GROUP_SIZE = 300_000
+BUILD_SECONDS, SECONDS = 3000, 900
+
+
+def build_op():
+    AsyncIOBuilder().load(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def async_io():
+    """DeepSpeed's op, built for this module before a test's own time begins."""
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        pytest.skip("needs libaio and a C++ compiler: DeepSpeed's async_io is not compatible here")
+    if (
+        not (Path(get_default_build_root()) / "async_io" / "async_io.so").exists()
+        and "BUILD_ASYNC_IO" not in os.environ
+    ):
+        pytest.skip("building DeepSpeed's async_io takes minutes: set BUILD_ASYNC_IO=1 to do it")
+    builder = multiprocessing.get_context("spawn").Process(target=build_op)
+    builder.start()
+    builder.join(BUILD_SECONDS)
+    assert builder.exitcode == 0
+
+
+@pytest.fixture
+def files(async_io, tmp_path):
+    """files(nvme, **options): both networks at stage 3, in the same sub-groups, optimizer state on NVMe or not."""
+
+    (tmp_path / "nvme").mkdir()
+
+    def make(nvme, offload=(), **options):
+        section = {"sub_group_size": SUB_GROUP_SIZE}
+        if nvme:
+            section["offload_optimizer"] = {"device": "nvme", "nvme_path": str(tmp_path / "nvme"), **dict(offload)}
+        return dict.fromkeys(("generator", "discriminator"), zero(3, zero=section, **options))
+
+    return make
+
+
+def swapped(ds):
+    """Sizes of the files in which each of a network's masters and its optimizer state lie after an update."""
+    run = scenarios.build([*ADAM, *WIDE], ds)
+    scenarios.update(run, 1)
+    sizes = {}
+    for network in ("generator", "discriminator"):
+        engine = getattr(run.step, network)._engine
+        files = [zero_private._swap_files(engine, key) for key in zero_private._keys(engine)]
+        sizes[network] = [[Path(file.path).stat().st_size for file in of_one] for of_one in files]
+    scenarios.destroy(run)
+    return sizes
+
+
+def test_some_masters_are_swapped_out_and_some_are_not(ranks, files, tmp_path):
+    """The others would prove nothing if nothing were swapped."""
+    for sizes in ranks(2).run(swapped, files(True), timeout=SECONDS):
+        for of_network in sizes.values():
+            counts = [len(of_one) for of_one in of_network]
+            assert counts.count(3) >= 2  # master, exp_avg, exp_avg_sq
+            assert counts.count(0) == 1  # the rest
+            assert all(size >= 4 * SUB_GROUP_SIZE for of_one in of_network for size in of_one)
+    left = [path for path in (tmp_path / "nvme").rglob("*") if path.is_file()]
+    assert {path.suffix for path in left} == {".lock"}
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert np.array_equal(value, other[key]), key
+
+
+@pytest.mark.parametrize(
+    "world_size, offload, precision",
+    [
+        (2, {}, {}),
+        (1, {}, {}),  # here gradients are swapped out too
+        (2, {"pipeline_read": True, "pipeline_write": True}, {}),
+        (2, {}, {"bf16": {"enabled": True}}),
+        (2, {}, {"fp16": {"enabled": True, "initial_scale_power": 8}}),
+    ],
+    ids=["fp32", "one-rank", "pipelined", "bf16", "fp16"],
+)
+def test_nvme_changes_nothing(ranks, files, world_size, offload, precision):
+    overrides = [*ADAM, *WIDE, "accumulation=2", "objective.r1={weight: 0.2, every: 2}"]
+    plain = ranks(world_size).run(scenarios.uninterrupted, overrides, files(False, **precision), 4, timeout=SECONDS)
+    moved = ranks(world_size).run(
+        scenarios.uninterrupted, overrides, files(True, offload, **precision), 4, timeout=SECONDS
+    )
+    for one, other in zip(plain, moved, strict=True):
+        same(one["state"], other["state"])
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd, momentum: 0.9", "rmsprop, momentum: 0.5"])
+def test_resume_is_the_same_run(ranks, files, kind, tmp_path):
+    optimizers = [f"optimizer.{n}={{kind: {kind}, lr: 1e-3}}" for n in ("generator", "discriminator")]
+    overrides = [*optimizers, *WIDE, "accumulation=2"]
+    whole = ranks(2).run(scenarios.uninterrupted, overrides, files(True), 6, timeout=SECONDS)
+    parts = ranks(2).run(scenarios.resume, overrides, files(True), str(tmp_path), 3, 3, timeout=SECONDS)
+    for one, other in zip(whole, parts, strict=True):
+        same(one["state"], other["state"])
+
+
+def test_average_is_swapped_in_and_out(ranks, files):
+    moved = ranks(2).run(scenarios.average_swap, [*ADAM, *WIDE], files(True), timeout=SECONDS)
+    plain = ranks(2).run(scenarios.average_swap, [*ADAM, *WIDE], files(False), timeout=SECONDS)
+    for one, other in zip(moved, plain, strict=True):
+        assert one["restored"]
+        assert np.array_equal(one["averaged"], other["averaged"])
+        assert np.array_equal(one["live"], other["live"])
+        assert np.abs(one["averaged"] - one["live"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+def test_non_finite_gradients_skip_the_update(ranks, files, network):
+    for result in ranks(2).run(scenarios.poisoned, [*ADAM, *WIDE], files(True), network, timeout=SECONDS):
+        assert result["counts"] == (1, 1, False)
+        assert result["later"] == (2, 1, True)
+        assert result["moved"] == []
+        assert result["other_moved"]
+        assert result["finite"]
+
+
+def second_run(ds):
+    """What a run is told whose swap files another one uses, and whether it can begin once the other has ended."""
+    run = scenarios.build(ADAM, ds)
+    try:
+        scenarios.build(ADAM, ds)
+        message = None
+    except UserError as error:
+        message = str(error)
+    scenarios.destroy(run)
+    scenarios.destroy(scenarios.build(ADAM, ds))
+    return message
+
+
+def test_two_runs_do_not_share_their_files(ranks, files):
+    for message in ranks(1).run(second_run, files(True), timeout=SECONDS):
+        assert "nvme_path" in message
+        assert "is in use by another run" in message
