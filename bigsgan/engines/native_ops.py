@@ -1,8 +1,8 @@
 """Ops that DeepSpeed compiles on first use: only where a DeepSpeed file asks for them, and never waiting for ever.
 
-Up to torch 2.14 a build that was killed leaves a lock file behind, and every later process then waits for it without a
-word (torch.utils.file_baton). Here the lock is looked at first, one rank of each host builds, and the others say that
-they wait.
+In older versions of torch (2.8) a killed build leaves a lock file behind, and every later process then waits for it
+without a word (torch.utils.file_baton). Here the lock is looked at first, one rank of each host builds, and the others
+say that they wait.
 """
 
 from __future__ import annotations

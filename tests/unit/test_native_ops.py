@@ -15,7 +15,7 @@ from bigsgan.errors import UserError
 
 @pytest.fixture
 def file_is_lock(monkeypatch):
-    """As torch up to 2.14 has it."""
+    """As torch 2.8 has it."""
     monkeypatch.setattr(native_ops, "_FILE_IS_LOCK", True)
 
 
