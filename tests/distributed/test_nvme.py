@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deepspeed.ops.op_builder import AsyncIOBuilder
+from torch.utils import cpp_extension
 
 from bigsgan.engines import zero_private
 from bigsgan.errors import UserError
@@ -31,10 +32,8 @@ def async_io():
     """DeepSpeed's op, built for this module before a test's own time begins."""
     if not AsyncIOBuilder().is_compatible(verbose=False):
         pytest.skip("needs libaio and a C++ compiler: DeepSpeed's async_io is not compatible here")
-    if (
-        not (Path(get_default_build_root()) / "async_io" / "async_io.so").exists()
-        and "BUILD_ASYNC_IO" not in os.environ
-    ):
+    built = Path(cpp_extension._get_build_directory("async_io", verbose=False)) / "async_io.so"
+    if not built.exists() and "BUILD_ASYNC_IO" not in os.environ:
         pytest.skip("building DeepSpeed's async_io takes minutes: set BUILD_ASYNC_IO=1 to do it")
     builder = multiprocessing.get_context("spawn").Process(target=build_op)
     builder.start()
