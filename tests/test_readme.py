@@ -82,7 +82,7 @@ def execute(words: list[str]) -> str:
 def test_the_commands_are_found():
     assert {words[0] for words in COMMANDS} == PROGRAMS
     assert [words[0] for words in COMMANDS[:4]] == ["pip", "deepspeed", "pip", "pytest"]
-    assert (len(TRAINING), len(TWO_RANKS)) == (4, 2)
+    assert (len(TRAINING), len(TWO_RANKS)) == (5, 2)
     assert ["tensorboard", "--logdir", "runs"] in COMMANDS
     assert not any("\\" in word for words in COMMANDS for word in words)
 
@@ -129,9 +129,12 @@ def test_train_look_sample_and_export(clone, capsys):
     (tensorboard,) = [words for words in COMMANDS if words[0] == "tensorboard"]
     assert "loss/generator" in execute([*tensorboard, "--inspect"])  # which ends, where the server does not
     rest = [words for words in COMMANDS if words[0] == "bigsgan" and "--dry-run" not in words]
-    assert {words[1] for words in rest} == {"sample", "export"}
+    assert {words[1] for words in rest} == {"plan", "sample", "export"}
     for words in rest:
         assert cli.main(words[1:]) == 0
+        if words[1] == "plan":
+            assert "expected bubble" in capsys.readouterr().out
+            continue
         out = words[words.index("--out") + 1]
         if words[1] == "sample":
             num = int(words[words.index("--num") + 1])
