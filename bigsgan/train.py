@@ -114,30 +114,11 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     }
     if found is not None:
         checkpoint.load(found, entries, layout, comm)
-    placements = {network: plan.placement(network) for network in NETWORKS}
-    slices = {
-        phase: {
-            network: Slice(recipe.batch, recipe.accumulation_of(phase), place.replica(rank), place.num_replicas)
-            for network, place in placements.items()
-        }
-        for phase in NETWORKS
-    }
+    slices = _slices(plan, rank)
     draws, statistics = Draws(recipe.seed), Statistics(device)
-    part = slices["discriminator"]["discriminator"]
-    reals = RealImages(
-        dataset,
-        recipe.data,
-        draws,
-        batch=recipe.batch,
-        accumulation=part.accumulation,
-        rank=part.replica,
-        world_size=part.num_replicas,
-        device=device,
-        first_phase=counters.update * recipe.objective.d_steps,
-        reads=placements["discriminator"].stage(rank) == 0,
-    )
+    reals = _build_reals(plan, slices["discriminator"]["discriminator"], dataset, draws, counters.update)
     image_shape = (recipe.data.image_channels, recipe.data.resolution, recipe.data.resolution)
-    hand_over = build_hand_over(placements["generator"], placements["discriminator"], image_shape)
+    hand_over = build_hand_over(plan.placement("generator"), plan.placement("discriminator"), image_shape)
     latents = LatentSource(draws, recipe.generator.latent_size, recipe.data.num_classes, device)
     step = AdversarialStep(
         engines["generator"],
@@ -169,6 +150,33 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         statistics=statistics,
         reporter=reporter,
         rank_log=rank_log,
+    )
+
+
+def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
+    """What each network computes on this rank in the phase of each: ``slices[phase][network]``."""
+    places = {network: plan.placement(network) for network in NETWORKS}
+    batch, accumulation = plan.recipe.batch, plan.recipe.accumulation_of
+    return {
+        phase: {n: Slice(batch, accumulation(phase), p.replica(rank), p.num_replicas) for n, p in places.items()}
+        for phase in NETWORKS
+    }
+
+
+def _build_reals(plan: RunPlan, part: Slice, dataset: ImageDataset, draws: Draws, update: int) -> RealImages:
+    """Begin to read real images, on the ranks that the discriminator's first stage lies on."""
+    recipe = plan.recipe
+    return RealImages(
+        dataset,
+        recipe.data,
+        draws,
+        batch=recipe.batch,
+        accumulation=part.accumulation,
+        rank=part.replica,
+        world_size=part.num_replicas,
+        device=comm.device(),
+        first_phase=update * recipe.objective.d_steps,
+        reads=plan.placement("discriminator").stage(comm.rank()) == 0,
     )
 
 
