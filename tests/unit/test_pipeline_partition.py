@@ -103,7 +103,7 @@ def test_parts_make_the_whole(tmp_path):
     names = [name for part in parts for name, _ in part.named_parameters()]
     assert names == [name for name, _ in whole.named_parameters()]
     inputs = torch.randn(4, 12), torch.arange(4)
-    carry = inputs
+    carry: tuple[Tensor, ...] = inputs
     for part in parts:
         carry = part.fold(*carry)
     assert torch.equal(carry[0], whole(*inputs))
@@ -207,7 +207,8 @@ class Asking(PipelineEngine):
 def asked_phases(plan: RunPlan) -> list[Phase]:
     """Phases of an update that AdversarialStep asks two pipelines for."""
     recipe, note = plan.recipe, Note()
-    engines = [Asking(network, note, recipe.pipeline.generator_phase == "recompute") for network in NETWORKS]
+    recomputes = recipe.pipeline.generator_phase == "recompute"
+    generator, discriminator = (Asking(network, note, recomputes) for network in NETWORKS)
     slices = {
         phase: {
             network: Slice(recipe.batch, recipe.accumulation_of(phase), 0, plan.placement(network).num_replicas)
@@ -215,10 +216,10 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
         }
         for phase in NETWORKS
     }
-    cpu = torch.device("cpu")
+    cpu, shape = torch.device("cpu"), (1, 16, 16)
     latents = LatentSource(Draws(0), 12, 10, cpu)
     step = AdversarialStep(
-        *engines, SameRanks(), recipe.objective, NoReals(), latents, slices, (1, 16, 16), Statistics(cpu)
+        generator, discriminator, SameRanks(), recipe.objective, NoReals(), latents, slices, shape, Statistics(cpu)
     )  # fmt: skip
     step(0, LearningRates(0.1, 0.1))
     return note.phases

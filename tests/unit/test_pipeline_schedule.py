@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -35,11 +36,11 @@ def update(num: int, keeps: bool = True, d_steps: int = 1, g_num: int | None = N
     ]
 
 
-def equal(num_stages: int, forward: float = 1.0, backward: float = 2.0) -> dict[str, list[Cost]]:
+def equal(num_stages: int, forward: float = 1.0, backward: float = 2.0) -> dict[str, Sequence[Cost]]:
     return {network: [Cost(forward, backward)] * num_stages for network in NETWORKS}
 
 
-def uneven(num_stages: int, seed: int) -> dict[str, list[Cost]]:
+def uneven(num_stages: int, seed: int) -> dict[str, Sequence[Cost]]:
     """Costs at random, within a factor of 100 of each other."""
     rng = random.Random(seed)
     return {
@@ -52,7 +53,7 @@ def uneven(num_stages: int, seed: int) -> dict[str, list[Cost]]:
 class Case:
     phases: list[Phase]
     num_stages: int
-    costs: dict[str, list[Cost]]
+    costs: dict[str, Sequence[Cost]]
 
     @cached_property
     def joint(self) -> Plan:
