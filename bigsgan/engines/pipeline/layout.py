@@ -140,7 +140,7 @@ def update_phases(plan: RunPlan) -> list[Phase]:
         phases.append(Phase("discriminator", d_phase, n, True, True, step=True, images_from=len(phases) - 1))
     first = len(phases)
     n = size("generator", g_phase)
-    judged = size("discriminator", g_phase)
+    judged = size("discriminator", g_phase) * (2 if recipe.objective.loss == "relativistic" else 1)  # real and fake
     phases += [
         Phase("generator", g_phase, n, True, False),
         Phase("discriminator", g_phase, judged, True, True, frozen=True, images_from=first),

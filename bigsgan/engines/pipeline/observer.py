@@ -46,6 +46,7 @@ class Observer:
         """A program of an update is about to be computed. Every rank calls this."""
         if not self._is_under_way:
             self._is_under_way = True
+            self._num_phases = 0
             self._updates += 1
             self.is_watching = self._updates == TRACED_UPDATE
             if self.is_watching:
