@@ -118,7 +118,7 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     draws, statistics = Draws(recipe.seed), Statistics(device)
     reals = _build_reals(plan, slices["discriminator"]["discriminator"], dataset, draws, counters.update)
     image_shape = (recipe.data.image_channels, recipe.data.resolution, recipe.data.resolution)
-    hand_over = build_hand_over(plan.placement("generator"), plan.placement("discriminator"), image_shape)
+    hand_over = build_hand_over(plan, image_shape)
     latents = LatentSource(draws, recipe.generator.latent_size, recipe.data.num_classes, device)
     step = AdversarialStep(
         engines["generator"],

@@ -133,6 +133,26 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     zero = content.get("zero_optimization", {})
     stage = _stage(path, zero)
     precision = _precision(path, content)
+    _check_precision(path, content, stage, precision)
+    optimizer = _offload(path, zero, "offload_optimizer")
+    if optimizer != "none" and stage == 0:
+        where = f"{path}: zero_optimization.offload_optimizer.device"
+        raise UserError(where, optimizer, "needs ZeRO stage 1 or more", "set zero_optimization.stage to 2")
+    if optimizer == "nvme" and stage != 3:
+        where = f"{path}: zero_optimization.offload_optimizer.device"
+        raise UserError(where, optimizer, "needs ZeRO stage 3", 'set zero_optimization.stage to 3, or write "cpu"')
+    parameters = _offload(path, zero, "offload_param")
+    if parameters != "none" and stage != 3:
+        where = f"{path}: zero_optimization.offload_param.device"
+        raise UserError(where, parameters, "needs ZeRO stage 3", "set zero_optimization.stage to 3")
+    if parameters == "nvme":
+        where = f"{path}: zero_optimization.offload_param.device"
+        problem = "is not supported: DeepSpeed 0.19 fails as it prefetches parameters from there"
+        raise UserError(where, parameters, problem, 'write "cpu"; offload_optimizer may be nvme')
+    return DeepSpeedFile(path, content, stage, precision, optimizer, parameters)
+
+
+def _check_precision(path: Path, content: dict[str, Any], stage: int, precision: Precision) -> None:
     if precision == "bf16" and content["bf16"].get("check_grad_overflow", True) is not True:
         raise UserError(
             f"{path}: bf16.check_grad_overflow",
@@ -156,22 +176,6 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
             f"does not go with {precision} at ZeRO stage 0",
             "set zero_optimization.stage to 1",
         )
-    optimizer = _offload(path, zero, "offload_optimizer")
-    if optimizer != "none" and stage == 0:
-        where = f"{path}: zero_optimization.offload_optimizer.device"
-        raise UserError(where, optimizer, "needs ZeRO stage 1 or more", "set zero_optimization.stage to 2")
-    if optimizer == "nvme" and stage != 3:
-        where = f"{path}: zero_optimization.offload_optimizer.device"
-        raise UserError(where, optimizer, "needs ZeRO stage 3", 'set zero_optimization.stage to 3, or write "cpu"')
-    parameters = _offload(path, zero, "offload_param")
-    if parameters != "none" and stage != 3:
-        where = f"{path}: zero_optimization.offload_param.device"
-        raise UserError(where, parameters, "needs ZeRO stage 3", "set zero_optimization.stage to 3")
-    if parameters == "nvme":
-        where = f"{path}: zero_optimization.offload_param.device"
-        problem = "is not supported: DeepSpeed 0.19 fails as it prefetches parameters from there"
-        raise UserError(where, parameters, problem, 'write "cpu"; offload_optimizer may be nvme')
-    return DeepSpeedFile(path, content, stage, precision, optimizer, parameters)
 
 
 def _read_json(field: str, path: Path) -> dict[str, Any]:

@@ -84,6 +84,12 @@ class RunPlan:
         stages = self.recipe.engine(network).pipeline_stages
         return Placement(stages, self.world_size // stages, reversed=network == "discriminator")
 
+    @property
+    def images_travel(self) -> bool:
+        """Whether the ranks that read the discriminator's inputs are others than those where images arise."""
+        generator, discriminator = (self.placement(network) for network in NETWORKS)
+        return generator.output_ranks() != discriminator.input_ranks()
+
     def micro_batch_size(self, network: str) -> int:
         """Images of one micro-batch on one replica."""
         return self.recipe.batch // (self.recipe.accumulation_of(network) * self.placement(network).num_replicas)

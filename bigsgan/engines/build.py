@@ -21,9 +21,9 @@ from bigsgan.engines.deepspeed_config import checked_config, size_buckets
 from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.build import PipelineBuilder
+from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models.build import build_network, initial_seed
-from bigsgan.models.layers import BatchStatistics
 from bigsgan.models.network import LayerStack, initialize
 
 _log = logging.getLogger(__name__)
@@ -71,16 +71,9 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     if file.uses_nvme:
         zero_private.keep_gradients_in_memory(engine)
-    # DeepSpeed broadcasts parameters and not buffers.
-    comm.broadcast(stack.buffers())
-    if comm.world_size() > 1:
-        for module in stack.modules():
-            if isinstance(module, BatchStatistics):
-                module.average_over_ranks, module.num_ranks = comm.mean_over_ranks, comm.world_size()
+    join_replicas(stack, comm.world_size())
     # Where images travel, all of a phase are made before D judges any, and one graph can be kept.
-    generator, discriminator = (plan.placement(name) for name in NETWORKS)
-    travel = generator.output_ranks() != discriminator.input_ranks()
-    recomputes = travel and plan.recipe.accumulation_of("generator") > 1
+    recomputes = plan.images_travel and plan.recipe.accumulation_of("generator") > 1
     return ZeroEngine(engine, root, comm.rank(), recomputes, release)
 
 

@@ -120,6 +120,11 @@ class DeepSpeedBacked:
             torch._foreach_copy_(self._buffers, self._kept_buffers)
         self.after_update()
 
+    def _reported_norm(self) -> Tensor | float:
+        """Norm that DeepSpeed took of the last update's gradient."""
+        norm = self._engine.get_global_grad_norm()
+        return 0.0 if norm is None else norm  # `or` would ask a tensor, and wait for the device
+
     def _scale_penalties(self) -> None:
         """Give orthogonal regularisation, which adds to gradients in the backward pass, the scale that they have."""
         for layer in self._penalised:

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from bigsgan import comm
+from bigsgan.config import RunPlan
 from bigsgan.placement import Placement
 
 
-def build_hand_over(generator: Placement, discriminator: Placement, shape: tuple[int, ...]) -> SameRanks | Exchange:
+def build_hand_over(plan: RunPlan, shape: tuple[int, ...]) -> SameRanks | Exchange:
     """Choose a way: none where images arise on the very ranks that read them.
 
     Args:
-        generator: Where G lies.
-        discriminator: Where D lies.
+        plan: The run's.
         shape: Of an image.
     """
-    if generator.output_ranks() == discriminator.input_ranks():
+    if not plan.images_travel:
         return SameRanks()
-    return Exchange(generator, discriminator, shape)
+    return Exchange(plan.placement("generator"), plan.placement("discriminator"), shape)
 
 
 class SameRanks:

@@ -160,6 +160,5 @@ class ZeroEngine(DeepSpeedBacked):
         if not is_update:
             return
         if not self._checks_gradients:
-            norm = self._engine.get_global_grad_norm()
-            self.grad_norm = 0.0 if norm is None else norm  # `or` would ask a tensor, and wait for the device
+            self.grad_norm = self._reported_norm()
         self._count(finite and self._engine.was_step_applied())

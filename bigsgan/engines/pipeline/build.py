@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 
 from bigsgan import comm
-from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config import RunPlan
 from bigsgan.engines import zero_private
 from bigsgan.engines.deepspeed_config import size_buckets
 from bigsgan.engines.optimizer import build_optimizer
@@ -28,8 +27,8 @@ from bigsgan.engines.pipeline.layout import (
 from bigsgan.engines.pipeline.observer import Observer
 from bigsgan.engines.pipeline.program import Program
 from bigsgan.engines.pipeline.transport import open_channels
+from bigsgan.engines.replicas import join_replicas
 from bigsgan.models.build import initial_seed
-from bigsgan.models.layers import BatchStatistics
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import NOTICE
 
@@ -41,8 +40,7 @@ class PipelineBuilder:
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
-        generator, discriminator = (plan.placement(network) for network in NETWORKS)
-        self._meet = generator.output_ranks() == discriminator.input_ranks()
+        self._meet = not plan.images_travel
         self._divisions: dict[str, Division] = {}
         self._programs: dict[str, Program] = {}
 
@@ -71,14 +69,8 @@ class PipelineBuilder:
             config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
         module = zero_private.pipeline_module(part, placement, rank)
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-        if placement.num_replicas > 1:
-            group = zero_private.replica_group(engine)
-            # DeepSpeed broadcasts parameters and not buffers.
-            comm.broadcast(part.buffers(), placement.rank(placement.stage(rank), 0), group)
-            average = partial(comm.mean_over_ranks, group=group)
-            for layer in part.modules():
-                if isinstance(layer, BatchStatistics):
-                    layer.average_over_ranks, layer.num_ranks = average, placement.num_replicas
+        first = placement.rank(placement.stage(rank), 0)
+        join_replicas(part, placement.num_replicas, first, zero_private.replica_group(engine))
         return PipelineEngine(
             engine,
             part,

@@ -267,8 +267,7 @@ class PipelineEngine(DeepSpeedBacked):
         with self._explained():
             zero_private.step_pipeline(self._engine)
         if not self._checks_gradients:
-            norm = self._engine.get_global_grad_norm()
-            self.grad_norm = 0.0 if norm is None else norm
+            self.grad_norm = self._reported_norm()
         self._count(finite and self._engine.was_step_applied())
 
     def _norm(self) -> Tensor:

@@ -94,7 +94,7 @@ def divide_network(
         raise UserError(field, stages, problem, f"set {field} to {num_layers} or less")
     layers = measured or count(whole)
     bounds = bounds or divide(weights(layers, partition), stages)
-    return Division(network, bounds, layers, _boundaries(plan, network, bounds))
+    return Division(network, bounds, layers, _boundaries(plan, network, whole, bounds))
 
 
 def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[LayerCost] | None:
@@ -102,7 +102,7 @@ def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[La
     if plan.recipe.engine(network).partition != "profile":
         return None
     whole = build_on_meta(plan, network)
-    boundaries = _boundaries(plan, network, list(range(len(whole.layers) + 1)))
+    boundaries = _boundaries(plan, network, whole, range(len(whole.layers) + 1))
     return measure(whole, boundaries, samples_of(plan, network), device, initial_seed(plan.recipe, network))
 
 
@@ -115,8 +115,8 @@ def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
     return whole
 
 
-def _boundaries(plan: RunPlan, network: str, bounds: Sequence[int]) -> Boundaries:
-    return Boundaries(build_on_meta(plan, network), bounds, partial(_inputs, plan, network))
+def _boundaries(plan: RunPlan, network: str, whole: LayerStack, bounds: Sequence[int]) -> Boundaries:
+    return Boundaries(whole, bounds, partial(_inputs, plan, network))
 
 
 def samples_of(plan: RunPlan, network: str) -> int:
@@ -164,12 +164,12 @@ def describe_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> str | N
 
 def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float | None:
     """Share of an update in which stages wait, where both networks are pipelines that meet; None elsewhere."""
-    generator, discriminator = (plan.placement(network) for network in NETWORKS)
-    if len(divisions) < 2 or generator.output_ranks() != discriminator.input_ranks():
+    if len(divisions) < len(NETWORKS) or plan.images_travel:
         return None
     costs = comparable({network: division.costs() for network, division in divisions.items()})
     make = schedule.plan if plan.recipe.pipeline.schedule == "joint" else schedule.one_after_the_other
-    return make(update_phases(plan), generator.num_stages, costs, ["discriminator"]).bubble
+    num_stages = plan.placement("generator").num_stages
+    return make(update_phases(plan), num_stages, costs, ["discriminator"]).bubble
 
 
 def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]:

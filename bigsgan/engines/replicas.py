@@ -1,0 +1,31 @@
+"""What replicas of a network share beyond the parameters, which DeepSpeed keeps equal."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch.distributed as dist
+
+from bigsgan import comm
+from bigsgan.models.layers import BatchStatistics
+from bigsgan.models.network import LayerStack
+
+
+def join_replicas(
+    network: LayerStack, num_replicas: int, source: int = 0, group: dist.ProcessGroup | None = None
+) -> None:
+    """Give all replicas the buffers of one, and let batch statistics average over them. Every replica calls this.
+
+    Args:
+        network: This rank's layers.
+        num_replicas: Ranks that hold them.
+        source: The rank whose buffers all get; DeepSpeed broadcasts parameters and not buffers.
+        group: Of the replicas; None for all ranks.
+    """
+    if num_replicas == 1:
+        return
+    comm.broadcast(network.buffers(), source, group)
+    for module in network.modules():
+        if isinstance(module, BatchStatistics):
+            module.average_over_ranks = partial(comm.mean_over_ranks, group=group)
+            module.num_ranks = num_replicas
