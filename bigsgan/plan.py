@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigsgan import comm
+from bigsgan import comm, memory
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.layout import Division, describe_bubble, divide_network, measure_layers, samples_of
 from bigsgan.errors import UserError
@@ -20,7 +20,10 @@ def main(plan: RunPlan) -> None:
         raise UserError("--pipeline", None, "has nothing to show: no network has stages", remedy)
     divisions: dict[str, Division] = {}
     for network in staged:
-        divisions[network] = divide_network(plan, network, measure_layers(plan, network, comm.device()))
+        field = f"engines.{network}.partition"
+        with memory.naming_remedy(f"while the layers of the {network} were measured", f"set {field}=parameters"):
+            measured = measure_layers(plan, network, comm.device())
+        divisions[network] = divide_network(plan, network, measured)
         print(divisions[network].table(samples_of(plan, network)))
     if text := describe_bubble(plan, divisions):
         print(text)

@@ -141,6 +141,10 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     if optimizer == "nvme" and stage != 3:
         where = f"{path}: zero_optimization.offload_optimizer.device"
         raise UserError(where, optimizer, "needs ZeRO stage 3", 'set zero_optimization.stage to 3, or write "cpu"')
+    if optimizer != "none" and (ratio := zero["offload_optimizer"].get("ratio", 1)) != 1:
+        where = f"{path}: zero_optimization.offload_optimizer.ratio"
+        problem = "is not supported: DeepSpeed 0.19 updates the part that is not offloaded with an AdamW of its own"
+        raise UserError(where, ratio, problem, "remove it, which offloads all")
     parameters = _offload(path, zero, "offload_param")
     if parameters != "none" and stage != 3:
         where = f"{path}: zero_optimization.offload_param.device"

@@ -154,7 +154,8 @@ class RealImages:
         raise UserError(
             "data.max_corrupt",
             self.data.max_corrupt,
-            f"but {len(self._corrupt)} images could not be read on rank {self.rank}, the last {path} ({reason})",
+            f"but {len(self._corrupt)} images could not be read on data-parallel rank {self.rank}, "
+            f"the last {path} ({reason})",
             "repair or remove the images that the log names" + (", or raise data.max_corrupt" if too_many else ""),
         )
 

@@ -15,7 +15,7 @@ from torch import nn
 from bigsgan import comm
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.engines import nvme, zero_private
+from bigsgan.engines import deepspeed_private, nvme
 from bigsgan.engines.base import Engine
 from bigsgan.engines.deepspeed_config import checked_config, size_buckets
 from bigsgan.engines.native_ops import build_async_io
@@ -70,7 +70,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), stack, file)
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     if file.uses_nvme:
-        zero_private.keep_gradients_in_memory(engine)
+        deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())
     # Where images travel, all of a phase are made before D judges any, and one graph can be kept.
     recomputes = plan.images_travel and plan.recipe.accumulation_of("generator") > 1

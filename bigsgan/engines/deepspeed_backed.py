@@ -10,7 +10,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
-from bigsgan.engines import zero_private
+from bigsgan.engines import deepspeed_private
 from bigsgan.engines.base import Shard
 from bigsgan.errors import UserError
 from bigsgan.models.layers import SpectralLayer
@@ -41,7 +41,7 @@ class DeepSpeedBacked:
         # Walking the module tree for these costs a millisecond an update, so they are kept.
         self._parameters: list[nn.Parameter] = list(network.parameters())
         names = {id(parameter): name for name, parameter in network.named_parameters()}
-        self._pieces = zero_private.pieces(engine, names, replica)
+        self._pieces = deepspeed_private.pieces(engine, names, replica)
         self._buffers = list(network.buffers())
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         self._is_fp16 = engine.fp16_enabled()
@@ -69,7 +69,7 @@ class DeepSpeedBacked:
 
     def shards(self) -> list[Shard]:
         """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
-        masters, states = zero_private.masters(self._engine), zero_private.optimizer_states(self._engine)
+        masters, states = deepspeed_private.masters(self._engine), deepspeed_private.optimizer_states(self._engine)
         return [
             Shard(master.detach().view(-1), state, pieces)
             for master, state, pieces in zip(masters, states, self._pieces, strict=True)
@@ -77,11 +77,11 @@ class DeepSpeedBacked:
 
     def publish(self) -> None:
         """Bring the network's parameters up to date with the shards' masters."""
-        zero_private.publish(self._engine)
+        deepspeed_private.publish(self._engine)
 
     def scalars(self) -> dict[str, float]:
         """Numbers to save beside the shards: counters and loss scales."""
-        scaler = zero_private.loss_scaler_numbers(self._engine) if self._is_fp16 else {}
+        scaler = deepspeed_private.loss_scaler_numbers(self._engine) if self._is_fp16 else {}
         own = {"num_applied": self.num_applied, "num_skipped": self.num_skipped}
         seam = {"seam_scale": self._seam_scale, "seam_good": self._seam_good}
         return {**own, **seam, **{f"scaler.{key}": value for key, value in scaler.items()}}
@@ -92,12 +92,12 @@ class DeepSpeedBacked:
         self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
         scaler = {key.removeprefix("scaler."): v for key, v in values.items() if key.startswith("scaler.")}
         if self._is_fp16:
-            zero_private.set_loss_scaler_numbers(self._engine, scaler)
-        zero_private.set_counters(self._engine, self.num_applied + self.num_skipped, self.num_skipped)
+            deepspeed_private.set_loss_scaler_numbers(self._engine, scaler)
+        deepspeed_private.set_counters(self._engine, self.num_applied + self.num_skipped, self.num_skipped)
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
         """Replace the optimizer's state of one shard."""
-        zero_private.set_optimizer_state(self._engine, shard, state)
+        deepspeed_private.set_optimizer_state(self._engine, shard, state)
 
     def destroy(self) -> None:
         """Release the engine's hooks and buffers."""

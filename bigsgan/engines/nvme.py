@@ -1,7 +1,7 @@
 """Optimizer state on NVMe: what it needs of this machine, and a place of its own for each rank's swap files.
 
 DeepSpeed names swap files after the numbers of parameters and ranks alone, so that two runs with the same path would
-write over each other's weights, and it leaves them behind. zero_private.py reads and writes them between updates.
+write over each other's weights, and it leaves them behind. deepspeed_private.py reads and writes them between updates.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
-from bigsgan.engines import zero_private
+from bigsgan.engines import deepspeed_private
 from bigsgan.engines.base import LossFunction
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
@@ -88,7 +88,7 @@ class ZeroEngine(DeepSpeedBacked):
         self._set_lr(lr)
         pin = loss.differentiates_inputs and self._gathers_for_double_backward
         for i, inputs in enumerate(micro_batches):
-            with zero_private.pinned(self._parameters) if pin else nullcontext():
+            with deepspeed_private.pinned(self._parameters) if pin else nullcontext():
                 self._backward(self._engine(inputs, moving=i == 0, loss=loss))
             self._step()
 

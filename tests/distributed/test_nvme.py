@@ -9,7 +9,7 @@ import pytest
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch.utils import cpp_extension
 
-from bigsgan.engines import zero_private
+from bigsgan.engines import deepspeed_private
 from bigsgan.errors import UserError
 from tests.distributed import scenarios
 from tests.tiny import zero
@@ -63,7 +63,7 @@ def swapped(ds):
     sizes = {}
     for network in ("generator", "discriminator"):
         engine = getattr(run.step, network)._engine
-        files = [zero_private._swap_files(engine, key) for key in zero_private._keys(engine)]
+        files = [deepspeed_private._swap_files(engine, key) for key in deepspeed_private._keys(engine)]
         sizes[network] = [[Path(file.path).stat().st_size for file in of_one] for of_one in files]
     scenarios.destroy(run)
     return sizes

@@ -168,7 +168,8 @@ def test_too_many_corrupt_images_stop_the_run():
     with pytest.raises(UserError) as caught:
         real.next_phase()
     assert str(caught.value) == (
-        f"data.max_corrupt: 2 but 3 images could not be read on rank 0, the last /data/{corrupt[2]}.png (truncated); "
+        "data.max_corrupt: 2 but 3 images could not be read on data-parallel rank 0, "
+        f"the last /data/{corrupt[2]}.png (truncated); "
         "repair or remove the images that the log names, or raise data.max_corrupt"
     )
 

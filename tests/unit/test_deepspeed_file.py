@@ -107,6 +107,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
                      "bf16.bf16_master_weights_and_grads: True is not supported; remove it"),
     "cpu_offload": ({"zero_optimization": {"stage": 2, "cpu_offload": True}},
                     'cpu_offload: True is not supported; write "offload_optimizer": {"device": "cpu"}'),
+    "part of an offload": (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+        "offload_optimizer.ratio: 0.5 is not supported: DeepSpeed 0.19 updates the part that is not offloaded with an "
+        "AdamW of its own; remove it, which offloads all"),
     "offload at stage 0": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
                            "device: 'cpu' needs ZeRO stage 1 or more; set zero_optimization.stage to 2"),
     "parameters at stage 2": ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},

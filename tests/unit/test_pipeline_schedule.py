@@ -267,3 +267,11 @@ def test_devices_never_wait_for_each_other_at_random(seed):
     replay(case, planned)
     execute(case, planned.devices)
     assert planned.makespan <= case.apart.makespan * (1 + EXACT)
+
+
+@pytest.mark.timeout(20)
+def test_phases_that_wait_for_each_other_are_refused():
+    first = Phase("generator", 1, 1, backward=True, forward=True, grads_from=1)
+    second = Phase("discriminator", 1, 1, forward=True, backward=True, grads_from=0)
+    with pytest.raises(RuntimeError, match="wait for each other"):
+        plan([first, second], 2, equal(2), REVERSED)

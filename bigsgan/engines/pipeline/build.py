@@ -11,7 +11,7 @@ import deepspeed
 
 from bigsgan import comm
 from bigsgan.config import RunPlan
-from bigsgan.engines import zero_private
+from bigsgan.engines import deepspeed_private
 from bigsgan.engines.deepspeed_config import size_buckets
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.engine import PipelineEngine
@@ -67,10 +67,10 @@ class PipelineBuilder:
         clip_norm = config["gradient_clipping"]
         if file.stage == 0 and file.precision == "fp32":
             config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
-        module = zero_private.pipeline_module(part, placement, rank)
+        module = deepspeed_private.pipeline_module(part, placement, rank)
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
         first = placement.rank(placement.stage(rank), 0)
-        join_replicas(part, placement.num_replicas, first, zero_private.replica_group(engine))
+        join_replicas(part, placement.num_replicas, first, deepspeed_private.replica_group(engine))
         return PipelineEngine(
             engine,
             part,

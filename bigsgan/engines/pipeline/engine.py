@@ -17,7 +17,7 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEngine
 from torch import Tensor
 
-from bigsgan.engines import zero_private
+from bigsgan.engines import deepspeed_private
 from bigsgan.engines.base import LossFunction
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.pipeline.layout import Division
@@ -78,7 +78,7 @@ class PipelineEngine(DeepSpeedBacked):
         self._recomputes, self._clip_norm = recomputes, clip_norm
         self._device = next(network.parameters()).device
         # Without an optimizer wrapper NaN would be applied, and each stage would clip by a norm of its own.
-        self._checks_gradients = not zero_private.has_optimizer_wrapper(engine)
+        self._checks_gradients = not deepspeed_private.has_optimizer_wrapper(engine)
         self._begun: _Run | None = None
 
     def infer(self, micro_batches: MicroBatches, moving: bool = False) -> Sequence[Tensor]:
@@ -95,7 +95,7 @@ class PipelineEngine(DeepSpeedBacked):
             (spec,) = self._boundaries.at(self._placement.num_stages, len(inputs[0]))
             outputs = spec.empty(self._device)
         source = self._placement.rank(self._placement.num_stages - 1, self._replica)
-        dist.broadcast(outputs, source, group=zero_private.pipe_group(self._engine))
+        dist.broadcast(outputs, source, group=deepspeed_private.pipe_group(self._engine))
         return outputs
 
     def train(self, micro_batches: MicroBatches, loss: LossFunction, lr: float) -> None:
@@ -239,7 +239,7 @@ class PipelineEngine(DeepSpeedBacked):
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         if not run.phase.frozen:
-            zero_private.accumulate_gradients(self._engine)
+            deepspeed_private.accumulate_gradients(self._engine)
         leaves = [tensor for tensor in carry if tensor.is_floating_point()]
         if not self._is_first:
             self._to_previous.send([t.grad if t.grad is not None else torch.zeros_like(t) for t in leaves])
@@ -254,7 +254,7 @@ class PipelineEngine(DeepSpeedBacked):
     def _step(self, lr: float) -> None:
         """Reduce the gradients over the replicas, update, and keep count; all stages apply an update or none does."""
         self._set_lr(lr)
-        zero_private.reduce_pipeline_gradients(self._engine)
+        deepspeed_private.reduce_pipeline_gradients(self._engine)
         finite = True
         if self._checks_gradients:
             self.grad_norm = self._norm()
@@ -265,7 +265,7 @@ class PipelineEngine(DeepSpeedBacked):
                 gradients = [p.grad for p in self._parameters if p.grad is not None]
                 torch._foreach_mul_(gradients, torch.clamp(self._clip_norm / (self.grad_norm + 1e-6), max=1.0))
         with self._explained():
-            zero_private.step_pipeline(self._engine)
+            deepspeed_private.step_pipeline(self._engine)
         if not self._checks_gradients:
             self.grad_norm = self._reported_norm()
         self._count(finite and self._engine.was_step_applied())
@@ -274,7 +274,7 @@ class PipelineEngine(DeepSpeedBacked):
         """Norm of the gradient of all stages."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         square = torch.nn.utils.get_total_norm(gradients).square()
-        dist.all_reduce(square, group=zero_private.pipe_group(self._engine))
+        dist.all_reduce(square, group=deepspeed_private.pipe_group(self._engine))
         return square.sqrt()
 
 

@@ -86,22 +86,21 @@ def divide_network(
         UserError: There are fewer layers than stages.
     """
     stages, partition = plan.placement(network).num_stages, plan.recipe.engine(network).partition
-    whole = build_on_meta(plan, network)
-    num_layers = len(whole.layers)
-    if stages > num_layers:
-        field = f"engines.{network}.pipeline_stages"
-        problem = f"is more than the {network} has layers ({num_layers}), which would leave a stage without any"
-        raise UserError(field, stages, problem, f"set {field} to {num_layers} or less")
+    whole = _build_divisible(plan, network)
     layers = measured or count(whole)
     bounds = bounds or divide(weights(layers, partition), stages)
     return Division(network, bounds, layers, _boundaries(plan, network, whole, bounds))
 
 
 def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[LayerCost] | None:
-    """Measure each layer on this rank's device, which takes seconds; None where the recipe does not ask for it."""
+    """Measure each layer on this rank's device, which takes seconds; None where the recipe does not ask for it.
+
+    Raises:
+        UserError: There are fewer layers than stages.
+    """
     if plan.recipe.engine(network).partition != "profile":
         return None
-    whole = build_on_meta(plan, network)
+    whole = _build_divisible(plan, network)
     boundaries = _boundaries(plan, network, whole, range(len(whole.layers) + 1))
     return measure(whole, boundaries, samples_of(plan, network), device, initial_seed(plan.recipe, network))
 
@@ -112,6 +111,16 @@ def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
         whole = build_network(plan.recipe, network)
     for parameter in whole.parameters():
         parameter.data = parameter.data.to(_DTYPES[plan.deepspeed_files[network].precision])
+    return whole
+
+
+def _build_divisible(plan: RunPlan, network: str) -> LayerStack:
+    """All layers, of which there have to be enough."""
+    whole, stages = build_on_meta(plan, network), plan.placement(network).num_stages
+    if stages > len(whole.layers):
+        field = f"engines.{network}.pipeline_stages"
+        problem = f"is more than the {network} has layers ({len(whole.layers)}), which would leave a stage without any"
+        raise UserError(field, stages, problem, f"set {field} to {len(whole.layers)} or less")
     return whole
 
 

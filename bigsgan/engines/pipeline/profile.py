@@ -58,20 +58,28 @@ def measure(
         part = copy.deepcopy(network.part(number, number + 1)).to_empty(device="cpu")
         initialize(part, seed)
         part = part.to(device)
-        times = [_run(part, boundaries, number, num_samples, device) for _ in range(_REPETITIONS)]
+        carry = _carry(boundaries, number, num_samples, torch.Generator(device).manual_seed(seed))
+        times = [_run(part, carry) for _ in range(_REPETITIONS)]
         forward, backward = (min(t[i] for t in times) / num_samples for i in (0, 1))
         found.append(counted._replace(forward=forward, backward=backward, saved_bytes=times[0][2] // num_samples))
     return found
 
 
-def _run(
-    part: LayerStack, boundaries: Boundaries, number: int, num_samples: int, device: torch.device
-) -> tuple[float, float, int]:
-    """Seconds forward, seconds backward, and bytes kept between them."""
+def _carry(boundaries: Boundaries, number: int, num_samples: int, generator: torch.Generator) -> list[Tensor]:
+    """Make up what enters a layer."""
     carry = []
     for spec in boundaries.at(number, num_samples):
-        tensor = spec.empty(device)
-        carry.append(tensor.normal_().requires_grad_() if spec.dtype.is_floating_point else tensor.zero_())
+        tensor = spec.empty(generator.device)
+        if spec.dtype.is_floating_point:
+            tensor.normal_(generator=generator).requires_grad_()
+        else:
+            tensor.zero_()
+        carry.append(tensor)
+    return carry
+
+
+def _run(part: LayerStack, carry: list[Tensor]) -> tuple[float, float, int]:
+    """Seconds forward, seconds backward, and bytes kept between them."""
     own = {parameter.untyped_storage().data_ptr() for parameter in part.parameters()}
     kept: dict[int, int] = {}
 
@@ -81,6 +89,8 @@ def _run(
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
+    for tensor in carry:
+        tensor.grad = None
     comm.synchronize()
     start = time.perf_counter()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

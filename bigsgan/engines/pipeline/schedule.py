@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 Kind = Literal["forward", "backward", "step"]
@@ -107,7 +107,8 @@ def plan(
     """Plan the phases, to be asked for in this order, for all devices.
 
     List scheduling: a device that is free takes the most urgent of the tasks whose inputs are there. No rule of urgency
-    is best for every mixture of phases, so that several are tried and the shortest plan is taken.
+    is best for every mixture of phases, so that several are tried, beside no overlap at all, and the shortest plan is
+    taken.
 
     Args:
         phases: In order; numbers in them point to earlier ones.
@@ -122,7 +123,10 @@ def plan(
         lambda node: (_KIND_ORDER[node[0].kind], node[0].phase, node[0].micro_batch),
         lambda node: (node[0].kind != "step", -left[node], node[0].phase, node[0].micro_batch),
     ]
-    return min((graph.simulate(rule) for rule in rules), key=lambda found: found.makespan)
+    plans = [graph.simulate(rule) for rule in rules]
+    if len(phases) > 1:
+        plans.append(one_after_the_other(phases, num_stages, costs, reversed_networks))
+    return min(plans, key=lambda found: found.makespan)
 
 
 def one_after_the_other(
@@ -179,16 +183,16 @@ class _Graph:
 
     def time_left(self) -> dict[_Node, float]:
         """Length of the longest chain that begins with each node."""
+        waiting = {node: len(following) for node, following in self.followers.items()}
+        ends = [node for node, number in waiting.items() if number == 0]
         left: dict[_Node, float] = {}
-        stack = list(self.needs)
-        while stack:
-            node = stack[-1]
-            missing = [] if node in left else [other for other in self.followers[node] if other not in left]
-            if missing:
-                stack += missing
-                continue
-            stack.pop()
+        for node in ends:  # which grows, backwards through the graph
             left[node] = self.cost(node) + max((left[other] for other in self.followers[node]), default=0.0)
+            for other in self.needs[node]:
+                waiting[other] -= 1
+                if waiting[other] == 0:
+                    ends.append(other)
+        self._refuse_circle(left)
         return left
 
     def simulate(self, urgency: Callable[[_Node], tuple[float, ...]]) -> Plan:
@@ -226,9 +230,12 @@ class _Graph:
                     missing[other] -= 1
                     if missing[other] == 0:
                         bisect.insort(ready[self.device(other)], (urgency(other), other))
-        if len(done) < len(self.needs):
-            raise RuntimeError(f"the phases wait for each other: {list(self._phases)}")
+        self._refuse_circle(done)
         return Plan(devices, now)
+
+    def _refuse_circle(self, reached: Collection[_Node]) -> None:
+        if len(reached) < len(self.needs):
+            raise RuntimeError(f"the phases wait for each other: {list(self._phases)}")
 
     def _has_room(self, node: _Node, under_way: Counter[tuple[int, int]]) -> bool:
         """Whether a stage holds fewer activations of a phase than 1F1B lets it."""

@@ -1,7 +1,7 @@
 """The private parts of DeepSpeed that bigsgan relies on: nothing outside this file touches them.
 
-Seen in DeepSpeed 0.19.8; tests/distributed/test_zero_private.py fails first if a later version changes them. Files are
-under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attributes of its own to them.
+Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_private.py fails first if a later version changes them. Files
+are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attributes of its own to them.
 """
 
 from __future__ import annotations

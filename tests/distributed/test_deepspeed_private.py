@@ -1,4 +1,4 @@
-"""Fails first if a later DeepSpeed changes what engines/zero_private.py relies on."""
+"""Fails first if a later DeepSpeed changes what engines/deepspeed_private.py relies on."""
 
 import itertools
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
 from bigsgan import comm
-from bigsgan.engines import zero_private
+from bigsgan.engines import deepspeed_private
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -64,7 +64,7 @@ def pinned_status():
         return sum(p.ds_status == ZeroParamStatus.AVAILABLE for p in parameters)
 
     counts = [available()]
-    with zero_private.pinned(parameters):
+    with deepspeed_private.pinned(parameters):
         counts.append(available())
         engine.infer_everywhere((images, labels))  # a forward pass would release each layer behind it
         counts.append(available())
@@ -82,9 +82,9 @@ def loss_scaler():
     ds = zero(2, fp16={"enabled": True, "initial_scale_power": 4})
     run = scenarios.build([], {"generator": ds, "discriminator": ds})
     engine = run.step.generator._engine
-    before = zero_private.loss_scaler_numbers(engine)
-    zero_private.set_loss_scaler_numbers(engine, {**before, "cur_scale": 64.0, "cur_iter": 7})
-    after, scale = zero_private.loss_scaler_numbers(engine), run.step.generator.loss_scale
+    before = deepspeed_private.loss_scaler_numbers(engine)
+    deepspeed_private.set_loss_scaler_numbers(engine, {**before, "cur_scale": 64.0, "cur_iter": 7})
+    after, scale = deepspeed_private.loss_scaler_numbers(engine), run.step.generator.loss_scale
     scenarios.destroy(run)
     return before, after, scale
 
@@ -105,12 +105,12 @@ def pipeline_facts(stages):
         facts[name] = {
             "type": type(inner).__name__,
             "stage": inner.stage_id,
-            "pipe": dist.get_process_group_ranks(zero_private.pipe_group(inner)),
-            "replicas": dist.get_process_group_ranks(zero_private.replica_group(inner)),
+            "pipe": dist.get_process_group_ranks(deepspeed_private.pipe_group(inner)),
+            "replicas": dist.get_process_group_ranks(deepspeed_private.replica_group(inner)),
             "layers": list(engine.network.layers),
             "division": engine.division,
             "private": [callable(getattr(inner, f, None)) for f in ("_exec_reduce_grads", "_exec_optimizer_step")],
-            "wrapper": zero_private.has_optimizer_wrapper(inner),
+            "wrapper": deepspeed_private.has_optimizer_wrapper(inner),
         }
     # Every replica's gradient is its rank; a step of SGD then moves each parameter by lr times their mean.
     engine = run.step.generator
@@ -118,8 +118,8 @@ def pipeline_facts(stages):
     for parameter in engine.network.parameters():
         parameter.grad = torch.full_like(parameter, float(comm.rank()))
     engine._set_lr(0.5)
-    zero_private.reduce_pipeline_gradients(engine._engine)
-    zero_private.step_pipeline(engine._engine)
+    deepspeed_private.reduce_pipeline_gradients(engine._engine)
+    deepspeed_private.step_pipeline(engine._engine)
     moves = [(a - b).unique() for a, b in zip(before, engine.network.parameters(), strict=True)]
     facts["moved"] = [m.round(decimals=4).unique().tolist() for m in moves]
     facts["applied"] = engine._engine.was_step_applied()
@@ -163,9 +163,9 @@ def wrappers():
         parameter = next(run.step.generator.network.parameters())
         for _ in range(2):
             parameter.grad = torch.full_like(parameter, 0.25)
-            zero_private.accumulate_gradients(engine)
+            deepspeed_private.accumulate_gradients(engine)
         high = getattr(parameter, "_hp_grad", parameter.grad)
-        found.append((zero_private.has_optimizer_wrapper(engine), high.unique().tolist(), high.dtype))
+        found.append((deepspeed_private.has_optimizer_wrapper(engine), high.unique().tolist(), high.dtype))
         scenarios.destroy(run)
     return found
 
