@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -51,10 +51,14 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     An unknown key comes first, because a misspelt key is missing under its right name too.
     """
     finding = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    path = [str(part) for part in finding["loc"]]
+    path, section = _locate([str(part) for part in finding["loc"]], root)
     field, kind, found = ".".join(path), finding["type"], finding["input"]
     if kind == "extra_forbidden":
-        return UserError(field, found, "is given for a key that does not exist", _other_keys(path, root))
+        remedy = _other_keys(path, section, root)
+        return UserError(field, found, "is given for a key that does not exist", remedy)
+    if kind == "union_tag_invalid":
+        tag, known = finding["ctx"]["tag"], finding["ctx"]["expected_tags"]
+        return UserError(f"{field}.family", tag, _PROBLEMS["literal_error"], f"choose from {known}")
     if kind == "missing":
         return UserError(field, None, "is missing", "add it to the recipe")
     if isinstance(found, dict) and kind != "model_type":
@@ -67,23 +71,36 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     return UserError(field, found, problem, remedy)
 
 
-def _other_keys(path: list[str], root: type[BaseModel]) -> str:
+def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]) -> str:
     """Name the key that was meant: one spelt almost so, one of the same name elsewhere, or all of the section."""
-    section = _section_at(path[:-1], root)
     close = difflib.get_close_matches(path[-1], section.model_fields, n=1)
     if close:
         return f"did you mean {'.'.join([*path[:-1], close[0]])}?"
-    elsewhere = [key for key in _all_keys(root) if key.rpartition(".")[2] == path[-1]]
+    elsewhere = {key: None for key in _all_keys(root) if key.rpartition(".")[2] == path[-1]}
     if elsewhere:
         return f"did you mean {' or '.join(elsewhere)}?"
     return f"known keys here: {', '.join(section.model_fields)}"
 
 
-def _section_at(path: list[str], root: type[BaseModel]) -> type[BaseModel]:
-    section = root
-    for key in path:
-        section = _sections_of(section.model_fields[key].annotation)[0]
-    return section
+def _locate(location: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
+    """Follow a finding's location: its keys, without pydantic's tags of unions, and the section of the last one."""
+    path: list[str] = []
+    section, below = root, [root]
+    for part in location:
+        tagged = [each for each in below if len(below) > 1 and part in _tags(each)]
+        if tagged:
+            below = tagged
+            continue
+        section = below[0] if below else section
+        path.append(part)
+        field = section.model_fields.get(part)
+        below = _sections_of(field.annotation) if field else []
+    return path, section
+
+
+def _tags(section: type[BaseModel]) -> tuple[Any, ...]:
+    """What tells a section of a union from the others."""
+    return get_args(section.model_fields["family"].annotation)
 
 
 def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -94,6 +111,7 @@ def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _sections_of(annotation: Any) -> list[type[BaseModel]]:
-    """Sections that a field's type allows: one for ``Penalty`` and ``Penalty | None``, none for numbers and text."""
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
-    return [each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)]
+    """Sections that a field's type allows: none for numbers and text, several where a tag tells them apart."""
+    candidates = [annotation, *get_args(annotation)]
+    plain = [get_args(each)[0] if get_origin(each) is Annotated else each for each in candidates]
+    return [each for each in plain if isinstance(each, type) and issubclass(each, BaseModel)]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
-from bigsgan.config.families import BigGANDiscriminator, BigGANGenerator
+from bigsgan.config.families import AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.sections import (
     Average,
@@ -50,8 +50,8 @@ class Recipe(Section):
     checkpoint_nimg: PositiveInt
     keep_checkpoints: PositiveInt = 3
     data: Data
-    generator: BigGANGenerator
-    discriminator: BigGANDiscriminator
+    generator: AnyGenerator
+    discriminator: AnyDiscriminator
     objective: Objective = Objective()
     optimizer: Optimizers
     ema: Average
@@ -209,8 +209,8 @@ def _check_recipe(recipe: Recipe) -> None:
     """Check what no single section can see."""
     if not recipe.out.strip() or "\0" in recipe.out:
         raise UserError("out", recipe.out, "is no directory", "give the run directory, such as out=runs/digits")
-    recipe.generator.check(recipe.data.resolution)
-    recipe.discriminator.check(recipe.data.resolution)
+    recipe.generator.check(recipe.data)
+    recipe.discriminator.check(recipe.data)
     _check_objective(recipe)
     for network in NETWORKS:
         _check_optimizer(f"optimizer.{network}", getattr(recipe.optimizer, network), recipe.total_nimg)

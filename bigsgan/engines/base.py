@@ -27,6 +27,11 @@ class LossFunction(Protocol):
         """
         ...
 
+    @property
+    def num_segments(self) -> int:
+        """Equal parts of a micro-batch, such as real and fake, whose batch statistics are kept apart."""
+        ...
+
     def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
         """Mean loss over this rank's samples of the micro-batch, a float32 scalar."""
         ...

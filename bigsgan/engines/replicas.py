@@ -7,7 +7,7 @@ from functools import partial
 import torch.distributed as dist
 
 from bigsgan import comm
-from bigsgan.models.layers import BatchStatistics
+from bigsgan.models.layers import RankAverages
 from bigsgan.models.network import LayerStack
 
 
@@ -26,6 +26,6 @@ def join_replicas(
         return
     comm.broadcast(network.buffers(), source, group)
     for module in network.modules():
-        if isinstance(module, BatchStatistics):
+        if isinstance(module, RankAverages):
             module.average_over_ranks = partial(comm.mean_over_ranks, group=group)
             module.num_ranks = num_replicas

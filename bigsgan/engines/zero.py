@@ -34,7 +34,7 @@ class Root(nn.Module):
         if loss is not None and loss.differentiates_inputs:
             inputs = (inputs[0].detach().requires_grad_(True), *inputs[1:])
         with moving_state(self.stateful, moving):
-            outputs = self.network(*inputs)
+            outputs = self.network(*inputs, segments=1 if loss is None else loss.num_segments)
         return outputs if loss is None else loss(outputs, inputs)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.config.families import (
+from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
     BIGGAN_GENERATOR,
     BigGANDiscriminator,

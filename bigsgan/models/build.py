@@ -8,12 +8,16 @@ from typing import Any
 from torch import nn
 
 from bigsgan.config import Recipe
-from bigsgan.models import biggan
+from bigsgan.models import biggan, dcgan, mlp
 from bigsgan.models.network import LayerStack
 
 _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
     ("biggan", "generator"): biggan.generator_layers,
     ("biggan", "discriminator"): biggan.discriminator_layers,
+    ("dcgan", "generator"): dcgan.generator_layers,
+    ("dcgan", "discriminator"): dcgan.discriminator_layers,
+    ("mlp", "generator"): mlp.generator_layers,
+    ("mlp", "discriminator"): mlp.discriminator_layers,
 }
 
 

@@ -132,15 +132,23 @@ class SpectralLayer(StatefulLayer):
 
 
 class SpectralConv2d(SpectralLayer):
-    """Convolution with stride 1 and same padding: (N, C_in, H, W) -> (N, C_out, H, W)."""
+    """Convolution, with same padding unless told otherwise: (N, C_in, H, W) -> (N, C_out, H / stride, W / stride)."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int, bias: bool = True) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        bias: bool = True,
+        stride: int = 1,
+        padding: int | None = None,
+    ) -> None:
         super().__init__((out_channels, in_channels, kernel, kernel), bias)
-        self.padding = kernel // 2
+        self.stride, self.padding = stride, kernel // 2 if padding is None else padding
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
-        return F.conv2d(x.to(self.weight.dtype), self.normalized_weight(), self.bias, padding=self.padding)
+        return F.conv2d(x.to(self.weight.dtype), self.normalized_weight(), self.bias, self.stride, self.padding)
 
 
 class SpectralLinear(SpectralLayer):
@@ -183,7 +191,21 @@ class Embedding(nn.Module):
         return F.embedding(labels, self.weight)
 
 
-class BatchStatistics(StatefulLayer):
+class RankAverages(StatefulLayer):
+    """A layer that takes means over the global micro-batch, of which each data-parallel rank holds an equal part.
+
+    Attributes:
+        average_over_ranks: Differentiable mean of a tensor over the ranks, set by the engine; None on one rank.
+        num_ranks: How many ranks that averages over.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average_over_ranks: Callable[[Tensor], Tensor] | None = None
+        self.num_ranks = 1
+
+
+class BatchStatistics(RankAverages):
     """Normalises each channel over the samples and pixels of the global micro-batch, without gain or bias.
 
     Statistics are float32 and, where ``average_over_ranks`` is given, those of all data-parallel ranks. In training
@@ -194,8 +216,8 @@ class BatchStatistics(StatefulLayer):
         running_mean: Buffer (C,), float32.
         running_var: Buffer (C,), float32, unbiased.
         momentum: Weight of a new micro-batch in the running statistics.
-        average_over_ranks: Differentiable mean of a tensor over the ranks, set by the engine; None on one rank.
-        num_ranks: How many ranks that averages over; each holds as many samples as any other.
+        segments: Equal parts of a batch, such as real and fake images, that are normalised each by itself; the first
+            moves the running statistics.
     """
 
     running_mean: Tensor
@@ -203,9 +225,7 @@ class BatchStatistics(StatefulLayer):
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
-        self.eps, self.momentum = eps, momentum
-        self.average_over_ranks: Callable[[Tensor], Tensor] | None = None
-        self.num_ranks = 1
+        self.eps, self.momentum, self.segments = eps, momentum, 1
         self.register_buffer("running_mean", torch.empty(channels, dtype=torch.float32))
         self.register_buffer("running_var", torch.empty(channels, dtype=torch.float32))
 
@@ -223,16 +243,33 @@ class BatchStatistics(StatefulLayer):
         full = x.float()  # sums over N * H * W values need more than 8 or 11 bits
         if not self.training:
             return F.batch_norm(full, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
+        if self.segments == 1:
+            return self._normalize(full).to(x.dtype)
+        n, c, h, w = x.shape
+        # Segments become channels, which batch norm keeps apart.
+        apart = full.view(self.segments, -1, c, h, w).transpose(0, 1).reshape(-1, self.segments * c, h, w)
+        normalized = self._normalize(apart).view(-1, self.segments, c, h, w).transpose(0, 1)
+        return normalized.reshape(n, c, h, w).to(x.dtype)
+
+    def _normalize(self, x: Tensor) -> Tensor:
+        """Normalise (n, segments * C, H, W)."""
+        channels = len(self.running_mean)
         if self.average_over_ranks is None:
-            # Copies and not None where nothing may move: a recomputation has to save as many tensors as its forward.
-            mean, var = (b if self.moving else b.clone() for b in (self.running_mean, self.running_var))
-            normalized = F.batch_norm(full, mean, var, training=True, momentum=self.momentum, eps=self.eps)
-            return normalized.to(x.dtype)
-        mean, var = self._global_statistics(full, self.average_over_ranks)
+            # Copies even where nothing may move: a recomputation has to save as many tensors as its forward.
+            mean, var = (buffer.repeat(self.segments) for buffer in (self.running_mean, self.running_var))
+            if self.segments == 1 and self.moving:
+                mean, var = self.running_mean, self.running_var
+            normalized = F.batch_norm(x, mean, var, training=True, momentum=self.momentum, eps=self.eps)
+            if self.segments > 1 and self.moving:
+                self.running_mean.copy_(mean[:channels])
+                self.running_var.copy_(var[:channels])
+            return normalized
+        mean, var = self._global_statistics(x, self.average_over_ranks)
         if self.moving:
-            self._move(mean.detach(), var.detach(), full.numel() // full.shape[1] * self.num_ranks)
+            count = x.numel() // x.shape[1] * self.num_ranks
+            self._move(mean[:channels].detach(), var[:channels].detach(), count)
         shape = (1, -1, 1, 1)
-        return ((full - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)).to(x.dtype)
+        return (x - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
 
     def _global_statistics(self, x: Tensor, average: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and biased variance over all ranks in one collective.
@@ -242,7 +279,7 @@ class BatchStatistics(StatefulLayer):
         gradient holds there too, which a clamp alone would drop.
         """
         var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
-        center = self.running_mean.clone()  # the running mean moves in place before the backward pass
+        center = self.running_mean.repeat(self.segments)  # a copy: it moves in place before the backward pass
         offset = mean - center
         offset, square, var = average(torch.stack([offset, offset.square(), var])).unbind(0)
         between = square - offset.square()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bigsgan.models.layers import SpectralLayer, StatefulLayer
+from bigsgan.models.layers import BatchStatistics, SpectralLayer, StatefulLayer
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
 
@@ -33,25 +34,41 @@ class LayerStack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleDict({str(first + i): layer for i, layer in enumerate(layers)})
         self.checkpointing = checkpointing
+        self._segmented = {
+            number: [module for module in layer.modules() if isinstance(module, BatchStatistics)]
+            for number, layer in self.layers.items()
+        }
 
     def part(self, start: int, stop: int) -> LayerStack:
         """Layers ``start`` up to ``stop`` as a network of their own."""
         return LayerStack(list(self.layers.values())[start:stop], self.checkpointing, start)
 
-    def forward(self, *carry: Tensor) -> Tensor:
-        """Fold over the layers; the last one must leave a single tensor."""
-        (output,) = self.fold(*carry)
+    def forward(self, *carry: Tensor, segments: int = 1) -> Tensor:
+        """Fold over the layers; the last one must leave a single tensor.
+
+        Args:
+            carry: The network's inputs.
+            segments: Equal parts of the batch that batch statistics are kept apart for.
+        """
+        (output,) = self.fold(*carry, segments=segments)
         return output
 
-    def fold(self, *carry: Tensor) -> tuple[Tensor, ...]:
+    def fold(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, ...]:
         """Fold over the layers of a part, and return the carry that the next part goes on from."""
-        for layer in self.layers.values():
+        for number, layer in self.layers.items():
+            run = partial(self._run, number, segments) if self._segmented[number] else layer
             if self.checkpointing:
-                # No layer draws random numbers, so there is no generator state to restore for the recomputation.
-                carry = checkpoint(layer, *carry, use_reentrant=False, preserve_rng_state=False)
+                # No layer draws from torch's generators, so there is no state to restore for the recomputation.
+                carry = checkpoint(run, *carry, use_reentrant=False, preserve_rng_state=False)
             else:
-                carry = layer(*carry)
+                carry = run(*carry)
         return carry
+
+    def _run(self, number: str, segments: int, *carry: Tensor) -> tuple[Tensor, ...]:
+        """Apply a layer with batch statistics; in a recomputation too, before which others may have been applied."""
+        for statistics in self._segmented[number]:
+            statistics.segments = segments
+        return self.layers[number](*carry)
 
     def stateful_layers(self) -> list[StatefulLayer]:
         """List the layers whose forward pass can move state."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from bigsgan.config.families import BigGANDiscriminator, BigGANGenerator
+from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
+from bigsgan.config.sections import Data
 from bigsgan.models.biggan import discriminator_layers, generator_layers
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import SelfAttention, moving_state
@@ -56,13 +57,13 @@ def one_thread_and_seed() -> Iterator[None]:
 def generator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
     chunks = len(G_WIDTHS[resolution])
     config = BigGANGenerator(**{"channels": 8, "latent_size": 3 * chunks, "embedding_size": 6, **section})
-    config.check(resolution)
+    config.check(Data(resolution=resolution))
     return LayerStack(generator_layers(config, resolution, image_channels, num_classes))
 
 
 def discriminator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
     config = BigGANDiscriminator(**{"channels": 8, **section})
-    config.check(resolution)
+    config.check(Data(resolution=resolution))
     return LayerStack(discriminator_layers(config, resolution, image_channels, num_classes))
 
 

@@ -10,12 +10,13 @@ import yaml
 from bigsgan.cli import main
 from bigsgan.config import Recipe, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
-from bigsgan.config.families import (
+from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
     BIGGAN_GENERATOR,
     BigGANGenerator,
     biggan_discriminator_resolutions,
 )
+from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 
 RECIPES = sorted((REPOSITORY / "launch" / "recipes").glob("*.yaml"))
@@ -179,9 +180,10 @@ def test_the_tables_of_blocks_agree_with_the_resolutions():
 
 
 def test_chunks_of_a_hierarchical_latent():
-    BigGANGenerator(latent_size=120).check(128)  # the paper's: 6 chunks of 20
+    data = Data(resolution=128)
+    BigGANGenerator(latent_size=120).check(data)  # the paper's: 6 chunks of 20
     with pytest.raises(
         UserError, match=r"latent_size: 128 does not divide into 6 chunks .*set generator.latent_size=126"
     ):
-        BigGANGenerator(latent_size=128).check(128)
-    BigGANGenerator(latent_size=128, hierarchical=False).check(128)
+        BigGANGenerator(latent_size=128).check(data)
+    BigGANGenerator(latent_size=128, hierarchical=False).check(data)

@@ -215,7 +215,7 @@ class PipelineEngine(DeepSpeedBacked):
         if run.keeps_graph and not (self._is_first and not run.phase.frozen):
             carry = [t.detach().requires_grad_() if t.is_floating_point() else t for t in carry]
         with torch.set_grad_enabled(run.keeps_graph), moving_state(self._stateful, moving):
-            outputs = list(self.network.fold(*carry))
+            outputs = list(self.network.fold(*carry, segments=1 if run.loss is None else run.loss.num_segments))
             if self._is_last and run.loss is not None:
                 outputs = [run.loss(outputs[0], ())]
             elif self._is_last:

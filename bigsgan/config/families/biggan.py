@@ -1,7 +1,4 @@
-"""The recipe's ``generator`` and ``discriminator`` sections: one pair of classes for each model family.
-
-Architecture tables live here, free of torch, so that a recipe is checked before anything heavy is imported.
-"""
+"""BigGAN's sections of a recipe, and its tables."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from bigsgan.config.sections import Section, Width
+from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.sections import Data, Width
 from bigsgan.errors import UserError
 
 # Output channels of each block in units of ``channels``, coarse to fine for G (the first entry is the first
@@ -33,7 +31,7 @@ BIGGAN_DISCRIMINATOR = {
 }
 
 
-class BigGANGenerator(Section):
+class BigGANGenerator(GeneratorSection):
     """BigGAN's generator (Brock et al. 2019, arXiv 1809.11096)."""
 
     family: Literal["biggan"] = "biggan"
@@ -46,10 +44,10 @@ class BigGANGenerator(Section):
     attention: list[int] = Field(default=[])
     """Resolutions of feature maps that self-attention follows."""
 
-    def check(self, resolution: int) -> None:
-        """Raise UserError where the section does not fit the resolution."""
-        _check_resolution(resolution)
-        blocks = len(BIGGAN_GENERATOR[resolution]) - 1
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        _check_resolution(data.resolution)
+        blocks = len(BIGGAN_GENERATOR[data.resolution]) - 1
         if self.hierarchical and self.latent_size % (blocks + 1):
             nearest = max(1, round(self.latent_size / (blocks + 1))) * (blocks + 1)
             raise UserError(
@@ -61,17 +59,17 @@ class BigGANGenerator(Section):
         _check_attention("generator", self.attention, [4 * 2 ** (i + 1) for i in range(blocks)])
 
 
-class BigGANDiscriminator(Section):
+class BigGANDiscriminator(NetworkSection):
     """BigGAN's projection discriminator (Brock et al. 2019; Miyato and Koyama 2018, arXiv 1802.05637)."""
 
     family: Literal["biggan"] = "biggan"
     channels: Width = 96
     attention: list[int] = Field(default=[])
 
-    def check(self, resolution: int) -> None:
-        """Raise UserError where the section does not fit the resolution."""
-        _check_resolution(resolution)
-        _check_attention("discriminator", self.attention, biggan_discriminator_resolutions(resolution))
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        _check_resolution(data.resolution)
+        _check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.resolution))
 
 
 def biggan_discriminator_resolutions(resolution: int) -> list[int]:

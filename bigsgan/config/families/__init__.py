@@ -1,0 +1,36 @@
+"""The recipe's ``generator`` and ``discriminator`` sections: one pair of classes for each model family.
+
+Architecture tables live here, free of torch, so that a recipe is checked before anything heavy is imported. A new
+family adds a file, and a line to each union.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Tag
+
+from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
+from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
+from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
+
+
+def family_of(section: Any) -> Any:
+    """Return the name that tells the classes of a union apart; a section without one is BigGAN's."""
+    if isinstance(section, dict):
+        return section.get("family", "biggan")
+    return getattr(section, "family", "biggan")
+
+
+AnyGenerator = Annotated[
+    Annotated[BigGANGenerator, Tag("biggan")]
+    | Annotated[DCGANGenerator, Tag("dcgan")]
+    | Annotated[MLPGenerator, Tag("mlp")],
+    Discriminator(family_of),
+]
+AnyDiscriminator = Annotated[
+    Annotated[BigGANDiscriminator, Tag("biggan")]
+    | Annotated[DCGANDiscriminator, Tag("dcgan")]
+    | Annotated[MLPDiscriminator, Tag("mlp")],
+    Discriminator(family_of),
+]

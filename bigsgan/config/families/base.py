@@ -1,0 +1,29 @@
+"""What the sections of all model families have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from bigsgan.config.sections import Data, Section, Width
+
+
+class NetworkSection(Section):
+    """One network of a family.
+
+    Attributes:
+        family: Name of the family, which tells the sections apart.
+        draws: Whether the network draws numbers of its own, such as noise; its inputs then carry a seed a sample.
+    """
+
+    draws: ClassVar[bool] = False
+    family: str
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+
+
+class GeneratorSection(NetworkSection):
+    """A generator of images from latents."""
+
+    latent_size: Width
+    """Numbers in a latent."""

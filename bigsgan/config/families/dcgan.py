@@ -1,0 +1,45 @@
+"""DCGAN's sections of a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.sections import Data, Width
+from bigsgan.errors import UserError
+
+
+class DCGANGenerator(GeneratorSection):
+    """DCGAN's generator (Radford, Metz and Chintala 2016, arXiv 1511.06434)."""
+
+    family: Literal["dcgan"] = "dcgan"
+    latent_size: Width = 100
+    channels: Width = 64
+    """Of the finest feature map; each coarser one has twice as many."""
+    embedding_size: Width = 32
+    """Size of the class embedding beside the latent; without effect where there are no classes."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        _check_resolution(data.resolution)
+
+
+class DCGANDiscriminator(NetworkSection):
+    """DCGAN's discriminator, with a projection head where there are classes."""
+
+    family: Literal["dcgan"] = "dcgan"
+    channels: Width = 64
+    """Of the finest feature map; each coarser one has twice as many."""
+    norm: Literal["batch", "spectral", "none"] = "batch"
+    """Batch norm as published, or spectral norm (Miyato et al. 2018, arXiv 1802.05957), or neither."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        _check_resolution(data.resolution)
+
+
+def _check_resolution(resolution: int) -> None:
+    if resolution < 8 or resolution & (resolution - 1):
+        nearest = max(8, 1 << (resolution.bit_length() - 1))
+        problem = "is no power of two from 8 on, which DCGAN's halvings need"
+        raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")

@@ -1,0 +1,31 @@
+"""Sections of the plain multi-layer perceptrons."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.sections import PositiveInt, Width
+
+
+class MLPGenerator(GeneratorSection):
+    """Fully connected generator, the smallest baseline (Goodfellow et al. 2014, arXiv 1406.2661)."""
+
+    family: Literal["mlp"] = "mlp"
+    latent_size: Width = 100
+    width: Width = 256
+    """Features of each hidden layer."""
+    depth: PositiveInt = 3
+    """Hidden layers."""
+    embedding_size: Width = 32
+    """Size of the class embedding beside the latent; without effect where there are no classes."""
+
+
+class MLPDiscriminator(NetworkSection):
+    """Fully connected discriminator, with a projection head where there are classes."""
+
+    family: Literal["mlp"] = "mlp"
+    width: Width = 256
+    """Features of each hidden layer."""
+    depth: PositiveInt = 3
+    """Hidden layers."""

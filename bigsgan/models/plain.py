@@ -1,0 +1,102 @@
+"""Convolutions and linear maps without state, initialised from generators of their own.
+
+Shapes: N samples, C channels, H x W pixels, F features, K a kernel's side.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsgan.models.layers import Generators
+
+
+class Weighted(nn.Module):
+    """Owner of a weight, drawn from a normal distribution, and of a bias, which begins at 0.
+
+    Attributes:
+        weight: Parameter of the given shape.
+        bias: Parameter (features,), or None.
+        std: Standard deviation of the initial weight.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, shape: tuple[int, ...], std: float, features: int | None) -> None:
+        super().__init__()
+        self.std = std
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(features)) if features else None
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Draw the weight, in float32 whatever its type, and clear the bias."""
+        drawn = torch.empty(self.weight.shape, dtype=torch.float32)
+        self.weight.copy_(drawn.normal_(0, self.std, generator=generators("weight")))
+        if self.bias is not None:
+            self.bias.zero_()
+
+
+class Conv2d(Weighted):
+    """Convolution: (N, C_in, H, W) -> (N, C_out, ...)."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, std: float, stride: int, padding: int, bias: bool = True
+    ) -> None:
+        super().__init__((out_channels, in_channels, kernel, kernel), std, out_channels if bias else None)
+        self.stride, self.padding = stride, padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve, in the weight's type."""
+        return F.conv2d(x.to(self.weight.dtype), self.weight, self.bias, self.stride, self.padding)
+
+
+class ConvTranspose2d(Weighted):
+    """Transposed convolution: (N, C_in, H, W) -> (N, C_out, (H - 1) * stride - 2 * padding + K, ...)."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, std: float, stride: int, padding: int, bias: bool = True
+    ) -> None:
+        super().__init__((in_channels, out_channels, kernel, kernel), std, out_channels if bias else None)
+        self.stride, self.padding = stride, padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve, in the weight's type."""
+        return F.conv_transpose2d(x.to(self.weight.dtype), self.weight, self.bias, self.stride, self.padding)
+
+
+class Linear(Weighted):
+    """Linear map: (N, F_in) -> (N, F_out)."""
+
+    def __init__(self, in_features: int, out_features: int, std: float, bias: bool = True) -> None:
+        super().__init__((out_features, in_features), std, out_features if bias else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map, in the weight's type."""
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
+class Embedding(Weighted):
+    """Embedding table: labels (N,) int64 -> (N, F)."""
+
+    def __init__(self, num_classes: int, features: int, std: float = 1.0) -> None:
+        super().__init__((num_classes, features), std, None)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Look the labels up."""
+        return F.embedding(labels, self.weight)
+
+
+class LatentWithClass(nn.Module):
+    """Latent (N, Z) and, where there are classes, the label's embedding (N, E) beside it: (N, Z + E)."""
+
+    def __init__(self, latent_size: int, num_classes: int, embedding_size: int) -> None:
+        super().__init__()
+        self.embedding = Embedding(num_classes, embedding_size) if num_classes else None
+        self.features = latent_size + (embedding_size if num_classes else 0)
+
+    def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
+        """(N, Z), (N,) -> (N, features)."""
+        return latents if self.embedding is None else torch.cat([latents, self.embedding(labels).float()], dim=1)
