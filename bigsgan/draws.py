@@ -70,6 +70,10 @@ class Draws:
         top = self.words(stream, counters, first, num, 1)[:, 0] >> np.uint64(32)
         return ((top * np.uint64(high)) >> np.uint64(32)).astype(np.int64)
 
+    def seeds(self, stream: str, counters: tuple[int, ...], first: int, num: int) -> np.ndarray:
+        """A seed of its own for each sample, to draw more from on the device: int64 (num,), not negative."""
+        return (self.words(stream, counters, first, num, 1)[:, 0] >> np.uint64(1)).astype(np.int64)
+
     def permutation(self, stream: str, counters: tuple[int, ...], num: int) -> np.ndarray:
         """A random order of 0 .. num - 1: int64 (num,)."""
         return np.random.Generator(np.random.Philox(key=self._key(stream, counters))).permutation(num)

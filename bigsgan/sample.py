@@ -18,7 +18,7 @@ from bigsgan.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.training.sampling import (
     LARGEST_NUM,
     check_options,
-    draw_latents,
+    generator_inputs,
     grid_columns,
     sample,
     smaller_batch,
@@ -96,7 +96,6 @@ def generate(
     recipe's ``sample_statistics`` are each batch's own.
     """
     stand_statistics(trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device))
-    latents = draw_latents(Draws(seed), "sample", 0, num, trained.recipe.generator.latent_size, truncation)
     labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
-    inputs = (latents.to(device), labels.to(device))
+    inputs = generator_inputs(trained.recipe, Draws(seed), "sample", 0, labels, truncation, device)
     return sample(trained.network, trained.infer, inputs, batch, trained.recipe.sample_statistics)

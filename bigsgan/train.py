@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,24 @@ from typing import Any
 import torch
 
 from bigsgan import checkpoint, comm, memory
-from bigsgan.adversarial import AdversarialStep, LatentSource, Slice
+from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, read_saved_recipe, write_recipe
 from bigsgan.data import RealImages, build_dataset
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
+from bigsgan.engines import MicroBatch, OnDemand
 from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
+from bigsgan.training.sampling import STANDING_BATCHES, latent_grid, pair_grid
 from bigsgan.training.state import AverageState, Counters, EngineState
 
-REAL_GRID, REAL_COLUMNS = 100, 10
+NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 
 _log = logging.getLogger(__name__)
 
@@ -116,17 +119,22 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         checkpoint.load(found, entries, layout, comm)
     slices = _slices(plan, rank)
     draws, statistics = Draws(recipe.seed), Statistics(device)
-    reals = _build_reals(plan, slices["discriminator"]["discriminator"], dataset, draws, counters.update)
+    reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters.update)
+    sample_draws = SampleDraws(draws, device)
+    source, standing = _build_source(plan, slices, sample_draws, dataset, counters.update)
+    shown = readable_images(dataset, NUM_SHOWN) if rank == 0 or recipe.data.paired else torch.empty(0)
+    if recipe.data.paired and not len(shown):
+        raise UserError("data.root", recipe.data.root, "holds no pair that can be read", "repair its images")
     image_shape = (recipe.data.image_channels, recipe.data.resolution, recipe.data.resolution)
     hand_over = build_hand_over(plan, image_shape)
-    latents = LatentSource(draws, recipe.generator.latent_size, recipe.data.num_classes, device)
     step = AdversarialStep(
         engines["generator"],
         engines["discriminator"],
         hand_over,
         recipe.objective,
         reals,
-        latents,
+        source,
+        sample_draws,
         slices,
         image_shape,
         statistics,
@@ -134,16 +142,18 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     if found is not None:
         reporter.message(f"going on from {found.path} ({counters.nimg} images)")
-    if rank == 0 and (real := readable_images(dataset, REAL_GRID)):
-        reporter.images("samples/real", torch.stack(real).float() / 127.5 - 1, REAL_COLUMNS, counters.nimg)
+    if rank == 0 and len(shown) and not recipe.data.paired:
+        reporter.images("samples/real", shown, REAL_COLUMNS, counters.nimg)
+    grid = pair_grid(recipe, shown[:NUM_PAIRS], device) if recipe.data.paired else latent_grid(recipe, device)
     return Run(
         recipe=recipe,
         out=out,
         reals=reals,
         step=step,
         average=average,
-        latents=latents,
-        sampling_slice=slices["generator"]["generator"],
+        grid=grid,
+        sampling_batch=slices["generator"]["generator"].num_samples,
+        standing=standing,
         counters=counters,
         entries=entries,
         layout=layout,
@@ -163,9 +173,11 @@ def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
     }
 
 
-def _build_reals(plan: RunPlan, part: Slice, dataset: ImageDataset, draws: Draws, update: int) -> RealImages:
-    """Begin to read real images, on the ranks that the discriminator's first stage lies on."""
-    recipe = plan.recipe
+def _build_reals(
+    plan: RunPlan, network: str, slices: dict[str, Slice], dataset: ImageDataset, draws: Draws, update: int
+) -> RealImages:
+    """Begin to read the data of a network's slice, on the ranks that its first stage lies on."""
+    recipe, part = plan.recipe, slices[network]
     return RealImages(
         dataset,
         recipe.data,
@@ -176,8 +188,25 @@ def _build_reals(plan: RunPlan, part: Slice, dataset: ImageDataset, draws: Draws
         world_size=part.num_replicas,
         device=comm.device(),
         first_phase=update * recipe.objective.d_steps,
-        reads=plan.placement("discriminator").stage(comm.rank()) == 0,
+        reads=plan.placement(network).stage(comm.rank()) == 0,
     )
+
+
+def _build_source(
+    plan: RunPlan, slices: dict[str, dict[str, Slice]], draws: SampleDraws, dataset: ImageDataset, update: int
+) -> tuple[InputSource, Sequence[MicroBatch]]:
+    """Where the generator's inputs come from, and some of them for standing statistics."""
+    recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
+    if not recipe.data.paired:
+        latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
+        part = g_phase["generator"]
+        return latents, OnDemand(STANDING_BATCHES, lambda i: latents.phase("standing", (i,), part)[0])
+    places = [plan.placement(network) for network in NETWORKS]
+    together = places[0].input_ranks() == places[1].input_ranks()
+    own = None
+    if not together:  # other pairs than those that D reads on this rank
+        own = _build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), update).next_phase
+    return PairSource(draws, recipe.data.input_channels, own), []
 
 
 def _layout(plan: RunPlan) -> dict[str, Any]:
@@ -190,14 +219,14 @@ def _layout(plan: RunPlan) -> dict[str, Any]:
     return layout
 
 
-def readable_images(dataset: ImageDataset, num: int) -> list[torch.Tensor]:
-    """Up to ``num`` images from all over a data set that can be read: uint8 (C, R, R) each."""
+def readable_images(dataset: ImageDataset, num: int) -> torch.Tensor:
+    """Up to ``num`` images from all over a data set that can be read: (n, C, R, R) in [-1, 1]."""
     found = []
     num = min(num, len(dataset))
     for index in range(num):
         with suppress(CorruptImage):  # the loader counts and reports it
             found.append(dataset[index * len(dataset) // num][0])
-    return found
+    return torch.stack(found).float() / 127.5 - 1 if found else torch.empty(0)
 
 
 def _closing_lines(out: Path, nimg: int) -> str:

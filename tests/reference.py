@@ -10,7 +10,7 @@ import contextlib
 import torch
 import torch.nn.functional as F
 
-from bigsgan.adversarial import LatentSource, Slice
+from bigsgan.adversarial import LatentSource, SampleDraws, Slice
 from bigsgan.config import Recipe
 from bigsgan.data import RealImages, build_dataset
 from bigsgan.draws import Draws
@@ -59,7 +59,8 @@ class Reference:
         self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
         self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
         draws, cpu = Draws(recipe.seed), torch.device("cpu")
-        self.latents = LatentSource(draws, recipe.generator.latent_size, recipe.data.num_classes, cpu)
+        self.draws = SampleDraws(draws, cpu)
+        self.source = LatentSource(self.draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
         self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in ("generator", "discriminator")}
         self.reals = RealImages(
             build_dataset(recipe.data), recipe.data, draws, batch=recipe.batch,
@@ -70,50 +71,66 @@ class Reference:
         with moving_state(network.stateful_layers(), moving):
             return network(*inputs)
 
+    def generator_inputs(self, stream, counters, part):
+        if not self.recipe.data.paired:
+            return list(self.source.phase(stream, counters, part))
+        seeds = self.draws.seeds(f"{stream}/seed", counters, part)
+        first = self.recipe.data.input_channels
+        return [(x[:, :first], y, seed) for (x, y), seed in zip(self.last_reals, seeds, strict=True)]
+
+    def targets(self, x):
+        return x[:, self.recipe.data.input_channels :] if self.recipe.data.paired else x
+
+    def conditions(self, labels, inputs):
+        return (labels, inputs[0]) if self.recipe.data.paired else (labels,)
+
     def penalty(self, section, x, y, logits, noise):
         if section.form == "exact":
             (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
             return section.weight / 2 * g.square().sum((1, 2, 3)).mean()
-        moved = self.forward(self.d, False, x + section.sigma * noise, y)
-        return section.weight / 2 * ((moved - logits) ** 2).mean() / section.sigma**2
+        moved = self.forward(self.d, False, x + section.sigma * noise, *y)
+        slopes = ((moved - logits) / section.sigma).view(len(x), -1).sum(1)
+        return section.weight / 2 * (slopes**2).mean()
 
     def d_step(self, update, d_step):
         section, part = self.recipe.objective, self.parts["discriminator"]
-        latents = self.latents.phase("discriminator", (update, d_step), part)
         reals = self.last_reals = self.reals.next_phase()
-        self.last_latents = latents
+        latents = self.last_latents = self.generator_inputs("discriminator", (update, d_step), part)
         phase = update * section.d_steps + d_step
-        for j, ((x, y), (z, c)) in enumerate(zip(reals, latents, strict=True)):
+        for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
+            x, y, c = self.targets(x), self.conditions(y, inputs), self.conditions(inputs[1], inputs)
             with torch.no_grad():
-                fake = self.forward(self.g, False, z, c)
+                fake = self.forward(self.g, False, *inputs)
             x.requires_grad_(), fake.requires_grad_()
             # The first of these forward passes moves the power iteration; the others must find it moved.
-            logits_real = self.forward(self.d, j == 0, x, y)
-            logits_fake = self.forward(self.d, False, fake, c)
+            logits_real = self.forward(self.d, j == 0, x, *y)
+            logits_fake = self.forward(self.d, False, fake, *c)
             loss = self.d_loss(logits_real, logits_fake)
             for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):
                 penalty = getattr(section, name)
                 if penalty and phase % penalty.every == 0:
                     noise = None
                     if penalty.form != "exact":
-                        noise = self.latents.noise(name, (update, d_step), part, images.shape[1:])[j]
+                        noise = self.draws.normal(name, (update, d_step), part, images.shape[1:])[j]
                     loss = loss + penalty.every * self.penalty(penalty, images, labels, logits, noise)
             (loss / part.accumulation).backward()
         self.finish(self.d, self.opt_d, section.orthogonal.discriminator)
 
     def g_step(self, update):
         part = self.parts["generator"]
-        latents = self.latents.phase("generator", (update,), part)
-        if self.recipe.objective.reuse_fakes:
-            latents = self.last_latents
-        for j, (z, c) in enumerate(latents):
-            fake = self.forward(self.d, False, self.forward(self.g, j == 0, z, c), c)
-            real = (
-                self.forward(self.d, False, *self.last_reals[j])
-                if self.recipe.objective.loss == "relativistic"
-                else None
-            )
-            (self.g_loss(real, fake) / part.accumulation).backward()
+        latents = self.last_latents
+        if not self.recipe.objective.reuse_fakes:
+            latents = self.generator_inputs("generator", (update,), part)
+        for j, inputs in enumerate(latents):
+            images, c = self.forward(self.g, j == 0, *inputs), self.conditions(inputs[1], inputs)
+            x, y = self.last_reals[j]
+            real = None
+            if self.recipe.objective.loss == "relativistic":
+                real = self.forward(self.d, False, self.targets(x), *self.conditions(y, inputs))
+            loss = self.g_loss(real, self.forward(self.d, False, images, *c))
+            if self.recipe.objective.l1:
+                loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self.targets(x))
+            (loss / part.accumulation).backward()
         self.opt_d.zero_grad()
         self.finish(self.g, self.opt_g, self.recipe.objective.orthogonal.generator)
 

@@ -33,6 +33,30 @@ optimizer:
 ema: {half_life_nimg: 16}
 """
 
+FAMILIES: dict[str, list[str]] = {
+    "dcgan": [
+        "generator={family: dcgan, latent_size: 12, channels: 4, embedding_size: 4}",
+        "discriminator={family: dcgan, channels: 4}",
+    ],
+    "dcgan_spectral": [
+        "data.num_classes=0",
+        "generator={family: dcgan, latent_size: 12, channels: 4}",
+        "discriminator={family: dcgan, channels: 4, norm: spectral}",
+    ],
+    "mlp": [
+        "generator={family: mlp, latent_size: 12, width: 16, depth: 2}",
+        "discriminator={family: mlp, width: 16, depth: 2}",
+    ],
+    "pix2pix": [
+        "data={kind: synthetic_pairs, resolution: 32, num_images: 64, num_classes: 0, image_channels: 3}",
+        "generator={family: pix2pix, channels: 4}",
+        "discriminator={family: pix2pix, channels: 4, depth: 2}",
+        "objective.l1=10",
+        "objective.reuse_fakes=true",
+    ],
+}
+"""Overrides that turn the tiny recipe into another family's."""
+
 
 def tiny_recipe(directory: Path, *overrides: str) -> Recipe:
     path = directory / "tiny.yaml"

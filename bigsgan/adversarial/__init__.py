@@ -1,6 +1,7 @@
 """The adversarial step, its losses and penalties."""
 
-from bigsgan.adversarial.latents import LatentSource, Slice
+from bigsgan.adversarial.latents import InputSource, LatentSource, SampleDraws, Slice
+from bigsgan.adversarial.pairs import PairSource
 from bigsgan.adversarial.step import AdversarialStep, LearningRates
 
-__all__ = ["AdversarialStep", "LatentSource", "LearningRates", "Slice"]
+__all__ = ["AdversarialStep", "InputSource", "LatentSource", "LearningRates", "PairSource", "SampleDraws", "Slice"]

@@ -1,7 +1,7 @@
 """What each network minimises: an adversarial loss on logits, and for D the gradient penalties.
 
 D sees one concatenated batch in equal segments: real, fake, and with a finite-difference penalty the perturbed copies.
-Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,).
+Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,), or (S * n, P) of P patches.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _PENALTY_SCALE = 2.0**10
 
 
 def statistic_names(section: Objective) -> list[str]:
-    """Names of the statistics that the objectives add to, where the logits are."""
+    """Names of the statistics that the objectives add to, where the logits or the images are."""
     names = ["loss/generator", "loss/discriminator"]
     names += [f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake")]
+    names += ["loss/l1"] if section.l1 else []
     return names + [f"penalty/{name}" for name in ("r1", "r2") if getattr(section, name)]
 
 
@@ -65,15 +66,15 @@ class DiscriminatorObjective:
         """Concatenate the segments of one micro-batch.
 
         Args:
-            real: Images (n, C, H, W) in [-1, 1] and labels (n,).
+            real: Images (n, C, H, W) in [-1, 1] and what else D reads, such as labels (n,).
             fake: The same of the generator.
             noise: Standard normal noise (n, C, H, W) for each penalty in ``perturbed``.
         """
         segments = [real, fake]
         for name in self.perturbed:
-            images, labels = real if name == "r1" else fake
-            segments.append((images + self._penalties[name].sigma * noise[name], labels))
-        return torch.cat([images for images, _ in segments]), torch.cat([labels for _, labels in segments])
+            images, *rest = real if name == "r1" else fake
+            segments.append((images + self._penalties[name].sigma * noise[name], *rest))
+        return _join(segments)
 
     def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
         """Loss of the logits of a concatenated micro-batch."""
@@ -102,7 +103,7 @@ class DiscriminatorObjective:
     def _squared_slope(self, name: str, real: Tensor, fake: Tensor, moved: Tensor) -> Tensor:
         """((D(x + sigma e) - D(x)) / sigma)^2, whose mean over e is |grad|^2 to first order: (n,)."""
         still = real if name == "r1" else fake
-        return ((moved - still) / self._penalties[name].sigma).square()
+        return ((moved - still) / self._penalties[name].sigma).flatten().view(len(still), -1).sum(dim=1).square()
 
     def _record(self, loss: Tensor, real: Tensor, fake: Tensor) -> None:
         real, fake = real.detach(), fake.detach()
@@ -130,9 +131,7 @@ class GeneratorObjective:
 
     def batch(self, real: MicroBatch | None, fake: MicroBatch) -> MicroBatch:
         """What D sees: the fakes, after the reals if the loss pairs them."""
-        if real is None:
-            return fake
-        return torch.cat([real[0], fake[0]]), torch.cat([real[1], fake[1]])
+        return fake if real is None else _join([real, fake])
 
     def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
         """Loss of the logits of ``batch``."""
@@ -140,3 +139,21 @@ class GeneratorObjective:
         loss = self._loss.generator(real, fake)
         self._statistics.add("loss/generator", loss.detach())
         return loss
+
+
+class Reconstruction:
+    """The part of G's loss that looks at images and not at logits: ``weight`` times the mean of |image - target|."""
+
+    def __init__(self, weight: float, statistics: Statistics) -> None:
+        self._weight, self._statistics = weight, statistics
+
+    def grads(self, images: Tensor, targets: Tensor) -> Tensor:
+        """d(loss)/d(images) of one micro-batch, (n, C, H, W)."""
+        difference = images.detach() - targets
+        self._statistics.add("loss/l1", difference.abs())
+        return difference.sign() * (self._weight / difference.numel())
+
+
+def _join(segments: list[MicroBatch]) -> MicroBatch:
+    """Concatenate each entry over the segments."""
+    return tuple(torch.cat(entries) for entries in zip(*segments, strict=True))

@@ -13,20 +13,17 @@ asks for a phase; what an engine makes of it, and when, is its own affair.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from bigsgan.adversarial.latents import LatentSource, Slice
-from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective, statistic_names
+from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws, Slice
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective, Reconstruction, statistic_names
 from bigsgan.config.sections import Objective
 from bigsgan.data import LabelledImages
 from bigsgan.engines import Engine, MicroBatches, OnDemand
 from bigsgan.monitor import Statistics
-
-_Draws = tuple[str, tuple[int, ...]]
-_Reals = Callable[[], list[LabelledImages]]
 
 
 class RealSource(Protocol):
@@ -66,7 +63,8 @@ class AdversarialStep:
         hand_over: HandOver,
         section: Objective,
         reals: RealSource,
-        latents: LatentSource,
+        source: InputSource,
+        draws: SampleDraws,
         slices: dict[str, dict[str, Slice]],
         image_shape: tuple[int, int, int],
         statistics: Statistics,
@@ -79,15 +77,18 @@ class AdversarialStep:
             hand_over: Between their layouts.
             section: The game.
             reals: Real images.
-            latents: The generator's inputs.
+            source: The generator's inputs.
+            draws: Noise for penalties.
             slices: What each network computes in the phase of each: ``slices[phase][network]``.
             image_shape: (C, H, W).
             statistics: Where losses, logits and norms are added.
         """
         self.generator, self.discriminator = generator, discriminator
-        self._hand_over, self._section, self._reals, self._latents = hand_over, section, reals, latents
+        self._hand_over, self._section, self._reals = hand_over, section, reals
+        self._source, self._draws = source, draws
         self._slices, self._image_shape, self._statistics = slices, image_shape, statistics
         self._g_objective = GeneratorObjective(section, statistics)
+        self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
         statistics.declare(*statistic_names(section))
         generator.after_update = self._generator_updated
         discriminator.after_update = functools.partial(self._record, "discriminator", discriminator)
@@ -97,45 +98,52 @@ class AdversarialStep:
         for d_step in range(self._section.d_steps):
             # A phase of reals is taken where and when it is first looked at.
             reals = functools.cache(self._reals.next_phase)
-            draws: _Draws = ("discriminator", (update, d_step))
-            self._discriminator_phase(draws, update * self._section.d_steps + d_step, reals, lr.discriminator)
+            counters = (update, d_step)
+            inputs = self._source.inputs("discriminator", counters, self._slices["discriminator"], reals)
+            self._discriminator_phase(inputs, counters, reals, lr.discriminator)
         if not self._section.reuse_fakes:
-            draws = ("generator", (update,))
-        self._generator_phase(draws, reals, lr.generator)
+            inputs = self._source.inputs("generator", (update,), self._slices["generator"], reals)
+        self._generator_phase(inputs, reals, lr.generator)
         self.generator.finish()
         self.discriminator.finish()
 
-    def _discriminator_phase(self, draws: _Draws, phase: int, reals: _Reals, lr: float) -> None:
-        slices = self._slices["discriminator"]
-        own = slices["discriminator"]
-        objective = DiscriminatorObjective(self._section, self._statistics, phase)
-        fakes = self.generator.infer(self._latents.phase(*draws, slices["generator"]))
-        fakes = self._hand_over.to_discriminator(fakes, own.batch // own.accumulation)
-        labels = self._latents.labels(*draws, own)
-        noise = {name: self._latents.noise(name, draws[1], own, self._image_shape) for name in objective.perturbed}
+    def _discriminator_phase(self, inputs: Inputs, counters: tuple[int, int], reals: Reals, lr: float) -> None:
+        part = self._slices["discriminator"]["discriminator"]
+        number = counters[0] * self._section.d_steps + counters[1]
+        objective = DiscriminatorObjective(self._section, self._statistics, number)
+        fakes = self.generator.infer(inputs.generator)
+        fakes = self._hand_over.to_discriminator(fakes, part.batch // part.accumulation)
+        noise = {name: self._draws.normal(name, counters, part, self._image_shape) for name in objective.perturbed}
 
         def batch(j: int) -> tuple[Tensor, ...]:
-            return objective.batch(reals()[j], (fakes[j], labels[j]), {name: noise[name][j] for name in noise})
+            real, fake = self._source.real(reals()[j]), (fakes[j], *inputs.conditions[j])
+            return objective.batch(real, fake, {name: noise[name][j] for name in noise})
 
-        batches = MicroBatches(own.accumulation, own.num_samples * objective.num_segments, batch, source=fakes)
+        batches = MicroBatches(part.accumulation, part.num_samples * objective.num_segments, batch, source=fakes)
         self.discriminator.train(batches, objective, lr)
 
-    def _generator_phase(self, draws: _Draws, reals: _Reals, lr: float) -> None:
-        slices = self._slices["generator"]
-        theirs = slices["discriminator"]
-        micro_batch = theirs.batch // theirs.accumulation
+    def _generator_phase(self, inputs: Inputs, reals: Reals, lr: float) -> None:
+        part = self._slices["generator"]["discriminator"]
+        micro_batch = part.batch // part.accumulation
         objective = self._g_objective
-        fakes = self.generator.forward(self._latents.phase(*draws, slices["generator"]))
+        fakes = self.generator.forward(inputs.generator)
         fakes = self._hand_over.to_discriminator(fakes, micro_batch)
-        labels = self._latents.labels(*draws, theirs)
 
         def batch(j: int) -> tuple[Tensor, ...]:
-            return objective.batch(reals()[j] if objective.pairs else None, (fakes[j], labels[j]))
+            real = self._source.real(reals()[j]) if objective.pairs else None
+            return objective.batch(real, (fakes[j], *inputs.conditions[j]))
 
-        num_samples = theirs.num_samples * objective.num_segments
-        batches = MicroBatches(theirs.accumulation, num_samples, batch, source=fakes)
+        batches = MicroBatches(part.accumulation, part.num_samples * objective.num_segments, batch, source=fakes)
         all_grads = self.discriminator.input_grads(batches, objective)
-        grads = OnDemand(len(all_grads), lambda j: all_grads[j][-theirs.num_samples :], source=all_grads)
+
+        def grad(j: int) -> Tensor:
+            through_logits = all_grads[j][-part.num_samples :]
+            if self._reconstruction is None:
+                return through_logits
+            target, *_ = self._source.real(reals()[j])
+            return through_logits + self._reconstruction.grads(fakes[j], target)
+
+        grads = OnDemand(len(all_grads), grad, source=all_grads)
         self.generator.backward(self._hand_over.to_generator(grads, micro_batch), lr)
 
     def _generator_updated(self) -> None:

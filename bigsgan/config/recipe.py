@@ -66,6 +66,11 @@ class Recipe(Section):
         """Micro-batches of one network: its engine's own number, or the recipe's."""
         return self.engine(network).accumulation or self.accumulation
 
+    @property
+    def latent_size(self) -> int:
+        """Numbers in a latent; 0 where the generator translates images."""
+        return getattr(self.generator, "latent_size", 0)
+
     def to_yaml(self) -> str:
         """Write the recipe with every default filled in."""
         return dump_yaml(self.model_dump())
@@ -211,9 +216,27 @@ def _check_recipe(recipe: Recipe) -> None:
         raise UserError("out", recipe.out, "is no directory", "give the run directory, such as out=runs/digits")
     recipe.generator.check(recipe.data)
     recipe.discriminator.check(recipe.data)
+    _check_pairs(recipe)
     _check_objective(recipe)
     for network in NETWORKS:
         _check_optimizer(f"optimizer.{network}", getattr(recipe.optimizer, network), recipe.total_nimg)
+
+
+def _check_pairs(recipe: Recipe) -> None:
+    """Refuse pairs of images for networks that do not read any, and the other way round."""
+    paired = recipe.data.paired
+    for network in NETWORKS:
+        section = getattr(recipe, network)
+        if section.paired != paired:
+            problem = "reads pairs of images" if section.paired else "does not read the inputs of pairs"
+            remedy = "set data.kind=side_by_side" if section.paired else f"set {network}.family=pix2pix"
+            raise UserError(f"{network}.family", section.family, f"{problem}; data.kind is {recipe.data.kind}", remedy)
+    if paired and not recipe.objective.reuse_fakes:
+        problem = "would need other inputs for the generator's update than the discriminator's, which pairs do not have"
+        raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true")
+    if recipe.objective.l1 and not paired:
+        problem = "compares with targets, which only pairs have"
+        raise UserError("objective.l1", recipe.objective.l1, problem, "remove it, or set data.kind=side_by_side")
 
 
 def _check_objective(recipe: Recipe) -> None:

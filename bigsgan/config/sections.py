@@ -34,9 +34,21 @@ class Section(BaseModel):
 class Data(Section):
     """Where the real images come from. Images reach the networks as float32 in [-1, 1]."""
 
-    kind: Literal["digits", "folder", "torchvision", "synthetic"] = "digits"
+    kind: Literal[
+        "digits", "folder", "torchvision", "synthetic", "paired_folders", "side_by_side", "synthetic_pairs"
+    ] = "digits"
+    """The last three hold pairs of an input and a target, for a generator that translates images."""
     root: str | None = None
-    """Directory of ``folder`` (one sub-folder a class) and ``torchvision`` (what its ``root`` argument expects)."""
+    """Directory of ``folder`` (one sub-folder a class) and ``torchvision`` (what its ``root`` argument expects).
+
+    Of ``side_by_side`` images too, each of which holds input and target, and of the targets of ``paired_folders``.
+    """
+    input_root: str | None = None
+    """Directory of the inputs of ``paired_folders``, which have the targets' names."""
+    input_side: Literal["left", "right"] = "left"
+    """Where the input stands in images of kind ``side_by_side``."""
+    input_channels: PositiveInt = 3
+    """Of the inputs of pairs: 1 for grey, 3 for colour."""
     dataset: str | None = None
     """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
     resolution: PositiveInt = 16
@@ -54,19 +66,28 @@ class Data(Section):
     max_corrupt: NaturalInt = 10
     """Unreadable images that a rank skips before the run stops."""
 
+    @property
+    def paired(self) -> bool:
+        """Whether the data holds pairs of an input and a target."""
+        return self.kind in ("paired_folders", "side_by_side", "synthetic_pairs")
+
     @model_validator(mode="after")
     def _check(self) -> Data:
         # UserError is no ValueError, so that pydantic passes it on as it is.
-        if self.kind in ("folder", "torchvision") and not self.root:
+        if self.kind in ("folder", "torchvision", "paired_folders", "side_by_side") and not self.root:
             raise UserError("data.root", self.root, f"is missing: kind {self.kind} reads from it", "give the directory")
         if self.kind == "torchvision" and not self.dataset:
             remedy = "give the name of a class of torchvision.datasets, such as CIFAR10"
             raise UserError("data.dataset", self.dataset, "is missing: kind torchvision needs it", remedy)
         channels, classes = self.image_channels, self.num_classes
-        if channels not in (1, 3):
-            raise UserError(
-                "data.image_channels", channels, "is neither grey nor colour", "set 1 for grey or 3 for colour"
-            )
+        for field, number in (("data.image_channels", channels), ("data.input_channels", self.input_channels)):
+            if number not in (1, 3):
+                raise UserError(field, number, "is neither grey nor colour", "set 1 for grey or 3 for colour")
+        if self.kind == "paired_folders" and not self.input_root:
+            problem = "is missing: kind paired_folders reads the inputs from it"
+            raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
+        if self.paired and classes:
+            raise UserError("data.num_classes", classes, f"but pairs ({self.kind}) have no classes", "set 0")
         if self.kind == "digits" and channels != 1:
             raise UserError("data.image_channels", channels, "but the digits are grey", "set data.image_channels=1")
         if self.kind == "digits" and classes not in (0, 10):
@@ -104,6 +125,8 @@ class Objective(Section):
     d_steps: PositiveInt = 1
     reuse_fakes: bool = False
     """Give G the latents of the last discriminator step instead of fresh ones."""
+    l1: NaturalFloat = 0.0
+    """Weight of the mean absolute difference between G's images and the targets of pairs."""
     r1: Penalty | None = None
     r2: Penalty | None = None
     orthogonal: Orthogonal = Orthogonal()

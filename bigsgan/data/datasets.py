@@ -49,21 +49,6 @@ class ImageDataset(Protocol):
         ...
 
 
-def build_dataset(data: Data) -> ImageDataset:
-    """Open the data set that a recipe's ``data`` section describes.
-
-    Raises:
-        UserError: It is not there, is empty, or has another number of classes than ``data.num_classes``.
-    """
-    if data.kind == "digits":
-        return DigitImages(data)
-    if data.kind == "synthetic":
-        return SyntheticImages(data)
-    if data.kind == "folder":
-        return _build_folder(data)
-    return _build_torchvision(data)
-
-
 class DigitImages:
     """The 1,797 handwritten digits that scikit-learn carries (8x8, 17 grey levels), enlarged to R by R.
 
@@ -161,7 +146,7 @@ class TorchvisionImages:
         return image, operator.index(sample[1]) if self.data.num_classes else 0
 
 
-def _build_folder(data: Data) -> FolderImages:
+def build_folder(data: Data) -> FolderImages:
     """List the images below ``data.root``, in the order of their paths.
 
     With classes, each sub-folder of the root is one, in alphabetical order, as in torchvision's ImageFolder; images
@@ -182,7 +167,7 @@ def _build_folder(data: Data) -> FolderImages:
 
 
 def _list_unlabelled(root: Path) -> tuple[list[str], list[int]]:
-    paths = _image_files(root)
+    paths = image_files(root)
     return paths, [0] * len(paths)
 
 
@@ -190,7 +175,7 @@ def _list_classes(root: Path, data: Data) -> tuple[list[str], list[int]]:
     folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(folders) != data.num_classes:
         raise _wrong_num_classes(data, len(folders), f"class folders{_some_names(folders)}")
-    files = [_image_files(folder) for folder in folders]
+    files = [image_files(folder) for folder in folders]
     empty = [folder for folder, found in zip(folders, files, strict=True) if not found]
     if empty:
         raise UserError(
@@ -202,7 +187,7 @@ def _list_classes(root: Path, data: Data) -> tuple[list[str], list[int]]:
     return [path for found in files for path in found], [label for label, found in enumerate(files) for _ in found]
 
 
-def _image_files(folder: Path) -> list[str]:
+def image_files(folder: Path) -> list[str]:
     """Paths of all image files below a folder, sorted; links are followed, as in ImageFolder."""
 
     def fail(error: OSError) -> None:  # os.walk by itself passes over a folder that it may not read
@@ -217,7 +202,7 @@ def _image_files(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _build_torchvision(data: Data) -> TorchvisionImages:
+def build_torchvision(data: Data) -> TorchvisionImages:
     """Open a class of torchvision.datasets in ``data.root``, without downloading.
 
     Split arguments (``train``, ``split``) keep torchvision's defaults, the training split wherever there is one.

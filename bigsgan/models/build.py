@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from bigsgan.config import Recipe
-from bigsgan.models import biggan, dcgan, mlp
+from bigsgan.models import biggan, dcgan, mlp, pix2pix
 from bigsgan.models.network import LayerStack
 
 _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
@@ -18,6 +18,8 @@ _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
     ("dcgan", "discriminator"): dcgan.discriminator_layers,
     ("mlp", "generator"): mlp.generator_layers,
     ("mlp", "discriminator"): mlp.discriminator_layers,
+    ("pix2pix", "generator"): pix2pix.generator_layers,
+    ("pix2pix", "discriminator"): pix2pix.discriminator_layers,
 }
 
 
@@ -26,11 +28,13 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
 
     Args:
         recipe: A checked recipe.
-        network: ``generator`` (latents, labels -> images) or ``discriminator`` (images, labels -> logits).
+        network: ``generator`` (latents or input images, labels -> images) or ``discriminator`` (images, labels ->
+            logits).
     """
     section: Any = getattr(recipe, network)
     data = recipe.data
-    layers = _LAYERS[section.family, network](section, data.resolution, data.image_channels, data.num_classes)
+    condition = data.input_channels if section.paired else data.num_classes
+    layers = _LAYERS[section.family, network](section, data.resolution, data.image_channels, condition)
     stack = LayerStack(layers, recipe.engine(network).activation_checkpointing)
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)

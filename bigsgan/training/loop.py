@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigsgan import checkpoint, comm
-from bigsgan.adversarial import AdversarialStep, LatentSource, LearningRates, Slice
+from bigsgan.adversarial import AdversarialStep, LearningRates
 from bigsgan.config import Recipe
 from bigsgan.data import RealImages
+from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.training.ema import ShardedAverage
-from bigsgan.training.sampling import STANDING_BATCHES, grid_columns, sample, stand_statistics
+from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
 from bigsgan.training.schedules import average_decay, is_due, learning_rate
 from bigsgan.training.state import Counters
 
-GRID_ROWS = 10
 MOST_RANKS_SHOWN = 16
 
 _log = logging.getLogger(__name__)
@@ -36,8 +36,9 @@ class Run:
     reals: RealImages
     step: AdversarialStep
     average: ShardedAverage
-    latents: LatentSource
-    sampling_slice: Slice
+    grid: SampleGrid
+    sampling_batch: int
+    standing: Sequence[MicroBatch]
     counters: Counters
     entries: dict[str, checkpoint.StateEntry]
     layout: dict[str, Any]
@@ -115,17 +116,16 @@ def _report_samples(run: Run) -> None:
     """Write grids of the live generator and of its average; every rank computes them, rank 0 writes."""
     run.rank_log.phase = "samples"
     generator, nimg = run.step.generator, run.counters.nimg
-    columns = grid_columns(run.recipe.data.num_classes)
-    inputs = run.latents.grid(GRID_ROWS, columns)
-    chunk = run.sampling_slice.num_samples
-    statistics = run.recipe.sample_statistics
-    live = sample(generator.network, generator.infer_everywhere, inputs, chunk, statistics)
-    run.reporter.images("samples/live", live, columns, nimg)
+    grid, batch, statistics = run.grid, run.sampling_batch, run.recipe.sample_statistics
+
+    def report(tag: str) -> None:
+        images = sample(generator.network, generator.infer_everywhere, grid.inputs, batch, statistics)
+        run.reporter.images(tag, grid.frame(images), grid.columns, nimg)
+
+    report("samples/live")
     with run.average.swapped():
-        batches = [run.latents.phase("standing", (i,), run.sampling_slice)[0] for i in range(STANDING_BATCHES)]
-        stand_statistics(generator.network, generator.infer_everywhere, batches)
-        averaged = sample(generator.network, generator.infer_everywhere, inputs, chunk, statistics)
-    run.reporter.images("samples/ema", averaged, columns, nimg)
+        stand_statistics(generator.network, generator.infer_everywhere, run.standing)
+        report("samples/ema")
 
 
 def _save(run: Run, must: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from bigsgan.models.network import LayerStack
 STANDING_BATCHES, STANDING_IMAGES = 16, 1600
 UNCONDITIONAL_COLUMNS = 10
 MAX_COLUMNS = 16
+GRID_ROWS, PAIR_COLUMNS = 10, 3
 LEAST_BATCH, LARGEST_NUM = 1, 10**9
 LEAST_TRUNCATION = 0.02
 """The paper's tables go down to 0.04; resampling until all numbers are smaller still takes for ever."""
@@ -31,6 +33,8 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
     The power iterations move along, so that the norms of an average's weights are their own and not the live ones'.
     """
     norms = [module for module in network.modules() if isinstance(module, BatchStatistics)]
+    if not norms and not network.spectral_layers():
+        return
     momenta = [norm.momentum for norm in norms]
     network.train()
     try:
@@ -50,21 +54,73 @@ def standing_batches(
 
     The run's seed determines them, so that samples of any seed and an exported file have the same statistics.
     """
-    draws = Draws(recipe.seed)
-    width, classes = recipe.generator.latent_size, max(recipe.data.num_classes, 1)
+    draws, classes = Draws(recipe.seed), max(recipe.data.num_classes, 1)
     batches = []
-    for i in range(max(STANDING_BATCHES, -(-STANDING_IMAGES // batch))):
-        latents = draw_latents(draws, "standing", i * batch, batch, width, truncation)
-        labels = torch.from_numpy(draws.integers("standing/label", (0,), i * batch, batch, classes))
-        batches.append((latents.to(device), labels.to(device)))
+    for first in range(0, max(STANDING_BATCHES * batch, STANDING_IMAGES), batch):
+        labels = torch.from_numpy(draws.integers("standing/label", (0,), first, batch, classes))
+        batches.append(generator_inputs(recipe, draws, "standing", first, labels, truncation, device))
     return batches
 
 
-def draw_latents(draws: Draws, stream: str, first: int, num: int, width: int, truncation: float | None) -> Tensor:
-    """Latents (num, width) float32 of the samples from ``first`` on, truncated where a threshold is given."""
+@dataclass
+class SampleGrid:
+    """What the sample grids of a run show.
+
+    Attributes:
+        inputs: Fixed inputs of the generator, row by row.
+        columns: Images in a row.
+        frame: Lays what belongs to each image beside it.
+    """
+
+    inputs: MicroBatch
+    columns: int
+    frame: Callable[[Tensor], Tensor]
+
+
+def latent_grid(recipe: Recipe, device: torch.device) -> SampleGrid:
+    """Fixed latents; a column is a class where there are classes."""
+    columns = grid_columns(recipe.data.num_classes)
+    labels = torch.arange(columns).repeat(GRID_ROWS) % max(recipe.data.num_classes, 1)
+    inputs = generator_inputs(recipe, Draws(recipe.seed), "grid", 0, labels, None, device)
+    return SampleGrid(inputs, columns, lambda images: images)
+
+
+def pair_grid(recipe: Recipe, pairs: Tensor, device: torch.device) -> SampleGrid:
+    """Pairs (n, C_in + C, R, R) in [-1, 1]: input, translation and target stand side by side."""
+    sources, targets = pairs.split([recipe.data.input_channels, recipe.data.image_channels], dim=1)
+    seeds = torch.from_numpy(Draws(recipe.seed).seeds("grid/seed", (0,), 0, len(pairs)))
+    labels = torch.zeros(len(pairs), dtype=torch.int64)
+
+    def frame(images: Tensor) -> Tensor:
+        shown = [part.expand(-1, 3, -1, -1) for part in (sources, images, targets)]  # grey beside colour
+        return torch.stack(shown, dim=1).flatten(0, 1)
+
+    inputs = (sources.to(device), labels.to(device), seeds.to(device))
+    return SampleGrid(inputs, 3 * PAIR_COLUMNS, frame)
+
+
+def generator_inputs(
+    recipe: Recipe,
+    draws: Draws,
+    stream: str,
+    first: int,
+    labels: Tensor,
+    truncation: float | None,
+    device: torch.device,
+) -> MicroBatch:
+    """Inputs of the samples from number ``first`` on, one for each label.
+
+    Latents are truncated where a threshold is given; a generator that draws noise of its own gets seeds too.
+    """
+    num, width = len(labels), recipe.latent_size
     if truncation is None:
-        return torch.from_numpy(draws.normal(stream, (0,), first, num, width))
-    return torch.from_numpy(draws.truncated_normal(stream, first, num, width, truncation))
+        latents = draws.normal(stream, (0,), first, num, width)
+    else:
+        latents = draws.truncated_normal(stream, first, num, width, truncation)
+    entries = [torch.from_numpy(latents), labels]
+    if recipe.generator.draws:
+        entries.append(torch.from_numpy(draws.seeds(f"{stream}/seed", (0,), first, num)))
+    return tuple(entry.to(device) for entry in entries)
 
 
 def check_options(truncation: float | None, batch: int) -> None:

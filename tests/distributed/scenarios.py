@@ -195,7 +195,7 @@ def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
     run = build(overrides, ds)
     update(run, 3)
     g = run.step.generator
-    inputs = run.latents.phase("probe", (), run.sampling_slice)[0]
+    inputs = run.standing[0]
 
     def state() -> list[torch.Tensor]:
         tensors = [v for entry in run.entries.values() for v in entry.tensors().values()]

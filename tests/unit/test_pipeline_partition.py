@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.latents import LatentSource, Slice
+from bigsgan.adversarial.latents import LatentSource, SampleDraws, Slice
 from bigsgan.adversarial.step import AdversarialStep, LearningRates
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.data import LabelledImages
@@ -217,9 +217,11 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
         for phase in NETWORKS
     }
     cpu, shape = torch.device("cpu"), (1, 16, 16)
-    latents = LatentSource(Draws(0), 12, 10, cpu)
+    draws = SampleDraws(Draws(0), cpu)
+    source = LatentSource(draws, 12, 10)
     step = AdversarialStep(
-        generator, discriminator, SameRanks(), recipe.objective, NoReals(), latents, slices, shape, Statistics(cpu)
+        generator, discriminator, SameRanks(), recipe.objective, NoReals(), source, draws, slices, shape,
+        Statistics(cpu),
     )  # fmt: skip
     step(0, LearningRates(0.1, 0.1))
     return note.phases

@@ -13,9 +13,11 @@ class NetworkSection(Section):
     Attributes:
         family: Name of the family, which tells the sections apart.
         draws: Whether the network draws numbers of its own, such as noise; its inputs then carry a seed a sample.
+        paired: Whether it reads input images: G in place of latents, D beside the images that it judges.
     """
 
     draws: ClassVar[bool] = False
+    paired: ClassVar[bool] = False
     family: str
 
     def check(self, data: Data) -> None:

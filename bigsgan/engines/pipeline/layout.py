@@ -195,9 +195,14 @@ def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]
 
 def _inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
     """Inputs of a number of samples without data."""
-    data = plan.recipe.data
-    labels = torch.empty(num_samples, dtype=torch.int64, device="meta")
-    if network == "generator":
-        return torch.empty(num_samples, plan.recipe.generator.latent_size, device="meta"), labels
-    shape = (num_samples, data.image_channels, data.resolution, data.resolution)
-    return torch.empty(shape, device="meta"), labels
+    recipe, data = plan.recipe, plan.recipe.data
+
+    def images(channels: int) -> torch.Tensor:
+        return torch.empty(num_samples, channels, data.resolution, data.resolution, device="meta")
+
+    numbers = torch.empty(num_samples, dtype=torch.int64, device="meta")
+    inputs = (images(data.input_channels),) if data.paired else ()
+    if network == "discriminator":
+        return images(data.image_channels), numbers, *inputs
+    first = inputs or (torch.empty(num_samples, recipe.latent_size, device="meta"),)
+    return *first, numbers, *((numbers,) if recipe.generator.draws else ())

@@ -1,0 +1,52 @@
+"""Inputs of a generator that translates images: the inputs of the pairs that the discriminator sees.
+
+Shapes: n samples of one micro-batch on one replica, C_in and C channels of input and target, R pixels a side.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from torch import Tensor
+
+from bigsgan.adversarial.latents import Inputs, Reals, SampleDraws, Slice
+from bigsgan.data import LabelledImages
+from bigsgan.engines.sequences import MicroBatch, MicroBatches, OnDemand
+
+
+class PairSource:
+    """Takes the generator's inputs from pairs (n, C_in + C, R, R), an input's channels before its target's."""
+
+    def __init__(self, draws: SampleDraws, input_channels: int, own: Reals | None = None) -> None:
+        """Begin at the first phase that ``own`` gives.
+
+        Args:
+            draws: Of seeds for dropout.
+            input_channels: C_in.
+            own: Gives the next phase's pairs where G and D compute different samples on this rank.
+        """
+        self._draws, self._input_channels, self._own = draws, input_channels, own
+
+    def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
+        """Input images, labels and seeds for G, labels and input images for D; see ``InputSource``."""
+        part = slices["generator"]
+        seeds = self._draws.seeds(f"{stream}/seed", counters, part)
+        pairs = reals if self._own is None else functools.cache(self._own)
+
+        def generator(j: int) -> MicroBatch:
+            images, labels = pairs()[j]
+            return self._input(images), labels, seeds[j]
+
+        def condition(j: int) -> MicroBatch:
+            images, labels = reals()[j]
+            return labels, self._input(images)
+
+        conditions = OnDemand(slices["discriminator"].accumulation, condition)
+        return Inputs(MicroBatches(part.accumulation, part.num_samples, generator), conditions)
+
+    def real(self, batch: LabelledImages) -> MicroBatch:
+        """Targets, labels, inputs."""
+        return batch.images[:, self._input_channels :], batch.labels, self._input(batch.images)
+
+    def _input(self, images: Tensor) -> Tensor:
+        return images[:, : self._input_channels]

@@ -1,0 +1,26 @@
+"""Opens the data set that a recipe describes."""
+
+from __future__ import annotations
+
+from bigsgan.config.sections import Data
+from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, build_folder, build_torchvision
+from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side
+
+
+def build_dataset(data: Data) -> ImageDataset:
+    """Open the data set that a recipe's ``data`` section describes.
+
+    Raises:
+        UserError: It is not there, is empty, or has another number of classes than ``data.num_classes``.
+    """
+    if data.kind == "digits":
+        return DigitImages(data)
+    if data.kind == "synthetic":
+        return SyntheticImages(data)
+    if data.kind == "synthetic_pairs":
+        return SyntheticPairs(data)
+    if data.kind == "paired_folders":
+        return build_paired_folders(data)
+    if data.kind == "side_by_side":
+        return build_side_by_side(data)
+    return build_folder(data) if data.kind == "folder" else build_torchvision(data)

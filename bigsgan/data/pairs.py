@@ -1,0 +1,134 @@
+"""Pairs of an input and a target image, for generators that translate one into the other.
+
+A pair is one uint8 tensor (C_in + C, R, R), the input's channels first, so that loading, flips and order treat it as
+they treat any image. Shapes: C_in and C channels of input and target, R pixels a side.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bigsgan.config.sections import Data
+from bigsgan.data.datasets import image_files
+from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+
+_NUM_KINDS = 8
+_NUM_RECTANGLES = 12
+
+
+class FilePairs:
+    """Pairs of files, or halves of single files where both paths of a pair are the same."""
+
+    in_memory = False
+
+    def __init__(self, pairs: list[tuple[str, str]], data: Data) -> None:
+        self.pairs, self.data = pairs, data
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        data, (source, target) = self.data, self.pairs[index]
+        if source != target:
+            images = open_image(source), open_image(target)
+        else:
+            whole = open_image(source)
+            width, height = whole.size
+            if width < 2:
+                raise CorruptImage(source, f"is {width} pixel wide, and so holds no pair")
+            left = whole.crop((0, 0, width // 2, height))
+            right = whole.crop((width - width // 2, 0, width, height))
+            images = (left, right) if data.input_side == "left" else (right, left)
+        first = image_tensor(images[0], source, data.resolution, data.input_channels)
+        return torch.cat([first, image_tensor(images[1], target, data.resolution, data.image_channels)]), 0
+
+
+class SyntheticPairs:
+    """Drawings of rectangles and what they stand for: each kind of rectangle has a pattern of its own.
+
+    The target is a function of the input, so a generator can learn it. A pair is a function of its index alone.
+    """
+
+    in_memory = True
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        words = Draws(seed=0)
+        self._colours = words.uniform("pairs/colours", (), 0, _NUM_KINDS, 3 + 3 + 3)
+
+    def __len__(self) -> int:
+        return self.data.num_images
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        size = self.data.resolution
+        drawn = Draws(seed=0).uniform("pairs/rectangles", (), index * _NUM_RECTANGLES, _NUM_RECTANGLES, 5)
+        kinds = np.zeros((size, size), dtype=np.int64)
+        for x, y, width, height, kind in drawn:
+            columns = slice(int(x * size), int((x + 0.1 + width / 2) * size))
+            rows = slice(int(y * size), int((y + 0.1 + height / 2) * size))
+            kinds[rows, columns] = int(kind * _NUM_KINDS)
+        colours = self._colours[kinds]  # (R, R, 9)
+        rows, columns = np.mgrid[:size, :size] / size
+        # Stripes whose direction, width and colour belong to the kind.
+        phase = 40 * ((colours[..., 3] - 0.5) * rows + (colours[..., 4] - 0.5) * columns) + 6 * colours[..., 5]
+        target = colours[..., 6:] * (0.6 + 0.4 * np.sin(phase))[..., None]
+        pair = [
+            _channels(colours[..., :3], self.data.input_channels),
+            _channels(target, self.data.image_channels),
+        ]
+        return torch.from_numpy((np.concatenate(pair) * 255).astype(np.uint8)), 0
+
+
+def _channels(colours: np.ndarray, channels: int) -> np.ndarray:
+    """(R, R, 3) in [0, 1] -> (channels, R, R)."""
+    return colours.transpose(2, 0, 1) if channels == 3 else colours.mean(axis=2)[None]
+
+
+def build_paired_folders(data: Data) -> FilePairs:
+    """Match the files of two folders by their paths in them, whatever their endings.
+
+    Raises:
+        UserError: A folder cannot be read or holds no image, or a file has no partner.
+    """
+    sources = _by_name("data.input_root", str(data.input_root))
+    targets = _by_name("data.root", str(data.root))
+    alone = sorted(sources.keys() ^ targets.keys())
+    if alone:
+        field, root = ("data.input_root", data.input_root) if alone[0] in targets else ("data.root", data.root)
+        problem = f"has no partner for {len(alone)} images, such as {alone[0]}"
+        raise UserError(field, root, problem, "give input and target the same name")
+    return FilePairs([(sources[name], targets[name]) for name in sorted(sources)], data)
+
+
+def build_side_by_side(data: Data) -> FilePairs:
+    """List images that hold input and target side by side.
+
+    Raises:
+        UserError: The folder cannot be read or holds no image.
+    """
+    found = _by_name("data.root", str(data.root))
+    return FilePairs([(found[name], found[name]) for name in sorted(found)], data)
+
+
+def _by_name(field: str, text: str) -> dict[str, str]:
+    """Image files below a folder, by their path in it without the ending."""
+    root = Path(text).expanduser()
+    if not root.is_dir():
+        problem = "is not a directory" if root.exists() else "does not exist"
+        raise UserError(field, text, problem, "give the directory that holds the images")
+    try:
+        files = image_files(root)
+    except OSError as error:
+        raise UserError(field, text, f"cannot be read: {explain(error)}", "mend its permissions") from error
+    if not files:
+        raise UserError(field, text, "holds no image", "give a directory with images")
+    found = {str(Path(file).relative_to(root).with_suffix("")): file for file in files}
+    if len(found) < len(files):
+        raise UserError(field, text, "holds images that differ in their endings alone", "keep one of each name")
+    return found

@@ -1,0 +1,32 @@
+"""Every model family agrees with the plain reference under every engine, as BigGAN does."""
+
+import pytest
+
+from tests.distributed.test_equivalence import PENALTIES, check
+from tests.distributed.test_pipeline import stages
+from tests.tiny import FAMILIES, zero
+
+CASES = ["accumulation=2"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stage", [*(pytest.param(s, marks=pytest.mark.slow) for s in (0, 1, 2)), 3])
+def test_zero(ranks, family, stage):
+    options = [*FAMILIES[family], *CASES, *PENALTIES["exact"]]
+    check(ranks(2), options, {"generator": zero(stage), "discriminator": zero(stage)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_checkpointing(ranks, family):
+    checkpointing = [f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")]
+    options = [*FAMILIES[family], *CASES, *PENALTIES["exact"], *checkpointing]
+    check(ranks(2), options, {"generator": zero(3), "discriminator": zero(3)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
+def test_pipeline(ranks, family, mode):
+    options = [*FAMILIES[family], *CASES, *PENALTIES["finite_difference"], f"pipeline.generator_phase={mode}"]
+    check(ranks(2), [*options, *stages(2, 2)], {"generator": zero(1), "discriminator": zero(1)})
