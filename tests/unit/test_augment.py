@@ -27,8 +27,8 @@ DATA = Path(__file__).parents[1] / "data"
 class RecordedDraws(AugmentationDraws):
     """The draws of the recorded run in place of those of the seeds."""
 
-    def __init__(self, recorded: Mapping[str, np.ndarray], **constants: float) -> None:
-        self._recorded, self._constants, self.dtype = recorded, constants, torch.float32
+    def __init__(self, recorded: Mapping[str, np.ndarray]) -> None:
+        self._recorded, self.dtype = recorded, torch.float32
 
     def uniform(self, name: str, *shape: int) -> Tensor:
         if f"draw_{name}" not in self._recorded:  # a grey image has neither hue nor saturation

@@ -21,8 +21,14 @@ LOWPASS = torch.tensor(SYM6, dtype=torch.float64) / sum(SYM6)
 def geometry(**given: Any) -> Geometry:
     """One sample's strengths: none but the given ones."""
     neutral: dict[str, Any] = {
-        "flip": 0, "quarter_turns": 0, "shift": (0, 0), "scale": 1, "rotation_before": 0,
-        "stretch": 1, "rotation_after": 0, "translation": (0, 0),
+        "flip": 0,
+        "quarter_turns": 0,
+        "shift": (0, 0),
+        "scale": 1,
+        "rotation_before": 0,
+        "stretch": 1,
+        "rotation_after": 0,
+        "translation": (0, 0),
     }
     return Geometry(**{name: torch.tensor([value], dtype=torch.float64) for name, value in (neutral | given).items()})
 
@@ -113,8 +119,14 @@ def test_general_transformations_read_where_their_inverse_points(given, source):
 
 def test_the_inverse_matrix_undoes_all_in_order():
     given = geometry(
-        flip=1, quarter_turns=3, shift=(0.1, -0.06), scale=1.4, rotation_before=0.3,
-        stretch=0.7, rotation_after=-1.1, translation=(0.2, 0.05),
+        flip=1,
+        quarter_turns=3,
+        shift=(0.1, -0.06),
+        scale=1.4,
+        rotation_before=0.3,
+        stretch=0.7,
+        rotation_after=-1.1,
+        translation=(0.2, 0.05),
     )
 
     def rotation(angle: float) -> np.ndarray:  # of the picture, y pointing down

@@ -117,8 +117,11 @@ def test_colour_transformations_act_as_often_and_as_strongly_as_published(name):
     if name in ("contrast", "saturation"):
         strength = strength.log2()
     mean, std = {
-        "brightness": (0, 0.2), "contrast": (0, 0.5), "luma_flip": (0.5, 0.5),
-        "hue": (0, math.pi / math.sqrt(3)), "saturation": (0, 1),
+        "brightness": (0, 0.2),
+        "contrast": (0, 0.5),
+        "luma_flip": (0.5, 0.5),
+        "hue": (0, math.pi / math.sqrt(3)),
+        "saturation": (0, 1),
     }[name]
     assert abs(strength.mean().item() - mean) < std * error
     assert abs(strength.std().item() / std - 1) < error
