@@ -1,0 +1,103 @@
+"""How often augmentations act: p follows the discriminator (ADA), or a schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigsgan.config.augmentation import Augmentation
+
+SIGNS = "signs"
+
+
+def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -> Tensor:
+    """One adjustment of p (Karras et al. 2020, arXiv 2006.06676, section 3 and appendix D).
+
+    p + step * sign(r - target), at least 0, with the heuristic r = E[sign(D(real))]: D overfits where it is sure of
+    most training images.
+
+    Args:
+        p: (1,).
+        signs: (2,): sum of the signs, and how many there were. Where there were none, p stays.
+        target: Of r.
+        step: Images since the last adjustment / images in which p can rise from 0 to 1.
+    """
+    total, count = signs.unbind()
+    direction = torch.sign(total / count.clamp(min=1) - target)
+    return (p + step * torch.where(count > 0, direction, 0)).clamp(min=0)
+
+
+def scheduled_probability(section: Augmentation, nimg: int) -> float:
+    """P of the update that begins at ``nimg`` images, where ``final_p`` is given: half a cosine from ``p`` to it."""
+    assert section.final_p is not None
+    progress = min(1.0, nimg / section.ramp_nimg)
+    return section.p + (section.final_p - section.p) * 0.5 * (1 - math.cos(math.pi * progress))
+
+
+class AdaptiveProbability:
+    """Watches the signs of D's logits at real images, and steers p by them; never waits for the device.
+
+    A named entry of a run's state: signs of the updates since the last adjustment are the same on all ranks.
+    """
+
+    def __init__(self, section: Augmentation, batch: int, device: torch.device) -> None:
+        """Begin without signs.
+
+        Args:
+            section: With a ``target``.
+            batch: Images of an update.
+            device: Of the logits.
+        """
+        assert section.target is not None
+        self._target, self._interval = section.target, section.interval
+        self._step = batch * section.interval / section.ramp_nimg
+        # float32 counts exactly up to 2**24 logits.
+        self._own = torch.zeros(2, dtype=torch.float32, device=device)
+        self._signs = torch.zeros_like(self._own)
+
+    @torch.no_grad()
+    def observe(self, logits: Tensor) -> None:
+        """Add D's logits (n,) at real images of this rank; those that are not numbers, of an overflow, do not count."""
+        known = ~logits.isnan()
+        signs = torch.where(known, logits, 0).sign()
+        self._own += torch.stack([signs.sum(dtype=torch.float32), known.sum(dtype=torch.float32)])
+
+    @torch.no_grad()
+    def finish_update(self, update: int, p: Tensor | None, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """End update number ``update`` (from 0): the ranks share their signs, and every ``interval`` updates p moves.
+
+        A collective: all ranks call it, those too that saw no logits or do not hold ``p``.
+
+        Args:
+            update: Its number.
+            p: The layer's buffer (1,), changed in place; None on a rank without that layer.
+            sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
+        """
+        # In each update, though p moves in every fourth: so nothing that a checkpoint must keep differs by rank.
+        self._signs += sum_over_ranks(self._own.clone())
+        self._own.zero_()
+        if (update + 1) % self._interval:
+            return
+        if p is not None:
+            p.copy_(adjusted_probability(p, self._signs, self._target, self._step))
+        self._signs.zero_()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Signs since the last adjustment, (2,): their sum over all ranks, and how many."""
+        return {SIGNS: self._signs}
+
+    def numbers(self) -> dict[str, float | int]:
+        """Return none."""
+        return {}
+
+    def layout(self) -> dict[str, list[Any]]:
+        """Return none: all ranks hold the same."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> None:
+        """Restore the signs."""
+        self._signs.copy_(tensors[SIGNS])

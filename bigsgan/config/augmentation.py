@@ -1,0 +1,90 @@
+"""The recipe's ``augmentation`` section: what is done to images, real and fake, before the discriminator sees them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from bigsgan.config.sections import Data, PositiveInt, Section
+from bigsgan.errors import UserError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Sign = Annotated[float, Field(gt=-1, lt=1)]
+
+# The probability of each transformation as a multiple of p (Karras et al. 2020, arXiv 2006.06676, appendix B).
+_BLIT = {"flip": 1.0, "quarter_turns": 1.0, "shift": 1.0}
+_GEOMETRY = {"scale": 1.0, "rotation": 1.0, "stretch": 1.0, "translation": 1.0}
+_COLOR = {"brightness": 1.0, "contrast": 1.0, "luma_flip": 1.0, "hue": 1.0, "saturation": 1.0}
+_FILTER = {"filter": 1.0}
+_NOISE = {"noise": 1.0}
+_CUTOUT = {"cutout": 1.0}
+
+ADA_PIPELINES: dict[str, dict[str, float]] = {
+    "b": _BLIT,
+    "geom": _GEOMETRY,
+    "color": _COLOR,
+    "filter": _FILTER,
+    "noise": _NOISE,
+    "cutout": _CUTOUT,
+    "bg": _BLIT | _GEOMETRY,
+    "bgc": _BLIT | _GEOMETRY | _COLOR,
+    "bgcf": _BLIT | _GEOMETRY | _COLOR | _FILTER,
+    "bgcfn": _BLIT | _GEOMETRY | _COLOR | _FILTER | _NOISE,
+    "bgcfnc": _BLIT | _GEOMETRY | _COLOR | _FILTER | _NOISE | _CUTOUT,
+    # Huang et al. 2024, arXiv 2501.05441.
+    "r3gan": _BLIT | _GEOMETRY | dict.fromkeys(_COLOR, 0.5) | _CUTOUT,
+}
+
+_UNUSED = {"ada": ("policy",), "diffaugment": ("pipeline", "p", "final_p", "target")}
+
+
+class Augmentation(Section):
+    """Augmentation of the discriminator's images.
+
+    ``ada`` is the pipeline of Karras et al. 2020 (arXiv 2006.06676): each transformation acts with a probability p that
+    is fixed, or follows the discriminator (``target``), or a schedule (``final_p``). ``diffaugment`` is that of Zhao et
+    al. 2020 (arXiv 2006.10738), which acts on every image.
+    """
+
+    kind: Literal["ada", "diffaugment"] = "ada"
+    pipeline: Literal[
+        "b", "geom", "color", "filter", "noise", "cutout", "bg", "bgc", "bgcf", "bgcfn", "bgcfnc", "r3gan"
+    ] = "bgc"
+    """ADA's groups: (b)lit, (g)eom, (c)olor, (f)ilter, (n)oise, (c)utout; ``b`` is the published ``blit``."""
+    policy: list[Literal["color", "translation", "cutout"]] = Field(
+        default=["color", "translation", "cutout"], min_length=1, max_length=3
+    )
+    """DiffAugment's groups, in the order in which they act."""
+    p: Share = 0.0
+    """ADA's probability at the start, and for good where neither ``target`` nor ``final_p`` is given."""
+    target: Sign | None = None
+    """Mean sign of D's logits at real images that p is steered to; published: 0.6."""
+    interval: PositiveInt = 4
+    """Updates between two adjustments of p to ``target``."""
+    final_p: Share | None = None
+    """Where p goes along half a cosine over ``ramp_nimg``, as R3GAN does."""
+    ramp_nimg: PositiveInt = 500_000
+    """Images in which p can rise from 0 to 1 with ``target``, or goes from ``p`` to ``final_p``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Augmentation:
+        for name in _UNUSED[self.kind]:
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default:
+                raise UserError(f"augmentation.{name}", value, f"is not used by kind {self.kind}", "remove it")
+        if len(set(self.policy)) != len(self.policy):
+            raise UserError("augmentation.policy", self.policy, "names a group twice", "name each once")
+        if self.target is not None and self.final_p is not None:
+            problem = "does not go with augmentation.target: one of them alone can move p"
+            raise UserError("augmentation.final_p", self.final_p, problem, "remove one of the two")
+        if self.kind == "ada" and not self.p and not self.final_p and self.target is None:
+            remedy = "set augmentation.target=0.6, or p, or final_p; or augmentation=null for none"
+            raise UserError("augmentation.p", self.p, "for good would change no image", remedy)
+        return self
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        if self.kind == "ada" and data.resolution < 4:
+            problem = "leaves nothing to reflect at the borders, as ADA does"
+            raise UserError("data.resolution", data.resolution, problem, "set data.resolution=4 or more")

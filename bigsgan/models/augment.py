@@ -1,0 +1,113 @@
+"""What the discriminator's images go through first: a layer at the head of its flat list.
+
+Shapes: N samples, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bigsgan.config.augmentation import ADA_PIPELINES, Augmentation
+from bigsgan.models.augment_draws import AugmentationDraws
+from bigsgan.models.augment_geometry import SYM6, draw_geometry, inverse_matrix, warp
+from bigsgan.models.augment_pixels import (
+    NUM_BANDS,
+    NUM_TAPS,
+    amplify,
+    band_filters,
+    colour_matrix,
+    cut_out,
+    draw_amplifications,
+    draw_colour,
+    draw_cutout,
+    draw_noise,
+    gains,
+    recolour,
+)
+from bigsgan.models.diff_augment import DiffAugment
+from bigsgan.models.layers import Generators
+
+_GEOMETRIC = ("flip", "quarter_turns", "shift", "scale", "rotation", "stretch", "translation")
+_COLOURS = ("brightness", "contrast", "luma_flip", "hue", "saturation")
+
+
+class AdaptiveAugment(nn.Module):
+    """ADA's pipeline (Karras et al. 2020, arXiv 2006.06676, appendix B): each transformation acts with a probability.
+
+    No transformation looks at p, or at an image, from the host; what the pipeline lacks altogether costs nothing.
+
+    Attributes:
+        p: Buffer (1,), float32: the current probability. Whoever moves it does so between two updates, as a
+            recomputation has to find it unchanged.
+        lowpass: Buffer (12,), float32: the filter of geometric transformations.
+        bands: Buffer (4, 43), float32: the filters of frequency bands.
+    """
+
+    p: Tensor
+    lowpass: Tensor
+    bands: Tensor
+
+    def __init__(self, multipliers: Mapping[str, float], p: float) -> None:
+        """Describe a pipeline.
+
+        Args:
+            multipliers: Probability of each transformation as a multiple of ``p``; of those that are left out, 0.
+            p: The probability to begin with.
+        """
+        super().__init__()
+        self._initial_p = p
+        self._multipliers = {name: multipliers.get(name, 0.0) for name in ADA_PIPELINES["bgcfnc"]}
+        self.register_buffer("p", torch.empty(1, dtype=torch.float32))
+        self.register_buffer("lowpass", torch.empty(len(SYM6), dtype=torch.float32))
+        self.register_buffer("bands", torch.empty(NUM_BANDS, NUM_TAPS, dtype=torch.float32))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Set the probability to its start and the filters to their coefficients."""
+        self.p.fill_(self._initial_p)
+        lowpass = torch.tensor(SYM6, dtype=torch.float64)
+        self.lowpass.copy_(lowpass / lowpass.sum())
+        self.bands.copy_(torch.from_numpy(band_filters()))
+
+    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Augment each image by its seed.
+
+        Args:
+            images: (N, C, H, W) in [-1, 1], C 1 or 3, H and W at least 4; float32 or, for tests, float64.
+            labels: (N,) int64, passed on.
+            seeds: (N,) int64, dropped.
+
+        Returns:
+            Images of the same shape and type, which may leave [-1, 1], and the labels.
+        """
+        return self.augment(images, AugmentationDraws(seeds, images.dtype)), labels
+
+    def augment(self, images: Tensor, draws: AugmentationDraws) -> Tensor:
+        """Augment images by given draws: (N, C, H, W) -> the same shape."""
+        p = {name: multiplier * self.p for name, multiplier in self._multipliers.items()}
+        # Filters are applied in the images' type: float32 in training.
+        if self._has(*_GEOMETRIC):
+            inverse = inverse_matrix(draw_geometry(draws, p), *images.shape[2:])
+            images = warp(images, inverse, self.lowpass.to(images.dtype))
+        if self._has(*_COLOURS):
+            images = recolour(images, colour_matrix(draw_colour(draws, p)))
+        if self._has("filter"):
+            images = amplify(images, gains(draw_amplifications(draws, p["filter"])), self.bands.to(images.dtype))
+        if self._has("noise"):
+            images = images + draw_noise(draws, p["noise"], tuple(images.shape[1:]))
+        if self._has("cutout"):
+            images = cut_out(images, draw_cutout(draws, p["cutout"]))
+        return images
+
+    def _has(self, *names: str) -> bool:
+        return any(self._multipliers[name] for name in names)
+
+
+def augmentation_layer(section: Augmentation) -> nn.Module:
+    """Build the layer of a section: images (N, C, H, W), labels (N,), seeds (N,) -> images, labels."""
+    if section.kind == "diffaugment":
+        return DiffAugment(section.policy)
+    return AdaptiveAugment(ADA_PIPELINES[section.pipeline], section.p)

@@ -1,0 +1,51 @@
+"""The random numbers of augmentations: each transformation of each sample draws from a stream of its own.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bigsgan.models import noise
+
+_FIRST_STREAM = 0xADA00
+# The position is the number of the stream: new names go to the end, or a run that goes on would draw others.
+_NAMES = (
+    *("flip", "quarter_turns", "shift", "scale", "rotation_before", "stretch", "rotation_after", "translation"),
+    *("brightness", "contrast", "luma_flip", "hue", "saturation", "band0", "band1", "band2", "band3"),
+    *("noise", "grain", "cutout"),
+    *("diff_brightness", "diff_saturation", "diff_contrast", "diff_translation", "diff_cutout"),
+)
+# Two streams a name: the strength, and whether the transformation acts at all.
+_STREAMS = {name: _FIRST_STREAM + 2 * i for i, name in enumerate(_NAMES)}
+
+
+class AugmentationDraws:
+    """Draws of one batch of samples, functions of their seeds alone.
+
+    Attributes:
+        seeds: (N,) int64.
+        dtype: Of what is drawn: that of the images.
+    """
+
+    def __init__(self, seeds: Tensor, dtype: torch.dtype) -> None:
+        self.seeds, self.dtype = seeds, dtype
+
+    def uniform(self, name: str, *shape: int) -> Tensor:
+        """Uniform numbers in (0, 1): (N, *shape)."""
+        return noise.uniform(self.seeds, _STREAMS[name], shape).to(self.dtype)
+
+    def normal(self, name: str, *shape: int) -> Tensor:
+        """Standard normal numbers: (N, *shape)."""
+        return noise.normal(self.seeds, _STREAMS[name], shape).to(self.dtype)
+
+    def gate(self, name: str) -> Tensor:
+        """Uniform numbers in (0, 1) that decide whether a transformation acts: (N,)."""
+        return noise.uniform(self.seeds, _STREAMS[name] + 1, ())
+
+    def chosen(self, name: str, probability: Tensor, value: Tensor, otherwise: float) -> Tensor:
+        """``value`` (N, ...) for a share ``probability`` (1,) of the samples, and ``otherwise`` for the rest."""
+        acts = self.gate(name) < probability
+        return torch.where(acts.view(-1, *(1 for _ in value.shape[1:])), value, otherwise)

@@ -1,0 +1,187 @@
+"""Augmentations of ADA that leave pixels where they are: colour, filtering, noise and cutout.
+
+Karras et al. 2020, arXiv 2006.06676, appendix B. Strengths are those of its table.
+
+Shapes: N samples, C channels, H x W pixels, B = 4 frequency bands, T = 43 taps of their filters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bigsgan.models.augment_draws import AugmentationDraws
+from bigsgan.models.augment_geometry import reflected
+
+_BRIGHTNESS_STD = 0.2
+_CONTRAST_STD = 0.5
+_SATURATION_STD = 1.0
+_AMPLIFICATION_STD = 1.0
+_NOISE_STD = 0.1
+_CUTOUT_SIZE = 0.5
+
+NUM_BANDS = 4
+NUM_TAPS = 43
+_POWER = (10 / 13, 1 / 13, 1 / 13, 1 / 13)  # of the bands in natural images, whose spectrum falls as 1 / frequency
+# Decomposition low-pass filter of the wavelet sym2.
+_SYM2 = np.array([-0.12940952255092145, 0.22414386804185735, 0.836516303737469, 0.48296291314469025])
+
+
+class Colour(NamedTuple):
+    """Strengths of the transformations of each sample (N,), in the order in which they act.
+
+    Attributes:
+        brightness: Added to all channels.
+        contrast: Factor of all channels.
+        luma_flip: 1 to mirror at the plane of luma 0, which keeps hue and saturation; or 0.
+        hue: Radians of the rotation about the luma axis.
+        saturation: Factor of the distance from the luma axis.
+    """
+
+    brightness: Tensor
+    contrast: Tensor
+    luma_flip: Tensor
+    hue: Tensor
+    saturation: Tensor
+
+
+def draw_colour(draws: AugmentationDraws, p: Mapping[str, Tensor]) -> Colour:
+    """Draw the strengths; ``p`` gives each transformation's probability (1,)."""
+
+    def factor(name: str, std: float) -> Tensor:
+        return draws.chosen(name, p[name], torch.exp2(std * draws.normal(name)), 1)
+
+    return Colour(
+        brightness=draws.chosen("brightness", p["brightness"], _BRIGHTNESS_STD * draws.normal("brightness"), 0),
+        contrast=factor("contrast", _CONTRAST_STD),
+        luma_flip=draws.chosen("luma_flip", p["luma_flip"], torch.floor(2 * draws.uniform("luma_flip")), 0),
+        hue=draws.chosen("hue", p["hue"], (2 * draws.uniform("hue") - 1) * math.pi, 0),
+        saturation=factor("saturation", _SATURATION_STD),
+    )
+
+
+def colour_matrix(colour: Colour) -> Tensor:
+    """Matrix (N, 4, 4) that takes (red, green, blue, 1) of a pixel to its new colour: the product of all five.
+
+    With the luma axis v = (1, 1, 1) / sqrt(3): the luma flip is the Householder reflection 1 - 2 v v^T, the hue a
+    rotation about v, the saturation v v^T + s (1 - v v^T).
+    """
+    brightness, contrast, luma_flip, hue, saturation = (strength[:, None, None] for strength in colour)
+    one = torch.eye(3, dtype=hue.dtype, device=hue.device)
+    luma = torch.full_like(one, 1 / 3)  # v v^T
+    # u -> v x u.
+    cross = (one.roll(1, 0) - one.roll(-1, 0)) / math.sqrt(3)
+    flip = one - 2 * luma_flip * luma
+    rotation = luma + hue.cos() * (one - luma) + hue.sin() * cross
+    saturate = luma + saturation * (one - luma)
+    linear = saturate @ rotation @ flip * contrast
+    offset = linear @ (brightness.expand(-1, 3, 1))
+    bottom = torch.zeros_like(offset).mT
+    return torch.cat([torch.cat([linear, offset], dim=2), torch.cat([bottom, torch.ones_like(hue)], dim=2)], dim=1)
+
+
+def recolour(images: Tensor, matrix: Tensor) -> Tensor:
+    """Apply colour matrices (N, 4, 4) to images (N, C, H, W) with 3 channels, or to grey ones with 1.
+
+    A grey pixel is taken for a colour of three equal parts, and the mean of the result's parts is its new value.
+    """
+    linear, offset = matrix[:, :3, :3], matrix[:, :3, 3:]
+    if images.shape[1] == 1:
+        linear, offset = linear.sum(dim=2, keepdim=True).mean(dim=1, keepdim=True), offset.mean(dim=1, keepdim=True)
+    return (linear @ images.flatten(2) + offset).view_as(images)
+
+
+def band_filters() -> np.ndarray:
+    """Filters (B, T), coarse to fine, that split an image into octaves and add up to the identity (appendix B.3).
+
+    Each level splits what was the finest band: stretched by 2, low-passed, and joined by a new high-pass band.
+    """
+    backwards = _SYM2[::-1]
+    low = np.convolve(_SYM2, backwards) / 2  # H(z) H(1/z) / 2
+    alternating = (-1.0) ** np.arange(len(_SYM2))
+    high = np.convolve(_SYM2 * alternating, backwards * alternating[::-1]) / 2  # H(-z) H(-1/z) / 2
+    bank = np.zeros((NUM_BANDS, 1))
+    bank[0] = 1
+    for band in range(1, NUM_BANDS):
+        stretched = np.zeros((NUM_BANDS, 2 * bank.shape[1] - 1))
+        stretched[:, ::2] = bank
+        bank = np.stack([np.convolve(row, low) for row in stretched])
+        start = (bank.shape[1] - len(high)) // 2
+        bank[band, start : start + len(high)] += high
+    return bank
+
+
+def draw_amplifications(draws: AugmentationDraws, p: Tensor) -> Tensor:
+    """Draw how much each band is amplified: (N, B), each with probability ``p`` (1,)."""
+    bands = [f"band{i}" for i in range(NUM_BANDS)]
+    return torch.stack(
+        [draws.chosen(band, p, torch.exp2(_AMPLIFICATION_STD * draws.normal(band)), 1) for band in bands], dim=1
+    )
+
+
+def gains(amplifications: Tensor) -> Tensor:
+    """Gain (N, B) of each band: one amplification after the other, each followed by restoring the expected power."""
+    gain = torch.ones_like(amplifications)
+    for band, power in enumerate(_POWER):
+        amplification = amplifications[:, band : band + 1]
+        # sum over the bands of power * t^2, where t is 1 in all bands but this.
+        norm = torch.sqrt(1 - power + power * amplification.square())
+        mask = torch.arange(NUM_BANDS, device=gain.device) == band
+        gain = gain * torch.where(mask, amplification, 1) / norm
+    return gain
+
+
+def amplify(images: Tensor, gain: Tensor, bands: Tensor) -> Tensor:
+    """Amplify frequency bands along columns and rows.
+
+    Args:
+        images: (N, C, H, W).
+        gain: (N, B).
+        bands: ``band_filters()``, (B, T).
+    """
+    n, c, h, w = images.shape
+    reach = NUM_TAPS // 2
+    kernels = (gain @ bands).repeat_interleave(c, dim=0)
+    x = reflected(reflected(images, 2, -reach, h + reach), 3, -reach, w + reach)
+    x = x.reshape(1, n * c, h + 2 * reach, w + 2 * reach)
+    x = F.conv2d(x, kernels[:, None, None, :], groups=n * c)
+    return F.conv2d(x, kernels[:, None, :, None], groups=n * c).view(n, c, h, w)
+
+
+def draw_noise(draws: AugmentationDraws, p: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Draw what is added to each image: noise (N, *shape) of one standard deviation a sample, 0 for most."""
+    sigma = draws.chosen("noise", p, _NOISE_STD * draws.normal("noise").abs(), 0)
+    return sigma.view(-1, *(1 for _ in shape)) * draws.normal("grain", *shape)
+
+
+class Cutout(NamedTuple):
+    """A rectangle for each sample, as shares of the image: ``size`` (N,), and its ``center`` (N, 2) as (x, y)."""
+
+    size: Tensor
+    center: Tensor
+
+
+def draw_cutout(draws: AugmentationDraws, p: Tensor) -> Cutout:
+    """Draw the rectangles, of size 0 but for a share ``p`` (1,)."""
+    center = draws.uniform("cutout", 2)
+    return Cutout(draws.chosen("cutout", p, torch.full_like(center[:, 0], _CUTOUT_SIZE), 0), center)
+
+
+def cut_out(images: Tensor, cutout: Cutout) -> Tensor:
+    """Set the pixels of (N, C, H, W) whose centres lie within the rectangles to 0."""
+    inside_x, inside_y = (
+        (_centers(size, cutout.center) - cutout.center[:, axis, None]).abs() < cutout.size[:, None] / 2
+        for axis, size in enumerate((images.shape[3], images.shape[2]))
+    )
+    inside = inside_y[:, None, :, None] & inside_x[:, None, None, :]
+    return images * (~inside).to(images.dtype)
+
+
+def _centers(size: int, like: Tensor) -> Tensor:
+    return (torch.arange(size, dtype=like.dtype, device=like.device) + 0.5) / size

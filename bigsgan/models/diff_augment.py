@@ -1,0 +1,99 @@
+"""DiffAugment (Zhao et al. 2020, "Differentiable augmentation for data-efficient GAN training", arXiv 2006.10738).
+
+Every image is augmented, real or fake, by a few transformations with strengths drawn for each sample.
+
+Shapes: N samples, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsgan.models.augment_draws import AugmentationDraws
+
+_TRANSLATION = 1 / 8  # at most, of the image's size
+_CUTOUT = 1 / 2  # of the image's size
+
+
+class DiffAugment(nn.Module):
+    """Groups of transformations one after the other: ``color``, ``translation``, ``cutout``."""
+
+    def __init__(self, policy: Sequence[str]) -> None:
+        super().__init__()
+        self._groups = [_GROUPS[name] for name in policy]
+
+    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Augment each image by its seed.
+
+        Args:
+            images: (N, C, H, W) in [-1, 1], float32 or, for tests, float64.
+            labels: (N,) int64, passed on.
+            seeds: (N,) int64, dropped.
+
+        Returns:
+            Images of the same shape and type, which may leave [-1, 1], and the labels.
+        """
+        return self.augment(images, AugmentationDraws(seeds, images.dtype)), labels
+
+    def augment(self, images: Tensor, draws: AugmentationDraws) -> Tensor:
+        """Augment images by given draws: (N, C, H, W) -> the same shape."""
+        for group in self._groups:
+            images = group(images, draws)
+        return images
+
+
+def _color(images: Tensor, draws: AugmentationDraws) -> Tensor:
+    """Brightness +- 0.5, then saturation by 0 to 2, then contrast by 0.5 to 1.5."""
+    images = images + (_of_samples(draws.uniform("diff_brightness")) - 0.5)
+    grey = images.mean(dim=1, keepdim=True)
+    images = grey + (images - grey) * (2 * _of_samples(draws.uniform("diff_saturation")))
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    return mean + (images - mean) * (_of_samples(draws.uniform("diff_contrast")) + 0.5)
+
+
+def _translate(images: Tensor, draws: AugmentationDraws) -> Tensor:
+    """Shift by whole pixels, uniform up to an eighth of the size along each axis; zeros come in."""
+    drawn = draws.uniform("diff_translation", 2)
+    for axis, dim in enumerate((2, 3)):
+        farthest = _rounded(images.shape[dim] * _TRANSLATION)
+        source = torch.floor(drawn[:, axis] * (2 * farthest + 1)).to(torch.int64) - farthest
+        images = _read_from(images, source, dim)
+    return images
+
+
+def _read_from(images: Tensor, source: Tensor, dim: int) -> Tensor:
+    """Pixel i along ``dim`` becomes what is at i + source (N,), or 0 outside of the image."""
+    size = images.shape[dim]
+    padded = F.pad(images, (0, 0, 1, 1) if dim == 2 else (1, 1))
+    index = torch.arange(size, device=images.device) + source[:, None] + 1
+    index = index.clamp(0, size + 1)[:, None, :, None] if dim == 2 else index.clamp(0, size + 1)[:, None, None, :]
+    return padded.gather(dim, index.expand_as(images))
+
+
+def _cut_out(images: Tensor, draws: AugmentationDraws) -> Tensor:
+    """Set a rectangle of half the size to 0; its middle may be any pixel, so that it may reach over the border."""
+    drawn = draws.uniform("diff_cutout", 2)
+    inside = []
+    for axis, dim in enumerate((2, 3)):
+        size = images.shape[dim]
+        length = _rounded(size * _CUTOUT)
+        middle = torch.floor(drawn[:, axis] * (size + 1 - length % 2)).to(torch.int64)
+        offset = torch.arange(size, device=images.device) - (middle - length // 2)[:, None]
+        inside.append((offset >= 0) & (offset < length))
+    return images * (~(inside[0][:, None, :, None] & inside[1][:, None, None, :])).to(images.dtype)
+
+
+def _rounded(size: float) -> int:
+    """Half a pixel goes up, as published."""
+    return int(size + 0.5)
+
+
+def _of_samples(x: Tensor) -> Tensor:
+    return x.view(-1, 1, 1, 1)
+
+
+_GROUPS = {"color": _color, "translation": _translate, "cutout": _cut_out}
