@@ -13,6 +13,8 @@ from bigsgan.config.augmentation import Augmentation
 
 SIGNS = "signs"
 
+Sum = Callable[[Tensor], Tensor]
+
 
 def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -> Tensor:
     """One adjustment of p (Karras et al. 2020, arXiv 2006.06676, section 3 and appendix D).
@@ -44,46 +46,46 @@ class AdaptiveProbability:
     A named entry of a run's state: signs of the updates since the last adjustment are the same on all ranks.
     """
 
-    def __init__(self, section: Augmentation, batch: int, device: torch.device) -> None:
+    def __init__(
+        self, section: Augmentation, batch: int, device: torch.device, p: Tensor | None, sum_over_ranks: Sum
+    ) -> None:
         """Begin without signs.
 
         Args:
             section: With a ``target``.
             batch: Images of an update.
             device: Of the logits.
+            p: The layer's buffer (1,), changed in place; None on a rank without that layer.
+            sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
         """
         assert section.target is not None
         self._target, self._interval = section.target, section.interval
         self._step = batch * section.interval / section.ramp_nimg
+        self._p, self._sum_over_ranks = p, sum_over_ranks
         # float32 counts exactly up to 2**24 logits.
         self._own = torch.zeros(2, dtype=torch.float32, device=device)
         self._signs = torch.zeros_like(self._own)
 
     @torch.no_grad()
-    def observe(self, logits: Tensor) -> None:
-        """Add D's logits (n,) at real images of this rank; those that are not numbers, of an overflow, do not count."""
-        known = ~logits.isnan()
-        signs = torch.where(known, logits, 0).sign()
+    def observe(self, real: Tensor, fake: Tensor) -> None:
+        """Add D's logits at real images of this rank; those that are not numbers, of an overflow, do not count."""
+        known = ~real.isnan()
+        signs = torch.where(known, real, 0).sign()
         self._own += torch.stack([signs.sum(dtype=torch.float32), known.sum(dtype=torch.float32)])
 
     @torch.no_grad()
-    def finish_update(self, update: int, p: Tensor | None, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+    def finish_update(self, update: int) -> None:
         """End update number ``update`` (from 0): the ranks share their signs, and every ``interval`` updates p moves.
 
-        A collective: all ranks call it, those too that saw no logits or do not hold ``p``.
-
-        Args:
-            update: Its number.
-            p: The layer's buffer (1,), changed in place; None on a rank without that layer.
-            sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
+        A collective: all ranks call it, those too that saw no logits or do not hold p.
         """
         # In each update, though p moves in every fourth: so nothing that a checkpoint must keep differs by rank.
-        self._signs += sum_over_ranks(self._own.clone())
+        self._signs += self._sum_over_ranks(self._own.clone())
         self._own.zero_()
         if (update + 1) % self._interval:
             return
-        if p is not None:
-            p.copy_(adjusted_probability(p, self._signs, self._target, self._step))
+        if self._p is not None:
+            self._p.copy_(adjusted_probability(self._p, self._signs, self._target, self._step))
         self._signs.zero_()
 
     def tensors(self) -> dict[str, Tensor]:

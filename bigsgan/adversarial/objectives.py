@@ -6,6 +6,9 @@ Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S *
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -16,6 +19,18 @@ from bigsgan.monitor import Statistics
 
 # fp16 would flush small gradients at the images to 0. A power of two changes nothing in the other types.
 _PENALTY_SCALE = 2.0**10
+
+
+class LogitWatcher(Protocol):
+    """What learns from the logits of an update, to act on later ones."""
+
+    def observe(self, real: Tensor, fake: Tensor) -> None:
+        """Take note of D's logits at this rank's real and fake images of a micro-batch."""
+        ...
+
+    def finish_update(self, update: int) -> None:
+        """End update number ``update``. All ranks call this, those too that saw no logits."""
+        ...
 
 
 def statistic_names(section: Objective) -> list[str]:
@@ -34,8 +49,18 @@ class DiscriminatorObjective:
         differentiates_inputs: Whether it does so exactly.
     """
 
-    def __init__(self, section: Objective, statistics: Statistics, phase: int) -> None:
-        """Decide what discriminator phase number ``phase`` minimises. Both penalties share one interval."""
+    def __init__(
+        self, section: Objective, statistics: Statistics, phase: int, watchers: Sequence[LogitWatcher] = ()
+    ) -> None:
+        """Decide what discriminator phase number ``phase`` minimises. Both penalties share one interval.
+
+        Args:
+            section: The game.
+            statistics: Where losses and logits are added.
+            phase: Number of the discriminator's update.
+            watchers: Who is shown the logits.
+        """
+        self._watchers = watchers
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
         self._penalties: dict[str, Penalty] = {}
@@ -107,6 +132,8 @@ class DiscriminatorObjective:
 
     def _record(self, loss: Tensor, real: Tensor, fake: Tensor) -> None:
         real, fake = real.detach(), fake.detach()
+        for watcher in self._watchers:
+            watcher.observe(real, fake)
         self._statistics.add("loss/discriminator", loss.detach())
         self._statistics.add("logits/real", real)
         self._statistics.add("logits/fake", fake)

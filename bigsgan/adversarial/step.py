@@ -19,10 +19,16 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws, Slice
-from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective, Reconstruction, statistic_names
+from bigsgan.adversarial.objectives import (
+    DiscriminatorObjective,
+    GeneratorObjective,
+    LogitWatcher,
+    Reconstruction,
+    statistic_names,
+)
 from bigsgan.config.sections import Objective
 from bigsgan.data import LabelledImages
-from bigsgan.engines import Engine, MicroBatches, OnDemand
+from bigsgan.engines import Engine, MicroBatch, MicroBatches, OnDemand
 from bigsgan.monitor import Statistics
 
 
@@ -68,6 +74,8 @@ class AdversarialStep:
         slices: dict[str, dict[str, Slice]],
         image_shape: tuple[int, int, int],
         statistics: Statistics,
+        augmented: bool = False,
+        watchers: Sequence[LogitWatcher] = (),
     ) -> None:
         """Join two engines.
 
@@ -82,11 +90,14 @@ class AdversarialStep:
             slices: What each network computes in the phase of each: ``slices[phase][network]``.
             image_shape: (C, H, W).
             statistics: Where losses, logits and norms are added.
+            augmented: Whether D augments its images, and so reads seeds.
+            watchers: Who is shown D's logits.
         """
         self.generator, self.discriminator = generator, discriminator
         self._hand_over, self._section, self._reals = hand_over, section, reals
         self._source, self._draws = source, draws
         self._slices, self._image_shape, self._statistics = slices, image_shape, statistics
+        self._augmented, self._watchers = augmented, watchers
         self._g_objective = GeneratorObjective(section, statistics)
         self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
         statistics.declare(*statistic_names(section))
@@ -103,35 +114,40 @@ class AdversarialStep:
             self._discriminator_phase(inputs, counters, reals, lr.discriminator)
         if not self._section.reuse_fakes:
             inputs = self._source.inputs("generator", (update,), self._slices["generator"], reals)
-        self._generator_phase(inputs, reals, lr.generator)
+        self._generator_phase(inputs, update, reals, lr.generator)
         self.generator.finish()
         self.discriminator.finish()
+        for watcher in self._watchers:
+            watcher.finish_update(update)
 
     def _discriminator_phase(self, inputs: Inputs, counters: tuple[int, int], reals: Reals, lr: float) -> None:
         part = self._slices["discriminator"]["discriminator"]
         number = counters[0] * self._section.d_steps + counters[1]
-        objective = DiscriminatorObjective(self._section, self._statistics, number)
+        objective = DiscriminatorObjective(self._section, self._statistics, number, self._watchers)
         fakes = self.generator.infer(inputs.generator)
         fakes = self._hand_over.to_discriminator(fakes, part.batch // part.accumulation)
         noise = {name: self._draws.normal(name, counters, part, self._image_shape) for name in objective.perturbed}
+        seeds = {name: self._seeds(f"augment/discriminator/{name}", counters, part) for name in ("real", "fake")}
 
-        def batch(j: int) -> tuple[Tensor, ...]:
-            real, fake = self._source.real(reals()[j]), (fakes[j], *inputs.conditions[j])
+        def batch(j: int) -> MicroBatch:
+            real = (*self._source.real(reals()[j]), *seeds["real"][j])
+            fake = (fakes[j], *inputs.conditions[j], *seeds["fake"][j])
             return objective.batch(real, fake, {name: noise[name][j] for name in noise})
 
         batches = MicroBatches(part.accumulation, part.num_samples * objective.num_segments, batch, source=fakes)
         self.discriminator.train(batches, objective, lr)
 
-    def _generator_phase(self, inputs: Inputs, reals: Reals, lr: float) -> None:
+    def _generator_phase(self, inputs: Inputs, update: int, reals: Reals, lr: float) -> None:
         part = self._slices["generator"]["discriminator"]
         micro_batch = part.batch // part.accumulation
         objective = self._g_objective
         fakes = self.generator.forward(inputs.generator)
         fakes = self._hand_over.to_discriminator(fakes, micro_batch)
+        seeds = {name: self._seeds(f"augment/generator/{name}", (update,), part) for name in ("real", "fake")}
 
-        def batch(j: int) -> tuple[Tensor, ...]:
-            real = self._source.real(reals()[j]) if objective.pairs else None
-            return objective.batch(real, (fakes[j], *inputs.conditions[j]))
+        def batch(j: int) -> MicroBatch:
+            real = (*self._source.real(reals()[j]), *seeds["real"][j]) if objective.pairs else None
+            return objective.batch(real, (fakes[j], *inputs.conditions[j], *seeds["fake"][j]))
 
         batches = MicroBatches(part.accumulation, part.num_samples * objective.num_segments, batch, source=fakes)
         all_grads = self.discriminator.input_grads(batches, objective)
@@ -145,6 +161,13 @@ class AdversarialStep:
 
         grads = OnDemand(len(all_grads), grad, source=all_grads)
         self.generator.backward(self._hand_over.to_generator(grads, micro_batch), lr)
+
+    def _seeds(self, stream: str, counters: tuple[int, ...], part: Slice) -> Sequence[tuple[Tensor, ...]]:
+        """By micro-batch, what D draws augmentations from; nothing where it has none."""
+        if not self._augmented:
+            return OnDemand(part.accumulation, lambda j: ())
+        seeds = self._draws.seeds(stream, counters, part)
+        return OnDemand(part.accumulation, lambda j: (seeds[j],))
 
     def _generator_updated(self) -> None:
         self.discriminator.observe_seam(self.generator.applied)

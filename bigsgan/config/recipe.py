@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.families import AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
@@ -53,6 +54,7 @@ class Recipe(Section):
     generator: AnyGenerator
     discriminator: AnyDiscriminator
     objective: Objective = Objective()
+    augmentation: Augmentation | None = None
     optimizer: Optimizers
     ema: Average
     engines: Engines = Engines()
@@ -216,6 +218,8 @@ def _check_recipe(recipe: Recipe) -> None:
         raise UserError("out", recipe.out, "is no directory", "give the run directory, such as out=runs/digits")
     recipe.generator.check(recipe.data)
     recipe.discriminator.check(recipe.data)
+    if recipe.augmentation:
+        recipe.augmentation.check(recipe.data)
     _check_pairs(recipe)
     _check_objective(recipe)
     for network in NETWORKS:
@@ -234,6 +238,9 @@ def _check_pairs(recipe: Recipe) -> None:
     if paired and not recipe.objective.reuse_fakes:
         problem = "would need other inputs for the generator's update than the discriminator's, which pairs do not have"
         raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true")
+    if paired and recipe.augmentation:
+        problem = "would move targets away from their inputs"
+        raise UserError("augmentation.kind", recipe.augmentation.kind, problem, "set augmentation=null")
     if recipe.objective.l1 and not paired:
         problem = "compares with targets, which only pairs have"
         raise UserError("objective.l1", recipe.objective.l1, problem, "remove it, or set data.kind=side_by_side")

@@ -9,6 +9,7 @@ from torch import nn
 
 from bigsgan.config import Recipe
 from bigsgan.models import biggan, dcgan, mlp, pix2pix
+from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.network import LayerStack
 
 _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
@@ -35,7 +36,10 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     data = recipe.data
     condition = data.input_channels if section.paired else data.num_classes
     layers = _LAYERS[section.family, network](section, data.resolution, data.image_channels, condition)
-    stack = LayerStack(layers, recipe.engine(network).activation_checkpointing)
+    before: list[nn.Module] = []
+    if network == "discriminator" and recipe.augmentation:
+        before.append(augmentation_layer(recipe.augmentation))
+    stack = LayerStack([*before, *layers], recipe.engine(network).activation_checkpointing, first=-len(before))
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
     return stack

@@ -26,12 +26,14 @@ class LayerStack(nn.Module):
     """Layers applied one after the other, each to what the one before it returned.
 
     Attributes:
-        layers: The flat list, by number: a part of a network keeps the numbers, and so the names, of the whole.
+        layers: The flat list, by number: a part of a network keeps the numbers, and so the names, of the whole. What
+            is put before a family's own layers has negative numbers.
         checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
     """
 
     def __init__(self, layers: list[nn.Module], checkpointing: bool = False, first: int = 0) -> None:
         super().__init__()
+        self._first = first
         self.layers = nn.ModuleDict({str(first + i): layer for i, layer in enumerate(layers)})
         self.checkpointing = checkpointing
         self._segmented = {
@@ -41,7 +43,7 @@ class LayerStack(nn.Module):
 
     def part(self, start: int, stop: int) -> LayerStack:
         """Layers ``start`` up to ``stop`` as a network of their own."""
-        return LayerStack(list(self.layers.values())[start:stop], self.checkpointing, start)
+        return LayerStack(list(self.layers.values())[start:stop], self.checkpointing, self._first + start)
 
     def forward(self, *carry: Tensor, segments: int = 1) -> Tensor:
         """Fold over the layers; the last one must leave a single tensor.

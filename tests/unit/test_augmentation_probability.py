@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from bigsgan.adversarial.augmentation import AdaptiveProbability, adjusted_probability, scheduled_probability
 from bigsgan.config.augmentation import Augmentation
@@ -32,20 +34,26 @@ def test_the_probability_moves_by_one_step_to_the_target(p, signs, expected):
     assert found.item() == pytest.approx(expected, abs=1e-7)
 
 
-def controller(**section: float) -> AdaptiveProbability:
-    return AdaptiveProbability(Augmentation(target=0.6, **section), 64, torch.device("cpu"))
+NO_FAKES = torch.empty(0)
+
+
+def controller(
+    p: Tensor | None, total: Callable[[Tensor], Tensor] = lambda own: own, **section: float
+) -> AdaptiveProbability:
+    return AdaptiveProbability(Augmentation(target=0.6, **section), 64, torch.device("cpu"), p, total)
 
 
 def test_the_controller_adjusts_at_intervals_by_all_signs_since():
-    adaptive, p = controller(), torch.zeros(1)
+    p = torch.zeros(1)
+    adaptive = controller(p)
     means, trace = [], []
     generator = torch.Generator().manual_seed(0)
     for update in range(24):
         logits = torch.randn(64, generator=generator) + (3.0 if update < 12 else 0.2)
         for part in logits.chunk(4):
-            adaptive.observe(part)
+            adaptive.observe(part, NO_FAKES)
         means.append(logits.sign().mean().item())
-        adaptive.finish_update(update, p, lambda x: x)
+        adaptive.finish_update(update)
         trace.append(p.item())
     expected, held = [], 0.0
     for update in range(24):
@@ -63,40 +71,43 @@ def test_ranks_share_their_signs():
     sums = torch.tensor([2.0, 4.0])
     probabilities = [torch.full((1,), 0.5), None]
     for each, p in zip(logits, probabilities, strict=True):
-        adaptive = controller(interval=1)
-        adaptive.observe(each)
-        adaptive.finish_update(0, p, lambda own: sums)
+        adaptive = controller(p, lambda own: sums, interval=1)
+        adaptive.observe(each, NO_FAKES)
+        adaptive.finish_update(0)
     assert probabilities[0] is not None
     assert probabilities[0].item() == pytest.approx(0.5 - STEP / 4, abs=1e-7)
 
 
 def test_logits_that_overflowed_do_not_count():
-    adaptive, p = controller(interval=1), torch.full((1,), 0.5)
-    adaptive.observe(torch.tensor([math.nan, 1.0, math.inf]))
-    adaptive.finish_update(0, p, lambda x: x)
+    p = torch.full((1,), 0.5)
+    adaptive = controller(p, interval=1)
+    adaptive.observe(torch.tensor([math.nan, 1.0, math.inf]), NO_FAKES)
+    adaptive.finish_update(0)
     assert p.item() == pytest.approx(0.5 + STEP / 4, abs=1e-7)
-    adaptive.observe(torch.tensor([math.nan]))
-    adaptive.finish_update(1, p, lambda x: x)
+    adaptive.observe(torch.tensor([math.nan]), NO_FAKES)
+    adaptive.finish_update(1)
     assert p.item() == pytest.approx(0.5 + STEP / 4, abs=1e-7)
 
 
 def test_a_continued_run_has_the_signs_of_before():
-    before, p = controller(interval=2), torch.full((1,), 0.5)
-    before.observe(torch.full((64,), -1.0))
-    before.finish_update(0, p, lambda x: x)
-    after = controller(interval=2)
+    p = torch.full((1,), 0.5)
+    before = controller(p, interval=2)
+    before.observe(torch.full((64,), -1.0), NO_FAKES)
+    before.finish_update(0)
+    after = controller(p, interval=2)
     after.load({name: tensor.clone() for name, tensor in before.tensors().items()}, before.numbers())
-    after.observe(torch.ones(16))
-    after.finish_update(1, p, lambda x: x)
+    after.observe(torch.ones(16), NO_FAKES)
+    after.finish_update(1)
     assert p.item() == pytest.approx(0.5 - STEP / 2, abs=1e-7)
     assert after.tensors()["signs"].tolist() == [0, 0]
 
 
 def test_nothing_waits_for_the_device():
-    adaptive = AdaptiveProbability(Augmentation(target=0.6), 64, torch.device("meta"))
-    adaptive.observe(torch.empty(8, device="meta"))
+    meta, p = torch.device("meta"), torch.empty(1, device="meta")
+    adaptive = AdaptiveProbability(Augmentation(target=0.6), 64, meta, p, lambda own: own)
+    adaptive.observe(torch.empty(8, device="meta"), NO_FAKES)
     for update in range(4):
-        adaptive.finish_update(update, torch.empty(1, device="meta"), lambda x: x)
+        adaptive.finish_update(update)
 
 
 def test_the_schedule_is_half_a_cosine():

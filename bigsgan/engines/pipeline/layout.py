@@ -203,6 +203,6 @@ def _inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
     numbers = torch.empty(num_samples, dtype=torch.int64, device="meta")
     inputs = (images(data.input_channels),) if data.paired else ()
     if network == "discriminator":
-        return images(data.image_channels), numbers, *inputs
+        return images(data.image_channels), numbers, *inputs, *((numbers,) if recipe.augmentation else ())
     first = inputs or (torch.empty(num_samples, recipe.latent_size, device="meta"),)
     return *first, numbers, *((numbers,) if recipe.generator.draws else ())
