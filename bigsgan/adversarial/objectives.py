@@ -6,6 +6,9 @@ Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S *
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
@@ -33,8 +36,21 @@ class DiscriminatorObjective:
         differentiates_inputs: Whether it does so exactly.
     """
 
-    def __init__(self, section: Objective, statistics: Statistics, phase: int) -> None:
-        """Decide what discriminator phase number ``phase`` minimises. Both penalties share one interval."""
+    def __init__(
+        self,
+        section: Objective,
+        statistics: Statistics,
+        phase: int,
+        penalty_weights: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Decide what discriminator phase number ``phase`` minimises. Both penalties share one interval.
+
+        Args:
+            section: The game.
+            statistics: Where the loss and its parts are added.
+            phase: From 0.
+            penalty_weights: Of ``r1`` and ``r2``, where they are not those of the section.
+        """
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
         self._penalties: dict[str, Penalty] = {}
@@ -42,6 +58,7 @@ class DiscriminatorObjective:
             self._penalties["r1"] = section.r1
         if section.r2:
             self._penalties["r2"] = section.r2
+        self._weights = {name: penalty_weights.get(name, p.weight) for name, p in self._penalties.items()}
         self.penalised = any(phase % penalty.every == 0 for penalty in self._penalties.values())
 
     @property
@@ -89,7 +106,7 @@ class DiscriminatorObjective:
             pairs = zip(self.perturbed, segments[2:], strict=True)
             squares = {name: self._squared_slope(name, real, fake, moved) for name, moved in pairs}
         for name, penalty in self._penalties.items():
-            value = penalty.weight / 2 * squares[name].mean()
+            value = self._weights[name] / 2 * squares[name].mean()
             self._statistics.add(f"penalty/{name}", value.detach())
             loss = loss + penalty.every * value
         return loss

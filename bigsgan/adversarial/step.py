@@ -13,7 +13,7 @@ asks for a phase; what an engine makes of it, and when, is its own affair.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from bigsgan.adversarial.latents import LatentSource, Slice
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective, statistic_names
 from bigsgan.config.sections import Objective
 from bigsgan.data import LabelledImages
-from bigsgan.engines import Engine, MicroBatches, OnDemand
+from bigsgan.engines import Engine, MicroBatches, OnDemand, Rates
 from bigsgan.monitor import Statistics
 
 _Draws = tuple[str, tuple[int, ...]]
@@ -49,11 +49,18 @@ class HandOver(Protocol):
         ...
 
 
-class LearningRates(NamedTuple):
-    """Learning rates of one update."""
+class Scheduled(NamedTuple):
+    """The numbers of one update that may change over a run.
 
-    generator: float
-    discriminator: float
+    Attributes:
+        generator: Of its optimizer.
+        discriminator: Of its optimizer.
+        penalty_weights: Of ``r1`` and ``r2``, where they are not those of the section.
+    """
+
+    generator: Rates
+    discriminator: Rates
+    penalty_weights: Mapping[str, float]
 
 
 class AdversarialStep:
@@ -92,23 +99,24 @@ class AdversarialStep:
         generator.after_update = self._generator_updated
         discriminator.after_update = functools.partial(self._record, "discriminator", discriminator)
 
-    def __call__(self, update: int, lr: LearningRates) -> None:
+    def __call__(self, update: int, scheduled: Scheduled) -> None:
         """Make update number ``update`` (from 0)."""
         for d_step in range(self._section.d_steps):
             # A phase of reals is taken where and when it is first looked at.
             reals = functools.cache(self._reals.next_phase)
             draws: _Draws = ("discriminator", (update, d_step))
-            self._discriminator_phase(draws, update * self._section.d_steps + d_step, reals, lr.discriminator)
+            phase = update * self._section.d_steps + d_step
+            self._discriminator_phase(draws, phase, reals, scheduled)
         if not self._section.reuse_fakes:
             draws = ("generator", (update,))
-        self._generator_phase(draws, reals, lr.generator)
+        self._generator_phase(draws, reals, scheduled.generator)
         self.generator.finish()
         self.discriminator.finish()
 
-    def _discriminator_phase(self, draws: _Draws, phase: int, reals: _Reals, lr: float) -> None:
+    def _discriminator_phase(self, draws: _Draws, phase: int, reals: _Reals, scheduled: Scheduled) -> None:
         slices = self._slices["discriminator"]
         own = slices["discriminator"]
-        objective = DiscriminatorObjective(self._section, self._statistics, phase)
+        objective = DiscriminatorObjective(self._section, self._statistics, phase, scheduled.penalty_weights)
         fakes = self.generator.infer(self._latents.phase(*draws, slices["generator"]))
         fakes = self._hand_over.to_discriminator(fakes, own.batch // own.accumulation)
         labels = self._latents.labels(*draws, own)
@@ -118,9 +126,9 @@ class AdversarialStep:
             return objective.batch(reals()[j], (fakes[j], labels[j]), {name: noise[name][j] for name in noise})
 
         batches = MicroBatches(own.accumulation, own.num_samples * objective.num_segments, batch, source=fakes)
-        self.discriminator.train(batches, objective, lr)
+        self.discriminator.train(batches, objective, scheduled.discriminator)
 
-    def _generator_phase(self, draws: _Draws, reals: _Reals, lr: float) -> None:
+    def _generator_phase(self, draws: _Draws, reals: _Reals, rates: Rates) -> None:
         slices = self._slices["generator"]
         theirs = slices["discriminator"]
         micro_batch = theirs.batch // theirs.accumulation
@@ -136,7 +144,7 @@ class AdversarialStep:
         batches = MicroBatches(theirs.accumulation, num_samples, batch, source=fakes)
         all_grads = self.discriminator.input_grads(batches, objective)
         grads = OnDemand(len(all_grads), lambda j: all_grads[j][-theirs.num_samples :], source=all_grads)
-        self.generator.backward(self._hand_over.to_generator(grads, micro_batch), lr)
+        self.generator.backward(self._hand_over.to_generator(grads, micro_batch), rates)
 
     def _generator_updated(self) -> None:
         self.discriminator.observe_seam(self.generator.applied)

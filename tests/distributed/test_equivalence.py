@@ -75,6 +75,12 @@ OVERRIDES = {
     "reused_fakes": ["objective.reuse_fakes=true", "accumulation=2"],
     "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", "accumulation=2"],
     "unconditional": ["data.num_classes=0"],
+    "scheduled": [
+        "objective.r1={weight: 0.4, final_weight: 0.1, decay_nimg: 32}",
+        "objective.r2={weight: 0.1, final_weight: 0.3}",
+        "optimizer.generator={kind: sgd, lr: 0.002, decay: cosine, final_lr: 0.0005, decay_nimg: 32}",
+        "ema={half_life_nimg: 16, warmup_nimg: 32}",
+    ],
     "own_accumulation": ["engines.discriminator.accumulation=2"],
 }
 
