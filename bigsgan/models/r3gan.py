@@ -40,7 +40,7 @@ class Convolution(Weighted):
         gain: The initial weights' standard deviation is gain / sqrt(fan-in).
         groups: Of channels that see each other.
         padding: Kept size unless given.
-        half: Compute in bf16 where the weight is float32.
+        bf16: Compute in bf16 where the weight is float32.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Convolution(Weighted):
         gain: float = 1.0,
         groups: int = 1,
         padding: int | None = None,
-        half: bool = False,
+        bf16: bool = False,
     ) -> None:
         shape = (out_channels, in_channels // groups, kernel, kernel)
         super().__init__(shape, gain / math.sqrt(math.prod(shape[1:])), None)
-        self.groups, self.padding, self.half = groups, kernel // 2 if padding is None else padding, half
+        self.groups, self.padding, self.bf16 = groups, kernel // 2 if padding is None else padding, bf16
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in bf16 or in the weight's type."""
-        weight = _halved(self.weight, self.half)
+        weight = _narrowed(self.weight, self.bf16)
         return F.conv2d(x.to(weight.dtype), weight, padding=self.padding, groups=self.groups)
 
 
@@ -88,38 +88,38 @@ class ResidualBlock(nn.Module):
         cardinality: Groups of the middle convolution.
         expansion: Channels inside, in units of C.
         num_blocks: Of the whole network, by which the initial variance is scaled.
-        half: Compute in bf16.
+        bf16: Compute in bf16.
     """
 
-    def __init__(self, channels: int, cardinality: int, expansion: int, num_blocks: int, half: bool) -> None:
+    def __init__(self, channels: int, cardinality: int, expansion: int, num_blocks: int, bf16: bool) -> None:
         super().__init__()
         inside = channels * expansion
         gain = _RELU_GAIN * num_blocks ** (-1 / (2 * _CONVOLUTIONS - 2))  # Zhang et al. 2019, section 3
-        self.expand = Convolution(channels, inside, 1, gain, half=half)
+        self.expand = Convolution(channels, inside, 1, gain, bf16=bf16)
         self.activation1 = BiasedActivation(inside)
-        self.conv = Convolution(inside, inside, 3, gain, cardinality, half=half)
+        self.conv = Convolution(inside, inside, 3, gain, cardinality, bf16=bf16)
         self.activation2 = BiasedActivation(inside)
-        self.contract = Convolution(inside, channels, 1, 0.0, half=half)
-        self.half = half
+        self.contract = Convolution(inside, channels, 1, 0.0, bf16=bf16)
+        self.bf16 = bf16
 
     def forward(self, h: Tensor, *labels: Tensor) -> tuple[Tensor, ...]:
         """(N, C, H, W) and, in the discriminator, (N,) -> the same."""
         x = self.activation1(self.expand(h))
         x = self.contract(self.activation2(self.conv(x)))
         # Where bf16 stages are followed by float32 ones, the sum is of their type.
-        return _halved(h, self.half) + x, *labels
+        return _narrowed(h, self.bf16) + x, *labels
 
 
 class GeneratorInput(nn.Module):
     """Latent and label -> 4x4 feature map: a learned basis of maps, each scaled by a linear function of both."""
 
-    def __init__(self, latent_size: int, num_classes: int, embedding_size: int, channels: int, half: bool) -> None:
+    def __init__(self, latent_size: int, num_classes: int, embedding_size: int, channels: int, bf16: bool) -> None:
         super().__init__()
         features = latent_size + (embedding_size if num_classes else 0)
         self.embedding = Embedding(num_classes, embedding_size, num_classes**-0.5) if num_classes else None
         self.linear = Linear(features, channels, features**-0.5, bias=False)
         self.basis = nn.Parameter(torch.empty(channels, _BOTTOM, _BOTTOM))
-        self.half = half
+        self.bf16 = bf16
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
@@ -132,28 +132,28 @@ class GeneratorInput(nn.Module):
         if self.embedding is not None:
             latents = torch.cat([latents, self.embedding(labels).to(latents.dtype)], dim=1)
         scales = self.linear(latents)
-        return (_halved(self.basis * scales[:, :, None, None], self.half),)
+        return (_narrowed(self.basis * scales[:, :, None, None], self.bf16),)
 
 
 class Upsample(nn.Module):
     """Transition to the next finer stage; a 1x1 convolution where the width changes."""
 
-    def __init__(self, in_channels: int, out_channels: int, half: bool) -> None:
+    def __init__(self, in_channels: int, out_channels: int, bf16: bool) -> None:
         super().__init__()
-        self.conv = Convolution(in_channels, out_channels, 1, half=half) if in_channels != out_channels else None
-        self.half = half
+        self.conv = Convolution(in_channels, out_channels, 1, bf16=bf16) if in_channels != out_channels else None
+        self.bf16 = bf16
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C_in, H, W) -> (N, C_out, 2H, 2W)."""
-        return (upsample(_halved(h, self.half) if self.conv is None else self.conv(h)),)
+        return (upsample(_narrowed(h, self.bf16) if self.conv is None else self.conv(h)),)
 
 
 class GeneratorOutput(nn.Module):
     """Feature map -> image."""
 
-    def __init__(self, channels: int, image_channels: int, half: bool) -> None:
+    def __init__(self, channels: int, image_channels: int, bf16: bool) -> None:
         super().__init__()
-        self.conv = Convolution(channels, image_channels, 1, half=half)
+        self.conv = Convolution(channels, image_channels, 1, bf16=bf16)
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C, H, W) -> (N, image channels, H, W), not bounded, float32 whatever the network's type."""
@@ -163,9 +163,9 @@ class GeneratorOutput(nn.Module):
 class DiscriminatorInput(nn.Module):
     """Image -> feature map of its resolution."""
 
-    def __init__(self, image_channels: int, channels: int, half: bool) -> None:
+    def __init__(self, image_channels: int, channels: int, bf16: bool) -> None:
         super().__init__()
-        self.conv = Convolution(image_channels, channels, 1, half=half)
+        self.conv = Convolution(image_channels, channels, 1, bf16=bf16)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, image channels, H, W) in [-1, 1], (N,) -> (N, C, H, W), (N,)."""
@@ -175,23 +175,23 @@ class DiscriminatorInput(nn.Module):
 class Downsample(nn.Module):
     """Transition to the next coarser stage; a 1x1 convolution where the width changes."""
 
-    def __init__(self, in_channels: int, out_channels: int, half: bool) -> None:
+    def __init__(self, in_channels: int, out_channels: int, bf16: bool) -> None:
         super().__init__()
-        self.conv = Convolution(in_channels, out_channels, 1, half=half) if in_channels != out_channels else None
-        self.half = half
+        self.conv = Convolution(in_channels, out_channels, 1, bf16=bf16) if in_channels != out_channels else None
+        self.bf16 = bf16
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H/2, W/2), (N,)."""
-        x = downsample(_halved(h, self.half))
+        x = downsample(_narrowed(h, self.bf16))
         return x if self.conv is None else self.conv(x), labels
 
 
 class DiscriminatorHead(nn.Module):
     """Feature map and label -> logit: a learned basis of maps, and a projection (Miyato and Koyama 2018)."""
 
-    def __init__(self, channels: int, num_classes: int, embedding_size: int, half: bool) -> None:
+    def __init__(self, channels: int, num_classes: int, embedding_size: int, bf16: bool) -> None:
         super().__init__()
-        self.basis = Convolution(channels, channels, _BOTTOM, groups=channels, padding=0, half=half)
+        self.basis = Convolution(channels, channels, _BOTTOM, groups=channels, padding=0, bf16=bf16)
         self.linear = Linear(channels, embedding_size if num_classes else 1, channels**-0.5, bias=False)
         std = (num_classes * embedding_size) ** -0.5 if num_classes else 0.0
         self.embedding = Embedding(num_classes, embedding_size, std) if num_classes else None
@@ -224,45 +224,45 @@ def _kernel(like: Tensor) -> Tensor:
     return torch.outer(taps, taps)[None, None] / 64
 
 
-def _halved(tensor: Tensor, half: bool) -> Tensor:
+def _narrowed(tensor: Tensor, bf16: bool) -> Tensor:
     """In bf16, if a stage is to compute in it and the tensor is float32: half the memory, and tensor cores."""
-    return tensor.to(torch.bfloat16) if half and tensor.dtype == torch.float32 else tensor
+    return tensor.to(torch.bfloat16) if bf16 and tensor.dtype == torch.float32 else tensor
 
 
 def generator_layers(config: R3GANGenerator, resolution: int, image_channels: int, num_classes: int) -> list[nn.Module]:
     """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
-    widths, half = config.widths, _half_stages(config)
+    widths, bf16 = config.widths, _bf16_stages(config)
     layers: list[nn.Module] = []
     for i, width in enumerate(widths):
         if i == 0:
-            layers.append(GeneratorInput(config.latent_size, num_classes, config.embedding_size, width, half[0]))
+            layers.append(GeneratorInput(config.latent_size, num_classes, config.embedding_size, width, bf16[0]))
         else:
-            layers.append(Upsample(widths[i - 1], width, half[i]))
-        layers += _stage(config, i, half[i])
-    return [*layers, GeneratorOutput(widths[-1], image_channels, half[-1])]
+            layers.append(Upsample(widths[i - 1], width, bf16[i]))
+        layers += _stage(config, i, bf16[i])
+    return [*layers, GeneratorOutput(widths[-1], image_channels, bf16[-1])]
 
 
 def discriminator_layers(
     config: R3GANDiscriminator, resolution: int, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
     """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
-    widths, half = config.widths, _half_stages(config)
-    layers: list[nn.Module] = [DiscriminatorInput(image_channels, widths[-1], half[-1])]
+    widths, bf16 = config.widths, _bf16_stages(config)
+    layers: list[nn.Module] = [DiscriminatorInput(image_channels, widths[-1], bf16[-1])]
     for i in range(len(widths) - 1, -1, -1):
-        layers += _stage(config, i, half[i])
+        layers += _stage(config, i, bf16[i])
         if i > 0:
-            layers.append(Downsample(widths[i], widths[i - 1], half[i]))
-    return [*layers, DiscriminatorHead(widths[0], num_classes, config.embedding_size, half[0])]
+            layers.append(Downsample(widths[i], widths[i - 1], bf16[i]))
+    return [*layers, DiscriminatorHead(widths[0], num_classes, config.embedding_size, bf16[0])]
 
 
-def _stage(config: R3GANNetwork, i: int, half: bool) -> list[ResidualBlock]:
+def _stage(config: R3GANNetwork, i: int, bf16: bool) -> list[ResidualBlock]:
     """Blocks of stage ``i``, counted from 4x4."""
     width, cardinality = config.widths[i], config.cardinalities[i]
     num_blocks = sum(config.blocks)
-    return [ResidualBlock(width, cardinality, config.expansion, num_blocks, half) for _ in range(config.blocks[i])]
+    return [ResidualBlock(width, cardinality, config.expansion, num_blocks, bf16) for _ in range(config.blocks[i])]
 
 
-def _half_stages(config: R3GANNetwork) -> list[bool]:
+def _bf16_stages(config: R3GANNetwork) -> list[bool]:
     """Whether each stage, from 4x4 on, computes in bf16."""
     num = len(config.widths)
-    return [i >= num - config.half_stages for i in range(num)]
+    return [i >= num - config.bf16_stages for i in range(num)]

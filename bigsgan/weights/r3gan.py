@@ -79,7 +79,7 @@ def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Keys of a recipe's ``generator`` section, but ``half_stages``, which leaves no trace in the weights.
+    """Keys of a recipe's ``generator`` section, but ``bf16_stages``, which leaves no trace in the weights.
 
     Raises:
         UserError: The state dict is no such generator's.
@@ -95,7 +95,7 @@ def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Keys of a recipe's ``discriminator`` section, but ``half_stages``, which leaves no trace in the weights.
+    """Keys of a recipe's ``discriminator`` section, but ``bf16_stages``, which leaves no trace in the weights.
 
     Raises:
         UserError: The state dict is no such discriminator's.

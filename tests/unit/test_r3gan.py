@@ -86,14 +86,14 @@ def without_kernels(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if not name.endswith("Resampler.Kernel")}
 
 
-def imported(record: dict[str, Tensor], half_stages: int = 0) -> tuple[LayerStack, LayerStack]:
+def imported(record: dict[str, Tensor], bf16_stages: int = 0) -> tuple[LayerStack, LayerStack]:
     """Our two networks with the recorded weights, of the sizes that their shapes tell."""
     theirs = part(record, "generator"), part(record, "discriminator")
     embedding = theirs[0].get("Model.EmbeddingLayer.weight")
     num_classes = 0 if embedding is None else embedding.shape[1]
     resolution = record["io.images"].shape[-1]
-    g = generator(resolution, num_classes, **generator_section(theirs[0]), half_stages=half_stages)
-    d = discriminator(resolution, num_classes, **discriminator_section(theirs[1]), half_stages=half_stages)
+    g = generator(resolution, num_classes, **generator_section(theirs[0]), bf16_stages=bf16_stages)
+    d = discriminator(resolution, num_classes, **discriminator_section(theirs[1]), bf16_stages=bf16_stages)
     g.load_state_dict(generator_state(theirs[0]))
     d.load_state_dict(discriminator_state(theirs[1]))
     return g, d
@@ -126,7 +126,7 @@ def test_the_published_weights_give_the_published_outputs(name):
 
 
 @pytest.mark.parametrize("name", ["unconditional", "conditional"])
-def test_half_stages_compute_as_published(name):
+def test_bf16_stages_compute_as_published(name):
     recorded = record(name)
     io = part(recorded, "io")
     num_stages = len(generator_section(part(recorded, "generator"))["widths"])
@@ -139,8 +139,8 @@ def test_half_stages_compute_as_published(name):
     assert (images - io["images"]).abs().max() > 1e-4  # they do round
 
 
-def test_half_stages_are_the_finest():
-    sizes = {"widths": [8, 8, 8], "cardinalities": [2, 2, 2], "blocks": [1, 1, 1], "half_stages": 2}
+def test_bf16_stages_are_the_finest():
+    sizes = {"widths": [8, 8, 8], "cardinalities": [2, 2, 2], "blocks": [1, 1, 1], "bf16_stages": 2}
     g, d = generator(16, 0, **sizes), discriminator(16, 0, **sizes)
     for network in (g, d):
         initialize(network, 0)
@@ -156,11 +156,11 @@ def test_half_stages_are_the_finest():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_engines_type_wins_over_half_stages(dtype):
+def test_the_engines_type_wins_over_bf16_stages(dtype):
     sizes = {"widths": [8, 8], "cardinalities": [2, 2], "blocks": [1, 1]}
     found = []
-    for half_stages in (0, 1):
-        g, d = generator(8, 3, **sizes, half_stages=half_stages), discriminator(8, 3, **sizes, half_stages=half_stages)
+    for bf16_stages in (0, 1):
+        g, d = generator(8, 3, **sizes, bf16_stages=bf16_stages), discriminator(8, 3, **sizes, bf16_stages=bf16_stages)
         for network in (g, d):
             initialize(network, 0)
             network.to(dtype)
@@ -184,7 +184,7 @@ def test_resampling_is_interpolation_with_zeros_outside():
 
 def test_a_block_begins_as_the_identity_and_keeps_the_scale_of_its_branch():
     num_blocks = 8
-    block = r3gan.ResidualBlock(256, 8, 2, num_blocks, half=False)
+    block = r3gan.ResidualBlock(256, 8, 2, num_blocks, bf16=False)
     initialize(block, 0)
     h = torch.randn(2, 256, 4, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(block(h)[0], h)
@@ -238,10 +238,10 @@ def test_the_carry_has_gradients_and_parameters_a_use(num_classes):
 @pytest.mark.parametrize("layer", ["block", "upsample", "downsample", "input"])
 def test_layers_are_differentiable_twice(layer):
     made: dict[str, tuple[nn.Module, tuple[int, ...], Tensor | None]] = {
-        "block": (r3gan.ResidualBlock(4, 2, 2, 3, half=False), (2, 4, 3, 3), None),
-        "upsample": (r3gan.Upsample(4, 3, half=False), (1, 4, 2, 2), None),
-        "downsample": (r3gan.Downsample(4, 3, half=False), (1, 4, 4, 4), torch.zeros(1, dtype=torch.int64)),
-        "input": (r3gan.GeneratorInput(3, 5, 2, 2, half=False), (2, 3), torch.tensor([1, 4])),
+        "block": (r3gan.ResidualBlock(4, 2, 2, 3, bf16=False), (2, 4, 3, 3), None),
+        "upsample": (r3gan.Upsample(4, 3, bf16=False), (1, 4, 2, 2), None),
+        "downsample": (r3gan.Downsample(4, 3, bf16=False), (1, 4, 4, 4), torch.zeros(1, dtype=torch.int64)),
+        "input": (r3gan.GeneratorInput(3, 5, 2, 2, bf16=False), (2, 3), torch.tensor([1, 4])),
     }
     module, shape, labels = made[layer]
     initialize(module, 0)
@@ -268,7 +268,7 @@ def test_layers_are_differentiable_twice(layer):
         ({"cardinalities": [2, 2]}, "cardinalities", "has 2 entries for 3 stages"),
         ({"blocks": [1]}, "blocks", "has 1 entries for 3 stages"),
         ({"cardinalities": [2, 3, 2]}, "cardinalities", "has 3, which does not divide a block's 16 channels"),
-        ({"half_stages": 4}, "half_stages", "is more than the 3 stages"),
+        ({"bf16_stages": 4}, "bf16_stages", "is more than the 3 stages"),
     ],
 )
 @pytest.mark.parametrize("network", ["generator", "discriminator"])

@@ -27,7 +27,7 @@ class R3GANNetwork(NetworkSection):
     """Residual blocks of each stage."""
     expansion: PositiveInt = 2
     """Channels inside a block, in units of its stage's width."""
-    half_stages: NaturalInt = 0
+    bf16_stages: NaturalInt = 0
     """The finest so many stages compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
 
     def _check(self, network: str, data: Data) -> None:
@@ -47,9 +47,9 @@ class R3GANNetwork(NetworkSection):
                 problem = f"has {groups}, which does not divide a block's {width * self.expansion} channels"
                 remedy = f"choose divisors of {network}.widths times {network}.expansion"
                 raise UserError(f"{network}.cardinalities", self.cardinalities, problem, remedy)
-        if self.half_stages > num:
+        if self.bf16_stages > num:
             problem = f"is more than the {num} stages"
-            raise UserError(f"{network}.half_stages", self.half_stages, problem, f"set 0 to {num}")
+            raise UserError(f"{network}.bf16_stages", self.bf16_stages, problem, f"set 0 to {num}")
 
 
 class R3GANGenerator(R3GANNetwork, GeneratorSection):
