@@ -111,14 +111,15 @@ class DeepSpeedBacked:
 
     def _keep_buffers(self) -> None:
         """Keep the buffers as they are before the forward passes of an update, in case it is skipped."""
-        torch._foreach_copy_(self._kept_buffers, self._buffers)
+        if self._buffers:  # the call wants at least one
+            torch._foreach_copy_(self._kept_buffers, self._buffers)
 
     def _count(self, applied: bool) -> None:
         """Take note of an update. What overflowed a skipped one's gradients may stand in the running statistics too."""
         self.applied = applied
         self.num_applied += applied
         self.num_skipped += not applied
-        if not applied:
+        if not applied and self._buffers:
             torch._foreach_copy_(self._buffers, self._kept_buffers)
         self.after_update()
 

@@ -36,7 +36,8 @@ class ShardedAverage:
         """Move the average to decay * average + (1 - decay) * parameters, and take the buffers over."""
         masters = [shard.master for shard in self._engine.shards()]
         torch._foreach_lerp_(self.shards, masters, 1 - decay)
-        torch._foreach_copy_(list(self.buffers.values()), list(self._live_buffers.values()))
+        if self.buffers:  # the call wants at least one
+            torch._foreach_copy_(list(self.buffers.values()), list(self._live_buffers.values()))
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
