@@ -6,6 +6,7 @@ draws.
 """
 
 import contextlib
+import math
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,11 @@ def make_optimizer(section, network):
     return torch.optim.Adam(network.parameters(), section.lr, tuple(section.betas), section.eps)
 
 
+def moved(start, end, nimg, over):
+    """From start to end while the angle of a cosine goes from 0 to 180 degrees over that many images."""
+    return start + (end - start) * (1 - math.cos(math.radians(180 * min(nimg, over) / over))) / 2
+
+
 class Reference:
     """Runs updates and holds the networks, the average and the last gradients."""
 
@@ -84,13 +90,25 @@ class Reference:
     def conditions(self, labels, inputs):
         return (labels, inputs[0]) if self.recipe.data.paired else (labels,)
 
-    def penalty(self, section, x, y, logits, noise):
+    def penalty(self, section, weight, x, y, logits, noise):
         if section.form == "exact":
             (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
-            return section.weight / 2 * g.square().sum((1, 2, 3)).mean()
-        moved = self.forward(self.d, False, x + section.sigma * noise, *y)
-        slopes = ((moved - logits) / section.sigma).view(len(x), -1).sum(1)
-        return section.weight / 2 * (slopes**2).mean()
+            return weight / 2 * g.square().sum((1, 2, 3)).mean()
+        perturbed = self.forward(self.d, False, x + section.sigma * noise, *y)
+        slopes = ((perturbed - logits) / section.sigma).view(len(x), -1).sum(1)
+        return weight / 2 * (slopes**2).mean()
+
+    def penalty_weight(self, section, nimg):
+        if section.final_weight is None:
+            return section.weight
+        return moved(section.weight, section.final_weight, nimg, section.decay_nimg or self.recipe.total_nimg)
+
+    def set_rates(self, optimizer, section, nimg):
+        if section.decay == "cosine":
+            end, group = section.decay_nimg or self.recipe.total_nimg, optimizer.param_groups[0]
+            group["lr"] = moved(section.lr, section.final_lr, nimg, end)
+            if section.final_beta2 is not None:
+                group["betas"] = (section.betas[0], moved(section.betas[1], section.final_beta2, nimg, end))
 
     def d_step(self, update, d_step):
         section, part = self.recipe.objective, self.parts["discriminator"]
@@ -112,7 +130,8 @@ class Reference:
                     noise = None
                     if penalty.form != "exact":
                         noise = self.draws.normal(name, (update, d_step), part, images.shape[1:])[j]
-                    loss = loss + penalty.every * self.penalty(penalty, images, labels, logits, noise)
+                    weight = self.penalty_weight(penalty, update * self.recipe.batch)
+                    loss = loss + penalty.every * self.penalty(penalty, weight, images, labels, logits, noise)
             (loss / part.accumulation).backward()
         self.finish(self.d, self.opt_d, section.orthogonal.discriminator)
 
@@ -145,12 +164,18 @@ class Reference:
         optimizer.zero_grad()
 
     def update(self, update):
+        batch, ema = self.recipe.batch, self.recipe.ema
+        self.set_rates(self.opt_g, self.recipe.optimizer.generator, update * batch)
+        self.set_rates(self.opt_d, self.recipe.optimizer.discriminator, update * batch)
         for d_step in range(self.recipe.objective.d_steps):
             self.d_step(update, d_step)
         self.d_grads = self.grads
         self.g_step(update)
         self.g_grads = self.grads
-        decay = 0.5 ** (self.recipe.batch / self.recipe.ema.half_life_nimg)
+        half_life = ema.half_life_nimg
+        if ema.warmup_nimg:
+            half_life = moved(0, half_life, update * batch, ema.warmup_nimg)
+        decay = 0.5 ** (batch / half_life) if half_life else 0
         for name, value in self.g.state_dict().items():
             is_parameter = name in dict(self.g.named_parameters())
             self.average[name] = decay * self.average[name] + (1 - decay) * value if is_parameter else value.clone()

@@ -2,6 +2,6 @@
 
 from bigsgan.adversarial.latents import InputSource, LatentSource, SampleDraws, Slice
 from bigsgan.adversarial.pairs import PairSource
-from bigsgan.adversarial.step import AdversarialStep, LearningRates
+from bigsgan.adversarial.step import AdversarialStep, Scheduled
 
-__all__ = ["AdversarialStep", "InputSource", "LatentSource", "LearningRates", "PairSource", "SampleDraws", "Slice"]
+__all__ = ["AdversarialStep", "InputSource", "LatentSource", "PairSource", "SampleDraws", "Scheduled", "Slice"]

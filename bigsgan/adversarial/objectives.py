@@ -6,7 +6,8 @@ Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S *
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -50,14 +51,20 @@ class DiscriminatorObjective:
     """
 
     def __init__(
-        self, section: Objective, statistics: Statistics, phase: int, watchers: Sequence[LogitWatcher] = ()
+        self,
+        section: Objective,
+        statistics: Statistics,
+        phase: int,
+        penalty_weights: Mapping[str, float] = MappingProxyType({}),
+        watchers: Sequence[LogitWatcher] = (),
     ) -> None:
         """Decide what discriminator phase number ``phase`` minimises. Both penalties share one interval.
 
         Args:
             section: The game.
             statistics: Where losses and logits are added.
-            phase: Number of the discriminator's update.
+            phase: Number of the discriminator's update, from 0.
+            penalty_weights: Of ``r1`` and ``r2``, where they are not those of the section.
             watchers: Who is shown the logits.
         """
         self._watchers = watchers
@@ -68,6 +75,7 @@ class DiscriminatorObjective:
             self._penalties["r1"] = section.r1
         if section.r2:
             self._penalties["r2"] = section.r2
+        self._weights = {name: penalty_weights.get(name, p.weight) for name, p in self._penalties.items()}
         self.penalised = any(phase % penalty.every == 0 for penalty in self._penalties.values())
 
     @property
@@ -115,7 +123,7 @@ class DiscriminatorObjective:
             pairs = zip(self.perturbed, segments[2:], strict=True)
             squares = {name: self._squared_slope(name, real, fake, moved) for name, moved in pairs}
         for name, penalty in self._penalties.items():
-            value = penalty.weight / 2 * squares[name].mean()
+            value = self._weights[name] / 2 * squares[name].mean()
             self._statistics.add(f"penalty/{name}", value.detach())
             loss = loss + penalty.every * value
         return loss

@@ -13,7 +13,7 @@ asks for a phase; what an engine makes of it, and when, is its own affair.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -28,7 +28,7 @@ from bigsgan.adversarial.objectives import (
 )
 from bigsgan.config.sections import Objective
 from bigsgan.data import LabelledImages
-from bigsgan.engines import Engine, MicroBatch, MicroBatches, OnDemand
+from bigsgan.engines import Engine, MicroBatch, MicroBatches, OnDemand, Rates
 from bigsgan.monitor import Statistics
 
 
@@ -52,11 +52,18 @@ class HandOver(Protocol):
         ...
 
 
-class LearningRates(NamedTuple):
-    """Learning rates of one update."""
+class Scheduled(NamedTuple):
+    """The numbers of one update that may change over a run.
 
-    generator: float
-    discriminator: float
+    Attributes:
+        generator: Of its optimizer.
+        discriminator: Of its optimizer.
+        penalty_weights: Of ``r1`` and ``r2``, where they are not those of the section.
+    """
+
+    generator: Rates
+    discriminator: Rates
+    penalty_weights: Mapping[str, float]
 
 
 class AdversarialStep:
@@ -104,26 +111,30 @@ class AdversarialStep:
         generator.after_update = self._generator_updated
         discriminator.after_update = functools.partial(self._record, "discriminator", discriminator)
 
-    def __call__(self, update: int, lr: LearningRates) -> None:
+    def __call__(self, update: int, scheduled: Scheduled) -> None:
         """Make update number ``update`` (from 0)."""
         for d_step in range(self._section.d_steps):
             # A phase of reals is taken where and when it is first looked at.
             reals = functools.cache(self._reals.next_phase)
             counters = (update, d_step)
             inputs = self._source.inputs("discriminator", counters, self._slices["discriminator"], reals)
-            self._discriminator_phase(inputs, counters, reals, lr.discriminator)
+            self._discriminator_phase(inputs, counters, reals, scheduled)
         if not self._section.reuse_fakes:
             inputs = self._source.inputs("generator", (update,), self._slices["generator"], reals)
-        self._generator_phase(inputs, update, reals, lr.generator)
+        self._generator_phase(inputs, update, reals, scheduled.generator)
         self.generator.finish()
         self.discriminator.finish()
         for watcher in self._watchers:
             watcher.finish_update(update)
 
-    def _discriminator_phase(self, inputs: Inputs, counters: tuple[int, int], reals: Reals, lr: float) -> None:
+    def _discriminator_phase(
+        self, inputs: Inputs, counters: tuple[int, int], reals: Reals, scheduled: Scheduled
+    ) -> None:
         part = self._slices["discriminator"]["discriminator"]
         number = counters[0] * self._section.d_steps + counters[1]
-        objective = DiscriminatorObjective(self._section, self._statistics, number, self._watchers)
+        objective = DiscriminatorObjective(
+            self._section, self._statistics, number, scheduled.penalty_weights, self._watchers
+        )
         fakes = self.generator.infer(inputs.generator)
         fakes = self._hand_over.to_discriminator(fakes, part.batch // part.accumulation)
         noise = {name: self._draws.normal(name, counters, part, self._image_shape) for name in objective.perturbed}
@@ -135,9 +146,9 @@ class AdversarialStep:
             return objective.batch(real, fake, {name: noise[name][j] for name in noise})
 
         batches = MicroBatches(part.accumulation, part.num_samples * objective.num_segments, batch, source=fakes)
-        self.discriminator.train(batches, objective, lr)
+        self.discriminator.train(batches, objective, scheduled.discriminator)
 
-    def _generator_phase(self, inputs: Inputs, update: int, reals: Reals, lr: float) -> None:
+    def _generator_phase(self, inputs: Inputs, update: int, reals: Reals, rates: Rates) -> None:
         part = self._slices["generator"]["discriminator"]
         micro_batch = part.batch // part.accumulation
         objective = self._g_objective
@@ -160,7 +171,7 @@ class AdversarialStep:
             return through_logits + self._reconstruction.grads(fakes[j], target)
 
         grads = OnDemand(len(all_grads), grad, source=all_grads)
-        self.generator.backward(self._hand_over.to_generator(grads, micro_batch), lr)
+        self.generator.backward(self._hand_over.to_generator(grads, micro_batch), rates)
 
     def _seeds(self, stream: str, counters: tuple[int, ...], part: Slice) -> Sequence[tuple[Tensor, ...]]:
         """By micro-batch, what D draws augmentations from; nothing where it has none."""

@@ -222,6 +222,7 @@ def _check_recipe(recipe: Recipe) -> None:
         recipe.augmentation.check(recipe.data)
     _check_pairs(recipe)
     _check_objective(recipe)
+    _check_penalties(recipe.objective)
     for network in NETWORKS:
         _check_optimizer(f"optimizer.{network}", getattr(recipe.optimizer, network), recipe.total_nimg)
 
@@ -262,6 +263,13 @@ def _check_objective(recipe: Recipe) -> None:
         raise UserError("objective.r2", f"{r2.form}, every {r2.every}", problem, remedy)
 
 
+def _check_penalties(objective: Objective) -> None:
+    for name, penalty in (("r1", objective.r1), ("r2", objective.r2)):
+        if penalty and penalty.decay_nimg is not None and penalty.final_weight is None:
+            field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
+            raise UserError(field, penalty.decay_nimg, "is not used by a constant weight", remedy)
+
+
 def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:
     if optimizer.warmup_nimg >= total_nimg:
         problem = f"reaches total_nimg ({total_nimg})"
@@ -274,3 +282,14 @@ def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:
     if optimizer.final_lr and optimizer.decay == "constant":
         remedy = f"set {field}.decay to linear or cosine, or remove it"
         raise UserError(f"{field}.final_lr", optimizer.final_lr, "is not used by a constant learning rate", remedy)
+    if optimizer.final_beta2 is not None and optimizer.kind != "adam":
+        problem = f"is not used by {optimizer.kind}"
+        raise UserError(f"{field}.final_beta2", optimizer.final_beta2, problem, f"remove it, or set {field}.kind=adam")
+    for key in ("final_beta2", "decay_nimg"):
+        value = getattr(optimizer, key)
+        if value is not None and optimizer.decay == "constant":
+            remedy = f"set {field}.decay to linear or cosine, or remove it"
+            raise UserError(f"{field}.{key}", value, "is not used where decay is constant", remedy)
+    if optimizer.decay_nimg is not None and optimizer.decay_nimg <= optimizer.warmup_nimg:
+        problem = f"is not after the warm-up of {optimizer.warmup_nimg} images"
+        raise UserError(f"{field}.decay_nimg", optimizer.decay_nimg, problem, f"raise it, or lower {field}.warmup_nimg")

@@ -106,6 +106,10 @@ class Penalty(Section):
     """
 
     weight: PositiveFloat
+    final_weight: NaturalFloat | None = None
+    """What the weight becomes, along a cosine, by ``decay_nimg`` images; constant unless given."""
+    decay_nimg: PositiveInt | None = None
+    """``total_nimg`` unless given."""
     every: PositiveInt = 1
     form: Literal["exact", "finite_difference"] = "exact"
     sigma: PositiveFloat = 0.01
@@ -146,8 +150,12 @@ class Optimizer(Section):
     """Scale gradients down to this norm where theirs is larger. Off unless given."""
     warmup_nimg: NaturalInt = 0
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """From ``lr`` at the end of the warm-up to ``final_lr`` at ``total_nimg``."""
+    """From ``lr`` at the end of the warm-up to ``final_lr`` at ``decay_nimg``."""
     final_lr: NaturalFloat = 0.0
+    final_beta2: Fraction | None = None
+    """What Adam's second decay rate becomes, along the same curve; constant unless given."""
+    decay_nimg: PositiveInt | None = None
+    """``total_nimg`` unless given."""
 
 
 class Optimizers(Section):
@@ -166,6 +174,8 @@ class Average(Section):
     """Until then the average is a copy."""
     ramp: PositiveFloat | None = None
     """Half-life at most this share of the images seen so far, which shortens the memory early in a run."""
+    warmup_nimg: NaturalInt = 0
+    """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
 
 
 class Engine(Section):

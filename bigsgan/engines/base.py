@@ -37,6 +37,18 @@ class LossFunction(Protocol):
         ...
 
 
+class Rates(NamedTuple):
+    """What an optimizer takes for one update.
+
+    Attributes:
+        lr: Learning rate.
+        beta2: Adam's second decay rate; None leaves it as it is.
+    """
+
+    lr: float
+    beta2: float | None = None
+
+
 class Piece(NamedTuple):
     """Where a part of one parameter lies in one shard.
 
@@ -96,7 +108,7 @@ class Engine(Protocol):
         """Outputs of one micro-batch of this rank's replica, on every rank of it and at once; for sampling."""
         ...
 
-    def train(self, micro_batches: MicroBatches, loss: LossFunction, lr: float) -> None:
+    def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
         """Update on the mean loss of the micro-batches."""
         ...
 
@@ -104,12 +116,12 @@ class Engine(Protocol):
         """Outputs, detached, of a forward pass that ``backward`` completes to an update. Nothing may come between."""
         ...
 
-    def backward(self, output_grads: Sequence[Tensor], lr: float) -> None:
+    def backward(self, output_grads: Sequence[Tensor], rates: Rates) -> None:
         """Update on a loss of which only the gradient at the outputs is known.
 
         Args:
             output_grads: d(mean loss over a replica's micro-batch)/d(outputs) for each one given to ``forward``.
-            lr: Learning rate.
+            rates: Of the optimizer.
         """
         ...
 

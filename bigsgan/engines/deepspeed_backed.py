@@ -11,7 +11,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from bigsgan.engines import deepspeed_private
-from bigsgan.engines.base import Shard
+from bigsgan.engines.base import Rates, Shard
 from bigsgan.errors import UserError
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
@@ -103,9 +103,11 @@ class DeepSpeedBacked:
         """Release the engine's hooks and buffers."""
         self._engine.destroy()
 
-    def _set_lr(self, lr: float) -> None:
+    def _set_rates(self, rates: Rates) -> None:
         for group in self._engine.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = rates.lr
+            if rates.beta2 is not None:
+                group["betas"] = (group["betas"][0], rates.beta2)
 
     def _keep_buffers(self) -> None:
         """Keep the buffers as they are before the forward passes of an update, in case it is skipped."""

@@ -10,7 +10,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from bigsgan.engines import deepspeed_private
-from bigsgan.engines.base import LossFunction
+from bigsgan.engines.base import LossFunction, Rates
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
 from bigsgan.models.layers import moving_state
@@ -82,10 +82,10 @@ class ZeroEngine(DeepSpeedBacked):
         """Outputs of one micro-batch without a graph."""
         return self._root(inputs, moving=moving)
 
-    def train(self, micro_batches: MicroBatches, loss: LossFunction, lr: float) -> None:
+    def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
         """Update on the mean loss of the micro-batches."""
         self._keep_buffers()
-        self._set_lr(lr)
+        self._set_rates(rates)
         pin = loss.differentiates_inputs and self._gathers_for_double_backward
         for i, inputs in enumerate(micro_batches):
             with deepspeed_private.pinned(self._parameters) if pin else nullcontext():
@@ -98,9 +98,9 @@ class ZeroEngine(DeepSpeedBacked):
         self._inputs = micro_batches
         return Kept(len(micro_batches), self._forward)
 
-    def backward(self, output_grads: Sequence[Tensor], lr: float) -> None:
+    def backward(self, output_grads: Sequence[Tensor], rates: Rates) -> None:
         """Update on a loss of which only the gradient at the outputs is known."""
-        self._set_lr(lr)
+        self._set_rates(rates)
         for i in range(len(output_grads)):
             grads = output_grads[i]  # which asks for the outputs, unless there is nothing to ask
             if self._recomputes:

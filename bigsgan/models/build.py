@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from bigsgan.config import Recipe
-from bigsgan.models import biggan, dcgan, mlp, pix2pix
+from bigsgan.models import biggan, dcgan, mlp, pix2pix, r3gan
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.network import LayerStack
 
@@ -21,6 +21,8 @@ _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
     ("mlp", "discriminator"): mlp.discriminator_layers,
     ("pix2pix", "generator"): pix2pix.generator_layers,
     ("pix2pix", "discriminator"): pix2pix.discriminator_layers,
+    ("r3gan", "generator"): r3gan.generator_layers,
+    ("r3gan", "discriminator"): r3gan.discriminator_layers,
 }
 
 

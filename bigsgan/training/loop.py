@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan import checkpoint, comm
-from bigsgan.adversarial import AdversarialStep, LearningRates
+from bigsgan.adversarial import AdversarialStep, Scheduled
 from bigsgan.config import Recipe
 from bigsgan.data import RealImages
 from bigsgan.engines import MicroBatch
@@ -19,7 +19,7 @@ from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
-from bigsgan.training.schedules import average_decay, is_due, learning_rate
+from bigsgan.training.schedules import average_decay, is_due, scheduled
 from bigsgan.training.state import Counters
 
 MOST_RANKS_SHOWN = 16
@@ -59,11 +59,8 @@ def training_loop(run: Run) -> None:
         _report_samples(run)
     while counters.nimg < recipe.total_nimg:
         run.rank_log.phase = f"update {counters.update}"
-        lr = LearningRates(
-            learning_rate(recipe.optimizer.generator, counters.nimg, recipe.total_nimg),
-            learning_rate(recipe.optimizer.discriminator, counters.nimg, recipe.total_nimg),
-        )
-        run.step(counters.update, lr)
+        numbers = scheduled(recipe, counters.nimg)
+        run.step(counters.update, numbers)
         counters.update += 1
         counters.nimg += recipe.batch
         decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
@@ -71,7 +68,7 @@ def training_loop(run: Run) -> None:
             run.average.update(decay)
         done = counters.nimg >= recipe.total_nimg
         if done or is_due(recipe.report_nimg, counters.nimg, recipe.batch):
-            _report_metrics(run, lr, decay, clock)
+            _report_metrics(run, numbers, decay, clock)
         if done or is_due(recipe.sample_nimg, counters.nimg, recipe.batch):
             with clock.paused():
                 _report_samples(run)
@@ -80,13 +77,17 @@ def training_loop(run: Run) -> None:
                 _save(run, must=done)
 
 
-def _report_metrics(run: Run, lr: LearningRates, decay: float, clock: _Clock) -> None:
+def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -> None:
     """Bring the report's statistics to the host, the only place where the loop waits for the device."""
     run.rank_log.phase = "report"
     step, statistics = run.step, run.statistics
     own_peak = comm.peak_memory_bytes() / 2**30
     metrics = _reduce(statistics, own_peak)
-    metrics["lr/generator"], metrics["lr/discriminator"] = lr
+    for name, rates in (("generator", numbers.generator), ("discriminator", numbers.discriminator)):
+        metrics[f"lr/{name}"] = rates.lr
+        if rates.beta2 is not None:
+            metrics[f"beta2/{name}"] = rates.beta2
+    metrics.update({f"penalty_weight/{name}": weight for name, weight in numbers.penalty_weights.items()})
     for name, engine in (("generator", step.generator), ("discriminator", step.discriminator)):
         metrics[f"loss_scale/{name}"] = engine.loss_scale
         metrics[f"skipped/{name}"] = engine.num_skipped

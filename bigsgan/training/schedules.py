@@ -4,36 +4,89 @@ from __future__ import annotations
 
 import math
 
-from bigsgan.config.sections import Average, Optimizer
+from bigsgan.adversarial import Scheduled
+from bigsgan.config import Recipe
+from bigsgan.config.sections import Average, Optimizer, Penalty
+from bigsgan.engines import Rates
+
+
+def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
+    """Numbers of the update that begins at ``nimg`` images."""
+    total_nimg, objective = recipe.total_nimg, recipe.objective
+    weights = {
+        name: penalty_weight(penalty, nimg, total_nimg)
+        for name, penalty in (("r1", objective.r1), ("r2", objective.r2))
+        if penalty is not None and penalty.final_weight is not None
+    }
+    generator, discriminator = (
+        Rates(learning_rate(section, nimg, total_nimg), beta2(section, nimg, total_nimg))
+        for section in (recipe.optimizer.generator, recipe.optimizer.discriminator)
+    )
+    return Scheduled(generator, discriminator, weights)
 
 
 def learning_rate(section: Optimizer, nimg: int, total_nimg: int) -> float:
     """Learning rate of the update that begins at ``nimg`` images.
 
-    Rises linearly to ``lr`` over ``warmup_nimg``, then follows ``decay`` down to ``final_lr`` at ``total_nimg``.
+    Rises linearly to ``lr`` over ``warmup_nimg``, then follows ``decay`` down to ``final_lr`` at ``decay_nimg``.
     """
     if nimg < section.warmup_nimg:
         return section.lr * (nimg + 1) / section.warmup_nimg
     if section.decay == "constant":
         return section.lr
-    progress = min(1.0, (nimg - section.warmup_nimg) / (total_nimg - section.warmup_nimg))
-    left = 1 - progress if section.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return section.final_lr + (section.lr - section.final_lr) * left
+    return section.final_lr + (section.lr - section.final_lr) * _left(section, nimg, total_nimg)
+
+
+def beta2(section: Optimizer, nimg: int, total_nimg: int) -> float | None:
+    """Adam's second decay rate for the update that begins at ``nimg`` images; None if it never changes.
+
+    Follows ``decay`` from ``betas[1]`` at the end of the warm-up to ``final_beta2`` at ``decay_nimg``.
+    """
+    if section.final_beta2 is None:
+        return None
+    return section.final_beta2 + (section.betas[1] - section.final_beta2) * _left(section, nimg, total_nimg)
+
+
+def penalty_weight(section: Penalty, nimg: int, total_nimg: int) -> float:
+    """Weight of a penalty in the update that begins at ``nimg`` images: to ``final_weight`` at ``decay_nimg``."""
+    if section.final_weight is None:
+        return section.weight
+    return cosine(section.weight, section.final_weight, nimg, section.decay_nimg or total_nimg)
 
 
 def average_decay(section: Average, batch: int, nimg: int) -> float:
     """Share of the old average that an update to ``nimg`` images keeps: 0 makes a copy.
 
-    0.5 ** (batch / half_life), the half-life shortened to ``ramp * nimg`` (Karras et al. 2020, arXiv 2006.06676).
+    0.5 ** (batch / half_life), the half-life shortened to ``ramp * nimg`` (Karras et al. 2020, arXiv 2006.06676), or
+    growing from 0 over ``warmup_nimg``, at the images seen before the update (Huang et al. 2024, arXiv 2501.05441).
     """
     if nimg <= section.start_nimg:
         return 0.0
     half_life = float(section.half_life_nimg)
+    if section.warmup_nimg:
+        half_life = cosine(0.0, half_life, nimg - batch, section.warmup_nimg)
     if section.ramp is not None:
         half_life = min(half_life, section.ramp * nimg)
-    return 0.5 ** (batch / half_life)
+    return 0.5 ** (batch / half_life) if half_life > 0 else 0.0
+
+
+def cosine(start: float, end: float, nimg: int, over_nimg: int) -> float:
+    """A number that goes from ``start`` to ``end`` over so many images along half a cosine, and stays there."""
+    return end + (start - end) * _half_cosine(min(1.0, nimg / over_nimg))
 
 
 def is_due(interval_nimg: int, nimg: int, batch: int) -> bool:
     """Whether the update that ended at ``nimg`` images passed a multiple of the interval."""
     return nimg // interval_nimg > (nimg - batch) // interval_nimg
+
+
+def _left(section: Optimizer, nimg: int, total_nimg: int) -> float:
+    """Share of the way to the final values that is still to go: 1 until the warm-up is over."""
+    end = section.decay_nimg or total_nimg
+    progress = min(1.0, max(0, nimg - section.warmup_nimg) / (end - section.warmup_nimg))
+    return 1 - progress if section.decay == "linear" else _half_cosine(progress)
+
+
+def _half_cosine(progress: float) -> float:
+    """1 at 0, 0 at 1."""
+    return 0.5 * (1 + math.cos(math.pi * progress))

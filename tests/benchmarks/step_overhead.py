@@ -121,15 +121,15 @@ class Product:
     def step(self):
         run, counters, recipe = self.run, self.run.counters, self.recipe
         schedules = importlib.import_module("bigsgan.training.schedules")
-        lr = self.loop.LearningRates(recipe.optimizer.generator.lr, recipe.optimizer.discriminator.lr)
-        run.step(counters.update, lr)
+        numbers = schedules.scheduled(recipe, counters.nimg)
+        run.step(counters.update, numbers)
         counters.update += 1
         counters.nimg += recipe.batch
         decay = schedules.average_decay(recipe.ema, recipe.batch, counters.nimg)
         if run.step.generator.applied:
             run.average.update(decay)
         if schedules.is_due(recipe.report_nimg, counters.nimg, recipe.batch):
-            self.loop._report_metrics(run, lr, decay, self.clock)
+            self.loop._report_metrics(run, numbers, decay, self.clock)
 
 
 def measure(overrides, blocks, threads):

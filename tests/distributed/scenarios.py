@@ -8,11 +8,10 @@ import numpy as np
 import torch
 
 from bigsgan import checkpoint, comm
-from bigsgan.adversarial import LearningRates
 from bigsgan.monitor import RankLog
 from bigsgan.train import build_run
 from bigsgan.training.loop import Run
-from bigsgan.training.schedules import average_decay
+from bigsgan.training.schedules import average_decay, scheduled
 from tests.tiny import tiny_plan
 
 
@@ -27,7 +26,7 @@ def update(run: Run, num_updates: int) -> None:
     """Make updates as the training loop does, without its reports."""
     for _ in range(num_updates):
         recipe = run.recipe
-        run.step(run.counters.update, LearningRates(recipe.optimizer.generator.lr, recipe.optimizer.discriminator.lr))
+        run.step(run.counters.update, scheduled(recipe, run.counters.nimg))
         run.counters.update += 1
         run.counters.nimg += recipe.batch
         if run.step.generator.applied:

@@ -35,9 +35,19 @@ def test_gradients_and_updates(ranks, stage, accumulation):
     check_adam(ranks(2), overrides, {"generator": zero(stage), "discriminator": zero(stage)})
 
 
-def check_adam(pool, overrides, ds):
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
+def test_a_second_decay_rate_that_moves(ranks, stage):
+    # 0.9 to 0.5 over 4 batches of 8 images: a quarter of a half-turn is 45 degrees.
+    moves = "{lr: %s, betas: [0.5, 0.9], decay: cosine, final_lr: %s, final_beta2: 0.5, decay_nimg: 32}"
+    overrides = [f"optimizer.{network}={moves % (lr, lr)}" for network, lr in LR.items()]
+    betas2 = [0.9, 0.9 - 0.2 * (1 - 0.5**0.5), 0.7]
+    check_adam(ranks(2), overrides, {"generator": zero(stage), "discriminator": zero(stage)}, betas2)
+
+
+def check_adam(pool, overrides, ds, betas2=(0.9, 0.9, 0.9)):
     """Compare the first gradients with the reference's, and three updates with Adam's formula."""
-    overrides = [*ADAM, *overrides]
+    if not any(text.startswith("optimizer.") for text in overrides):
+        overrides = [*ADAM, *overrides]
     by_rank = pool.run(scenarios.adam_updates, overrides, ds, 3)
     recorded = {key: whole([rank[key] for rank in by_rank]) for key in by_rank[0]}
     expected = reference.Reference(tiny_recipe(Path(tempfile.mkdtemp()), *overrides)).update(0)
@@ -53,13 +63,13 @@ def check_adam(pool, overrides, ds):
 
     for network, lr in LR.items():
         m, v = {}, {}
-        for t in (1, 2, 3):
+        for t, beta2 in enumerate(betas2, start=1):
             grads, before, after = (recorded[f"{network}.{t}.{what}"] for what in ("grad", "before", "after"))
             for name, g in grads.items():
                 g = g.astype(np.float64)
                 m[name] = 0.5 * m.get(name, 0) + 0.5 * g
-                v[name] = 0.9 * v.get(name, 0) + 0.1 * g * g
-                step = lr * (m[name] / (1 - 0.5**t)) / (np.sqrt(v[name] / (1 - 0.9**t)) + 1e-8)
+                v[name] = beta2 * v.get(name, 0) + (1 - beta2) * g * g
+                step = lr * (m[name] / (1 - 0.5**t)) / (np.sqrt(v[name] / (1 - beta2**t)) + 1e-8)
                 # Updates of 1e-9 vanish against float32 weights; those of the generator are seen to 7 bits or more.
                 error = np.abs(after[name] - (before[name] - step)).max()
                 assert error <= 1e-7 * np.abs(before[name]).max() + 1e-5 * lr, (network, t, name, error)

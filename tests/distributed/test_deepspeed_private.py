@@ -10,7 +10,7 @@ import torch.distributed as dist
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
 from bigsgan import comm
-from bigsgan.engines import deepspeed_private
+from bigsgan.engines import Rates, deepspeed_private
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -117,7 +117,7 @@ def pipeline_facts(stages):
     before = [p.detach().clone() for p in engine.network.parameters()]
     for parameter in engine.network.parameters():
         parameter.grad = torch.full_like(parameter, float(comm.rank()))
-    engine._set_lr(0.5)
+    engine._set_rates(Rates(0.5))
     deepspeed_private.reduce_pipeline_gradients(engine._engine)
     deepspeed_private.step_pipeline(engine._engine)
     moves = [(a - b).unique() for a, b in zip(before, engine.network.parameters(), strict=True)]

@@ -17,14 +17,14 @@ def report(most_ranks_shown):
     """The memory in a report made after one update, and the collectives that the report took."""
     run = scenarios.build([], {"generator": zero(0), "discriminator": zero(0)})
     scenarios.update(run, 1)
-    lr = loop.LearningRates(0.1, 0.2)
+    numbers = loop.scheduled(run.recipe, 0)
     with (
         patch.object(comm, "peak_memory_bytes", lambda: PEAKS[comm.rank()]),
         patch.object(loop, "MOST_RANKS_SHOWN", most_ranks_shown),
         patch.object(run.reporter, "report") as reported,
         patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce,
     ):
-        loop._report_metrics(run, lr, 0.5, loop._Clock(0))
+        loop._report_metrics(run, numbers, 0.5, loop._Clock(0))
     scenarios.destroy(run)
     (nimg, metrics), _ = reported.call_args
     assert nimg == 8

@@ -132,6 +132,17 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "optimizer.generator.kind=lamb": ("optimizer.generator.kind", "'lamb' is none of", "'adam', 'sgd' or 'rmsprop'"),
     "optimizer.generator.momentum=0.9": ("optimizer.generator.momentum", "0.9 is not used by adam", "betas, or"),
     "optimizer.generator.final_lr=1e-5": ("optimizer.generator.final_lr", "1e-05 is not used by", "linear or cosine"),
+    "optimizer.generator.final_beta2=0.99": ("optimizer.generator.final_beta2", "where decay is constant", "cosine"),
+    "optimizer.generator.decay_nimg=9": ("optimizer.generator.decay_nimg", "9 is not used where decay is", "cosine"),
+    "optimizer.generator={lr: 1, kind: sgd, decay: linear, final_beta2: 0.9}": (
+        "optimizer.generator.final_beta2", "0.9 is not used by sgd", "set optimizer.generator.kind=adam",
+    ),
+    "optimizer.generator={lr: 1, decay: cosine, warmup_nimg: 9, decay_nimg: 9}": (
+        "optimizer.generator.decay_nimg", "9 is not after the warm-up of 9 images", "raise it, or lower",
+    ),
+    "objective.r1={weight: 1, decay_nimg: 9}": (
+        "objective.r1.decay_nimg", "9 is not used by a constant weight", "give objective.r1.final_weight",
+    ),
     "optimizer.generator.warmup_nimg=1000": ("optimizer.generator.warmup_nimg", "1000 reaches total_nimg", "shorten"),
     "optimizer=": ("optimizer", "null is not a section", "write its keys below it"),
     "engines.generator.ds_config=ds_configs/none.json": (

@@ -24,7 +24,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.engines"},
     {"bigsgan.adversarial"},
     {"bigsgan.checkpoint"},
-    {"bigsgan.training"},
+    {"bigsgan.training", "bigsgan.weights"},
     {"bigsgan.trained"},
     {"bigsgan.train", "bigsgan.sample", "bigsgan.export", "bigsgan.plan"},
     {"bigsgan.cli"},

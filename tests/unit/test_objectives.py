@@ -88,6 +88,19 @@ def test_exact_penalties(loss, every, penalties):
     assert sum(key.startswith("penalty/") for key in found) == len(penalties)
 
 
+def test_the_update_may_give_the_weights_of_penalties():
+    real, fake = labelled("real", 5, 1), labelled("fake", 5, 2)
+    found = {}
+    for weights in ({}, {"r1": 6.0}, {"r1": 0.0, "r2": 0.0}):
+        statistics = Statistics(torch.device("cpu"))
+        objective = DiscriminatorObjective(Objective(r1=R1, r2=R2), statistics, 0, weights)
+        penalised_loss(objective, lambda x: quadratic(coefficients(), x), objective.batch(real, fake, {}))
+        found[len(found)] = means(statistics)
+    assert found[1]["penalty/r1"] == pytest.approx(2 * found[0]["penalty/r1"])  # 3.0 in the section
+    assert found[1]["penalty/r2"] == found[0]["penalty/r2"] > 0
+    assert found[2]["penalty/r1"] == found[2]["penalty/r2"] == 0
+
+
 def test_penalties_of_tiny_gradients_survive():
     objective, _ = made(loss="wasserstein", r1={"weight": 2.0})
     a = torch.full(SHAPE, 1e-5).requires_grad_()

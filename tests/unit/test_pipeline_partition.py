@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.latents import LatentSource, SampleDraws, Slice
-from bigsgan.adversarial.step import AdversarialStep, LearningRates
+from bigsgan.adversarial.step import AdversarialStep, Scheduled
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.data import LabelledImages
 from bigsgan.draws import Draws
+from bigsgan.engines.base import Rates
 from bigsgan.engines.hand_over import SameRanks
 from bigsgan.engines.pipeline.engine import PipelineEngine
 from bigsgan.engines.pipeline.layout import (
@@ -223,7 +224,7 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
         generator, discriminator, SameRanks(), recipe.objective, NoReals(), source, draws, slices, shape,
         Statistics(cpu),
     )  # fmt: skip
-    step(0, LearningRates(0.1, 0.1))
+    step(0, Scheduled(Rates(0.1), Rates(0.1), {}))
     return note.phases
 
 

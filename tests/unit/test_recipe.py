@@ -51,7 +51,7 @@ def refused(tmp_path: Path, *overrides: str) -> UserError:
 def test_defaults_are_filled_in(tmp_path):
     adam = {
         "kind": "adam", "betas": [0.0, 0.999], "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None,
-        "warmup_nimg": 0, "decay": "constant", "final_lr": 0.0,
+        "warmup_nimg": 0, "decay": "constant", "final_lr": 0.0, "final_beta2": None, "decay_nimg": None,
     }  # fmt: skip
     engine = {
         "ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False,
@@ -82,7 +82,7 @@ def test_defaults_are_filled_in(tmp_path):
             "orthogonal": {"generator": 0.0, "discriminator": 0.0},
         },
         "optimizer": {"generator": {**adam, "lr": 1.0}, "discriminator": {**adam, "lr": 2e-4}},
-        "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None},
+        "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None, "warmup_nimg": 0},
         "engines": {"generator": engine, "discriminator": engine},
         "pipeline": {"generator_phase": "keep", "schedule": "joint"},
     }  # fmt: skip
@@ -153,7 +153,7 @@ def test_a_key_of_another_section_is_found_there(tmp_path):
     assert refused(tmp_path, "lr=1").remedy == "did you mean optimizer.generator.lr or optimizer.discriminator.lr?"
     assert refused(tmp_path, "generator.resolution=32").remedy == "did you mean data.resolution?"
     assert refused(tmp_path, "objective.r1={weight: 1, evry: 2}").remedy == "did you mean objective.r1.every?"
-    assert refused(tmp_path, "ema.xyz=1").remedy == "known keys here: half_life_nimg, start_nimg, ramp"
+    assert refused(tmp_path, "ema.xyz=1").remedy == "known keys here: half_life_nimg, start_nimg, ramp, warmup_nimg"
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

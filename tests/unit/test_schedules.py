@@ -7,8 +7,18 @@ from itertools import pairwise
 
 import pytest
 
-from bigsgan.config.sections import Average, Optimizer
-from bigsgan.training.schedules import average_decay, is_due, learning_rate
+from bigsgan.config.sections import Average, Optimizer, Penalty
+from bigsgan.engines import Rates
+from bigsgan.training.schedules import (
+    average_decay,
+    beta2,
+    cosine,
+    is_due,
+    learning_rate,
+    penalty_weight,
+    scheduled,
+)
+from tests.tiny import tiny_recipe
 
 TOTAL = 1000
 
@@ -48,6 +58,63 @@ def test_cosine_decay(warmup):
     assert learning_rate(section, 3 * TOTAL, TOTAL) == pytest.approx(0.1)
     rates = [learning_rate(section, nimg, TOTAL) for nimg in range(warmup, TOTAL + 1)]
     assert all(later < earlier for earlier, later in pairwise(rates))
+
+
+def published(nimg, base, final, over):
+    """Huang et al. 2024, appendix: the share of the way that a cosine has left, then the final value."""
+    if nimg > over:
+        return final
+    return base + (1 - (1 + math.cos(math.pi * nimg / over)) / 2) * (final - base)
+
+
+@pytest.mark.parametrize("base, final", [(2e-4, 5e-5), (0.9, 0.99), (0.05, 0.005), (0, 0.55)])
+def test_schedules_are_the_published_ones(base, final):
+    over = 20_000_000
+    rising = Optimizer(lr=1.0, betas=[0.0, 0.9], decay="cosine", final_lr=0.1, final_beta2=0.99, decay_nimg=over)
+    for nimg in (0, 512, 10**6, over // 3, over // 2, over - 1, over, over + 1, 10**9):
+        expected = published(nimg, base, final, over)
+        assert cosine(base, final, nimg, over) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+        assert beta2(rising, nimg, TOTAL) == pytest.approx(published(nimg, 0.9, 0.99, over), rel=1e-12)
+        assert learning_rate(rising, nimg, TOTAL) == pytest.approx(published(nimg, 1.0, 0.1, over), rel=1e-12)
+        if base:
+            section = Penalty(weight=base, final_weight=final, decay_nimg=over)
+            assert penalty_weight(section, nimg, TOTAL) == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_has_no_end_of_its_own_ends_with_the_run():
+    optimizer = Optimizer(lr=1.0, betas=[0.0, 0.5], decay="linear", final_lr=0.5, final_beta2=0.9, warmup_nimg=200)
+    # Through the warm-up the second decay rate is the first one given.
+    assert [beta2(optimizer, nimg, TOTAL) for nimg in (0, 199, 200, 600, 1000, 2000)] == pytest.approx(
+        [0.5, 0.5, 0.5, 0.7, 0.9, 0.9]
+    )
+    penalty = Penalty(weight=4.0, final_weight=0.0)
+    assert [penalty_weight(penalty, nimg, TOTAL) for nimg in (0, 500, 1000, 2000)] == pytest.approx([4, 2, 0, 0])
+    assert penalty_weight(Penalty(weight=4.0), 500, TOTAL) == 4.0
+    assert beta2(Optimizer(lr=1.0, decay="cosine"), 500, TOTAL) is None
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_the_half_life_grows_over_the_warm_up(batch):
+    section = Average(half_life_nimg=5000, warmup_nimg=10_000)
+    assert average_decay(section, batch, batch) == 0.0  # a copy, as the half-life before the first update is 0
+    for before in (1_000, 5_000, 9_999, 10_000, 10**6):
+        expected = 0.5 ** (batch / published(before, 0, 5000, 10_000))
+        assert average_decay(section, batch, before + batch) == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_update_is_told_only_what_moves(tmp_path):
+    recipe = tiny_recipe(tmp_path, "objective.r1.weight=3")
+    assert scheduled(recipe, 500) == (Rates(0.002), Rates(0.002), {})
+    moving = tiny_recipe(
+        tmp_path,
+        "objective.r1={weight: 3, final_weight: 1, decay_nimg: 100}",
+        "objective.r2={weight: 2}",
+        "optimizer.discriminator={lr: 1, betas: [0, 0.8], decay: cosine, final_lr: 0.5, final_beta2: 0.9}",
+        "optimizer.discriminator.decay_nimg=100",
+    )
+    (lr, none), (d_lr, d_beta2), weights = scheduled(moving, 50)
+    assert (lr, none) == (0.002, None)
+    assert (d_lr, d_beta2, weights) == (pytest.approx(0.75), pytest.approx(0.85), {"r1": pytest.approx(2.0)})
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])

@@ -14,6 +14,7 @@ from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
+from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator
 
 
 def family_of(section: Any) -> Any:
@@ -27,13 +28,15 @@ AnyGenerator = Annotated[
     Annotated[BigGANGenerator, Tag("biggan")]
     | Annotated[DCGANGenerator, Tag("dcgan")]
     | Annotated[MLPGenerator, Tag("mlp")]
-    | Annotated[Pix2PixGenerator, Tag("pix2pix")],
+    | Annotated[Pix2PixGenerator, Tag("pix2pix")]
+    | Annotated[R3GANGenerator, Tag("r3gan")],
     Discriminator(family_of),
 ]
 AnyDiscriminator = Annotated[
     Annotated[BigGANDiscriminator, Tag("biggan")]
     | Annotated[DCGANDiscriminator, Tag("dcgan")]
     | Annotated[MLPDiscriminator, Tag("mlp")]
-    | Annotated[Pix2PixDiscriminator, Tag("pix2pix")],
+    | Annotated[Pix2PixDiscriminator, Tag("pix2pix")]
+    | Annotated[R3GANDiscriminator, Tag("r3gan")],
     Discriminator(family_of),
 ]

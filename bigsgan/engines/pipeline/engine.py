@@ -18,7 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEng
 from torch import Tensor
 
 from bigsgan.engines import deepspeed_private
-from bigsgan.engines.base import LossFunction
+from bigsgan.engines.base import LossFunction, Rates
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.pipeline.layout import Division
 from bigsgan.engines.pipeline.program import Deferred, Program
@@ -98,23 +98,23 @@ class PipelineEngine(DeepSpeedBacked):
         dist.broadcast(outputs, source, group=deepspeed_private.pipe_group(self._engine))
         return outputs
 
-    def train(self, micro_batches: MicroBatches, loss: LossFunction, lr: float) -> None:
+    def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
         """Update on the mean loss of the micro-batches."""
-        self._ask(micro_batches, moving="first", backward=True, step=True, loss=loss, lr=lr)
+        self._ask(micro_batches, moving="first", backward=True, step=True, loss=loss, rates=rates)
 
     def forward(self, micro_batches: MicroBatches) -> Sequence[Tensor]:
         """Outputs, detached, on the last stage; their graphs are kept, or will be computed again."""
         self._begun = self._ask(micro_batches, moving="first", keeps_graph=not self._recomputes)
         return self._outputs(self._begun)
 
-    def backward(self, output_grads: Sequence[Tensor], lr: float) -> None:
+    def backward(self, output_grads: Sequence[Tensor], rates: Rates) -> None:
         """Update on a loss of which only the gradient at the outputs is known."""
         begun, self._begun = self._begun, None
         assert begun is not None, "forward comes first"
         if self._recomputes:
-            self._ask(begun.inputs, backward=True, step=True, output_grads=output_grads, lr=lr)
+            self._ask(begun.inputs, backward=True, step=True, output_grads=output_grads, rates=rates)
         else:
-            self._ask(begun.inputs, completes=begun, backward=True, step=True, output_grads=output_grads, lr=lr)
+            self._ask(begun.inputs, completes=begun, backward=True, step=True, output_grads=output_grads, rates=rates)
 
     def input_grads(self, micro_batches: MicroBatches, loss: LossFunction) -> Sequence[Tensor]:
         """d(loss)/d(first input), float32, on the first stage."""
@@ -145,7 +145,7 @@ class PipelineEngine(DeepSpeedBacked):
         frozen: bool = False,
         loss: LossFunction | None = None,
         output_grads: Sequence[Tensor] | None = None,
-        lr: float = 0.0,
+        rates: Rates | None = None,
     ) -> _Run:
         """Add a phase to the program."""
         phase = Phase(
@@ -168,7 +168,7 @@ class PipelineEngine(DeepSpeedBacked):
             keeps_graph=keeps_graph or (backward and completes is None),
             loss=loss,
             output_grads=output_grads,
-            lr=lr,
+            rates=rates,
             graphs={} if completes is None else completes.graphs,
         )
         self._program.add(run)
@@ -205,7 +205,8 @@ class PipelineEngine(DeepSpeedBacked):
             elif task.kind == "backward":
                 self._backward_pass(run, task.micro_batch)
             else:
-                self._step(run.lr)
+                assert run.rates is not None, "a step has rates"
+                self._step(run.rates)
 
     def _forward_pass(self, run: _Run, index: int) -> None:
         moving = run.moving == "always" or (run.moving == "first" and index == 0)
@@ -251,9 +252,9 @@ class PipelineEngine(DeepSpeedBacked):
         received, self._received = self._received, []
         return received
 
-    def _step(self, lr: float) -> None:
+    def _step(self, rates: Rates) -> None:
         """Reduce the gradients over the replicas, update, and keep count; all stages apply an update or none does."""
-        self._set_lr(lr)
+        self._set_rates(rates)
         deepspeed_private.reduce_pipeline_gradients(self._engine)
         finite = True
         if self._checks_gradients:
@@ -289,7 +290,7 @@ class _Run:
     keeps_graph: bool
     loss: LossFunction | None
     output_grads: Sequence[Tensor] | None
-    lr: float
+    rates: Rates | None
     graphs: dict[int, _Graph]
     outputs: dict[int, Tensor] = field(default_factory=dict)
     input_grads: dict[int, Tensor] = field(default_factory=dict)

@@ -1,0 +1,77 @@
+"""R3GAN's sections of a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.sections import Data, NaturalInt, PositiveInt, Width
+from bigsgan.errors import UserError
+
+_BOTTOM = 4
+
+
+class R3GANNetwork(NetworkSection):
+    """What both networks have: stages of residual blocks, one for each resolution from 4x4 on.
+
+    The lists name the stages from coarse to fine, for the discriminator too.
+    """
+
+    widths: list[Width] = Field(min_length=1)
+    """Channels of each stage."""
+    cardinalities: list[Width] = Field(min_length=1)
+    """Groups of each stage's 3x3 convolutions."""
+    blocks: list[PositiveInt] = Field(min_length=1)
+    """Residual blocks of each stage."""
+    expansion: PositiveInt = 2
+    """Channels inside a block, in units of its stage's width."""
+    bf16_stages: NaturalInt = 0
+    """The finest so many stages compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
+
+    def _check(self, network: str, data: Data) -> None:
+        """Raise UserError where the lists fit neither the resolution nor each other."""
+        num = len(self.widths)
+        resolution = _BOTTOM * 2 ** (num - 1)
+        if data.resolution != resolution:
+            problem = f"ends at {resolution}x{resolution}, as stages double from 4x4 on, but data.resolution differs"
+            remedy = f"give one width for each resolution up to data.resolution={data.resolution}"
+            raise UserError(f"{network}.widths", self.widths, problem, remedy)
+        for key, values in (("cardinalities", self.cardinalities), ("blocks", self.blocks)):
+            if len(values) != num:
+                problem = f"has {len(values)} entries for {num} stages"
+                raise UserError(f"{network}.{key}", values, problem, f"give {num} numbers, as {network}.widths has")
+        for width, groups in zip(self.widths, self.cardinalities, strict=True):
+            if width * self.expansion % groups:
+                problem = f"has {groups}, which does not divide a block's {width * self.expansion} channels"
+                remedy = f"choose divisors of {network}.widths times {network}.expansion"
+                raise UserError(f"{network}.cardinalities", self.cardinalities, problem, remedy)
+        if self.bf16_stages > num:
+            problem = f"is more than the {num} stages"
+            raise UserError(f"{network}.bf16_stages", self.bf16_stages, problem, f"set 0 to {num}")
+
+
+class R3GANGenerator(R3GANNetwork, GeneratorSection):
+    """R3GAN's generator (Huang et al. 2024, arXiv 2501.05441)."""
+
+    family: Literal["r3gan"] = "r3gan"
+    latent_size: Width = 64
+    embedding_size: Width = 64
+    """Size of the class embedding beside the latent; without effect where there are no classes."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        self._check("generator", data)
+
+
+class R3GANDiscriminator(R3GANNetwork):
+    """R3GAN's discriminator, with a projection head where there are classes."""
+
+    family: Literal["r3gan"] = "r3gan"
+    embedding_size: Width = 768
+    """Features that the head projects on the class's embedding; without effect where there are no classes."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        self._check("discriminator", data)
