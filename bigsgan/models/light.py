@@ -73,10 +73,9 @@ def pair(form: BlockSection, makers: Makers, in_channels: int, out_channels: int
     """
     if form.block == "inverted_residual":
         inside = form.expansion * out_channels
-        second = nn.Sequential(*_narrowing(makers, inside, out_channels))
-        return makers.pointwise(in_channels, inside), second, inside
-    first, second = (single(form, makers, channels, out_channels) for channels in (in_channels, out_channels))
-    return first, second, out_channels
+        return makers.pointwise(in_channels, inside), nn.Sequential(*_narrowing(makers, inside, out_channels)), inside
+    first = single(form, makers, in_channels, out_channels)
+    return first, single(form, makers, out_channels, out_channels), out_channels
 
 
 def _narrowing(makers: Makers, inside: int, out_channels: int) -> list[nn.Module]:
