@@ -17,6 +17,7 @@ from bigsgan.config.families.biggan import (
     BigGANGenerator,
     biggan_discriminator_resolutions,
 )
+from bigsgan.config.families.blocks import BlockSection
 from bigsgan.models.layers import (
     AffineBatchNorm,
     ConditionalBatchNorm,
@@ -26,8 +27,15 @@ from bigsgan.models.layers import (
     SpectralEmbedding,
     SpectralLinear,
 )
+from bigsgan.models.light import STANDARD, Makers, pair
 
 BOTTOM_RESOLUTION = 4
+
+_MAKERS = Makers(
+    spatial=lambda in_channels, out_channels, groups: SpectralConv2d(in_channels, out_channels, 3, groups=groups),
+    pointwise=lambda in_channels, out_channels: SpectralConv2d(in_channels, out_channels, 1),
+    linear=SpectralLinear,
+)
 
 
 class GeneratorInput(nn.Module):
@@ -49,35 +57,47 @@ class GeneratorInput(nn.Module):
 
 
 class GeneratorBlock(nn.Module):
-    """Residual block that doubles the resolution (figure 15b).
+    """Residual block that doubles the resolution (figure 15b), or keeps it and the channels.
 
     Args:
         in_channels: C of the input.
-        out_channels: C of the output.
+        out_channels: C of the output; that of the input where ``upsample`` is false.
         embedding_size: E.
         chunk: First and last column of this block's latent in the condition; equal for none.
         is_last: Drop the condition from the carry.
+        upsample: Double the resolution.
+        form: Of the convolutions.
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, embedding_size: int, chunk: tuple[int, int], is_last: bool
+        self,
+        in_channels: int,
+        out_channels: int,
+        embedding_size: int,
+        chunk: tuple[int, int],
+        is_last: bool,
+        upsample: bool,
+        form: BlockSection,
     ) -> None:
         super().__init__()
-        self.embedding_size, self.chunk, self.is_last = embedding_size, chunk, is_last
+        self.embedding_size, self.chunk, self.is_last, self.upsample = embedding_size, chunk, is_last, upsample
         condition_size = embedding_size + chunk[1] - chunk[0]
+        conv1, conv2, between = pair(form, _MAKERS, in_channels, out_channels)
         self.norm1 = ConditionalBatchNorm(in_channels, condition_size)
-        self.conv1 = SpectralConv2d(in_channels, out_channels, 3)
-        self.norm2 = ConditionalBatchNorm(out_channels, condition_size)
-        self.conv2 = SpectralConv2d(out_channels, out_channels, 3)
-        self.shortcut = SpectralConv2d(in_channels, out_channels, 1)
+        self.conv1 = conv1
+        self.norm2 = ConditionalBatchNorm(between, condition_size)
+        self.conv2 = conv2
+        self.shortcut = SpectralConv2d(in_channels, out_channels, 1) if upsample else None
 
     def forward(self, h: Tensor, shared: Tensor) -> tuple[Tensor, ...]:
-        """(N, C_in, H, W), (N, E + ...) -> (N, C_out, 2H, 2W) and, unless this is the last block, the condition."""
+        """(N, C_in, H, W), (N, E + ...) -> (N, C_out, H or 2H, W or 2W) and, unless this is the last, the condition."""
         condition = torch.cat([shared[:, : self.embedding_size], shared[:, self.chunk[0] : self.chunk[1]]], dim=1)
-        x = F.interpolate(F.relu(self.norm1(h, condition)), scale_factor=2)
+        x = F.relu(self.norm1(h, condition))
+        if self.upsample:
+            x = F.interpolate(x, scale_factor=2)
         x = self.conv2(F.relu(self.norm2(self.conv1(x), condition)))
         # A 1x1 convolution commutes with nearest-neighbour enlargement: convolving first costs a quarter.
-        x = x + F.interpolate(self.shortcut(h), scale_factor=2)
+        x = x + (h if self.shortcut is None else F.interpolate(self.shortcut(h), scale_factor=2))
         return (x,) if self.is_last else (x, shared)
 
 
@@ -114,13 +134,15 @@ class DiscriminatorBlock(nn.Module):
         out_channels: C of the output.
         preactivation: Begin with a ReLU; not on images.
         downsample: Halve the resolution by average pooling.
+        form: Of the convolutions.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, preactivation: bool, downsample: bool) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, preactivation: bool, downsample: bool, form: BlockSection
+    ) -> None:
         super().__init__()
         self.preactivation, self.downsample = preactivation, downsample
-        self.conv1 = SpectralConv2d(in_channels, out_channels, 3)
-        self.conv2 = SpectralConv2d(out_channels, out_channels, 3)
+        self.conv1, self.conv2, _ = pair(form, _MAKERS, in_channels, out_channels)
         learned = in_channels != out_channels or downsample
         self.shortcut = SpectralConv2d(in_channels, out_channels, 1) if learned else None
 
@@ -155,16 +177,23 @@ def generator_layers(
     config: BigGANGenerator, resolution: int, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
     """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
-    widths = [config.channels * m for m in BIGGAN_GENERATOR[resolution]]
-    num_blocks = len(widths) - 1
-    chunk = config.latent_size // (num_blocks + 1) if config.hierarchical else 0
+    widths = config.widths(BIGGAN_GENERATOR[resolution])
+    num_steps = len(widths) - 1
+    chunk = config.latent_size // (num_steps + 1) if config.hierarchical else 0
     first_chunk = chunk or config.latent_size
     layers: list[nn.Module] = [GeneratorInput(num_classes, config.embedding_size, first_chunk, widths[0])]
     size = BOTTOM_RESOLUTION
-    for i in range(num_blocks):
+    for i in range(num_steps):
         start = config.embedding_size + i * chunk
-        is_last = i == num_blocks - 1
-        layers.append(GeneratorBlock(widths[i], widths[i + 1], config.embedding_size, (start, start + chunk), is_last))
+        for j in range(config.depth):
+            is_last = i == num_steps - 1 and j == config.depth - 1
+            before = widths[i + 1] if j else widths[i]
+            columns = (start, start + chunk)
+            layers.append(
+                GeneratorBlock(
+                    before, widths[i + 1], config.embedding_size, columns, is_last, upsample=j == 0, form=config
+                )
+            )
         size *= 2
         if size in config.attention:
             layers.append(CarriedAttention(widths[i + 1]))
@@ -176,12 +205,19 @@ def discriminator_layers(
     config: BigGANDiscriminator, resolution: int, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
     """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
-    widths = [image_channels, *(config.channels * m for m in BIGGAN_DISCRIMINATOR[resolution])]
+    widths = [image_channels, *config.widths(BIGGAN_DISCRIMINATOR[resolution])]
     sizes = [resolution, *biggan_discriminator_resolutions(resolution)]
     layers: list[nn.Module] = []
     for i in range(len(widths) - 1):
         downsample = sizes[i + 1] < sizes[i]
-        layers.append(DiscriminatorBlock(widths[i], widths[i + 1], preactivation=i > 0, downsample=downsample))
+        form = config if i else STANDARD
+        layers.append(
+            DiscriminatorBlock(widths[i], widths[i + 1], preactivation=i > 0, downsample=downsample, form=form)
+        )
+        layers += [
+            DiscriminatorBlock(widths[i + 1], widths[i + 1], preactivation=True, downsample=False, form=config)
+            for _ in range(config.depth - 1)
+        ]
         # Several blocks may end at one resolution; the first of them carries the attention.
         if sizes[i + 1] in config.attention and downsample:
             layers.append(CarriedAttention(widths[i + 1]))

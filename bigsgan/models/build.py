@@ -8,13 +8,15 @@ from typing import Any
 from torch import nn
 
 from bigsgan.config import Recipe
-from bigsgan.models import biggan, dcgan, mlp, pix2pix, r3gan
+from bigsgan.models import biggan, biggan_deep, dcgan, mlp, pix2pix, r3gan
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.network import LayerStack
 
 _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
     ("biggan", "generator"): biggan.generator_layers,
     ("biggan", "discriminator"): biggan.discriminator_layers,
+    ("biggan_deep", "generator"): biggan_deep.generator_layers,
+    ("biggan_deep", "discriminator"): biggan_deep.discriminator_layers,
     ("dcgan", "generator"): dcgan.generator_layers,
     ("dcgan", "discriminator"): dcgan.discriminator_layers,
     ("mlp", "generator"): mlp.generator_layers,

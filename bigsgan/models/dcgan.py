@@ -6,13 +6,17 @@ discriminator: (h, labels (N,)).
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bigsgan.config.families.blocks import BlockSection
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
-from bigsgan.models.layers import AffineBatchNorm, SpectralConv2d, SpectralEmbedding
-from bigsgan.models.plain import Conv2d, ConvTranspose2d, Embedding, LatentWithClass
+from bigsgan.models.layers import AffineBatchNorm, SpectralConv2d, SpectralEmbedding, SpectralLinear
+from bigsgan.models.light import STANDARD, Makers, single
+from bigsgan.models.plain import Conv2d, ConvTranspose2d, Embedding, LatentWithClass, Linear
 
 _STD = 0.02  # section 3.1
 _BOTTOM = 4
@@ -35,9 +39,9 @@ class GeneratorInput(nn.Module):
 class GeneratorBlock(nn.Module):
     """Transposed convolution that doubles the resolution, batch norm, ReLU."""
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, form: BlockSection) -> None:
         super().__init__()
-        self.conv = ConvTranspose2d(in_channels, out_channels, 4, _STD, stride=2, padding=1, bias=False)
+        self.conv = single(form, Makers(_transposed, _pointwise, _linear), in_channels, out_channels)
         self.norm = AffineBatchNorm(out_channels)
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
@@ -64,11 +68,12 @@ class DiscriminatorBlock(nn.Module):
         in_channels: C of the input.
         out_channels: C of the output.
         norm: ``batch``, ``spectral`` or ``none``.
+        form: Of the convolution.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, norm: str) -> None:
+    def __init__(self, in_channels: int, out_channels: int, norm: str, form: BlockSection) -> None:
         super().__init__()
-        self.conv = _conv(in_channels, out_channels, norm, stride=2, padding=1, bias=norm != "batch")
+        self.conv = single(form, _discriminator_makers(norm), in_channels, out_channels)
         self.norm = AffineBatchNorm(out_channels) if norm == "batch" else nn.Identity()
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,17 +101,50 @@ class DiscriminatorHead(nn.Module):
         return (logits.float(),)
 
 
-def _conv(in_channels: int, out_channels: int, norm: str, stride: int, padding: int, bias: bool) -> nn.Module:
+def _conv(
+    in_channels: int, out_channels: int, norm: str, stride: int, padding: int, bias: bool, groups: int = 1
+) -> nn.Module:
     if norm == "spectral":
-        return SpectralConv2d(in_channels, out_channels, 4, bias, stride, padding)
-    return Conv2d(in_channels, out_channels, 4, _STD, stride, padding, bias)
+        return SpectralConv2d(in_channels, out_channels, 4, bias, stride, padding, groups)
+    std = _STD if groups == 1 else _he(16 * in_channels // groups)
+    return Conv2d(in_channels, out_channels, 4, std, stride, padding, bias, groups)
+
+
+def _discriminator_makers(norm: str) -> Makers:
+    def spatial(in_channels: int, out_channels: int, groups: int) -> nn.Module:
+        return _conv(in_channels, out_channels, norm, stride=2, padding=1, bias=norm != "batch", groups=groups)
+
+    if norm == "spectral":
+        return Makers(spatial, lambda before, after: SpectralConv2d(before, after, 1), SpectralLinear)
+    return Makers(spatial, _pointwise, _linear)
+
+
+def _transposed(in_channels: int, out_channels: int, groups: int) -> nn.Module:
+    std = _STD if groups == 1 else _he(4 * in_channels // groups)  # at stride 2 a pixel sees 4 of the 16 taps
+    return ConvTranspose2d(in_channels, out_channels, 4, std, stride=2, padding=1, bias=False, groups=groups)
+
+
+def _pointwise(in_channels: int, out_channels: int) -> nn.Module:
+    return Conv2d(in_channels, out_channels, 1, _he(in_channels), stride=1, padding=0)
+
+
+def _linear(in_features: int, out_features: int) -> nn.Module:
+    return Linear(in_features, out_features, _he(in_features))
+
+
+def _he(fan_in: int) -> float:
+    """Standard deviation that keeps the size of activations (He et al. 2015, arXiv 1502.01852, equation 10).
+
+    The published 0.02 suits sums over thousands of inputs, and would silence those over a channel's few.
+    """
+    return math.sqrt(2 / fan_in)
 
 
 def generator_layers(config: DCGANGenerator, resolution: int, image_channels: int, num_classes: int) -> list[nn.Module]:
     """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
     widths = _widths(config.channels, resolution)
     layers: list[nn.Module] = [GeneratorInput(config.latent_size, num_classes, config.embedding_size, widths[-1])]
-    layers += [GeneratorBlock(widths[i], widths[i - 1]) for i in range(len(widths) - 1, 0, -1)]
+    layers += [GeneratorBlock(widths[i], widths[i - 1], config) for i in range(len(widths) - 1, 0, -1)]
     return [*layers, GeneratorOutput(widths[0], image_channels)]
 
 
@@ -116,8 +154,8 @@ def discriminator_layers(
     """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
     widths = _widths(config.channels, resolution)
     # Section 3: no batch norm on D's input layer.
-    first = DiscriminatorBlock(image_channels, widths[0], "none" if config.norm == "batch" else config.norm)
-    blocks = [DiscriminatorBlock(widths[i], widths[i + 1], config.norm) for i in range(len(widths) - 1)]
+    first = DiscriminatorBlock(image_channels, widths[0], "none" if config.norm == "batch" else config.norm, STANDARD)
+    blocks = [DiscriminatorBlock(widths[i], widths[i + 1], config.norm, config) for i in range(len(widths) - 1)]
     return [first, *blocks, DiscriminatorHead(widths[-1], num_classes, config.norm == "spectral")]
 
 

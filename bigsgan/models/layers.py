@@ -4,7 +4,8 @@ A forward pass may move a layer's state (power-iteration vectors, running statis
 The engines set it in the first gradient-carrying training forward of an update; sampling, recomputation under
 activation checkpointing, the seam and penalties reuse the state as it is.
 
-Shapes: N samples, C channels, H x W pixels, F features; a weight seen as a matrix is (rows, columns) = (output, rest).
+Shapes: N samples, C channels, H x W pixels, F features; a weight seen as a matrix is (rows, columns) = (output, rest),
+and the weight of a grouped convolution, whose matrix is block diagonal, (groups, rows / groups, columns).
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class _OrthogonalGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (weight,) = ctx.saved_tensors
-        matrix = weight.float().flatten(1)
-        gram = matrix @ matrix.T
-        gram.fill_diagonal_(0)
+        matrix = ctx.layer.as_matrix(weight.float())
+        gram = matrix @ matrix.mT  # filters of different groups see different inputs: orthogonal as they are
+        gram.diagonal(dim1=-2, dim2=-1).zero_()
         scale = 4 * ctx.layer.orthogonal * ctx.layer.gradient_scale
         return grad + (scale * (gram @ matrix)).view_as(weight).to(grad.dtype), None
 
@@ -67,12 +68,15 @@ class _OrthogonalGradient(torch.autograd.Function):
 class SpectralLayer(StatefulLayer):
     """Owner of a weight that is divided by its largest singular value (Miyato et al. 2018, arXiv 1802.05957).
 
-    One step of power iteration, in float32 whatever the weight's type, for each update.
+    One step of power iteration, in float32 whatever the weight's type, for each update. With groups it is the norm of
+    the whole block-diagonal matrix, the largest of the groups' norms: that of the weight as it is stored, one block
+    under the other, would be up to sqrt(groups) times as large and silence a depthwise convolution.
 
     Attributes:
         weight: Parameter of shape (rows, ...).
+        groups: Equal parts of the rows, each with inputs of its own.
         u: Left singular vector, buffer (rows,), float32.
-        v: Right singular vector, buffer (columns,), float32.
+        v: Right singular vector, buffer (groups * columns,), float32.
         orthogonal: Strength of the orthogonal regularisation, 0 for none.
         gradient_scale: What the engine multiplies losses with before the backward pass (loss scale / accumulation).
     """
@@ -84,11 +88,12 @@ class SpectralLayer(StatefulLayer):
     eps = 1e-12
     initial_iterations = 10
 
-    def __init__(self, shape: tuple[int, ...], bias: bool = False) -> None:
+    def __init__(self, shape: tuple[int, ...], bias: bool = False, groups: int = 1) -> None:
         super().__init__()
+        self.groups = groups
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
-        columns = self.weight[0].numel()
+        columns = groups * self.weight[0].numel()
         self.register_buffer("u", torch.empty(shape[0], dtype=torch.float32))
         self.register_buffer("v", torch.empty(columns, dtype=torch.float32))
         self.orthogonal = 0.0
@@ -98,14 +103,15 @@ class SpectralLayer(StatefulLayer):
     def initialize(self, generators: Generators) -> None:
         """Fill the weight with an orthogonal matrix, the bias with zeros, and u and v with its singular vectors."""
         generator = generators("weight")
-        matrix = torch.empty(self.weight.shape, dtype=torch.float32)
-        nn.init.orthogonal_(matrix, generator=generator)
-        self.weight.copy_(matrix)
+        weight = torch.empty(self.weight.shape, dtype=torch.float32)
+        for group in weight.chunk(self.groups):
+            nn.init.orthogonal_(group, generator=generator)
+        self.weight.copy_(weight)
         if self.bias is not None:
             self.bias.zero_()
-        matrix = matrix.flatten(1)
-        u = F.normalize(torch.randn(matrix.shape[0], generator=generator), dim=0)
-        v = torch.mv(matrix.T, u)
+        matrix = self.as_matrix(weight)
+        u = F.normalize(torch.randn(len(weight), generator=generator), dim=0)
+        v = _product(matrix.mT, u)
         # A sampling forward may come before the first one that moves u and v, so they start near the truth.
         for _ in range(self.initial_iterations):
             u, v = self._iterate(matrix, u)
@@ -116,19 +122,31 @@ class SpectralLayer(StatefulLayer):
         """Return weight / sigma, in the weight's shape and type; moves u and v by one iteration while ``moving``."""
         weight = _OrthogonalGradient.apply(self.weight, self) if self.orthogonal else self.weight
         full = weight.float()  # bf16 keeps 8 bits of sigma, which would scale every layer by up to 0.4 %
-        matrix = full.flatten(1)
+        matrix = self.as_matrix(full)
         u, v = self.u, self.v
         if self.moving:
             with torch.no_grad():
                 u, v = self._iterate(matrix, u)
                 self.u.copy_(u)
                 self.v.copy_(v)
-        sigma = torch.dot(u, torch.mv(matrix, v))
+        sigma = torch.dot(u, _product(matrix, v))
         return (full / sigma).to(weight.dtype)
 
+    def as_matrix(self, weight: Tensor) -> Tensor:
+        """(rows, ...) -> (rows, columns), or (groups, rows / groups, columns) where there are groups."""
+        matrix = weight.flatten(1)
+        return matrix if self.groups == 1 else matrix.view(self.groups, -1, matrix.shape[1])
+
     def _iterate(self, matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        v = F.normalize(torch.mv(matrix.T, u), dim=0, eps=self.eps)
-        return F.normalize(torch.mv(matrix, v), dim=0, eps=self.eps), v
+        v = F.normalize(_product(matrix.mT, u), dim=0, eps=self.eps)
+        return F.normalize(_product(matrix, v), dim=0, eps=self.eps), v
+
+
+def _product(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Matrix (r, c) times vector (c,) -> (r,); diagonal blocks (g, r, c) times (g * c,) -> (g * r,)."""
+    if matrix.dim() == 2:
+        return torch.mv(matrix, vector)
+    return torch.bmm(matrix, vector.view(len(matrix), -1, 1)).flatten()
 
 
 class SpectralConv2d(SpectralLayer):
@@ -142,13 +160,15 @@ class SpectralConv2d(SpectralLayer):
         bias: bool = True,
         stride: int = 1,
         padding: int | None = None,
+        groups: int = 1,
     ) -> None:
-        super().__init__((out_channels, in_channels, kernel, kernel), bias)
+        super().__init__((out_channels, in_channels // groups, kernel, kernel), bias, groups)
         self.stride, self.padding = stride, kernel // 2 if padding is None else padding
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
-        return F.conv2d(x.to(self.weight.dtype), self.normalized_weight(), self.bias, self.stride, self.padding)
+        x = x.to(self.weight.dtype)
+        return F.conv2d(x, self.normalized_weight(), self.bias, self.stride, self.padding, groups=self.groups)
 
 
 class SpectralLinear(SpectralLayer):

@@ -43,28 +43,48 @@ class Conv2d(Weighted):
     """Convolution: (N, C_in, H, W) -> (N, C_out, ...)."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel: int, std: float, stride: int, padding: int, bias: bool = True
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        std: float,
+        stride: int,
+        padding: int,
+        bias: bool = True,
+        groups: int = 1,
     ) -> None:
-        super().__init__((out_channels, in_channels, kernel, kernel), std, out_channels if bias else None)
-        self.stride, self.padding = stride, padding
+        shape = (out_channels, in_channels // groups, kernel, kernel)
+        super().__init__(shape, std, out_channels if bias else None)
+        self.stride, self.padding, self.groups = stride, padding, groups
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
-        return F.conv2d(x.to(self.weight.dtype), self.weight, self.bias, self.stride, self.padding)
+        x = x.to(self.weight.dtype)
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
 
 
 class ConvTranspose2d(Weighted):
     """Transposed convolution: (N, C_in, H, W) -> (N, C_out, (H - 1) * stride - 2 * padding + K, ...)."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel: int, std: float, stride: int, padding: int, bias: bool = True
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        std: float,
+        stride: int,
+        padding: int,
+        bias: bool = True,
+        groups: int = 1,
     ) -> None:
-        super().__init__((in_channels, out_channels, kernel, kernel), std, out_channels if bias else None)
-        self.stride, self.padding = stride, padding
+        shape = (in_channels, out_channels // groups, kernel, kernel)
+        super().__init__(shape, std, out_channels if bias else None)
+        self.stride, self.padding, self.groups = stride, padding, groups
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
-        return F.conv_transpose2d(x.to(self.weight.dtype), self.weight, self.bias, self.stride, self.padding)
+        x = x.to(self.weight.dtype)
+        return F.conv_transpose2d(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
 
 
 class Linear(Weighted):

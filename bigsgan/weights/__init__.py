@@ -1,1 +1,1 @@
-"""Weights that others trained: from the names and shapes of their state dicts to those of our networks."""
+"""Reads the weights of public implementations: their state dicts become ours, and sections of a recipe."""

@@ -57,6 +57,7 @@ def test_defaults_are_filled_in(tmp_path):
         "ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False,
         "pipeline_stages": 1, "partition": "parameters",
     }  # fmt: skip
+    scale = {"width": 1.0, "depth": 1, "block": "standard", "groups": 8, "expansion": 4}
     assert yaml.safe_load(least(tmp_path).to_yaml()) == {
         "out": "runs/x",
         "seed": 0,
@@ -74,9 +75,9 @@ def test_defaults_are_filled_in(tmp_path):
         },
         "generator": {
             "family": "biggan", "channels": 96, "latent_size": 60, "embedding_size": 128, "hierarchical": True,
-            "attention": [],
+            "attention": [], **scale,
         },
-        "discriminator": {"family": "biggan", "channels": 96, "attention": []},
+        "discriminator": {"family": "biggan", "channels": 96, "attention": [], **scale},
         "objective": {
             "loss": "hinge", "d_steps": 1, "reuse_fakes": False, "r1": None, "r2": None,
             "orthogonal": {"generator": 0.0, "discriminator": 0.0},

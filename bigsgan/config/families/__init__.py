@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
+from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
@@ -26,6 +27,7 @@ def family_of(section: Any) -> Any:
 
 AnyGenerator = Annotated[
     Annotated[BigGANGenerator, Tag("biggan")]
+    | Annotated[BigGANDeepGenerator, Tag("biggan_deep")]
     | Annotated[DCGANGenerator, Tag("dcgan")]
     | Annotated[MLPGenerator, Tag("mlp")]
     | Annotated[Pix2PixGenerator, Tag("pix2pix")]
@@ -34,6 +36,7 @@ AnyGenerator = Annotated[
 ]
 AnyDiscriminator = Annotated[
     Annotated[BigGANDiscriminator, Tag("biggan")]
+    | Annotated[BigGANDeepDiscriminator, Tag("biggan_deep")]
     | Annotated[DCGANDiscriminator, Tag("dcgan")]
     | Annotated[MLPDiscriminator, Tag("mlp")]
     | Annotated[Pix2PixDiscriminator, Tag("pix2pix")]

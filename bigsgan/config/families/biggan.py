@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import Data, Width
 from bigsgan.errors import UserError
 
@@ -31,22 +33,36 @@ BIGGAN_DISCRIMINATOR = {
 }
 
 
-class BigGANGenerator(GeneratorSection):
+class ScaledSection(BlockSection):
+    """How large a network is, beside ``channels``, and the form of its convolutions."""
+
+    channels: Width = 96
+    width: Annotated[float, Field(gt=0, le=64)] = 1.0
+    """Multiplies all channels. Unless it is 1 they are rounded to the nearest multiple of 8, and at least 8."""
+    depth: Annotated[int, Field(gt=0, le=64)] = 1
+    """Blocks for each step of the tables; those after the first keep resolution and channels."""
+    attention: list[int] = Field(default=[])
+    """Resolutions of feature maps that self-attention follows."""
+
+    def widths(self, multipliers: Sequence[int]) -> list[int]:
+        """Channels of the feature maps whose sizes in units of ``channels`` are given."""
+        widths = [self.channels * m for m in multipliers]
+        return widths if self.width == 1 else [max(8, 8 * round(self.width * w / 8)) for w in widths]
+
+
+class BigGANGenerator(ScaledSection, GeneratorSection):
     """BigGAN's generator (Brock et al. 2019, arXiv 1809.11096)."""
 
     family: Literal["biggan"] = "biggan"
-    channels: Width = 96
     latent_size: Width = 120
     """Numbers in a latent; with ``hierarchical`` they are cut into equal chunks, one for the input and each block."""
     embedding_size: Width = 128
     """Size of the class embedding that all blocks share."""
     hierarchical: bool = True
-    attention: list[int] = Field(default=[])
-    """Resolutions of feature maps that self-attention follows."""
 
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
-        _check_resolution(data.resolution)
+        check_resolution("BigGAN", BIGGAN_GENERATOR, data.resolution)
         blocks = len(BIGGAN_GENERATOR[data.resolution]) - 1
         if self.hierarchical and self.latent_size % (blocks + 1):
             nearest = max(1, round(self.latent_size / (blocks + 1))) * (blocks + 1)
@@ -56,20 +72,20 @@ class BigGANGenerator(GeneratorSection):
                 f"does not divide into {blocks + 1} chunks (the input and {blocks} blocks)",
                 f"set generator.latent_size={nearest} or generator.hierarchical=false",
             )
-        _check_attention("generator", self.attention, [4 * 2 ** (i + 1) for i in range(blocks)])
+        check_attention("generator", self.attention, [4 * 2 ** (i + 1) for i in range(blocks)])
+        check_groups("generator", self, self.widths(BIGGAN_GENERATOR[data.resolution]))
 
 
-class BigGANDiscriminator(NetworkSection):
+class BigGANDiscriminator(ScaledSection, NetworkSection):
     """BigGAN's projection discriminator (Brock et al. 2019; Miyato and Koyama 2018, arXiv 1802.05637)."""
 
     family: Literal["biggan"] = "biggan"
-    channels: Width = 96
-    attention: list[int] = Field(default=[])
 
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
-        _check_resolution(data.resolution)
-        _check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.resolution))
+        check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data.resolution)
+        check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.resolution))
+        check_groups("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.resolution]))
 
 
 def biggan_discriminator_resolutions(resolution: int) -> list[int]:
@@ -79,14 +95,16 @@ def biggan_discriminator_resolutions(resolution: int) -> list[int]:
     return [resolution >> min(i + 1, halvings) for i in range(blocks)]
 
 
-def _check_resolution(resolution: int) -> None:
-    if resolution not in BIGGAN_GENERATOR:
-        known = sorted(BIGGAN_GENERATOR)
+def check_resolution(family: str, known: Mapping[int, object], resolution: int) -> None:
+    """Raise UserError where a family has no table for a resolution."""
+    if resolution not in known:
         nearest = min(known, key=lambda r: abs(math.log(r / resolution)))
-        raise UserError("data.resolution", resolution, f"is none of BigGAN's {known}", f"set data.resolution={nearest}")
+        problem = f"is none of {family}'s {sorted(known)}"
+        raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
 
 
-def _check_attention(network: str, attention: list[int], available: list[int]) -> None:
+def check_attention(network: str, attention: list[int], available: list[int]) -> None:
+    """Raise UserError where attention names a feature map that a network does not have, or one twice."""
     for resolution in attention:
         if resolution not in available:
             raise UserError(

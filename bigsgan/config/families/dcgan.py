@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import Data, Width
 from bigsgan.errors import UserError
 
 
-class DCGANGenerator(GeneratorSection):
+class DCGANGenerator(BlockSection, GeneratorSection):
     """DCGAN's generator (Radford, Metz and Chintala 2016, arXiv 1511.06434)."""
 
     family: Literal["dcgan"] = "dcgan"
@@ -22,9 +23,10 @@ class DCGANGenerator(GeneratorSection):
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
         _check_resolution(data.resolution)
+        check_groups("generator", self, [self.channels])
 
 
-class DCGANDiscriminator(NetworkSection):
+class DCGANDiscriminator(BlockSection, NetworkSection):
     """DCGAN's discriminator, with a projection head where there are classes."""
 
     family: Literal["dcgan"] = "dcgan"
@@ -36,6 +38,7 @@ class DCGANDiscriminator(NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
         _check_resolution(data.resolution)
+        check_groups("discriminator", self, [self.channels])
 
 
 def _check_resolution(resolution: int) -> None:

@@ -1,0 +1,79 @@
+"""BigGAN-deep's sections of a recipe; its channels are those of BigGAN's tables, with another number for each network.
+
+Brock et al. 2019, appendix B, tables 7 to 9: G's blocks have the multipliers that BigGAN's have. D's first entry is
+the output of a convolution on the image, and each further one that of a step of blocks. 16 and 32 are BigGAN's too.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.biggan import (
+    BIGGAN_DISCRIMINATOR,
+    BIGGAN_GENERATOR,
+    check_attention,
+    check_resolution,
+)
+from bigsgan.config.sections import Data, Section, Width
+from bigsgan.errors import UserError
+
+BOTTLENECK = 4
+"""A block's outer channels for each of its inner ones."""
+
+
+class DeepSection(Section):
+    """How large a network is."""
+
+    channels: Width = 128
+    depth: Annotated[int, Field(gt=0, le=64)] = 2
+    """Blocks for each step of the tables; one of them changes the resolution."""
+    attention: list[int] = Field(default=[])
+    """Resolutions of feature maps that self-attention follows."""
+
+
+class BigGANDeepGenerator(DeepSection, GeneratorSection):
+    """BigGAN-deep's generator: the whole latent goes to every block (Brock et al. 2019, arXiv 1809.11096)."""
+
+    family: Literal["biggan_deep"] = "biggan_deep"
+    latent_size: Width = 128
+    embedding_size: Width = 128
+    """Size of the class embedding that all blocks share."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        check_resolution("BigGAN-deep", BIGGAN_GENERATOR, data.resolution)
+        multipliers = BIGGAN_GENERATOR[data.resolution]
+        check_attention("generator", self.attention, [8 << i for i in range(len(multipliers) - 1)])
+        _check_bottleneck("generator", self.channels, min(multipliers[:-1]))
+
+
+class BigGANDeepDiscriminator(DeepSection, NetworkSection):
+    """BigGAN-deep's projection discriminator (Brock et al. 2019, arXiv 1809.11096)."""
+
+    family: Literal["biggan_deep"] = "biggan_deep"
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        check_resolution("BigGAN-deep", BIGGAN_DISCRIMINATOR, data.resolution)
+        check_attention("discriminator", self.attention, deep_discriminator_resolutions(data.resolution))
+        _check_bottleneck("discriminator", self.channels, min(BIGGAN_DISCRIMINATOR[data.resolution][1:]))
+
+
+def deep_discriminator_resolutions(resolution: int) -> list[int]:
+    """Resolution of the feature map after each of D's steps."""
+    steps = len(BIGGAN_DISCRIMINATOR[resolution]) - 1
+    halvings = 2 if resolution <= 32 else steps
+    return [resolution >> min(i + 1, halvings) for i in range(steps)]
+
+
+def _check_bottleneck(network: str, channels: int, narrowest: int) -> None:
+    if channels * narrowest < BOTTLENECK:
+        raise UserError(
+            f"{network}.channels",
+            channels,
+            f"leaves a block of {channels * narrowest} channels, whose bottleneck has {BOTTLENECK} times fewer",
+            f"set {network}.channels={-(-BOTTLENECK // narrowest)} or more",
+        )

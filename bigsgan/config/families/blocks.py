@@ -1,0 +1,42 @@
+"""What stands in a block's place of a full convolution: keys that several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from bigsgan.config.sections import Section, Width
+from bigsgan.errors import UserError
+
+
+class BlockSection(Section):
+    """The form of a network's convolutions; those that see or make an image are always full ones."""
+
+    block: Literal["standard", "depthwise_separable", "grouped", "inverted_residual"] = "standard"
+    """Full convolutions; one filter a channel and a 1x1 convolution (Howard et al. 2017, arXiv 1704.04861); groups of
+    channels (Xie et al. 2017, arXiv 1611.05431); or a wide depthwise convolution with squeeze-and-excitation between
+    two 1x1 convolutions (Sandler et al. 2018, arXiv 1801.04381; Howard et al. 2019, arXiv 1905.02244)."""
+    groups: Width = 8
+    """Of ``grouped``; without effect in the other forms."""
+    expansion: Width = 4
+    """Channels inside an ``inverted_residual``, in units of the block's output; without effect in the other forms."""
+
+
+def check_groups(network: str, section: BlockSection, widths: Iterable[int]) -> None:
+    """Raise UserError where a feature map does not divide into groups.
+
+    Args:
+        network: ``generator`` or ``discriminator``.
+        section: Of that network.
+        widths: Channels of the feature maps between grouped convolutions.
+    """
+    if section.block != "grouped":
+        return
+    for width in widths:
+        if width % section.groups:
+            raise UserError(
+                f"{network}.groups",
+                section.groups,
+                f"does not divide the {width} channels of a feature map",
+                f"set {network}.groups to a divisor of it, or {network}.block=standard",
+            )

@@ -1,0 +1,156 @@
+"""BigGAN-deep (Brock, Donahue and Simonyan 2019, appendix B, figure 16): bottleneck blocks on identity shortcuts.
+
+Shapes: N samples, C channels, H x W pixels, Z numbers in a latent, E in the class embedding. Carry of the generator:
+(h (N, C, H, W), condition (N, E + Z)); of the discriminator: (h, labels (N,)).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsgan.config.families.biggan import BIGGAN_DISCRIMINATOR, BIGGAN_GENERATOR
+from bigsgan.config.families.biggan_deep import (
+    BOTTLENECK,
+    BigGANDeepDiscriminator,
+    BigGANDeepGenerator,
+    deep_discriminator_resolutions,
+)
+from bigsgan.models.biggan import BOTTOM_RESOLUTION, CarriedAttention, DiscriminatorHead, GeneratorOutput
+from bigsgan.models.layers import ConditionalBatchNorm, Embedding, SpectralConv2d, SpectralLinear
+
+
+class GeneratorInput(nn.Module):
+    """Latent and label -> the first feature map and the condition that all blocks share."""
+
+    def __init__(self, num_classes: int, embedding_size: int, latent_size: int, channels: int) -> None:
+        super().__init__()
+        # Without classes one learned vector stands for "an image", so that the condition has a gradient path.
+        self.embedding = Embedding(max(num_classes, 1), embedding_size)
+        self.linear = SpectralLinear(embedding_size + latent_size, channels * BOTTOM_RESOLUTION**2)
+
+    def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, Z), (N,) int64 -> (N, C, 4, 4), (N, E + Z)."""
+        embedding = self.embedding(labels)
+        # Latents arrive in float32: the condition has the network's type, as all that follows.
+        condition = torch.cat([embedding, latents.to(embedding.dtype)], dim=1)
+        return self.linear(condition).view(len(latents), -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION), condition
+
+
+class GeneratorBlock(nn.Module):
+    """Bottleneck block (figure 16b) whose shortcut drops the channels that the output has no place for.
+
+    Args:
+        in_channels: C of the input.
+        out_channels: C of the output, at most that of the input.
+        condition_size: E + Z.
+        upsample: Double the resolution.
+        is_last: Drop the condition from the carry.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, condition_size: int, upsample: bool, is_last: bool) -> None:
+        super().__init__()
+        self.out_channels, self.upsample, self.is_last = out_channels, upsample, is_last
+        inner = in_channels // BOTTLENECK
+        self.norm1 = ConditionalBatchNorm(in_channels, condition_size)
+        self.conv1 = SpectralConv2d(in_channels, inner, 1)
+        self.norm2 = ConditionalBatchNorm(inner, condition_size)
+        self.conv2 = SpectralConv2d(inner, inner, 3)
+        self.norm3 = ConditionalBatchNorm(inner, condition_size)
+        self.conv3 = SpectralConv2d(inner, inner, 3)
+        self.norm4 = ConditionalBatchNorm(inner, condition_size)
+        self.conv4 = SpectralConv2d(inner, out_channels, 1)
+
+    def forward(self, h: Tensor, condition: Tensor) -> tuple[Tensor, ...]:
+        """(N, C_in, H, W), (N, E + Z) -> (N, C_out, H or 2H, W or 2W) and, unless this is the last, the condition."""
+        x = self.conv1(F.relu(self.norm1(h, condition)))
+        x = F.relu(self.norm2(x, condition))
+        shortcut = h[:, : self.out_channels]
+        if self.upsample:
+            x, shortcut = F.interpolate(x, scale_factor=2), F.interpolate(shortcut, scale_factor=2)
+        x = self.conv3(F.relu(self.norm3(self.conv2(x), condition)))
+        x = self.conv4(F.relu(self.norm4(x, condition))) + shortcut
+        return (x,) if self.is_last else (x, condition)
+
+
+class DiscriminatorInput(nn.Module):
+    """Image -> the first feature map."""
+
+    def __init__(self, image_channels: int, channels: int) -> None:
+        super().__init__()
+        self.conv = SpectralConv2d(image_channels, channels, 3)
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, image channels, H, W) in [-1, 1], (N,) -> (N, C, H, W), (N,)."""
+        return self.conv(images), labels
+
+
+class DiscriminatorBlock(nn.Module):
+    """Bottleneck block (figure 16c) whose shortcut convolves those channels alone that the input lacks.
+
+    Args:
+        in_channels: C of the input.
+        out_channels: C of the output, at least that of the input.
+        downsample: Halve the resolution by average pooling.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, downsample: bool) -> None:
+        super().__init__()
+        self.downsample = downsample
+        inner = out_channels // BOTTLENECK
+        self.conv1 = SpectralConv2d(in_channels, inner, 1)
+        self.conv2 = SpectralConv2d(inner, inner, 3)
+        self.conv3 = SpectralConv2d(inner, inner, 3)
+        self.conv4 = SpectralConv2d(inner, out_channels, 1)
+        more = out_channels - in_channels
+        self.shortcut = SpectralConv2d(in_channels, more, 1) if more else None
+
+    def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
+        x = self.conv1(F.relu(h))
+        x = F.relu(self.conv3(F.relu(self.conv2(F.relu(x)))))
+        if self.downsample:
+            x, h = F.avg_pool2d(x, 2), F.avg_pool2d(h, 2)
+        if self.shortcut is not None:
+            h = torch.cat([h, self.shortcut(h)], dim=1)
+        return self.conv4(x) + h, labels
+
+
+def generator_layers(
+    config: BigGANDeepGenerator, resolution: int, image_channels: int, num_classes: int
+) -> list[nn.Module]:
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
+    widths = [config.channels * m for m in BIGGAN_GENERATOR[resolution]]
+    layers: list[nn.Module] = [GeneratorInput(num_classes, config.embedding_size, config.latent_size, widths[0])]
+    condition_size = config.embedding_size + config.latent_size
+    num_steps, size = len(widths) - 1, BOTTOM_RESOLUTION
+    for i in range(num_steps):
+        for j in range(config.depth):
+            resizes = j == config.depth - 1
+            after = widths[i + 1] if resizes else widths[i]
+            layers.append(GeneratorBlock(widths[i], after, condition_size, resizes, resizes and i == num_steps - 1))
+        size *= 2
+        if size in config.attention:
+            layers.append(CarriedAttention(widths[i + 1]))
+    layers.append(GeneratorOutput(widths[-1], image_channels))
+    return layers
+
+
+def discriminator_layers(
+    config: BigGANDeepDiscriminator, resolution: int, image_channels: int, num_classes: int
+) -> list[nn.Module]:
+    """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
+    widths = [config.channels * m for m in BIGGAN_DISCRIMINATOR[resolution]]
+    sizes = [resolution, *deep_discriminator_resolutions(resolution)]
+    layers: list[nn.Module] = [DiscriminatorInput(image_channels, widths[0])]
+    for i in range(len(widths) - 1):
+        downsample = sizes[i + 1] < sizes[i]
+        for j in range(config.depth):
+            before = widths[i + 1] if j else widths[i]
+            layers.append(DiscriminatorBlock(before, widths[i + 1], downsample and j == 0))
+        # Two steps may end at one resolution; the first of them carries the attention.
+        if sizes[i + 1] in config.attention and downsample:
+            layers.append(CarriedAttention(widths[i + 1]))
+    layers.append(DiscriminatorHead(widths[-1], num_classes))
+    return layers

@@ -1,0 +1,88 @@
+"""Convolutions that need fewer parameters than full ones, in the place of a block's.
+
+Shapes: N samples, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsgan.config.families.blocks import BlockSection
+
+STANDARD = BlockSection()
+"""Full convolutions, as everywhere at an image."""
+
+_REDUCTION = 16  # Hu et al. 2018, section 6.4
+
+
+@dataclass(frozen=True)
+class Makers:
+    """The parts that a network's convolutions are made of.
+
+    Attributes:
+        spatial: (C_in, C_out, groups) -> the convolution with the network's kernel and stride.
+        pointwise: (C_in, C_out) -> a 1x1 convolution.
+        linear: (F_in, F_out) -> a linear map.
+    """
+
+    spatial: Callable[[int, int, int], nn.Module]
+    pointwise: Callable[[int, int], nn.Module]
+    linear: Callable[[int, int], nn.Module]
+
+
+class SqueezeAndExcitation(nn.Module):
+    """Each channel times a number in (0, 1) that all channels' means decide (Hu et al. 2018, arXiv 1709.01507)."""
+
+    def __init__(self, channels: int, linear: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        squeezed = max(channels // _REDUCTION, 1)
+        self.squeeze = linear(channels, squeezed)
+        self.excite = linear(squeezed, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, C, H, W); judges each sample by itself, and is differentiable twice."""
+        # A sum over H * W pixels needs more than the 8 or 11 bits of a half type.
+        means = x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+        scale = torch.sigmoid(self.excite(F.relu(self.squeeze(means))))
+        return x * scale.to(x.dtype)[:, :, None, None]
+
+
+def single(form: BlockSection, makers: Makers, in_channels: int, out_channels: int) -> nn.Module:
+    """Return what stands for one convolution: (N, C_in, H, W) -> (N, C_out, H', W')."""
+    if form.block == "inverted_residual":
+        inside = form.expansion * out_channels
+        return nn.Sequential(
+            makers.pointwise(in_channels, inside), nn.ReLU(), *_narrowing(makers, inside, out_channels)
+        )
+    if form.block == "depthwise_separable":
+        depthwise = makers.spatial(in_channels, in_channels, in_channels)
+        return nn.Sequential(depthwise, makers.pointwise(in_channels, out_channels))
+    return makers.spatial(in_channels, out_channels, form.groups if form.block == "grouped" else 1)
+
+
+def pair(form: BlockSection, makers: Makers, in_channels: int, out_channels: int) -> tuple[nn.Module, nn.Module, int]:
+    """Return what stands for the two convolutions of a residual block, and the number of channels between them.
+
+    An inverted residual is one bottleneck for the pair: two of them would have more parameters than two full
+    convolutions. Its width follows the output, because the input may be much the narrower one.
+    """
+    if form.block == "inverted_residual":
+        inside = form.expansion * out_channels
+        return makers.pointwise(in_channels, inside), nn.Sequential(*_narrowing(makers, inside, out_channels)), inside
+    first = single(form, makers, in_channels, out_channels)
+    return first, single(form, makers, out_channels, out_channels), out_channels
+
+
+def _narrowing(makers: Makers, inside: int, out_channels: int) -> list[nn.Module]:
+    """Second half of an inverted residual: filter each channel, weigh the channels, mix them."""
+    return [
+        makers.spatial(inside, inside, inside),
+        nn.ReLU(),
+        SqueezeAndExcitation(inside, makers.linear),
+        makers.pointwise(inside, out_channels),
+    ]

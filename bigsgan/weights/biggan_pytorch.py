@@ -1,0 +1,257 @@
+"""State dicts of ajbrock/BigGAN-PyTorch, of BigGAN and BigGAN-deep: its files G, G_ema and D.
+
+Weights and running statistics are taken over bit by bit. Its spectral norm has one vector, u0, and in evaluation
+divides by |W v| with v = W^T u0 / |W^T u0|. Ours divides by u^T W v with vectors that are both stored, so v is computed
+here, and u moves on by half a step, to W v / |W v|: then both divide by the same number.
+
+What only logs (sv0) or is of further singular values (u1, ...) is left out. Refused, as no section describes it:
+generators without a shared embedding or without spectral norm, batch norm other than the default one (its keys
+cross_replica and mybn), and D's attention at 32x32, which the reference puts behind several blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsgan.config.families.biggan import (
+    BIGGAN_DISCRIMINATOR,
+    BIGGAN_GENERATOR,
+    BigGANDiscriminator,
+    BigGANGenerator,
+    biggan_discriminator_resolutions,
+)
+from bigsgan.config.families.biggan_deep import (
+    BigGANDeepDiscriminator,
+    BigGANDeepGenerator,
+    deep_discriminator_resolutions,
+)
+from bigsgan.errors import UserError
+from bigsgan.models import biggan, biggan_deep
+from bigsgan.models.layers import SpectralLayer
+from bigsgan.models.network import LayerStack
+
+State = Mapping[str, Tensor]
+
+_BLOCK = {"conv_sc": "shortcut"} | {f"bn{i}": f"norm{i}" for i in range(1, 5)}
+_ATTENTION = {"theta": "query", "phi": "key", "g": "value", "o": "out"}
+_LEAVES = {"gain": "weight", "stored_mean": "statistics.running_mean", "stored_var": "statistics.running_var"}
+_LEFT_OUT = re.compile(r"sv\d+|u[1-9]\d*")
+_SMALLEST = 32  # of the reference; ours of 16 is told from it by nothing where all widths are equal
+
+
+def generator_section(state: State) -> dict[str, Any]:
+    """Keys of a recipe's ``generator`` that the shapes tell.
+
+    Args:
+        state: The reference's generator or its average.
+
+    Raises:
+        UserError: Not a generator of this source, or none that a recipe can describe.
+    """
+    resolution, channels, depth = _generator_size(state)
+    embedding_size, columns = state["shared.weight"].shape[1], state["linear.weight"].shape[1]
+    attention = [8 << (block // depth) for block in _attending(state)]
+    common = {"channels": channels, "embedding_size": embedding_size, "attention": attention}
+    if _is_deep(state):
+        return {"family": "biggan_deep", "latent_size": columns - embedding_size, "depth": depth, **common}
+    hierarchical = state["blocks.0.0.bn1.gain.weight"].shape[1] > embedding_size
+    chunks = len(BIGGAN_GENERATOR[resolution]) if hierarchical else 1
+    return {"family": "biggan", "latent_size": columns * chunks, "hierarchical": hierarchical, **common}
+
+
+def discriminator_section(state: State) -> dict[str, Any]:
+    """Keys of a recipe's ``discriminator`` that the shapes tell.
+
+    Args:
+        state: The reference's discriminator.
+
+    Raises:
+        UserError: Not a discriminator of this source, or none that a recipe can describe.
+    """
+    resolution, channels, depth = _discriminator_size(state)
+    sizes = (deep_discriminator_resolutions if _is_deep(state) else biggan_discriminator_resolutions)(resolution)
+    attention = list(dict.fromkeys(sizes[block // depth] for block in _attending(state)))
+    section = {"family": "biggan", "channels": channels, "attention": attention}
+    return {**section, "family": "biggan_deep", "depth": depth} if _is_deep(state) else section
+
+
+def data_section(state: State) -> dict[str, int]:
+    """Keys of a recipe's ``data`` that the shapes tell, of either network's state dict."""
+    if "shared.weight" in state:
+        resolution, image_channels = _generator_size(state)[0], state["output_layer.2.weight"].shape[0]
+        num_classes = state["shared.weight"].shape[0]
+    else:
+        first = "input_conv.weight" if _is_deep(state) else "blocks.0.0.conv1.weight"
+        resolution, image_channels = _discriminator_size(state)[0], state[first].shape[1]
+        num_classes = state["embed.weight"].shape[0]
+    return {"resolution": resolution, "image_channels": image_channels, "num_classes": num_classes}
+
+
+def generator_state(state: State) -> dict[str, Tensor]:
+    """State dict of our generator with the reference's weights, for the network of ``generator_section``.
+
+    Raises:
+        UserError: As ``generator_section``, or a tensor is missing, too many or of another shape.
+    """
+    section = generator_section(state)
+    layers: list[nn.Module]
+    with torch.device("meta"):
+        if section["family"] == "biggan_deep":
+            layers = biggan_deep.generator_layers(BigGANDeepGenerator(**section), *data_section(state).values())
+        else:
+            layers = biggan.generator_layers(BigGANGenerator(**section), *data_section(state).values())
+    last = len(layers) - 1
+    ends = {"shared": "0.embedding", "linear": "0.linear", "output_layer.0": f"{last}.norm"}
+    return _converted(state, LayerStack(layers), first=1, ends={**ends, "output_layer.2": f"{last}.conv"})
+
+
+def discriminator_state(state: State) -> dict[str, Tensor]:
+    """State dict of our discriminator with the reference's weights, for the network of ``discriminator_section``.
+
+    Raises:
+        UserError: As ``discriminator_section``, or a tensor is missing, too many or of another shape.
+    """
+    section, deep = discriminator_section(state), _is_deep(state)
+    layers: list[nn.Module]
+    with torch.device("meta"):
+        if deep:
+            layers = biggan_deep.discriminator_layers(BigGANDeepDiscriminator(**section), *data_section(state).values())
+        else:
+            layers = biggan.discriminator_layers(BigGANDiscriminator(**section), *data_section(state).values())
+    last = len(layers) - 1
+    ends = {"input_conv": "0.conv", "linear": f"{last}.linear", "embed": f"{last}.embedding"}
+    return _converted(state, LayerStack(layers), first=int(deep), ends=ends)
+
+
+def _is_deep(state: State) -> bool:
+    return "blocks.0.0.conv4.weight" in state
+
+
+def _layers(state: State) -> list[str]:
+    """Names of residual blocks and attention in the order in which they are applied.
+
+    The first number counts blocks, but resolutions in BigGAN-deep's D; the second counts what belongs together.
+    """
+    found = {match[0] for name in state if (match := re.match(r"blocks\.\d+\.\d+(?=\.)", name))}
+    return sorted(found, key=lambda name: [int(number) for number in name.split(".")[1:]])
+
+
+def _blocks(state: State) -> list[str]:
+    """Names of the residual blocks."""
+    return [name for name in _layers(state) if f"{name}.conv1.weight" in state]
+
+
+def _attending(state: State) -> list[int]:
+    """Numbers of the residual blocks that attention follows."""
+    is_block = [f"{name}.conv1.weight" in state for name in _layers(state)]
+    return [sum(is_block[:i]) - 1 for i in range(len(is_block)) if not is_block[i]]
+
+
+def _generator_size(state: State) -> tuple[int, int, int]:
+    def widths(multipliers: Sequence[int], depth: int) -> list[int]:
+        steps = [[before] * (depth - 1) + [after] for before, after in pairwise(multipliers)]
+        return [multipliers[0], *(m for step in steps for m in step)]
+
+    names = ["shared.weight", "linear.weight", "output_layer.2.weight", "blocks.0.0.bn1.gain.weight"]
+    _require(state, "a generator", [*names, "blocks.0.0.conv1.weight"])
+    return _size(state, state["blocks.0.0.conv1.weight"].shape[1], BIGGAN_GENERATOR, widths)
+
+
+def _discriminator_size(state: State) -> tuple[int, int, int]:
+    def widths(multipliers: Sequence[int], depth: int) -> list[int]:
+        return [multipliers[0], *(m for m in multipliers[1:] for _ in range(depth))]
+
+    first = "input_conv.weight" if _is_deep(state) else "blocks.0.0.conv2.weight"
+    _require(state, "a discriminator", ["embed.weight", "blocks.0.0.conv1.weight", first])
+    return _size(state, state[first].shape[0], BIGGAN_DISCRIMINATOR, widths)
+
+
+def _size(
+    state: State,
+    first: int,
+    table: Mapping[int, Sequence[int]],
+    widths: Callable[[Sequence[int], int], list[int]],
+) -> tuple[int, int, int]:
+    """Find (resolution, channels, depth) in a table.
+
+    Args:
+        state: Of either network.
+        first: Channels of the feature map that the table's first number is about.
+        table: Multipliers of each resolution.
+        widths: (multipliers, depth) -> those of the feature maps between blocks.
+    """
+    last_convs = [f"{block}.{'conv4' if _is_deep(state) else 'conv2'}.weight" for block in _blocks(state)]
+    _require(state, "a network", last_convs)
+    outputs = [state[name].shape[0] for name in last_convs]
+    for resolution, multipliers in table.items():
+        depth = max(len(outputs) // (len(multipliers) - 1), 1) if _is_deep(state) else 1
+        expected = widths(multipliers, depth)
+        channels = first // multipliers[0]
+        # BigGAN's first block of D makes the first feature map; in the other networks a layer before the blocks does.
+        found = [first, *outputs] if len(outputs) == len(expected) - 1 else outputs
+        if resolution >= _SMALLEST and found == [channels * m for m in expected]:
+            return resolution, channels, depth
+    problem = f"has blocks of {outputs} channels, which are those of no resolution"
+    raise UserError("weights", None, problem, "give a state dict of BigGAN or BigGAN-deep as published")
+
+
+def _require(state: State, what: str, names: list[str]) -> None:
+    missing = [name for name in names if name not in state]
+    if missing:
+        problem = f"is not {what} of BigGAN-PyTorch: it lacks {missing[0]}"
+        raise UserError("weights", None, problem, "give the state dict of the network that was asked for")
+
+
+def _converted(state: State, network: LayerStack, first: int, ends: dict[str, str]) -> dict[str, Tensor]:
+    """Rename, add the spectral layers' vectors, and compare names and shapes with the network's own.
+
+    Args:
+        state: The reference's.
+        network: Ours, on the meta device.
+        first: Number of the layer that the reference's first block becomes.
+        ends: Numbered names of the modules before and behind the blocks.
+    """
+    converted: dict[str, Tensor] = {}
+    numbers = {name: first + i for i, name in enumerate(_layers(state))}
+    for name, tensor in state.items():
+        module, _, leaf = name.rpartition(".")
+        if _LEFT_OUT.fullmatch(leaf):
+            continue
+        ours = f"layers.{ends[module]}" if module in ends else _in_block(module, numbers)
+        if leaf == "u0" and f"{module}.weight" in state:
+            converted[f"{ours}.u"], converted[f"{ours}.v"] = _vectors(tensor, state[f"{module}.weight"])
+        else:
+            # The reference's gamma has no dimensions, ours one.
+            converted[f"{ours}.{_LEAVES.get(leaf, leaf)}"] = tensor.reshape(-1) if tensor.dim() == 0 else tensor
+    expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    found = {name: tensor.shape for name, tensor in converted.items()}
+    if found != expected:
+        differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        problem = f"does not fit a network of ours at {differing[0]} and {len(differing) - 1} other tensors"
+        raise UserError("weights", None, problem, "give a network with the layers that are the reference's default")
+    return converted
+
+
+def _in_block(module: str, numbers: Mapping[str, int]) -> str:
+    """Our name of a module of a block, such as ``blocks.3.0.bn1.gain``, or of attention, ``blocks.3.1.theta``."""
+    parts = module.split(".")
+    layer, inner = ".".join(parts[:3]), parts[3:]
+    if layer not in numbers:
+        return module  # unknown: the comparison with the network's names refuses it
+    is_attention = not inner or inner[0] in _ATTENTION
+    renamed = [(_ATTENTION if is_attention else _BLOCK).get(part, part) for part in inner]
+    return ".".join(["layers", str(numbers[layer]), *(["attention"] if is_attention else []), *renamed])
+
+
+def _vectors(u0: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(1, rows), (rows, ...) -> u (rows,) and v (columns,), float32 as the buffers are."""
+    matrix = weight.detach().float().flatten(1)
+    v = F.normalize(torch.mv(matrix.T, u0.float().flatten()), dim=0, eps=SpectralLayer.eps)
+    return F.normalize(torch.mv(matrix, v), dim=0, eps=SpectralLayer.eps), v

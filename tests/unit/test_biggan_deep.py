@@ -1,0 +1,224 @@
+"""BigGAN-deep against the published sizes, a count of its own, and the rules of flat layer lists.
+
+What its layers compute is compared with another implementation in ``test_weights_biggan_pytorch.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
+from bigsgan.config.sections import Data
+from bigsgan.errors import UserError
+from bigsgan.models.biggan_deep import (
+    DiscriminatorBlock,
+    GeneratorBlock,
+    discriminator_layers,
+    generator_layers,
+)
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import SelfAttention, moving_state
+from bigsgan.models.network import LayerStack, initialize
+from tests.tiny import tiny_recipe
+
+META = torch.device("meta")
+
+# Brock et al. 2019, tables 7 to 9, in units of ``ch``; 16 is this project's own. G coarse to fine, D fine to coarse.
+G_WIDTHS = {
+    16: [4, 4, 4],
+    32: [4, 4, 4, 4],
+    64: [16, 16, 8, 4, 2],
+    128: [16, 16, 8, 4, 2, 1],
+    256: [16, 16, 8, 8, 4, 2, 1],
+    512: [16, 16, 8, 8, 4, 2, 1, 1],
+}
+D_WIDTHS = {
+    16: [4, 4, 4],
+    32: [4, 4, 4, 4],
+    64: [1, 2, 4, 8, 16],
+    128: [1, 2, 4, 8, 16, 16],
+    256: [1, 2, 4, 8, 8, 16, 16],
+    512: [1, 1, 2, 4, 8, 8, 16, 16],
+}
+# Feature maps that attention can follow.
+G_MAPS = {r: [8 << i for i in range(len(w) - 1)] for r, w in G_WIDTHS.items()}
+D_MAPS = {16: [8, 4], 32: [16, 8], **{r: [r >> i for i in range(1, len(D_WIDTHS[r]))] for r in (64, 128, 256, 512)}}
+RESOLUTIONS = list(G_WIDTHS)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_seed() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def generator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
+    config = BigGANDeepGenerator(**{"channels": 8, "latent_size": 5, "embedding_size": 6, **section})
+    config.check(Data(resolution=resolution))
+    return LayerStack(generator_layers(config, resolution, image_channels, num_classes))
+
+
+def discriminator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
+    config = BigGANDeepDiscriminator(**{"channels": 8, **section})
+    config.check(Data(resolution=resolution))
+    return LayerStack(discriminator_layers(config, resolution, image_channels, num_classes))
+
+
+def numel(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def conv(in_channels: int, out_channels: int, kernel: int) -> int:
+    return (in_channels * kernel**2 + 1) * out_channels
+
+
+def bottleneck(before: int, inner: int, after: int) -> int:
+    return conv(before, inner, 1) + 2 * conv(inner, inner, 3) + conv(inner, after, 1)
+
+
+def attention_numel(channels: int) -> int:
+    return channels * (2 * (channels // 8) + 2 * (channels // 2)) + 1
+
+
+@pytest.mark.parametrize("resolution, g_millions, d_millions", [(128, 50.24, 34.59), (256, 55.74, 38.25)])
+def test_published_sizes(resolution, g_millions, d_millions):
+    with META:
+        g = generator(resolution, 1000, channels=128, latent_size=128, embedding_size=128, attention=[64])
+        d = discriminator(resolution, 1000, channels=128, attention=[64])
+    assert round(numel(g) / 1e6, 2) == g_millions
+    assert round(numel(d) / 1e6, 2) == d_millions
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("num_classes, colours", [(0, 1), (10, 3)])
+@pytest.mark.parametrize("resolution", RESOLUTIONS)
+def test_parameter_counts(resolution, num_classes, colours, depth):
+    with META:
+        g = generator(resolution, num_classes, colours, depth=depth, attention=G_MAPS[resolution])
+        d = discriminator(resolution, num_classes, colours, depth=depth, attention=D_MAPS[resolution])
+    widths = [8 * m for m in G_WIDTHS[resolution]]
+    total = max(num_classes, 1) * 6 + (11 + 1) * 16 * widths[0]
+    for before, after in pairwise(widths):
+        blocks = [(before, before)] * (depth - 1) + [(before, after)]
+        for a, b in blocks:
+            total += bottleneck(a, a // 4, b) + 2 * 11 * (a + 3 * (a // 4))
+        total += attention_numel(after)
+    assert numel(g) == total + 2 * widths[-1] + conv(widths[-1], colours, 3)
+    widths = [8 * m for m in D_WIDTHS[resolution]]
+    total = conv(colours, widths[0], 3)
+    for i, (before, after) in enumerate(pairwise(widths)):
+        total += bottleneck(before, after // 4, after) + (depth - 1) * bottleneck(after, after // 4, after)
+        total += conv(before, after - before, 1) if after > before else 0
+        total += attention_numel(after) * (i < len(D_MAPS[resolution]))
+    assert numel(d) == total + widths[-1] + 1 + num_classes * widths[-1]
+    for network, maps in ((g, G_MAPS), (d, D_MAPS)):
+        assert sum(isinstance(m, SelfAttention) for m in network.modules()) == len(maps[resolution])
+
+
+@pytest.mark.parametrize("num_classes", [0, 10])
+@pytest.mark.parametrize("resolution", RESOLUTIONS)
+def test_the_carry_keeps_its_rules(resolution, num_classes):
+    with META:
+        g = generator(resolution, num_classes, attention=G_MAPS[resolution])
+        d = discriminator(resolution, num_classes, attention=D_MAPS[resolution])
+        labels = torch.zeros(2, dtype=torch.int64)
+        latents, images = torch.zeros(2, 5), torch.zeros(2, 3, resolution, resolution)
+    for network, inputs, shape in ((g, (latents, labels), images.shape), (d, (images, labels), (2,))):
+        carry: tuple[Tensor, ...] = inputs
+        sent: list[Tensor] = []
+        for layer in network.layers.values():
+            carry = layer(*carry)
+            for entry in carry:
+                if entry.is_floating_point():
+                    assert entry.requires_grad
+                    entry.retain_grad()
+                    sent.append(entry)
+                else:
+                    assert entry.dtype == torch.int64
+        (output,) = carry
+        assert (output.shape, output.dtype) == (shape, torch.float32)
+        output.sum().backward()
+        assert len(sent) >= len(network.layers)
+        assert all(entry.grad is not None for entry in sent)
+
+
+def test_a_generator_block_drops_the_last_channels_of_its_shortcut():
+    block = GeneratorBlock(16, 8, 5, upsample=True, is_last=True)
+    initialize(block, 0)
+    block.conv4 = nn.Conv2d(4, 8, 1)
+    nn.init.zeros_(block.conv4.weight), nn.init.zeros_(block.conv4.bias)  # what remains is the shortcut
+    h = torch.randn(2, 16, 3, 3)
+    (out,) = block(h, torch.randn(2, 5))
+    assert_close(out, h[:, :8].repeat_interleave(2, 2).repeat_interleave(2, 3))
+
+
+def test_a_discriminator_block_keeps_its_inputs_channels_and_adds_new_ones():
+    block = DiscriminatorBlock(8, 20, downsample=True)
+    initialize(block, 0)
+    nn.init.constant_(block.conv2.bias, -1e6)  # the ReLU leaves nothing of the branch
+    h, labels = torch.randn(2, 8, 4, 4), torch.tensor([1, 2])
+    out, passed = block(h, labels)
+    pooled = h.view(2, 8, 2, 2, 2, 2).mean((3, 5))
+    weight = block.shortcut.weight / torch.linalg.matrix_norm(block.shortcut.weight.flatten(1), 2)
+    added = torch.einsum("oc,nchw->nohw", weight.flatten(1), pooled)
+    assert_close(out, torch.cat([pooled, added], 1), rtol=1e-4, atol=1e-5)
+    assert torch.equal(passed, labels)
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+def test_checkpointing_changes_nothing(network):
+    found = []
+    for checkpointing in (False, True):
+        stack = generator(16, attention=[8]) if network == "generator" else discriminator(16, attention=[8])
+        initialize(stack, 0)
+        stack.checkpointing = checkpointing
+        torch.manual_seed(1)
+        first = torch.randn(4, 5) if network == "generator" else torch.randn(4, 3, 16, 16)
+        with moving_state(stack.stateful_layers(), True):
+            output = stack(first, torch.arange(4))
+        output.square().sum().backward()
+        state = {name: tensor.clone() for name, tensor in stack.state_dict().items()}
+        found.append((output, {name: p.grad for name, p in stack.named_parameters()}, state))
+    assert_close(found[1], found[0], rtol=0, atol=0)
+    assert all(grad is not None for grad in found[0][1].values())
+
+
+def test_images_follow_the_whole_latent_in_every_block():
+    g = generator(16)
+    initialize(g, 0)
+    latents, labels = torch.randn(6, 5), torch.arange(6)
+    images = g(latents, labels)
+    assert images.abs().max() <= 1
+    h, condition = g.layers["0"](latents, labels)
+    assert_close(condition, torch.cat([g.layers["0"].embedding(labels), latents], 1))
+    for i in range(1, len(g.layers) - 1):  # another latent from this block on
+        carry = (h, condition)
+        for j in range(1, len(g.layers)):
+            carry = g.layers[str(j)](*((carry[0], condition + (j == i)) if j < len(g.layers) - 1 else carry))
+        assert (carry[0] - images).abs().max() > 1e-3
+
+
+def test_a_recipe_builds_it(tmp_path):
+    overrides = ["generator={family: biggan_deep, channels: 2, latent_size: 4, embedding_size: 3}"]
+    recipe = tiny_recipe(tmp_path, *overrides, "discriminator={family: biggan_deep, channels: 2, depth: 1}")
+    g, d = build_network(recipe, "generator"), build_network(recipe, "discriminator")
+    assert (len(g.layers), len(d.layers)) == (6, 4)
+
+
+def test_too_narrow_a_bottleneck_is_refused():
+    with pytest.raises(UserError, match=r"generator\.channels: 1 leaves a block of 2 channels.*channels=2 or more"):
+        generator(128, channels=1)
+    with pytest.raises(UserError, match=r"discriminator\.channels: 3 leaves a block of 3 channels.*channels=4 or more"):
+        discriminator(512, channels=3)
+    with pytest.raises(UserError, match=r"100 is none of BigGAN-deep's .*set data\.resolution=128"):
+        generator(100)
