@@ -14,16 +14,19 @@ import torch
 
 from bigsgan import checkpoint, comm, memory
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
+from bigsgan.adversarial.augmentation import AdaptiveProbability
+from bigsgan.adversarial.watchers import LogitAnchors
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, read_saved_recipe, write_recipe
 from bigsgan.data import RealImages, build_dataset
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
-from bigsgan.engines import MicroBatch, OnDemand
+from bigsgan.engines import Engine, MicroBatch, OnDemand
 from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
+from bigsgan.models.augment import AdaptiveAugment
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
@@ -115,6 +118,16 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         "average": AverageState(engines["generator"], average),
         "counters": counters,
     }
+    augmentation = _augmentation_of(engines["discriminator"])
+    watchers: dict[str, AdaptiveProbability | LogitAnchors] = {}
+    anchors = None
+    if recipe.augmentation and recipe.augmentation.target is not None:
+        watchers["augmentation"] = AdaptiveProbability(
+            recipe.augmentation, recipe.batch, device, augmentation, comm.sum_over_ranks
+        )
+    if recipe.objective.lecam:
+        anchors = watchers["anchors"] = LogitAnchors(recipe.objective.lecam, device, comm.sum_over_ranks)
+    entries.update(watchers)
     if found is not None:
         checkpoint.load(found, entries, layout, comm)
     slices = _slices(plan, rank)
@@ -138,6 +151,10 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         slices,
         image_shape,
         statistics,
+        list(watchers.values()),
+        anchors,
+        recipe.augmentation is not None,
+        augmentation,
     )
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     if found is not None:
@@ -161,6 +178,11 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         reporter=reporter,
         rank_log=rank_log,
     )
+
+
+def _augmentation_of(discriminator: Engine) -> torch.Tensor | None:
+    """Probability of D's augmentations, where this rank has the layer that they happen in."""
+    return next((layer.p for layer in discriminator.network.modules() if isinstance(layer, AdaptiveAugment)), None)
 
 
 def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:

@@ -63,6 +63,7 @@ class Reference:
         self.g, self.d = build_networks(recipe)
         self.opt_g = make_optimizer(recipe.optimizer.generator, self.g)
         self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
+        self.seen, self.anchors, self.signs = [], None, []
         self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
         draws, cpu = Draws(recipe.seed), torch.device("cpu")
         self.draws = SampleDraws(draws, cpu)
@@ -87,8 +88,26 @@ class Reference:
     def targets(self, x):
         return x[:, self.recipe.data.input_channels :] if self.recipe.data.paired else x
 
-    def conditions(self, labels, inputs):
-        return (labels, inputs[0]) if self.recipe.data.paired else (labels,)
+    def conditions(self, labels, inputs, seeds):
+        return (labels, inputs[0]) if self.recipe.data.paired else (labels, *seeds)
+
+    def seeds(self, stream, counters, part, j):
+        return [self.draws.seeds(f"augment/{stream}", counters, part)[j]] if self.recipe.augmentation else []
+
+    def learn_from_logits(self):
+        real, fake = (torch.cat(logits) for logits in zip(*self.seen, strict=True))
+        self.seen = []
+        if lecam := self.recipe.objective.lecam:
+            means = [real.mean(), fake.mean()]
+            pairs = zip(self.anchors or means, means, strict=True)
+            self.anchors = [lecam.decay * old + (1 - lecam.decay) * new for old, new in pairs]
+        augmentation = self.recipe.augmentation
+        if augmentation and augmentation.target is not None:
+            self.signs.append(real.sign())
+            if len(self.signs) == augmentation.interval:
+                direction = torch.sign(torch.cat(self.signs).mean() - augmentation.target)
+                self.d.layers["-1"].p += self.recipe.batch * augmentation.interval / augmentation.ramp_nimg * direction
+                self.signs = []
 
     def penalty(self, section, weight, x, y, logits, noise):
         if section.form == "exact":
@@ -116,7 +135,8 @@ class Reference:
         latents = self.last_latents = self.generator_inputs("discriminator", (update, d_step), part)
         phase = update * section.d_steps + d_step
         for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
-            x, y, c = self.targets(x), self.conditions(y, inputs), self.conditions(inputs[1], inputs)
+            real, fake = (self.seeds(f"discriminator/{kind}", (update, d_step), part, j) for kind in ("real", "fake"))
+            x, y, c = self.targets(x), self.conditions(y, inputs, real), self.conditions(inputs[1], inputs, fake)
             with torch.no_grad():
                 fake = self.forward(self.g, False, *inputs)
             x.requires_grad_(), fake.requires_grad_()
@@ -132,6 +152,16 @@ class Reference:
                         noise = self.draws.normal(name, (update, d_step), part, images.shape[1:])[j]
                     weight = self.penalty_weight(penalty, update * self.recipe.batch)
                     loss = loss + penalty.every * self.penalty(penalty, weight, images, labels, logits, noise)
+            if section.gradient_penalty:
+                share = self.draws.uniform("gradient_penalty", (update, d_step), part, (1, 1, 1))[j]
+                between = (share * x + (1 - share) * fake).detach().requires_grad_()
+                (g,) = torch.autograd.grad(self.forward(self.d, False, between, *y).sum(), between, create_graph=True)
+                loss = loss + section.gradient_penalty.weight * (g.flatten(1).norm(dim=1) - 1).square().mean()
+            if section.lecam and self.anchors:
+                a_real, a_fake = self.anchors
+                far = F.relu(logits_real - a_fake).square().mean() + F.relu(a_real - logits_fake).square().mean()
+                loss = loss + section.lecam.weight * far
+            self.seen.append((logits_real.detach(), logits_fake.detach()))
             (loss / part.accumulation).backward()
         self.finish(self.d, self.opt_d, section.orthogonal.discriminator)
 
@@ -141,11 +171,12 @@ class Reference:
         if not self.recipe.objective.reuse_fakes:
             latents = self.generator_inputs("generator", (update,), part)
         for j, inputs in enumerate(latents):
-            images, c = self.forward(self.g, j == 0, *inputs), self.conditions(inputs[1], inputs)
+            seeds = {kind: self.seeds(f"generator/{kind}", (update,), part, j) for kind in ("real", "fake")}
+            images, c = self.forward(self.g, j == 0, *inputs), self.conditions(inputs[1], inputs, seeds["fake"])
             x, y = self.last_reals[j]
             real = None
             if self.recipe.objective.loss == "relativistic":
-                real = self.forward(self.d, False, self.targets(x), *self.conditions(y, inputs))
+                real = self.forward(self.d, False, self.targets(x), *self.conditions(y, inputs, seeds["real"]))
             loss = self.g_loss(real, self.forward(self.d, False, images, *c))
             if self.recipe.objective.l1:
                 loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self.targets(x))
@@ -171,6 +202,7 @@ class Reference:
             self.d_step(update, d_step)
         self.d_grads = self.grads
         self.g_step(update)
+        self.learn_from_logits()
         self.g_grads = self.grads
         half_life = ema.half_life_nimg
         if ema.warmup_nimg:

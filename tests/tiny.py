@@ -33,7 +33,29 @@ optimizer:
 ema: {half_life_nimg: 16}
 """
 
+_R3GAN = "family: r3gan, embedding_size: 6, widths: [8, 8, 4], cardinalities: [4, 2, 2], blocks: [1, 2, 1]"
+
 FAMILIES: dict[str, list[str]] = {
+    "biggan_deep": [
+        "generator={family: biggan_deep, channels: 4, latent_size: 12, embedding_size: 6, attention: [8]}",
+        "discriminator={family: biggan_deep, channels: 4, attention: [8]}",
+    ],
+    "biggan_light": [
+        "generator={channels: 2, latent_size: 12, embedding_size: 6, block: inverted_residual, width: 3, depth: 1}",
+        "discriminator={channels: 2, block: grouped, groups: 2, depth: 2, width: 3}",
+    ],
+    "dcgan_light": [
+        "generator={family: dcgan, latent_size: 12, channels: 4, block: depthwise_separable}",
+        "discriminator={family: dcgan, channels: 4, block: inverted_residual, norm: spectral}",
+    ],
+    "r3gan": [
+        f"generator={{latent_size: 12, {_R3GAN}}}",
+        f"discriminator={{{_R3GAN}}}",
+        "objective={loss: relativistic, r2: {weight: 0.1, every: 2}}",
+        # Blocks begin as the identity, and the classes' embedding of D is small: the first updates have far to go.
+        "optimizer.generator.lr=0.3",
+        "optimizer.discriminator.lr=0.3",
+    ],
     "dcgan": [
         "generator={family: dcgan, latent_size: 12, channels: 4, embedding_size: 4}",
         "discriminator={family: dcgan, channels: 4}",

@@ -1,19 +1,17 @@
-"""How often augmentations act: p follows the discriminator (ADA), or a schedule."""
+"""How often augmentations act: p follows the discriminator (ADA)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.watchers import Sum
 from bigsgan.config.augmentation import Augmentation
 
 SIGNS = "signs"
-
-Sum = Callable[[Tensor], Tensor]
 
 
 def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -> Tensor:
@@ -31,13 +29,6 @@ def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -
     total, count = signs.unbind()
     direction = torch.sign(total / count.clamp(min=1) - target)
     return (p + step * torch.where(count > 0, direction, 0)).clamp(min=0)
-
-
-def scheduled_probability(section: Augmentation, nimg: int) -> float:
-    """P of the update that begins at ``nimg`` images, where ``final_p`` is given: half a cosine from ``p`` to it."""
-    assert section.final_p is not None
-    progress = min(1.0, nimg / section.ramp_nimg)
-    return section.p + (section.final_p - section.p) * 0.5 * (1 - math.cos(math.pi * progress))
 
 
 class AdaptiveProbability:

@@ -55,6 +55,16 @@ class SampleDraws:
 
         return OnDemand(part.accumulation, draw)
 
+    def uniform(self, stream: str, counters: tuple[int, ...], part: Slice, shape: tuple[int, ...]) -> Sequence[Tensor]:
+        """Numbers (n, *shape) float32, uniform in (0, 1), for each micro-batch."""
+
+        def draw(j: int) -> Tensor:
+            positions = part.positions(j)
+            drawn = self._draws.uniform(stream, counters, positions.start, len(positions), int(np.prod(shape)))
+            return self._move(drawn.astype(np.float32)).view(-1, *shape)
+
+        return OnDemand(part.accumulation, draw)
+
     def labels(self, stream: str, counters: tuple[int, ...], part: Slice, num_classes: int) -> Sequence[Tensor]:
         """Labels (n,) int64, uniform over the classes, for each micro-batch."""
         return self._integers(part, lambda p: self._draws.integers(stream, counters, p.start, len(p), num_classes))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bigsgan.adversarial.losses import LOSSES
+from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
 from bigsgan.config.sections import Objective, Penalty
 from bigsgan.engines.sequences import MicroBatch
 from bigsgan.monitor import Statistics
@@ -21,17 +21,8 @@ from bigsgan.monitor import Statistics
 # fp16 would flush small gradients at the images to 0. A power of two changes nothing in the other types.
 _PENALTY_SCALE = 2.0**10
 
-
-class LogitWatcher(Protocol):
-    """What learns from the logits of an update, to act on later ones."""
-
-    def observe(self, real: Tensor, fake: Tensor) -> None:
-        """Take note of D's logits at this rank's real and fake images of a micro-batch."""
-        ...
-
-    def finish_update(self, update: int) -> None:
-        """End update number ``update``. All ranks call this, those too that saw no logits."""
-        ...
+_GRADIENTS = ("r1", "r2")
+GRADIENT_PENALTY = "gradient_penalty"
 
 
 def statistic_names(section: Objective) -> list[str]:
@@ -39,7 +30,7 @@ def statistic_names(section: Objective) -> list[str]:
     names = ["loss/generator", "loss/discriminator"]
     names += [f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake")]
     names += ["loss/l1"] if section.l1 else []
-    return names + [f"penalty/{name}" for name in ("r1", "r2") if getattr(section, name)]
+    return names + [f"penalty/{name}" for name in (*_GRADIENTS, GRADIENT_PENALTY, "lecam") if getattr(section, name)]
 
 
 class DiscriminatorObjective:
@@ -57,8 +48,9 @@ class DiscriminatorObjective:
         phase: int,
         penalty_weights: Mapping[str, float] = MappingProxyType({}),
         watchers: Sequence[LogitWatcher] = (),
+        anchors: LogitAnchors | None = None,
     ) -> None:
-        """Decide what discriminator phase number ``phase`` minimises. Both penalties share one interval.
+        """Decide what discriminator phase number ``phase`` minimises. R1 and R2 share one interval.
 
         Args:
             section: The game.
@@ -66,8 +58,9 @@ class DiscriminatorObjective:
             phase: Number of the discriminator's update, from 0.
             penalty_weights: Of ``r1`` and ``r2``, where they are not those of the section.
             watchers: Who is shown the logits.
+            anchors: Of LeCam's regularisation.
         """
-        self._watchers = watchers
+        self._watchers, self._anchors, self._section = watchers, anchors, section
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
         self._penalties: dict[str, Penalty] = {}
@@ -81,6 +74,11 @@ class DiscriminatorObjective:
     @property
     def differentiates_inputs(self) -> bool:
         """Whether the loss of this phase differentiates the logits by the images."""
+        return self._is_exact or self._section.gradient_penalty is not None
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether this phase carries R1 or R2 in exact form."""
         return self.penalised and not self.perturbed
 
     @property
@@ -93,7 +91,12 @@ class DiscriminatorObjective:
     @property
     def num_segments(self) -> int:
         """Segments of a concatenated micro-batch."""
-        return 2 + len(self.perturbed)
+        return 2 + len(self.perturbed) + self.interpolates
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether the last segment lies between real and fake images."""
+        return self._section.gradient_penalty is not None
 
     def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
         """Concatenate the segments of one micro-batch.
@@ -101,12 +104,16 @@ class DiscriminatorObjective:
         Args:
             real: Images (n, C, H, W) in [-1, 1] and what else D reads, such as labels (n,).
             fake: The same of the generator.
-            noise: Standard normal noise (n, C, H, W) for each penalty in ``perturbed``.
+            noise: Standard normal noise (n, C, H, W) for each penalty in ``perturbed``; for the gradient penalty the
+                share of each real image, (n, 1, 1, 1) in (0, 1).
         """
         segments = [real, fake]
         for name in self.perturbed:
             images, *rest = real if name == "r1" else fake
             segments.append((images + self._penalties[name].sigma * noise[name], *rest))
+        if self.interpolates:
+            images, *rest = real
+            segments.append((torch.lerp(fake[0], images, noise[GRADIENT_PENALTY]), *rest))
         return _join(segments)
 
     def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
@@ -115,23 +122,34 @@ class DiscriminatorObjective:
         real, fake = segments[0], segments[1]
         loss = self._loss.discriminator(real, fake)
         self._record(loss, real, fake)
-        if not self.penalised:
-            return loss
+        if self._anchors is not None and self._section.lecam:
+            loss = loss + self._add("lecam", self._section.lecam.weight * self._anchors.penalty(real, fake))
+        squares: dict[str, Tensor] = {}
         if self.differentiates_inputs:
-            squares = dict(zip(("r1", "r2"), self._squared_gradients(outputs, inputs[0]), strict=True))
-        else:
-            pairs = zip(self.perturbed, segments[2:], strict=True)
-            squares = {name: self._squared_slope(name, real, fake, moved) for name, moved in pairs}
-        for name, penalty in self._penalties.items():
-            value = self._weights[name] / 2 * squares[name].mean()
-            self._statistics.add(f"penalty/{name}", value.detach())
-            loss = loss + penalty.every * value
+            gradients = self._squared_gradients(outputs, inputs[0])
+            if self._is_exact:
+                squares = {name: gradients[_GRADIENTS.index(name)] for name in self._penalties}
+            if self._section.gradient_penalty:
+                # The square root has no gradient at 0.
+                deviation = (gradients[-1] + 1e-12).sqrt() - 1
+                loss = loss + self._add(
+                    GRADIENT_PENALTY, self._section.gradient_penalty.weight * deviation.square().mean()
+                )
+        for name, moved in zip(self.perturbed, segments[2:], strict=False):
+            squares[name] = self._squared_slope(name, real, fake, moved)
+        for name, square in squares.items():
+            loss = loss + self._penalties[name].every * self._add(name, self._weights[name] / 2 * square.mean())
         return loss
 
+    def _add(self, name: str, value: Tensor) -> Tensor:
+        """Take note of a penalty."""
+        self._statistics.add(f"penalty/{name}", value.detach())
+        return value
+
     def _squared_gradients(self, logits: Tensor, images: Tensor) -> tuple[Tensor, ...]:
-        """|grad of each logit at its image|^2, for the real and the fake segment: (n,) each."""
+        """|grad of each logit at its image|^2, by segment: (n,) each."""
         (grads,) = torch.autograd.grad((logits * _PENALTY_SCALE).sum(), images, create_graph=True)
-        return (grads.float() / _PENALTY_SCALE).square().sum(dim=(1, 2, 3)).chunk(2)
+        return (grads.float() / _PENALTY_SCALE).square().sum(dim=(1, 2, 3)).chunk(self.num_segments)
 
     def _squared_slope(self, name: str, real: Tensor, fake: Tensor, moved: Tensor) -> Tensor:
         """((D(x + sigma e) - D(x)) / sigma)^2, whose mean over e is |grad|^2 to first order: (n,)."""

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws, Slice
 from bigsgan.adversarial.objectives import (
+    GRADIENT_PENALTY,
     DiscriminatorObjective,
     GeneratorObjective,
-    LogitWatcher,
     Reconstruction,
     statistic_names,
 )
+from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
 from bigsgan.config.sections import Objective
 from bigsgan.data import LabelledImages
 from bigsgan.engines import Engine, MicroBatch, MicroBatches, OnDemand, Rates
@@ -59,11 +60,13 @@ class Scheduled(NamedTuple):
         generator: Of its optimizer.
         discriminator: Of its optimizer.
         penalty_weights: Of ``r1`` and ``r2``, where they are not those of the section.
+        augmentation: Probability of D's augmentations, where it follows a schedule.
     """
 
     generator: Rates
     discriminator: Rates
     penalty_weights: Mapping[str, float]
+    augmentation: float | None = None
 
 
 class AdversarialStep:
@@ -81,8 +84,10 @@ class AdversarialStep:
         slices: dict[str, dict[str, Slice]],
         image_shape: tuple[int, int, int],
         statistics: Statistics,
-        augmented: bool = False,
         watchers: Sequence[LogitWatcher] = (),
+        anchors: LogitAnchors | None = None,
+        augmented: bool = False,
+        augmentation: Tensor | None = None,
     ) -> None:
         """Join two engines.
 
@@ -97,22 +102,29 @@ class AdversarialStep:
             slices: What each network computes in the phase of each: ``slices[phase][network]``.
             image_shape: (C, H, W).
             statistics: Where losses, logits and norms are added.
-            augmented: Whether D augments its images, and so reads seeds.
             watchers: Who is shown D's logits.
+            anchors: Of LeCam's regularisation.
+            augmented: Whether D augments its images, and so reads seeds.
+            augmentation: Probability of its augmentations, (1,), where this rank has it.
         """
         self.generator, self.discriminator = generator, discriminator
         self._hand_over, self._section, self._reals = hand_over, section, reals
         self._source, self._draws = source, draws
         self._slices, self._image_shape, self._statistics = slices, image_shape, statistics
-        self._augmented, self._watchers = augmented, watchers
+        self._watchers, self._anchors = watchers, anchors
+        self._augmented, self._augmentation = augmented, augmentation
         self._g_objective = GeneratorObjective(section, statistics)
         self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
-        statistics.declare(*statistic_names(section))
+        statistics.declare(*statistic_names(section), *(["augmentation"] if augmented else []))
         generator.after_update = self._generator_updated
         discriminator.after_update = functools.partial(self._record, "discriminator", discriminator)
 
     def __call__(self, update: int, scheduled: Scheduled) -> None:
         """Make update number ``update`` (from 0)."""
+        if self._augmentation is not None:
+            if scheduled.augmentation is not None:
+                self._augmentation.fill_(scheduled.augmentation)
+            self._statistics.add("augmentation", self._augmentation)
         for d_step in range(self._section.d_steps):
             # A phase of reals is taken where and when it is first looked at.
             reals = functools.cache(self._reals.next_phase)
@@ -133,11 +145,13 @@ class AdversarialStep:
         part = self._slices["discriminator"]["discriminator"]
         number = counters[0] * self._section.d_steps + counters[1]
         objective = DiscriminatorObjective(
-            self._section, self._statistics, number, scheduled.penalty_weights, self._watchers
+            self._section, self._statistics, number, scheduled.penalty_weights, self._watchers, self._anchors
         )
         fakes = self.generator.infer(inputs.generator)
         fakes = self._hand_over.to_discriminator(fakes, part.batch // part.accumulation)
         noise = {name: self._draws.normal(name, counters, part, self._image_shape) for name in objective.perturbed}
+        if objective.interpolates:
+            noise[GRADIENT_PENALTY] = self._draws.uniform(GRADIENT_PENALTY, counters, part, (1, 1, 1))
         seeds = {name: self._seeds(f"augment/discriminator/{name}", counters, part) for name in ("real", "fake")}
 
         def batch(j: int) -> MicroBatch:

@@ -188,6 +188,10 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if file.content.get("wall_clock_breakdown"):
         remedy = "remove it; a run of two pipelines writes pipeline_trace.json"
         raise UserError(f"{file.path}: wall_clock_breakdown", True, "does not go with pipeline_stages", remedy)
+    if network == "discriminator" and recipe.objective.gradient_penalty:
+        problem = "needs a double backward, which no pipeline of the discriminator can do"
+        remedy = "use objective.r1 with form=finite_difference, or engines.discriminator.pipeline_stages=1"
+        raise UserError("objective.gradient_penalty", recipe.objective.gradient_penalty.weight, problem, remedy)
     for name in ("r1", "r2"):
         penalty = getattr(recipe.objective, name)
         if network == "discriminator" and penalty and penalty.form == "exact":

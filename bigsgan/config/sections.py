@@ -115,6 +115,20 @@ class Penalty(Section):
     sigma: PositiveFloat = 0.01
 
 
+class GradientPenalty(Section):
+    """weight * E[(|grad of D's logit| - 1)^2] between real and fake (Gulrajani et al. 2017, arXiv 1704.00028)."""
+
+    weight: PositiveFloat = 10.0
+
+
+class LeCam(Section):
+    """Keeps D's logits near moving averages of them (Tseng et al. 2021, arXiv 2104.03310)."""
+
+    weight: PositiveFloat = 0.3
+    decay: Fraction = 0.99
+    """Share of the old average that an update keeps."""
+
+
 class Orthogonal(Section):
     """Strength of the orthogonal regularisation of each network (Brock et al. 2019, equation 3). 0 is off."""
 
@@ -133,6 +147,8 @@ class Objective(Section):
     """Weight of the mean absolute difference between G's images and the targets of pairs."""
     r1: Penalty | None = None
     r2: Penalty | None = None
+    gradient_penalty: GradientPenalty | None = None
+    lecam: LeCam | None = None
     orthogonal: Orthogonal = Orthogonal()
 
 

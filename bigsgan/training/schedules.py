@@ -6,6 +6,7 @@ import math
 
 from bigsgan.adversarial import Scheduled
 from bigsgan.config import Recipe
+from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.sections import Average, Optimizer, Penalty
 from bigsgan.engines import Rates
 
@@ -22,7 +23,8 @@ def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
         Rates(learning_rate(section, nimg, total_nimg), beta2(section, nimg, total_nimg))
         for section in (recipe.optimizer.generator, recipe.optimizer.discriminator)
     )
-    return Scheduled(generator, discriminator, weights)
+    p = augmentation_probability(recipe.augmentation, nimg) if recipe.augmentation else None
+    return Scheduled(generator, discriminator, weights, p)
 
 
 def learning_rate(section: Optimizer, nimg: int, total_nimg: int) -> float:
@@ -52,6 +54,11 @@ def penalty_weight(section: Penalty, nimg: int, total_nimg: int) -> float:
     if section.final_weight is None:
         return section.weight
     return cosine(section.weight, section.final_weight, nimg, section.decay_nimg or total_nimg)
+
+
+def augmentation_probability(section: Augmentation, nimg: int) -> float | None:
+    """ADA's p in the update that begins at ``nimg`` images: to ``final_p`` at ``ramp_nimg``; None if unscheduled."""
+    return None if section.final_p is None else cosine(section.p, section.final_p, nimg, section.ramp_nimg)
 
 
 def average_decay(section: Average, batch: int, nimg: int) -> float:

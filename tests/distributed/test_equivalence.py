@@ -61,7 +61,6 @@ def test_matrix(ranks, stage, world_size, accumulation, penalty):
     check(ranks(world_size), overrides, {"generator": zero(stage), "discriminator": zero(stage)})
 
 
-R3GAN = "embedding_size: 6, widths: [8, 8, 4], cardinalities: [4, 2, 2], blocks: [1, 2, 1]"
 OVERRIDES = {
     "r2": ["objective.r1={weight: 0.2, every: 2}", "objective.r2={weight: 0.1, every: 2}"],
     "r2_finite_difference": [
@@ -82,14 +81,10 @@ OVERRIDES = {
         "optimizer.generator={kind: sgd, lr: 0.002, decay: cosine, final_lr: 0.0005, decay_nimg: 32}",
         "ema={half_life_nimg: 16, warmup_nimg: 32}",
     ],
-    "r3gan": [
-        *(f"{network}={{family: r3gan, {R3GAN}}}" for network in ("generator", "discriminator")),
-        "generator.latent_size=12",
-        "objective={loss: relativistic, r1: {weight: 0.2}, r2: {weight: 0.1}}",
-        # Blocks begin as the identity, and the classes' embedding of D is small: the first updates have far to go.
-        "optimizer.generator.lr=0.3",
-        "optimizer.discriminator.lr=0.3",
-    ],
+    "gradient_penalty": ["objective.loss=wasserstein", "objective.gradient_penalty={weight: 1}", "accumulation=2"],
+    "lecam": ["objective.lecam={weight: 0.3, decay: 0.5}", "accumulation=2"],
+    "ada": ["augmentation={pipeline: bgc, p: 0.6, target: 0.1, interval: 2, ramp_nimg: 200}", "accumulation=2"],
+    "diffaugment": ["augmentation={kind: diffaugment}", "objective.loss=relativistic"],
     "own_accumulation": ["engines.discriminator.accumulation=2"],
 }
 

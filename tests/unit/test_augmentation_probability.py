@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.augmentation import AdaptiveProbability, adjusted_probability, scheduled_probability
+from bigsgan.adversarial.augmentation import AdaptiveProbability, adjusted_probability
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
+from bigsgan.training.schedules import augmentation_probability
 
 STEP = 64 * 4 / 500_000
 
@@ -112,7 +113,7 @@ def test_nothing_waits_for_the_device():
 
 def test_the_schedule_is_half_a_cosine():
     section = Augmentation(pipeline="r3gan", p=0.1, final_p=0.5, ramp_nimg=1000)
-    found = [scheduled_probability(section, nimg) for nimg in (0, 250, 500, 1000, 5000)]
+    found = [augmentation_probability(section, nimg) for nimg in (0, 250, 500, 1000, 5000)]
     assert found == pytest.approx([0.1, 0.1 + 0.4 * (1 - math.sqrt(0.5)) / 2, 0.3, 0.5, 0.5])
 
 

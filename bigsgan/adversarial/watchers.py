@@ -1,0 +1,82 @@
+"""What learns from the logits of an update, to act on later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bigsgan.config.sections import LeCam
+
+Sum = Callable[[Tensor], Tensor]
+"""Sums a vector on the device elementwise over the ranks; the identity on one rank."""
+
+
+class LogitWatcher(Protocol):
+    """Is shown the logits of each micro-batch of the discriminator's updates, and told when an update ends.
+
+    Its tensors are the same on all ranks whenever a checkpoint may be taken.
+    """
+
+    def observe(self, real: Tensor, fake: Tensor) -> None:
+        """Take note of D's logits at this rank's real and fake images of a micro-batch."""
+        ...
+
+    def finish_update(self, update: int) -> None:
+        """End update number ``update``. All ranks call this, those too that saw no logits."""
+        ...
+
+
+class LogitAnchors:
+    """Moving averages of D's logits, and the regularisation that keeps logits near them.
+
+    R = E[max(0, D(x) - a_fake)^2] + E[max(0, a_real - D(G(z)))^2] (Tseng et al. 2021, arXiv 2104.03310, equation 6, for
+    logits on the sides where they belong), with the averages as they were before the update. A named entry of a
+    run's state.
+    """
+
+    def __init__(self, section: LeCam, device: torch.device, sum_over_ranks: Sum) -> None:
+        self._section, self._sum_over_ranks = section, sum_over_ranks
+        self._seen = torch.zeros(4, device=device)  # sum and count of real logits, and of fake ones
+        self._anchors = torch.zeros(3, device=device)  # real, fake, and 1 where they are known
+
+    def observe(self, real: Tensor, fake: Tensor) -> None:
+        """Add logits, of any shape."""
+        num = real.new_tensor(float(real.numel()))
+        self._seen += torch.stack([real.sum(), num, fake.sum(), num])
+
+    @torch.no_grad()
+    def finish_update(self, update: int) -> None:
+        """Move the averages by the means over all ranks; those of the first update are taken as they are."""
+        real, num_real, fake, num_fake = self._sum_over_ranks(self._seen.clone()).unbind()
+        self._seen.zero_()
+        known = self._anchors[2]
+        means = torch.stack([real / num_real, fake / num_fake])
+        moved = torch.where(known > 0, torch.lerp(means, self._anchors[:2], self._section.decay), means)
+        usable = torch.isfinite(moved).all()  # not those of an update that overflowed
+        self._anchors[:2] = torch.where(usable, moved, self._anchors[:2])
+        self._anchors[2] = torch.where(usable, 1.0, known)
+
+    def penalty(self, real: Tensor, fake: Tensor) -> Tensor:
+        """R of the logits of a micro-batch, a scalar; 0 until averages are known."""
+        a_real, a_fake, known = self._anchors.clone().unbind()
+        return known * (F.relu(real - a_fake).square().mean() + F.relu(a_real - fake).square().mean())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Averages (3,): of real logits, of fake ones, and 1 where they are known."""
+        return {"anchors": self._anchors}
+
+    def numbers(self) -> dict[str, float | int]:
+        """Return none."""
+        return {}
+
+    def layout(self) -> dict[str, list[Any]]:
+        """Return none: all ranks hold the same."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> None:
+        """Restore the averages."""
+        self._anchors.copy_(tensors["anchors"])
