@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from bigsgan.config import Recipe
-from bigsgan.models import biggan, dcgan, mlp
+from bigsgan.models import biggan, dcgan, mlp, stylegan2
 from bigsgan.models.network import LayerStack
 
 _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
@@ -18,6 +18,8 @@ _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
     ("dcgan", "discriminator"): dcgan.discriminator_layers,
     ("mlp", "generator"): mlp.generator_layers,
     ("mlp", "discriminator"): mlp.discriminator_layers,
+    ("stylegan2", "generator"): stylegan2.generator_layers,
+    ("stylegan2", "discriminator"): stylegan2.discriminator_layers,
 }
 
 

@@ -25,6 +25,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.adversarial"},
     {"bigsgan.checkpoint"},
     {"bigsgan.training"},
+    {"bigsgan.weights"},
     {"bigsgan.trained"},
     {"bigsgan.train", "bigsgan.sample", "bigsgan.export", "bigsgan.plan"},
     {"bigsgan.cli"},

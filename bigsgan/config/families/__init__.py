@@ -13,6 +13,7 @@ from pydantic import Discriminator, Tag
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
+from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 
 
 def family_of(section: Any) -> Any:
@@ -25,12 +26,14 @@ def family_of(section: Any) -> Any:
 AnyGenerator = Annotated[
     Annotated[BigGANGenerator, Tag("biggan")]
     | Annotated[DCGANGenerator, Tag("dcgan")]
-    | Annotated[MLPGenerator, Tag("mlp")],
+    | Annotated[MLPGenerator, Tag("mlp")]
+    | Annotated[StyleGAN2Generator, Tag("stylegan2")],
     Discriminator(family_of),
 ]
 AnyDiscriminator = Annotated[
     Annotated[BigGANDiscriminator, Tag("biggan")]
     | Annotated[DCGANDiscriminator, Tag("dcgan")]
-    | Annotated[MLPDiscriminator, Tag("mlp")],
+    | Annotated[MLPDiscriminator, Tag("mlp")]
+    | Annotated[StyleGAN2Discriminator, Tag("stylegan2")],
     Discriminator(family_of),
 ]
