@@ -149,7 +149,7 @@ class Conv2d(Weighted):
         half: torch.dtype | None = None,
     ) -> None:
         super().__init__((out_channels, in_channels, kernel, kernel), 1.0, out_channels if activated else None)
-        self.kernel, self.down, self.clamp, self.half = kernel, down, clamp, half
+        self.kernel, self.down, self.clamp, self.half_type = kernel, down, clamp, half
         self.weight_gain = 1 / math.sqrt(in_channels * kernel**2)
         if down:
             self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32))
@@ -163,7 +163,7 @@ class Conv2d(Weighted):
 
     def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
         """Convolve, and scale the output by ``gain``."""
-        dtype = self.half or self.weight.dtype
+        dtype = self.half_type or self.weight.dtype
         # Scaled before it is cast: fp16 would round the tail of a weight of standard deviation 1 less finely.
         weight = (self.weight * (self.weight_gain if self.bias is not None else self.weight_gain * gain)).to(dtype)
         x = self._convolve(x.to(dtype), weight)
@@ -185,7 +185,7 @@ class Modulated(Weighted):
     Attributes:
         affine: Map from the style vector to the scales; its bias begins at 1.
         clamp: Keep activations within plus or minus this.
-        half: Type to compute in, or None for the weight's.
+        half_type: Type to compute in, or None for the weight's.
     """
 
     bias: torch.nn.Parameter
@@ -201,7 +201,7 @@ class Modulated(Weighted):
     ) -> None:
         super().__init__((out_channels, in_channels, kernel, kernel), 1.0, out_channels)
         self.affine = FullyConnected(w_size, in_channels, bias=1.0)
-        self.clamp, self.half = clamp, half
+        self.clamp, self.half_type = clamp, half
 
 
 class ToRGB(Modulated):
@@ -215,7 +215,7 @@ class ToRGB(Modulated):
 
     def forward(self, x: Tensor, w: Tensor) -> Tensor:
         """(N, C, H, W), (N, W) -> (N, image channels, H, W), float32 at least: the image is a sum over resolutions."""
-        dtype = self.half or self.weight.dtype
+        dtype = self.half_type or self.weight.dtype
         styles = self.affine(w) * self.weight_gain
         x = F.conv2d(x.to(dtype) * styles.to(dtype)[:, :, None, None], self.weight.to(dtype))
         x = x + self.bias.to(dtype).view(-1, 1, 1)
@@ -269,7 +269,7 @@ class SynthesisLayer(Modulated):
 
     def forward(self, x: Tensor, w: Tensor, seeds: Tensor) -> Tensor:
         """(N, C_in, H, W), (N, W), (N,) -> (N, C_out, H, W), or twice as large if ``up``."""
-        dtype = self.half or self.weight.dtype
+        dtype = self.half_type or self.weight.dtype
         weight, styles = full(self.weight), self.affine(w)
         if dtype == torch.float16:
             # Products of styles and weights overflow fp16. Demodulation takes any scale out again (and its gradient
