@@ -36,11 +36,15 @@ def normalize(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + _EPS)
 
 
-def activate(x: Tensor, bias: Tensor, gain: float = 1.0, clamp: float | None = None) -> Tensor:
-    """Add the bias (C,), rectify leakily, scale by sqrt(2) and ``gain``, and clamp to within ``clamp * gain``."""
-    shape = (-1,) if x.dim() == 2 else (-1, 1, 1)
-    x = F.leaky_relu(x + bias.to(x.dtype).view(shape), SLOPE) * (ACTIVATION_GAIN * gain)
-    return x if clamp is None else x.clamp(-clamp * gain, clamp * gain)
+def rectify(x: Tensor, limit: float | None = None) -> Tensor:
+    """Rectify leakily, in place, and keep within plus or minus ``limit``.
+
+    What an activation scales by is in weights and biases already, because the rectifier commutes with it: one pass less
+    over feature maps, as working in place is one copy of them less to keep. ``x`` must be an output of which its own
+    operation keeps nothing for the backward pass: of a convolution, a linear map, a sum or a product.
+    """
+    x = F.leaky_relu_(x, SLOPE)
+    return x if limit is None else x.clamp(-limit, limit)
 
 
 class FullyConnected(Weighted):
@@ -76,10 +80,10 @@ class FullyConnected(Weighted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map, in float32 whatever the weight's type: styles scale whole feature maps, and D's logits are few."""
-        weight = full(self.weight) * self.weight_gain
-        bias = full(self.bias) * self.bias_gain
-        x = x.to(weight.dtype)
-        return activate(F.linear(x, weight), bias) if self.activated else F.linear(x, weight, bias)
+        gain = ACTIVATION_GAIN if self.activated else 1.0
+        weight = full(self.weight) * (self.weight_gain * gain)
+        x = F.linear(x.to(weight.dtype), weight, full(self.bias) * (self.bias_gain * gain))
+        return rectify(x) if self.activated else x
 
 
 class LabelEmbedding(FullyConnected):
@@ -162,21 +166,26 @@ class Conv2d(Weighted):
             fir.fill_filter(self.resample_filter)
 
     def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
-        """Convolve, and scale the output by ``gain``."""
+        """Convolve, and scale the output, and its limits, by ``gain``."""
         dtype = self.half_type or self.weight.dtype
-        # Scaled before it is cast: fp16 would round the tail of a weight of standard deviation 1 less finely.
-        weight = (self.weight * (self.weight_gain if self.bias is not None else self.weight_gain * gain)).to(dtype)
-        x = self._convolve(x.to(dtype), weight)
-        return x if self.bias is None else activate(x, self.bias, gain, self.clamp)
+        if self.bias is None:
+            return self._convolve(x.to(dtype), self._scaled(gain, dtype), None)
+        scale = ACTIVATION_GAIN * gain
+        x = self._convolve(x.to(dtype), self._scaled(scale, dtype), (self.bias * scale).to(dtype))
+        return rectify(x, None if self.clamp is None else self.clamp * gain)
 
-    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _scaled(self, scale: float, dtype: torch.dtype) -> Tensor:
+        """Return the weight as it is used, cast after it was scaled."""
+        return (self.weight * (self.weight_gain * scale)).to(dtype)
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.kernel // 2
         if not self.down:
-            return F.conv2d(x, weight, padding=padding)
+            return F.conv2d(x, weight, bias, padding=padding)
         if self.kernel == 1:  # filtering at a quarter of the pixels costs a quarter
-            return F.conv2d(fir.downsample(x, self.resample_filter), weight)
+            return F.conv2d(fir.downsample(x, self.resample_filter), weight, bias)
         # The filter's own padding and the convolution's, both before the filter.
-        return F.conv2d(fir.blur(x, self.resample_filter, padding + 1), weight, stride=2)
+        return F.conv2d(fir.blur(x, self.resample_filter, padding + 1), weight, bias, stride=2)
 
 
 class Modulated(Weighted):
@@ -217,8 +226,7 @@ class ToRGB(Modulated):
         """(N, C, H, W), (N, W) -> (N, image channels, H, W), float32 at least: the image is a sum over resolutions."""
         dtype = self.half_type or self.weight.dtype
         styles = self.affine(w) * self.weight_gain
-        x = F.conv2d(x.to(dtype) * styles.to(dtype)[:, :, None, None], self.weight.to(dtype))
-        x = x + self.bias.to(dtype).view(-1, 1, 1)
+        x = F.conv2d(x.to(dtype) * styles.to(dtype)[:, :, None, None], self.weight.to(dtype), self.bias.to(dtype))
         return full(x if self.clamp is None else x.clamp(-self.clamp, self.clamp))
 
 
@@ -276,14 +284,16 @@ class SynthesisLayer(Modulated):
             # with it, which is why the scales need none), so both can be brought to 1 at most.
             weight = weight / (weight.detach().abs().amax(dim=(1, 2, 3), keepdim=True) * math.sqrt(weight[0].numel()))
             styles = styles / styles.detach().abs().amax(dim=1, keepdim=True)
-        # 1 / norm of each sample's weight, equation 3, from sums over H * W of squares: in float32.
+        # 1 / norm of each sample's weight, equation 3: a sum of many squares, so in float32.
         norms = F.linear(styles.square(), weight.square().sum(dim=(2, 3)))
-        demodulation = torch.rsqrt(norms + _EPS).to(dtype)[:, :, None, None]
-        x = self._convolve(x.to(dtype) * styles.to(dtype)[:, :, None, None], weight.to(dtype)) * demodulation
+        demodulation = (ACTIVATION_GAIN * torch.rsqrt(norms + _EPS)).to(dtype)[:, :, None, None]
+        x = self._convolve(x.to(dtype) * styles.to(dtype)[:, :, None, None], weight.to(dtype))
         drawn = self._noise(seeds)
-        if drawn is not None:
-            x = x + (drawn * full(self.noise_strength)).to(dtype)
-        return activate(x, self.bias, clamp=self.clamp)
+        if drawn is None:
+            x = x * demodulation
+        else:
+            x = torch.addcmul((ACTIVATION_GAIN * full(self.noise_strength) * drawn).to(dtype), x, demodulation)
+        return rectify(x.add_((ACTIVATION_GAIN * self.bias).to(dtype).view(-1, 1, 1)), self.clamp)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         if not self.up:

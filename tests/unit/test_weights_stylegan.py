@@ -347,6 +347,16 @@ def test_the_pickles_made_here_have_the_layout_that_is_read(tmp_path):
     )
 
 
+def test_tensors_of_a_gpu_come_to_the_host(tmp_path):
+    """What was saved on a GPU says so; and before protocol 4 an empty set was a call."""
+    there = legacy(torch.arange(4.0)._typed_storage()).replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0")
+    assert b"cuda:0" in there
+    weight = tensor(storage=call(STORAGE, there))
+    g = module(_parameters={"weight": weight}, _non_persistent_buffers_set=call(mention("builtins", "set"), ()))
+    found = read_networks(written(tmp_path, {"G": g}))["G"].state["weight"]
+    assert_close(found, torch.tensor([[0.0, 1], [2, 3]]))
+
+
 class _Evil:
     def __init__(self, command: str) -> None:
         self.command = command
