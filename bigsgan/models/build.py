@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from bigsgan.config import Recipe
-from bigsgan.models import biggan, biggan_deep, dcgan, mlp, pix2pix, r3gan
+from bigsgan.models import biggan, biggan_deep, dcgan, mlp, pix2pix, r3gan, stylegan2
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.network import LayerStack
 
@@ -25,6 +25,8 @@ _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
     ("pix2pix", "discriminator"): pix2pix.discriminator_layers,
     ("r3gan", "generator"): r3gan.generator_layers,
     ("r3gan", "discriminator"): r3gan.discriminator_layers,
+    ("stylegan2", "generator"): stylegan2.generator_layers,
+    ("stylegan2", "discriminator"): stylegan2.discriminator_layers,
 }
 
 

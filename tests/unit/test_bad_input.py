@@ -110,7 +110,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "data.horizontal_flip=1": ("data.horizontal_flip", "1 is not true or false", "write true or false"),
     "data.horizontal_flip=yes": ("data.horizontal_flip", "'yes' is not true or false", "write true or false"),
     "data.num_workers=100000": ("data.num_workers", "100000 is too large", "give at most 256"),
-    "generator.family=stylegan2": ("generator.family", "'stylegan2' is none of the choices", "choose from 'biggan'"),
+    "generator.family=progan": ("generator.family", "'progan' is none of the choices", "choose from 'biggan'"),
     "generator.channels=1000000000": ("generator.channels", "1000000000 is too large", "give at most 65536"),
     "generator.latent_size=61": ("generator.latent_size", "61 does not divide into 3 chunks", "latent_size=60 or"),
     "generator.attention=8": ("generator.attention", "8 is not a list", "write a list"),

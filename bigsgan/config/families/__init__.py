@@ -16,6 +16,7 @@ from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator
+from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 
 
 def family_of(section: Any) -> Any:
@@ -31,7 +32,8 @@ AnyGenerator = Annotated[
     | Annotated[DCGANGenerator, Tag("dcgan")]
     | Annotated[MLPGenerator, Tag("mlp")]
     | Annotated[Pix2PixGenerator, Tag("pix2pix")]
-    | Annotated[R3GANGenerator, Tag("r3gan")],
+    | Annotated[R3GANGenerator, Tag("r3gan")]
+    | Annotated[StyleGAN2Generator, Tag("stylegan2")],
     Discriminator(family_of),
 ]
 AnyDiscriminator = Annotated[
@@ -40,6 +42,7 @@ AnyDiscriminator = Annotated[
     | Annotated[DCGANDiscriminator, Tag("dcgan")]
     | Annotated[MLPDiscriminator, Tag("mlp")]
     | Annotated[Pix2PixDiscriminator, Tag("pix2pix")]
-    | Annotated[R3GANDiscriminator, Tag("r3gan")],
+    | Annotated[R3GANDiscriminator, Tag("r3gan")]
+    | Annotated[StyleGAN2Discriminator, Tag("stylegan2")],
     Discriminator(family_of),
 ]

@@ -23,6 +23,9 @@ class NetworkSection(Section):
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
 
+    def check_micro_batch(self, size: int) -> None:
+        """Raise UserError where the network cannot take ``size`` images at a time on each replica."""
+
 
 class GeneratorSection(NetworkSection):
     """A generator of images from latents."""

@@ -1,0 +1,114 @@
+"""StyleGAN2's sections of a recipe, and its table of channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.sections import Data, NaturalInt, PositiveFloat, PositiveInt, Width
+from bigsgan.errors import UserError
+
+BOTTOM_RESOLUTION = 4
+SMALLEST_RESOLUTION = 8
+
+Depth = Annotated[int, Field(gt=0, le=64)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+def stylegan2_channels(resolution: int, channel_base: int, channel_max: int) -> dict[int, int]:
+    """Channels of the feature maps, from 4x4 up: ``channel_base / resolution``, but ``channel_max`` at most."""
+    sizes = (BOTTOM_RESOLUTION << i for i in range((resolution // BOTTOM_RESOLUTION).bit_length()))
+    return {size: min(channel_base // size, channel_max) for size in sizes}
+
+
+class _StyleGAN2(NetworkSection):
+    """What both networks have in common (Karras et al. 2020, arXiv 1912.04958 and 2006.06676)."""
+
+    family: Literal["stylegan2"] = "stylegan2"
+    channel_base: PositiveInt = 32_768
+    """Channels times resolution; published: 32768, and half of it at 256."""
+    channel_max: Width = 512
+    """Most channels of a feature map."""
+    mapping_layers: Depth = 8
+    """Layers of the mapping network: of the latent in G, of the label in D, where it needs classes."""
+    conv_clamp: PositiveFloat | None = 256.0
+    """Activations are kept within plus or minus this, which fp16 needs; null for no limit."""
+    half_resolutions: NaturalInt = 0
+    """How many of the highest resolutions are computed in half precision, whatever the weights' type; 4 as published.
+
+    4x4 never is. The engine's own precision, if it is not fp32, holds for the rest.
+    """
+    half_type: Literal["bf16", "fp16"] = "bf16"
+    """Published: fp16, without a loss scale for these blocks."""
+
+    def channels(self, resolution: int) -> dict[int, int]:
+        """Channels by the resolution of the feature map."""
+        return stylegan2_channels(resolution, self.channel_base, self.channel_max)
+
+    def is_half(self, size: int, resolution: int) -> bool:
+        """Whether the block at ``size`` is computed in half precision in a network for ``resolution``."""
+        return size > BOTTOM_RESOLUTION and size << self.half_resolutions > resolution
+
+    def _check(self, network: str, data: Data) -> None:
+        resolution = data.resolution
+        if resolution < SMALLEST_RESOLUTION or resolution & (resolution - 1):
+            nearest = max(SMALLEST_RESOLUTION, 1 << (resolution.bit_length() - 1))
+            problem = f"is no power of two from {SMALLEST_RESOLUTION} on, which StyleGAN2's blocks need"
+            raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
+        if self.channel_base < resolution:
+            problem = f"leaves no channel at {resolution}x{resolution}"
+            remedy = f"set {network}.channel_base to {resolution} or more"
+            raise UserError(f"{network}.channel_base", self.channel_base, problem, remedy)
+        largest = resolution.bit_length() - SMALLEST_RESOLUTION.bit_length() + 1
+        if self.half_resolutions > largest:
+            problem = f"is more than the {largest} resolutions above {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
+            remedy = f"set {network}.half_resolutions={largest}"
+            raise UserError(f"{network}.half_resolutions", self.half_resolutions, problem, remedy)
+
+
+class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
+    """StyleGAN2's generator: mapping network, and a synthesis network with skip connections to the image."""
+
+    draws: ClassVar[bool] = True
+    latent_size: Width = 512
+    w_size: Width = 512
+    """Numbers in a style vector, which the mapping network makes of a latent."""
+    style_mixing: Probability = 0.9
+    """Share of the images in training whose finer layers take the style of a second latent."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        self._check("generator", data)
+
+
+class StyleGAN2Discriminator(_StyleGAN2):
+    """StyleGAN2's discriminator, with a projection of the mapped label where there are classes."""
+
+    architecture: Literal["resnet", "orig"] = "resnet"
+    """With residual connections, or without, as published for CIFAR-10."""
+    mbstd_group: PositiveInt = 4
+    """Consecutive images that a minibatch standard deviation is taken over; divides each rank's micro-batch."""
+    mbstd_channels: NaturalInt = 1
+    """Feature maps that show it to the last layers; 0 leaves it out."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError where the section does not fit the data."""
+        self._check("discriminator", data)
+        bottom = self.channels(data.resolution)[BOTTOM_RESOLUTION]
+        if self.mbstd_channels and bottom % self.mbstd_channels:
+            problem = f"does not divide the {bottom} channels at {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
+            remedy = f"set discriminator.mbstd_channels={math.gcd(bottom, self.mbstd_channels)}"
+            raise UserError("discriminator.mbstd_channels", self.mbstd_channels, problem, remedy)
+
+    def check_micro_batch(self, size: int) -> None:
+        """Raise UserError where ``size`` images do not divide into groups."""
+        if self.mbstd_channels and size % self.mbstd_group:
+            raise UserError(
+                "discriminator.mbstd_group",
+                self.mbstd_group,
+                f"does not divide the {size} images of a micro-batch on one rank",
+                f"set discriminator.mbstd_group={math.gcd(size, self.mbstd_group)}, or change batch or accumulation",
+            )

@@ -1,0 +1,49 @@
+"""Resampling of feature maps with a short FIR filter, as StyleGAN2 does (Karras et al. 2020, arXiv 1912.04958).
+
+Zhang 2019, "Making convolutional networks shift-invariant again" (arXiv 1904.11486) gives the reason: what is sampled
+down without a low-pass filter aliases. Everything is made of convolutions with a fixed filter, so that gradients of any
+order exist.
+
+Shapes: N samples, C channels, H x W pixels, K x K a filter, K even; outside of a map all is zero.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TAPS = (1.0, 3.0, 3.0, 1.0)
+
+
+@torch.no_grad()
+def fill_filter(buffer: Tensor) -> None:
+    """Write the filter into ``buffer`` (4, 4): the outer product of (1, 3, 3, 1) with itself, of sum 1."""
+    taps = torch.tensor(TAPS, dtype=buffer.dtype, device=buffer.device)
+    buffer.copy_(torch.outer(taps, taps) / taps.sum().square())
+
+
+def upsample(x: Tensor, kernel: Tensor) -> Tensor:
+    """Double the resolution: (N, C, H, W), (K, K) -> (N, C, 2H, 2W), in x's type.
+
+    A zero is put after each pixel in both directions and the filter convolved over that, times 4 for the zeros.
+    """
+    channels, padding = x.shape[1], kernel.shape[0] // 2 - 1
+    # A transposed convolution is that, without the multiplications by zero.
+    return F.conv_transpose2d(x, _per_channel(4 * kernel, x), stride=2, padding=padding, groups=channels)
+
+
+def downsample(x: Tensor, kernel: Tensor) -> Tensor:
+    """Halve the resolution: (N, C, H, W), (K, K) -> (N, C, H/2, W/2), in x's type; filtered at every second pixel."""
+    padding = kernel.shape[0] // 2 - 1
+    return F.conv2d(x, _per_channel(kernel.flip(0, 1), x), stride=2, padding=padding, groups=x.shape[1])
+
+
+def blur(x: Tensor, kernel: Tensor, padding: int, gain: float = 1.0) -> Tensor:
+    """Filter: (N, C, H, W), (K, K) -> (N, C, H + 2 * padding - K + 1, W + ...), in x's type, times ``gain``."""
+    return F.conv2d(x, _per_channel((gain * kernel).flip(0, 1), x), padding=padding, groups=x.shape[1])
+
+
+def _per_channel(kernel: Tensor, x: Tensor) -> Tensor:
+    """(K, K) -> (C, 1, K, K) in x's type, which holds these taps exactly even where it is half."""
+    return kernel.to(x.dtype).expand(x.shape[1], 1, *kernel.shape)

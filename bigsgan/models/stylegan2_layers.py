@@ -1,0 +1,340 @@
+"""Layers of StyleGAN2 (Karras et al. 2020, arXiv 1912.04958): equalised learning rates and modulated convolutions.
+
+Weights are drawn with standard deviation 1 and scaled by a constant where they are used, so that Adam's steps have the
+same relative size in every layer (Karras et al. 2018, arXiv 1710.10196, section 4.1).
+
+Shapes: N samples, C channels, H x W pixels, F features, W numbers in a style vector. A convolution computes in the type
+that it was given for half precision, or else in its weight's; linear maps compute in float32 at least.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bigsgan.models import fir, noise
+from bigsgan.models.layers import Generators
+from bigsgan.models.plain import Weighted
+
+SLOPE = 0.2
+ACTIVATION_GAIN = math.sqrt(2)
+"""Keeps the variance of what a leaky rectifier halves, nearly."""
+
+_EPS = 1e-8
+
+
+def full(x: Tensor) -> Tensor:
+    """Return ``x`` in float32, or in float64 if it was."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def normalize(x: Tensor) -> Tensor:
+    """Scale each row of (N, F) to a mean square of 1."""
+    return x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + _EPS)
+
+
+def rectify(x: Tensor, limit: float | None = None) -> Tensor:
+    """Rectify leakily, in place, and keep within plus or minus ``limit``.
+
+    What an activation scales by is in weights and biases already, because the rectifier commutes with it: one pass less
+    over feature maps, as working in place is one copy of them less to keep. ``x`` must be an output of which its own
+    operation keeps nothing for the backward pass: of a convolution, a linear map, a sum or a product.
+    """
+    x = F.leaky_relu_(x, SLOPE)
+    return x if limit is None else x.clamp(-limit, limit)
+
+
+class FullyConnected(Weighted):
+    """Linear map with an equalised learning rate: (N, F_in) -> (N, F_out).
+
+    Args:
+        in_features: F_in.
+        out_features: F_out.
+        activated: Whether a leaky rectifier follows.
+        lr_multiplier: Learning rate relative to other layers'.
+        bias: Initial value of the bias.
+    """
+
+    bias: torch.nn.Parameter
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        activated: bool = False,
+        lr_multiplier: float = 1.0,
+        bias: float = 0.0,
+    ) -> None:
+        super().__init__((out_features, in_features), 1 / lr_multiplier, out_features)
+        self.activated, self.initial_bias = activated, bias
+        self.weight_gain, self.bias_gain = lr_multiplier / math.sqrt(in_features), lr_multiplier
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Draw the weight and set the bias."""
+        super().initialize(generators)
+        self.bias.fill_(self.initial_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map, in float32 whatever the weight's type: styles scale whole feature maps, and D's logits are few."""
+        gain = ACTIVATION_GAIN if self.activated else 1.0
+        weight = full(self.weight) * (self.weight_gain * gain)
+        x = F.linear(x.to(weight.dtype), weight, full(self.bias) * (self.bias_gain * gain))
+        return rectify(x) if self.activated else x
+
+
+class LabelEmbedding(FullyConnected):
+    """The linear map of a one-hot label: labels (N,) int64 -> (N, F)."""
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Pick the label's column, in float32 whatever the weight's type."""
+        column = F.embedding(labels, self.weight.t())
+        return full(column) * self.weight_gain + full(self.bias) * self.bias_gain
+
+
+class MappingNetwork(torch.nn.Module):
+    """Latent and label -> style vector, or label alone -> its projection in D.
+
+    Args:
+        latent_size: Z, or 0 for a mapping of labels alone.
+        num_classes: 0 for a mapping of latents alone.
+        out_features: W, of every layer.
+        num_layers: Number of layers.
+    """
+
+    lr_multiplier = 0.01
+
+    def __init__(self, latent_size: int, num_classes: int, out_features: int, num_layers: int) -> None:
+        super().__init__()
+        self.embed = LabelEmbedding(num_classes, out_features) if num_classes else None
+        first = latent_size + (out_features if num_classes else 0)
+        self.fc = torch.nn.ModuleList(
+            FullyConnected(out_features if i else first, out_features, True, self.lr_multiplier)
+            for i in range(num_layers)
+        )
+
+    def forward(self, latents: Tensor | None, labels: Tensor) -> Tensor:
+        """(N, Z) or None, (N,) -> (N, W), float32 at least."""
+        parts = [] if latents is None else [normalize(full(latents))]
+        if self.embed is not None:
+            parts.append(normalize(self.embed(labels)))
+        x = torch.cat(parts, dim=1)
+        for layer in self.fc:
+            x = layer(x)
+        return x
+
+
+class Conv2d(Weighted):
+    """Convolution of D with an equalised learning rate: (N, C_in, H, W) -> (N, C_out, H, W), or half as large.
+
+    Args:
+        in_channels: C_in.
+        out_channels: C_out.
+        kernel: Side of the kernel.
+        activated: Bias and leaky rectifier follow; or neither of them.
+        down: Halve the resolution.
+        clamp: Keep activations within plus or minus this.
+        half: Type to compute in, or None for the weight's.
+    """
+
+    resample_filter: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        activated: bool = True,
+        down: bool = False,
+        clamp: float | None = None,
+        half: torch.dtype | None = None,
+    ) -> None:
+        super().__init__((out_channels, in_channels, kernel, kernel), 1.0, out_channels if activated else None)
+        self.kernel, self.down, self.clamp, self.half_type = kernel, down, clamp, half
+        self.weight_gain = 1 / math.sqrt(in_channels * kernel**2)
+        if down:
+            self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Draw the weight, clear the bias and fill the filter."""
+        super().initialize(generators)
+        if self.down:
+            fir.fill_filter(self.resample_filter)
+
+    def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
+        """Convolve, and scale the output, and its limits, by ``gain``."""
+        dtype = self.half_type or self.weight.dtype
+        if self.bias is None:
+            return self._convolve(x.to(dtype), self._scaled(gain, dtype), None)
+        scale = ACTIVATION_GAIN * gain
+        x = self._convolve(x.to(dtype), self._scaled(scale, dtype), (self.bias * scale).to(dtype))
+        return rectify(x, None if self.clamp is None else self.clamp * gain)
+
+    def _scaled(self, scale: float, dtype: torch.dtype) -> Tensor:
+        """Return the weight as it is used, cast after it was scaled."""
+        return (self.weight * (self.weight_gain * scale)).to(dtype)
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.kernel // 2
+        if not self.down:
+            return F.conv2d(x, weight, bias, padding=padding)
+        if self.kernel == 1:  # filtering at a quarter of the pixels costs a quarter
+            return F.conv2d(fir.downsample(x, self.resample_filter), weight, bias)
+        # The filter's own padding and the convolution's, both before the filter.
+        return F.conv2d(fir.blur(x, self.resample_filter, padding + 1), weight, bias, stride=2)
+
+
+class Modulated(Weighted):
+    """Convolution whose input channels are scaled by an affine map of the style vector (section 2.2).
+
+    Attributes:
+        affine: Map from the style vector to the scales; its bias begins at 1.
+        clamp: Keep activations within plus or minus this.
+        half_type: Type to compute in, or None for the weight's.
+    """
+
+    bias: torch.nn.Parameter
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        w_size: int,
+        clamp: float | None,
+        half: torch.dtype | None,
+    ) -> None:
+        super().__init__((out_channels, in_channels, kernel, kernel), 1.0, out_channels)
+        self.affine = FullyConnected(w_size, in_channels, bias=1.0)
+        self.clamp, self.half_type = clamp, half
+
+
+class ToRGB(Modulated):
+    """Feature map -> its contribution to the image, modulated but not demodulated."""
+
+    def __init__(
+        self, in_channels: int, image_channels: int, w_size: int, clamp: float | None, half: torch.dtype | None
+    ) -> None:
+        super().__init__(in_channels, image_channels, 1, w_size, clamp, half)
+        self.weight_gain = 1 / math.sqrt(in_channels)
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        """(N, C, H, W), (N, W) -> (N, image channels, H, W), float32 at least: the image is a sum over resolutions."""
+        dtype = self.half_type or self.weight.dtype
+        styles = self.affine(w) * self.weight_gain
+        x = F.conv2d(x.to(dtype) * styles.to(dtype)[:, :, None, None], self.weight.to(dtype), self.bias.to(dtype))
+        return full(x if self.clamp is None else x.clamp(-self.clamp, self.clamp))
+
+
+class SynthesisLayer(Modulated):
+    """Modulated convolution of kernel 3, demodulation, noise, bias and leaky rectifier.
+
+    Scaling the activations before and after one convolution that all samples share equals the paper's weight for each
+    sample, and makes no weights of N times the size.
+
+    Attributes:
+        noise_mode: Noise of ``random`` numbers of each sample's seed, of the ``const`` buffer, or ``none``.
+        noise_strength: Parameter (1,).
+        noise_const: Buffer (H, W), float32.
+    """
+
+    noise_const: Tensor
+    resample_filter: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        w_size: int,
+        resolution: int,
+        up: bool,
+        stream: int,
+        clamp: float | None,
+        half: torch.dtype | None,
+    ) -> None:
+        """Take the ``resolution`` of the output, and the ``stream`` of a sample's seed that is this layer's alone."""
+        super().__init__(in_channels, out_channels, 3, w_size, clamp, half)
+        self.resolution, self.up, self.stream = resolution, up, stream
+        self.noise_mode = "random"
+        self.noise_strength = torch.nn.Parameter(torch.empty(1))
+        self.register_buffer("noise_const", torch.empty(resolution, resolution, dtype=torch.float32))
+        if up:
+            self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Draw the weight and the constant noise, with strength 0, clear the bias, and fill the filter."""
+        super().initialize(generators)
+        self.noise_strength.zero_()
+        drawn = torch.empty(self.noise_const.shape, dtype=torch.float32)
+        self.noise_const.copy_(drawn.normal_(generator=generators("noise_const")))
+        if self.up:
+            fir.fill_filter(self.resample_filter)
+
+    def forward(self, x: Tensor, w: Tensor, seeds: Tensor) -> Tensor:
+        """(N, C_in, H, W), (N, W), (N,) -> (N, C_out, H, W), or twice as large if ``up``."""
+        dtype = self.half_type or self.weight.dtype
+        weight, styles = full(self.weight), self.affine(w)
+        if dtype == torch.float16:
+            # Products of styles and weights overflow fp16. Demodulation takes any scale out again (and its gradient
+            # with it, which is why the scales need none), so both can be brought to 1 at most.
+            weight = weight / (weight.detach().abs().amax(dim=(1, 2, 3), keepdim=True) * math.sqrt(weight[0].numel()))
+            styles = styles / styles.detach().abs().amax(dim=1, keepdim=True)
+        # 1 / norm of each sample's weight, equation 3: a sum of many squares, so in float32.
+        norms = F.linear(styles.square(), weight.square().sum(dim=(2, 3)))
+        demodulation = (ACTIVATION_GAIN * torch.rsqrt(norms + _EPS)).to(dtype)[:, :, None, None]
+        x = self._convolve(x.to(dtype) * styles.to(dtype)[:, :, None, None], weight.to(dtype))
+        drawn = self._noise(seeds)
+        if drawn is None:
+            x = x * demodulation
+        else:
+            x = torch.addcmul((ACTIVATION_GAIN * full(self.noise_strength) * drawn).to(dtype), x, demodulation)
+        return rectify(x.add_((ACTIVATION_GAIN * self.bias).to(dtype).view(-1, 1, 1)), self.clamp)
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not self.up:
+            return F.conv2d(x, weight, padding=1)
+        # Zeros between the pixels, convolution, filter: (H - 1) * 2 + 3 = 2H + 1 pixels, and 2H after the filter.
+        x = F.conv_transpose2d(x, weight.transpose(0, 1), stride=2)
+        return fir.blur(x, self.resample_filter, padding=1, gain=4.0)
+
+    def _noise(self, seeds: Tensor) -> Tensor | None:
+        """Noise (N, 1, H, W) or (H, W), or None."""
+        if self.noise_mode == "random":
+            return noise.normal(seeds, self.stream, (1, self.resolution, self.resolution))
+        return self.noise_const if self.noise_mode == "const" else None
+
+
+class MinibatchDeviation(torch.nn.Module):
+    """Standard deviation over groups of images, as further feature maps (Karras et al. 2018, section 3).
+
+    Groups are consecutive images. A batch whose number of images, and of each of its segments, is a multiple of the
+    group's size gives the same however it is divided over ranks, and keeps real and fake images apart.
+
+    Args:
+        group: Images in a group.
+        num_channels: Feature maps to add; each is the mean deviation of its share of the channels.
+    """
+
+    def __init__(self, group: int, num_channels: int) -> None:
+        super().__init__()
+        self.group, self.num_channels = group, num_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, C + num_channels, H, W), in x's type.
+
+        Raises:
+            ValueError: The group does not divide N.
+        """
+        n, _, height, width = x.shape
+        if n % self.group:
+            raise ValueError(f"{n} images do not divide into groups of {self.group}")
+        grouped = full(x).view(n // self.group, self.group, self.num_channels, -1, height, width)  # squares: float32
+        variance = (grouped - grouped.mean(dim=1, keepdim=True)).square().mean(dim=1)
+        deviation = torch.sqrt(variance + _EPS).mean(dim=(2, 3, 4))  # (groups, num_channels)
+        maps = deviation.repeat_interleave(self.group, dim=0)[:, :, None, None].expand(-1, -1, height, width)
+        return torch.cat([x, maps.to(x.dtype)], dim=1)

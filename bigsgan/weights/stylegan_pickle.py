@@ -1,0 +1,210 @@
+"""Reads the pickles of stylegan2-ada-pytorch and stylegan3, without building a foreign class or running foreign code.
+
+Such a file holds a dictionary of networks. Each module in it is a call of ``_reconstruct_persistent_obj`` with a
+dictionary that has the source text of its class (which the original executes), the class's name and the instance's
+attributes, among them PyTorch's ``_parameters``, ``_buffers`` and ``_modules``. Here that call makes a placeholder with
+name and attributes, and the text is dropped.
+
+A pickle can call what ``find_class`` returns, with any arguments, and set attributes of what it was given. So all it
+can call is listed below and safe to call with anything, and all it is given is a plain container or refuses that.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from bigsgan.errors import UserError
+
+
+@dataclass(frozen=True)
+class ForeignNetwork:
+    """A network in a pickle.
+
+    Attributes:
+        class_name: Of the original.
+        init_kwargs: What the original was made with. Values that are not plain Python are placeholders.
+        state: Parameters and buffers by their names, on the host.
+    """
+
+    class_name: str
+    init_kwargs: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+def read_networks(path: Path) -> dict[str, ForeignNetwork]:
+    """Read the networks of a pickle, by their names in it: ``G``, ``D`` and ``G_ema``.
+
+    Raises:
+        UserError: The file cannot be read, is of another kind, is damaged, or asks for code.
+    """
+    try:
+        with path.open("rb") as file:
+            content = _Unpickler(file).load()
+        if not isinstance(content, dict):
+            raise pickle.UnpicklingError("it holds no dictionary")
+        return {
+            str(name): ForeignNetwork(value.class_name, _dictionary(value, "_init_kwargs"), dict(_tensors(value)))
+            for name, value in content.items()
+            if isinstance(value, _Persistent) and "_modules" in value.attributes
+        }
+    except OSError as error:
+        raise UserError(str(path), None, f"cannot be read ({error.strerror})", "give another file") from None
+    except Exception as error:  # a pickle can make its reader raise whatever it likes
+        problem = f"is no StyleGAN pickle that can be read safely ({error})"
+        raise UserError(str(path), None, problem, "give a file of stylegan2-ada-pytorch or stylegan3") from None
+
+
+class _Sealed:
+    """What a pickle gets but cannot change."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it changes an object after it was made")
+
+
+class _Persistent(_Sealed):
+    """Stands for an instance of a class whose source text is in the pickle."""
+
+    __slots__ = ("attributes", "class_name")
+
+    def __init__(self, meta: Any = None, *rest: Any) -> None:
+        if rest or not isinstance(meta, dict) or not isinstance(meta.get("state"), dict):
+            raise pickle.UnpicklingError("an object is not in the known layout")
+        self.class_name, self.attributes = str(meta.get("class_name")), meta["state"]
+
+
+class _Boxed(_Sealed):
+    """Holds a storage or a tensor, whose own ``__setstate__`` trusts what it is given."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+
+class _Call(_Sealed):
+    """What a pickle gets to call."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+
+class _Inert:
+    """Stands for a value that is not needed, such as a NumPy number: takes anything and does nothing."""
+
+    __slots__ = ()
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _EasyDict(dict):
+    """The original's dictionary with attributes, without them."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it changes a dictionary's attributes")
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("dnnlib.util", "EasyDict"):
+            # A pickle makes it through __new__, which takes a class alone: a new one, that nobody else will use.
+            return type("EasyDict", (_EasyDict,), {"__slots__": ()})
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return _Call(_ALLOWED[module, name])
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to something outside of it")
+
+
+def _storage(data: Any) -> _Boxed:
+    """Read a storage, by PyTorch's own reader for files that may hold nothing but tensors."""
+    if not isinstance(data, bytes):
+        raise pickle.UnpicklingError("a storage is no bytes")
+    storage = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if not isinstance(storage, torch.storage.TypedStorage):
+        raise pickle.UnpicklingError("a storage holds something else")
+    return _Boxed(storage)
+
+
+def _tensor(box: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Boxed:
+    """Make a tensor that lies within its storage; PyTorch would enlarge the storage instead."""
+    storage = box.content if isinstance(box, _Boxed) else None
+    if not isinstance(storage, torch.storage.TypedStorage) or not isinstance(size, tuple):
+        raise pickle.UnpicklingError("a tensor has no storage or size")
+    numbers = [offset, *size, *stride]
+    if len(size) != len(stride) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise pickle.UnpicklingError("a tensor has no valid shape")
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if 0 not in size and last >= storage._size():
+        raise pickle.UnpicklingError("a tensor reaches beyond its storage")
+    return _Boxed(torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage, offset, size, stride))
+
+
+def _parameter(data: Any, *rest: Any) -> Any:
+    return data
+
+
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("builtins", "set"): set,
+    ("collections", "OrderedDict"): dict,
+    ("numpy", "dtype"): _Inert,
+    ("numpy", "ndarray"): _Inert,
+    **{
+        (f"numpy.{core}.multiarray", name): _Inert  # NumPy 2 renamed it
+        for core in ("core", "_core")
+        for name in ("_reconstruct", "scalar")
+    },
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch.storage", "_load_from_bytes"): _storage,
+    ("torch_utils.persistence", "_reconstruct_persistent_obj"): _Persistent,
+}
+
+
+def _dictionary(module: _Persistent, name: str) -> dict[str, Any]:
+    found = module.attributes.get(name)
+    if not isinstance(found, dict):
+        raise pickle.UnpicklingError(f"a module has no {name}")
+    return found
+
+
+def _tensors(network: _Persistent) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers of a module and all within it, under PyTorch's names."""
+    seen: set[int] = set()
+
+    def walk(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        # A module that is its own child would never end, and one that is there twice at many levels hardly ever.
+        if not isinstance(module, _Persistent) or id(module) in seen:
+            raise pickle.UnpicklingError("its modules form no tree")
+        seen.add(id(module))
+        for name, tensor in {**_dictionary(module, "_parameters"), **_dictionary(module, "_buffers")}.items():
+            if isinstance(tensor, _Boxed) and isinstance(tensor.content, Tensor):
+                yield f"{prefix}{name}", tensor.content.contiguous()
+            elif tensor is not None:
+                raise pickle.UnpicklingError(f"{prefix}{name} is no tensor")
+        for name, child in _dictionary(module, "_modules").items():
+            if child is not None:
+                yield from walk(child, f"{prefix}{name}.")
+
+    return walk(network, "")

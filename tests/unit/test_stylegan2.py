@@ -1,0 +1,355 @@
+"""StyleGAN2 against its published sizes and equations, and the rules that every flat layer list keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from bigsgan.config import load_recipe, plan_run
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator, stylegan2_channels
+from bigsgan.config.sections import Data
+from bigsgan.errors import UserError
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import moving_state
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
+from bigsgan.models.stylegan2_layers import (
+    SynthesisLayer,
+)
+from tests.tiny import tiny_recipe
+
+META = torch.device("meta")
+SMALL: dict[str, Any] = {"channel_base": 128, "channel_max": 12, "mapping_layers": 2}
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_seed() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def generator(resolution: int = 16, num_classes: int = 3, image_channels: int = 3, **section: Any) -> LayerStack:
+    config = StyleGAN2Generator(**{**SMALL, "latent_size": 6, "w_size": 8, **section})
+    config.check(Data(resolution=resolution))
+    return LayerStack(generator_layers(config, resolution, image_channels, num_classes))
+
+
+def discriminator(resolution: int = 16, num_classes: int = 3, image_channels: int = 3, **section: Any) -> LayerStack:
+    config = StyleGAN2Discriminator(**{**SMALL, **section})
+    config.check(Data(resolution=resolution))
+    return LayerStack(discriminator_layers(config, resolution, image_channels, num_classes))
+
+
+@torch.no_grad()
+def filled(network: Any, seed: int = 0) -> Any:
+    """Initialise, and give what begins at 0 other values."""
+    initialize(network, seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in network.named_parameters():
+        if name.endswith(("bias", "noise_strength")):
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    return network
+
+
+def inputs_of(num: int = 4, num_classes: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    labels = torch.arange(num) % max(num_classes, 1)
+    return torch.randn(num, 6), labels, torch.arange(100, 100 + num)
+
+
+def layer_of(network: LayerStack, index: int) -> Any:
+    return network.layers[str(index)]
+
+
+def noisy_layers(network: LayerStack) -> list[SynthesisLayer]:
+    return [module for module in network.modules() if isinstance(module, SynthesisLayer)]
+
+
+def numel(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+# --- sizes ---
+
+
+@pytest.mark.parametrize(
+    "resolution, channel_base, g_millions, d_millions",
+    [(256, 16_384, 24.77, 24.00), (512, 32_768, 30.28, 28.98), (1024, 32_768, 30.37, 29.01)],
+)
+def test_published_sizes(resolution, channel_base, g_millions, d_millions):
+    with META:
+        g = LayerStack(generator_layers(StyleGAN2Generator(channel_base=channel_base), resolution, 3, 0))
+        d = LayerStack(discriminator_layers(StyleGAN2Discriminator(channel_base=channel_base), resolution, 3, 0))
+    assert round(numel(g) / 1e6, 2) == g_millions
+    assert round(numel(d) / 1e6, 2) == d_millions
+
+
+def test_widths_take_the_generator_past_a_billion():
+    config = StyleGAN2Generator(channel_base=32_768 * 8, channel_max=4_096)
+    with META:
+        assert numel(LayerStack(generator_layers(config, 512, 3, 0))) > 1_000_000_000
+
+
+def test_channels():
+    assert stylegan2_channels(256, 16_384, 512) == {4: 512, 8: 512, 16: 512, 32: 512, 64: 256, 128: 128, 256: 64}
+
+
+@pytest.mark.parametrize("num_classes", [0, 3])
+@pytest.mark.parametrize("resolution", [8, 16, 32])
+def test_shapes_and_entries_of_the_carry(resolution, num_classes):
+    _, labels, seeds = inputs_of()
+    with META:
+        g, d = generator(resolution, num_classes, 1), discriminator(resolution, num_classes, 1)
+        carry: tuple[Tensor, ...] = (torch.zeros(4, 6), labels.to("meta"), seeds.to("meta"))
+        blocks = int(math.log2(resolution)) - 1
+        for i, layer in enumerate(g.layers.values()):
+            carry = layer(*carry)
+            assert len(carry) == (2 if i == 0 else 1 if i == blocks else 4)
+            if 0 < i < blocks:
+                assert carry[0].shape == (4, layer_of(g, i).conv1.weight.shape[0], 2 ** (i + 1), 2 ** (i + 1))
+                assert carry[1].shape == (4, 1, 2 ** (i + 1), 2 ** (i + 1))
+            if i < blocks:
+                assert carry[-2].shape == (4, 2 * blocks, 8)  # the style vectors, first after the first layer
+        assert carry[0].shape == (4, 1, resolution, resolution)
+        assert d(carry[0], labels.to("meta")).shape == (4,)
+
+
+@pytest.mark.parametrize("num_classes", [0, 3])
+@pytest.mark.parametrize("half", [0, 2])
+def test_every_float_in_the_carry_has_a_gradient_and_a_use(num_classes, half):
+    g, d = generator(16, num_classes, half_resolutions=half), discriminator(16, num_classes, half_resolutions=half)
+    latents, labels, seeds = inputs_of(num_classes=num_classes)
+    for network, inputs in ((g, (latents, labels, seeds)), (d, (torch.randn(4, 3, 16, 16), labels))):
+        filled(network)
+        carry: tuple[Tensor, ...] = inputs
+        sent: list[Tensor] = []
+        for layer in network.layers.values():
+            carry = layer(*carry)
+            for entry in carry:
+                if entry.is_floating_point():
+                    assert entry.requires_grad
+                    entry.retain_grad()
+                    sent.append(entry)
+                else:
+                    assert entry.dtype == torch.int64
+        carry[0].sum().backward()
+        assert len(sent) >= len(network.layers)
+        assert all(entry.grad is not None and entry.grad.any() for entry in sent)
+        assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+# --- noise ---
+
+
+def test_noise_is_a_function_of_the_sample_and_differs_between_layers():
+    g = filled(generator(style_mixing=0))
+    latents, labels, seeds = inputs_of()
+    images = g(latents, labels, seeds)
+    assert torch.equal(g(latents, labels, seeds), images)
+    assert_close(g(latents[2:], labels[2:], seeds[2:]), images[2:])
+    assert (g(latents, labels, seeds + 1000) - images).abs().amax(dim=(1, 2, 3)).min() > 1e-3
+    streams = [layer.stream for layer in noisy_layers(g)]
+    assert len({0, 1, *streams}) == len(streams) + 2  # 0 and 1 are the mapping's
+    for layer in noisy_layers(g):
+        layer.noise_mode = "none"
+    quiet = g(latents, labels, seeds)
+    assert torch.equal(g(latents, labels, seeds + 1000), quiet)
+    for layer in noisy_layers(g):
+        layer.noise_mode = "random"
+        layer.noise_strength.data.zero_()
+    assert_close(g(latents, labels, seeds), quiet)
+
+
+# --- whole networks ---
+
+
+def test_every_layer_listens_to_its_own_style():
+    g = filled(generator(16, style_mixing=0)).eval()
+    latents, labels, seeds = inputs_of()
+    ws = layer_of(g, 0)(latents, labels, seeds)[0]
+    rest = g.part(1, len(g.layers))
+    images = rest(ws, seeds)
+    assert_close(images, g(latents, labels, seeds))
+    for i in range(ws.shape[1]):
+        changed = ws.clone()
+        changed[:, i] += 1
+        assert (rest(changed, seeds) - images).abs().amax(dim=(1, 2, 3)).min() > 1e-4
+
+
+def test_the_length_of_paths_can_be_penalised():
+    """The gradient by the style vectors is itself differentiable (Karras et al. 2020, section 3.2)."""
+    g = filled(generator(style_mixing=0.9))
+    latents, labels, seeds = inputs_of()
+    ws, seeds = g.part(0, 1).fold(latents, labels, seeds)
+    images = g.part(1, len(g.layers))(ws, seeds)
+    (grads,) = torch.autograd.grad((images * torch.randn_like(images)).sum() / 16, ws, create_graph=True)
+    lengths = grads.square().sum(dim=2).mean(dim=1).sqrt()
+    (lengths - 0.1).square().mean().backward()
+    missing = {name for name, p in g.named_parameters() if p.grad is None or not p.grad.isfinite().all()}
+    assert missing <= {name for name, _ in g.named_parameters() if name.endswith("torgb.bias")}  # only added
+    assert all(layer.weight.grad.any() for layer in noisy_layers(g))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("architecture", ["resnet", "orig"])
+def test_the_discriminator_looks_at_image_label_and_group(architecture):
+    d = filled(discriminator(architecture=architecture, mbstd_group=2))
+    images, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
+    logits = d(images, labels)
+    assert logits.dtype == torch.float32
+    assert (d(images, (labels + 1) % 3) - logits).abs().min() > 1e-6
+    changed = images.clone()
+    changed[0] = torch.randn(3, 16, 16)
+    difference = (d(changed, labels) - logits).abs()
+    assert difference[:2].min() > 1e-7
+    assert not difference[2:].any()
+    assert_close(torch.cat([d(images[:2], labels[:2]), d(images[2:], labels[2:])]), logits)
+    alone = filled(discriminator(architecture=architecture, mbstd_channels=0))
+    assert_close(torch.cat([alone(images[i : i + 1], labels[i : i + 1]) for i in range(4)]), alone(images, labels))
+
+
+@pytest.mark.parametrize("half_type, tolerance", [("fp16", 0.01), ("bf16", 0.08)])
+def test_half_precision_is_close(half_type, tolerance):
+    latents, labels, seeds = inputs_of()
+    images = torch.randn(4, 3, 16, 16)
+    found: list[list[Tensor]] = []
+    for half in (0, 2):
+        g = filled(generator(half_resolutions=half, half_type=half_type, style_mixing=0))
+        d = filled(discriminator(half_resolutions=half, half_type=half_type))
+        types = {layer.half_type for layer in noisy_layers(g)}
+        assert types == {None} | (
+            {getattr(torch, {"fp16": "float16", "bf16": "bfloat16"}[half_type])} if half else set()
+        )
+        made, logits = g(latents, labels, seeds), d(images, labels)
+        assert made.dtype == logits.dtype == torch.float32
+        (made.square().mean() + logits.mean()).backward()
+        grads = torch.cat([p.grad.flatten() for n in (g, d) for p in n.parameters()])  # type: ignore[union-attr]
+        found.append([made.detach(), logits.detach(), grads])
+    for plain, short in zip(*found, strict=True):
+        error = (short - plain).norm() / plain.norm()
+        assert 1e-5 < error < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_engine_may_cast_all_parameters(dtype):
+    latents, labels, seeds = inputs_of()
+    g, d = filled(generator(style_mixing=0)), filled(discriminator())
+    with torch.no_grad():
+        expected = g(latents, labels, seeds)
+        logits = d(expected, labels)
+    for network in (g, d):
+        for parameter in network.parameters():  # buffers stay float32
+            parameter.data = parameter.data.to(dtype)
+    images = g(latents, labels, seeds)
+    judged = d(expected, labels)
+    assert images.dtype == judged.dtype == torch.float32
+    assert (images - expected).norm() / expected.norm() < 0.06
+    assert (judged - logits).norm() / logits.norm() < 0.06
+    judged.sum().backward()
+    images.sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == dtype for n in (g, d) for p in n.parameters())
+
+
+@pytest.mark.parametrize("name", ["generator", "discriminator"])
+def test_checkpointing_changes_nothing(name):
+    found = []
+    for checkpointing in (False, True):
+        network = filled(generator() if name == "generator" else discriminator())
+        network.checkpointing = checkpointing
+        torch.manual_seed(1)
+        inputs = inputs_of() if name == "generator" else (torch.randn(4, 3, 16, 16), torch.arange(4) % 3)
+        with moving_state(network.stateful_layers(), True):
+            output = network(*inputs)
+        output.square().sum().backward()
+        found.append((output, [p.grad for p in network.parameters()], dict(network.named_buffers())))
+    assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_initial_values():
+    g, d = generator(32, channel_max=32, channel_base=1024, mapping_layers=3), discriminator(32)
+    for network in (g, d):
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.data.fill_(math.nan)
+        initialize(network, 0)
+        assert all(tensor.isfinite().all() for tensor in (*network.parameters(), *network.buffers()))
+    assert abs(layer_of(g, 0).network.fc[2].weight.std() - 100) < 15  # 1 / 0.01
+    assert abs(layer_of(g, 3).conv0.weight.std() - 1) < 0.05
+    assert abs(layer_of(g, 1).const.std() - 1) < 0.1
+    assert (layer_of(g, 2).conv0.affine.bias == 1).all()
+    assert not layer_of(g, 2).conv0.noise_strength.any()
+    assert not layer_of(g, 2).conv0.bias.any()
+    assert abs(layer_of(g, 4).conv0.noise_const.std() - 1) < 0.1
+    assert not torch.equal(layer_of(g, 4).conv0.noise_const, layer_of(g, 4).conv1.noise_const)
+    # Equalised: the first images and logits have a size that training can begin from.
+    latents, labels, seeds = torch.randn(8, 6), torch.arange(8) % 3, torch.arange(8)
+    assert 0.1 < g(latents, labels, seeds).std() < 10
+
+
+# --- recipes ---
+
+
+def test_a_recipe_builds_both_networks(tmp_path):
+    tiny = [
+        "generator={family: stylegan2, latent_size: 6, w_size: 8, channel_base: 64, channel_max: 8, mapping_layers: 2}",
+        "discriminator={family: stylegan2, channel_base: 64, channel_max: 8, mbstd_group: 4}",
+        "data.resolution=16",
+    ]
+    recipe = tiny_recipe(tmp_path, *tiny)
+    assert recipe.generator.draws
+    g, d = filled(build_network(recipe, "generator")), filled(build_network(recipe, "discriminator"))
+    latents, labels, seeds = inputs_of()
+    assert d(g(latents, labels, seeds), labels).shape == (4,)
+    plan_run(recipe, 2)
+    with pytest.raises(
+        UserError, match=r"mbstd_group: 4 does not divide the 2 images .* set discriminator\.mbstd_group=2"
+    ):
+        plan_run(recipe, 4)
+    plan_run(tiny_recipe(tmp_path, *tiny, "discriminator.mbstd_channels=0"), 4)
+
+
+@pytest.mark.parametrize(
+    "network, section, resolution, message",
+    [
+        ("g", {}, 24, "data.resolution: 24 is no power of two from 8 on.*set data.resolution=16"),
+        ("d", {}, 4, "data.resolution: 4 is no power of two.*set data.resolution=8"),
+        ("g", {"channel_base": 31}, 32, "generator.channel_base: 31 leaves no channel at 32x32.*32 or more"),
+        ("d", {"half_resolutions": 3}, 16, "discriminator.half_resolutions: 3 is more than the 2 .*half_resolutions=2"),
+        ("d", {"mbstd_channels": 3}, 16, "mbstd_channels: 3 does not divide the 512 channels.*mbstd_channels=1"),
+    ],
+)
+def test_sections_that_do_not_fit_are_refused(network, section, resolution, message):
+    config = StyleGAN2Generator(**section) if network == "g" else StyleGAN2Discriminator(**section)
+    with pytest.raises(UserError, match=message):
+        config.check(Data(resolution=resolution))
+
+
+# Batch, group, channel base, learning rate, R1's weight, half-life, mapping layers, half resolutions.
+PUBLISHED = {
+    "256": (64, 8, 16_384, 0.0025, 1.0, 20_000, 8, 4),
+    "512": (64, 8, 32_768, 0.0025, 0.5, 20_000, 8, 4),
+    "1024": (32, 4, 32_768, 0.002, 2.0, 10_000, 8, 4),
+    "cifar": (64, 32, 32_768, 0.0025, 0.01, 500_000, 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recipes_have_the_published_numbers(name):
+    recipe: Any = load_recipe(Path(REPOSITORY) / "launch" / "recipes" / f"stylegan2_{name}.yaml", [])
+    g, d, adam = recipe.generator, recipe.discriminator, recipe.optimizer.discriminator
+    found = (recipe.batch, d.mbstd_group, d.channel_base, adam.lr, recipe.objective.r1.weight)
+    found += (recipe.ema.half_life_nimg, g.mapping_layers, d.half_resolutions)
+    assert found == PUBLISHED[name]
+    assert recipe.optimizer.generator == adam
+    assert (adam.betas, recipe.objective.r1.every, g.channel_base, g.half_resolutions) == (
+        [0.0, 0.99], 16, d.channel_base, d.half_resolutions,
+    )  # fmt: skip
+    assert (d.architecture, g.style_mixing) == (("orig", 0.0) if name == "cifar" else ("resnet", 0.9))

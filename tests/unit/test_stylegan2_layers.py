@@ -1,0 +1,255 @@
+"""StyleGAN2's layers against their equations, in float64, and the mapping network's mixing, average and truncation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from bigsgan.models import noise
+from bigsgan.models.layers import moving_state
+from bigsgan.models.network import initialize
+from bigsgan.models.stylegan2 import Mapping
+from bigsgan.models.stylegan2_layers import (
+    Conv2d,
+    FullyConnected,
+    LabelEmbedding,
+    MappingNetwork,
+    MinibatchDeviation,
+    SynthesisLayer,
+    ToRGB,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_seed() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@torch.no_grad()
+def filled(network: Any, seed: int = 0) -> Any:
+    """Initialise, and give what begins at 0 other values."""
+    initialize(network, seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in network.named_parameters():
+        if name.endswith(("bias", "noise_strength")):
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    return network
+
+
+def doubled(layer: Any) -> Any:
+    return filled(layer).double()
+
+
+def test_fully_connected_layers_scale_their_weights_where_they_use_them():
+    layer, x = doubled(FullyConnected(6, 5, activated=True, lr_multiplier=0.01)), torch.randn(3, 6).double()
+    linear = x @ (layer.weight * 0.01 / math.sqrt(6)).T + 0.01 * layer.bias
+    assert_close(layer(x), torch.where(linear > 0, linear, 0.2 * linear) * math.sqrt(2))
+    embedding = doubled(LabelEmbedding(4, 5))
+    labels = torch.tensor([3, 0, 0])
+    assert_close(embedding(labels), F.one_hot(labels, 4).double() @ embedding.weight.T / 2 + embedding.bias)
+
+
+@pytest.mark.parametrize("up", [False, True])
+@pytest.mark.parametrize("mode", ["random", "const", "none"])
+def test_a_synthesis_layer_equals_a_weight_for_each_sample(up, mode):
+    """Equations 1 to 3 of Karras et al. 2020: modulate, demodulate, and convolve each sample by its own weight."""
+    layer = doubled(SynthesisLayer(3, 5, 4, 8, up, stream=7, clamp=1.5, half=None))
+    layer.noise_mode = mode
+    size = 4 if up else 8
+    x, w, seeds = torch.randn(2, 3, size, size).double(), torch.randn(2, 4).double(), torch.tensor([5, 9])
+    expected = []
+    for i in range(2):
+        weight = layer.weight * (w[i] @ layer.affine.weight.T / 2 + layer.affine.bias)[None, :, None, None]
+        weight = weight / torch.sqrt(weight.square().sum(dim=(1, 2, 3), keepdim=True) + 1e-8)
+        if up:  # zeros after each pixel, full convolution, and the filter times 4 over that
+            sparse = torch.zeros(1, 3, 8, 8).double()
+            sparse[:, :, ::2, ::2] = x[i]
+            taps = torch.tensor([1.0, 3.0, 3.0, 1.0]).double() / 8
+            kernel = 4 * torch.outer(taps, taps).expand(5, 1, 4, 4)
+            # The weight was trained as what a transposed convolution takes: flipped, for a correlation.
+            y = F.conv2d(F.pad(sparse, (2, 2, 2, 2)), weight.flip(2, 3))[:, :, :9, :9]
+            y = F.conv2d(F.pad(y, (1, 1, 1, 1)), kernel, groups=5)
+        else:
+            y = F.conv2d(F.pad(x[i : i + 1], (1, 1, 1, 1)), weight)
+        if mode == "random":
+            y = y + layer.noise_strength * noise.normal(seeds, 7, (1, 8, 8))[i].double()
+        elif mode == "const":
+            y = y + layer.noise_strength * layer.noise_const
+        y = y + layer.bias[None, :, None, None]
+        expected.append((torch.where(y > 0, y, 0.2 * y) * math.sqrt(2)).clamp(-1.5, 1.5))
+    assert_close(layer(x, w, seeds), torch.cat(expected))
+    assert (layer(x, w, seeds).abs() == 1.5).any()
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("down", [False, True])
+def test_a_convolution_of_the_discriminator(kernel, down):
+    layer, x = doubled(Conv2d(3, 5, kernel, down=down, clamp=1.0)), torch.randn(2, 3, 8, 8).double()
+    weight = layer.weight / math.sqrt(3 * kernel**2)
+    if down:  # filter, convolve, and keep every second pixel
+        taps = torch.tensor([1.0, 3.0, 3.0, 1.0]).double() / 8
+        padding = 1 + kernel // 2
+        filtered = F.conv2d(F.pad(x, (padding,) * 4), torch.outer(taps, taps).expand(3, 1, 4, 4), groups=3)
+        y = F.conv2d(filtered, weight)[:, :, ::2, ::2]
+    else:
+        y = F.conv2d(x, weight, padding=kernel // 2)
+    y = y + layer.bias[None, :, None, None]
+    expected = (torch.where(y > 0, y, 0.2 * y) * math.sqrt(2) * 0.5).clamp(-0.5, 0.5)
+    assert_close(layer(x, gain=0.5), expected)
+    assert (expected.abs() == 0.5).any()
+    plain = doubled(Conv2d(3, 5, kernel, activated=False, down=down))
+    plain.weight.data.copy_(layer.weight)
+    assert_close(plain(x, gain=0.5), 0.5 * (y - layer.bias[None, :, None, None]))
+
+
+def minibatch_deviation(x: Tensor, group: int, channels: int) -> Tensor:
+    added = []
+    for i in range(0, len(x), group):
+        maps = []
+        for part in x[i : i + group].chunk(channels, dim=1):
+            deviation = torch.sqrt(part.var(dim=0, correction=0) + 1e-8).mean()
+            maps.append(deviation.expand(group, 1, *x.shape[2:]))
+        added.append(torch.cat(maps, dim=1))
+    return torch.cat([x, torch.cat(added)], dim=1)
+
+
+@pytest.mark.parametrize("group, channels", [(2, 1), (3, 2), (6, 1), (1, 1)])
+def test_minibatch_deviation(group, channels):
+    x, layer = torch.randn(6, 4, 3, 3), MinibatchDeviation(group, channels)
+    assert_close(layer(x), minibatch_deviation(x, group, channels))
+    # Ranks and segments whose images are multiples of the group see what the whole batch does.
+    if group < 6:
+        assert_close(torch.cat([layer(x[:group]), layer(x[group:])]), layer(x))
+    with pytest.raises(ValueError, match="5 images do not divide into groups of 4"):
+        MinibatchDeviation(4, 1)(x[:5])
+
+
+class _Sized(nn.Module):
+    """Calls a block with a fixed integer, which the numerical check leaves alone."""
+
+    def __init__(self, layer: nn.Module, integers: Tensor) -> None:
+        super().__init__()
+        self.layer, self.integers = layer, integers
+
+    def forward(self, *floats: Tensor) -> Any:
+        return self.layer(*floats, self.integers)
+
+
+SEEDS = torch.tensor([1, 2])
+TWICE: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "fully connected": (lambda: FullyConnected(3, 2, activated=True), [(2, 3)]),
+    "mapping": (lambda: _Sized(MappingNetwork(3, 2, 3, 2), SEEDS - 1), [(2, 3)]),
+    "synthesis": (lambda: _Sized(SynthesisLayer(2, 2, 3, 4, False, 0, None, None), SEEDS), [(2, 2, 4, 4), (2, 3)]),
+    "synthesis up": (lambda: _Sized(SynthesisLayer(2, 2, 3, 4, True, 0, None, None), SEEDS), [(2, 2, 2, 2), (2, 3)]),
+    "to RGB": (lambda: ToRGB(2, 1, 3, None, None), [(2, 2, 3, 3), (2, 3)]),
+    "convolution": (lambda: Conv2d(2, 2, 3), [(1, 2, 4, 4)]),
+    "convolution down": (lambda: Conv2d(2, 2, 3, down=True), [(1, 2, 4, 4)]),
+    "skip": (lambda: Conv2d(2, 2, 1, activated=False, down=True), [(1, 2, 4, 4)]),
+    "deviation": (lambda: MinibatchDeviation(2, 1), [(4, 2, 2, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_layers_are_differentiable_twice(name):
+    build, shapes = TWICE[name]
+    layer = doubled(build())
+    inputs = tuple(torch.randn(shape).double().requires_grad_() for shape in shapes)
+    parameters = tuple(layer.parameters())
+
+    def function(*tensors: Tensor) -> Tensor:
+        state = dict(zip([n for n, _ in layer.named_parameters()], tensors[len(inputs) :], strict=True))
+        return torch.func.functional_call(layer, state, tensors[: len(inputs)])
+
+    assert torch.autograd.gradcheck(function, inputs + parameters)
+    assert torch.autograd.gradgradcheck(function, inputs + parameters)
+
+
+def mapping(style_mixing: float = 0.5, num_ws: int = 8, num_classes: int = 0) -> Any:
+    layer = Mapping(6, num_classes, 4, 2, num_ws, style_mixing)
+    initialize(layer, 0)
+    return layer
+
+
+def test_styles_mix_in_training_alone():
+    layer, num = mapping(), 4000
+    latents, labels, seeds = torch.randn(num, 6), torch.zeros(num, dtype=torch.int64), torch.arange(num)
+    ws, kept = layer(latents, labels, seeds)
+    assert torch.equal(kept, seeds)
+    w = layer.network(latents, labels)
+    second = layer.network(noise.normal(seeds, 0, (6,)), labels)
+    own = (ws == w[:, None]).all(dim=2)
+    assert torch.equal(ws, torch.where(own[:, :, None], w[:, None], second[:, None]))
+    count = own.sum(dim=1)
+    assert torch.equal(own, torch.arange(8) < count[:, None])  # coarse layers keep, fine layers change
+    assert own[:, 0].all()
+    shares = torch.bincount(count, minlength=9) / num
+    assert abs(shares[8] - 0.5) < 0.03  # not mixed
+    assert (shares[1:8] - 0.5 / 7).abs().max() < 0.015  # uniform over the crossovers
+    layer.eval()
+    assert torch.equal(layer(latents, labels, seeds)[0], w[:, None].expand(-1, 8, -1))
+
+
+def test_mixing_follows_the_sample_and_not_its_place():
+    layer = mapping(style_mixing=1.0, num_classes=3)
+    latents, labels, seeds = torch.randn(6, 6), torch.arange(6) % 3, torch.arange(100, 106)
+    ws = layer(latents, labels, seeds)[0]
+    backwards = layer(latents.flip(0), labels.flip(0), seeds.flip(0))[0]
+    assert_close(backwards.flip(0), ws)
+
+
+def test_the_average_of_styles_moves_when_told_to_and_over_all_ranks():
+    layer = mapping()
+    latents, labels, seeds = torch.randn(8, 6), torch.zeros(8, dtype=torch.int64), torch.arange(8)
+    layer(latents, labels, seeds)
+    assert not layer.w_avg.any()
+    mean = layer.network(latents, labels).mean(dim=0)
+    with moving_state([layer], True):
+        layer(latents, labels, seeds)
+        assert_close(layer.w_avg, 0.002 * mean)
+        layer(latents, labels, seeds)
+    assert_close(layer.w_avg, (0.002 + 0.002 * 0.998) * mean)
+    halves = mapping()
+    halves.average_over_ranks = lambda tensor: (tensor + other) / 2
+    other = halves.network(latents[4:], labels[4:]).mean(dim=0).detach()
+    with moving_state([halves], True):
+        halves(latents[:4], labels[:4], seeds[:4])
+    assert_close(halves.w_avg, 0.002 * mean)
+
+
+def test_truncation_draws_styles_towards_their_mean():
+    layer = mapping()
+    latents, labels, seeds = torch.randn(4, 6), torch.zeros(4, dtype=torch.int64), torch.arange(4)
+    layer.w_avg.copy_(torch.randn(4))
+    w = layer.network(latents, labels)
+    layer.truncation_psi = 0.3
+    layer.style_mixing = 0.0
+    assert_close(layer(latents, labels, seeds)[0], w[:, None].expand(-1, 8, -1))  # not in training
+    layer.eval()
+    drawn_in = layer.w_avg + 0.3 * (w - layer.w_avg)
+    assert_close(layer(latents, labels, seeds)[0], drawn_in[:, None].expand(-1, 8, -1))
+    layer.truncation_cutoff = 3
+    ws = layer(latents, labels, seeds)[0]
+    assert_close(ws[:, :3], drawn_in[:, None].expand(-1, 3, -1))
+    assert_close(ws[:, 3:], w[:, None].expand(-1, 5, -1))
+
+
+def test_half_precision_survives_large_weights_and_styles():
+    layer = filled(SynthesisLayer(8, 8, 4, 8, True, 0, 256.0, torch.float16))
+    x, w = torch.randn(2, 8, 4, 4), torch.randn(2, 4)
+    before = layer(x, w, SEEDS)
+    with torch.no_grad():
+        layer.weight.mul_(1e4)
+        layer.affine.weight.mul_(1e4)
+        layer.affine.bias.mul_(1e4)
+    assert_close(layer(x, w, SEEDS), before, rtol=0.01, atol=0.01)

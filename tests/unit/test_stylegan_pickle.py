@@ -1,0 +1,256 @@
+"""Pickles of stylegan2-ada-pytorch and stylegan3: what they hold is read, and what they ask for is not done.
+
+``tests/data/stylegan2/snapshot.pkl`` is in the layout of the original's training loop, with tiny networks of random
+weights, but where the original puts the source text of its classes, this one has a statement that ends the program that
+runs it. ``snapshot.safetensors`` has the same networks' state dictionaries.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import pickletools
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
+from bigsgan.errors import UserError
+from bigsgan.weights.stylegan import discriminator_section, discriminator_state, generator_section, generator_state
+from bigsgan.weights.stylegan_pickle import read_networks
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "stylegan2"
+
+
+def test_a_snapshot_is_read_without_running_its_source():
+    networks = read_networks(DATA / "snapshot.pkl")
+    assert {name: network.class_name for name, network in networks.items()} == {
+        "G": "Generator", "D": "Discriminator", "G_ema": "Generator",
+    }  # fmt: skip
+    expected = load_file(DATA / "snapshot.safetensors")
+    found = {f"{name}.{key}": t for name, network in networks.items() for key, t in network.state.items()}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert b"raise SystemExit" in (DATA / "snapshot.pkl").read_bytes()
+
+
+def test_a_snapshot_says_what_shapes_do_not():
+    networks = read_networks(DATA / "snapshot.pkl")
+    g, d = networks["G_ema"], networks["D"]
+    precision = {"conv_clamp": 256.0, "half_resolutions": 1, "half_type": "fp16"}
+    sizes = {"family": "stylegan2", "channel_base": 32, "channel_max": 4, **precision}
+    section = generator_section(g.state, g.init_kwargs)
+    assert section == {**sizes, "latent_size": 4, "w_size": 4, "mapping_layers": 2}
+    StyleGAN2Generator(**section)
+    section = discriminator_section(d.state, d.init_kwargs)
+    assert section == {**sizes, "architecture": "resnet", "mbstd_channels": 1, "mbstd_group": 2}
+    StyleGAN2Discriminator(**section)
+    # stylegan3 gives the generator these directly, and leaves out what is its default.
+    assert generator_section(g.state, {"z_dim": 4, "num_fp16_res": 0, "conv_clamp": None})["conv_clamp"] is None
+    assert generator_section(g.state, {"z_dim": 4})["half_resolutions"] == 1
+    generator_state(g.state)
+    discriminator_state(d.state)
+
+
+# Pickles by hand: each function returns the opcodes that leave one value on the stack.
+
+
+class Code(bytes):
+    """Opcodes."""
+
+
+def code(value: Any) -> Code:
+    """Opcodes of plain data, in which there may be other opcodes."""
+    match value:
+        case Code():
+            return value
+        case None:
+            return Code(pickle.NONE)
+        case bool():
+            return Code(pickle.NEWTRUE if value else pickle.NEWFALSE)
+        case int():
+            return Code(pickle.BININT + struct.pack("<i", value))
+        case str():
+            return Code(pickle.BINUNICODE + struct.pack("<I", len(value.encode())) + value.encode())
+        case bytes():
+            return Code(pickle.BINBYTES + struct.pack("<I", len(value)) + value)
+        case tuple():
+            return Code(pickle.MARK + b"".join(map(code, value)) + pickle.TUPLE)
+        case dict():
+            items = b"".join(code(key) + code(entry) for key, entry in value.items())
+            return Code(pickle.MARK + items + pickle.DICT)
+    raise AssertionError(value)
+
+
+def mention(module: str, name: str) -> Code:
+    return Code(code(module) + code(name) + pickle.STACK_GLOBAL)
+
+
+def call(function: Code, *arguments: Any) -> Code:
+    return Code(function + code(arguments) + pickle.REDUCE)
+
+
+def changed(value: Code, state: Any) -> Code:
+    return Code(value + code(state) + pickle.BUILD)
+
+
+def written(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "network.pkl"
+    path.write_bytes(pickle.PROTO + b"\x04" + code(content) + pickle.STOP)
+    return path
+
+
+PERSISTENT = mention("torch_utils.persistence", "_reconstruct_persistent_obj")
+STORAGE = mention("torch.storage", "_load_from_bytes")
+TENSOR = mention("torch._utils", "_rebuild_tensor_v2")
+ORDERED = mention("collections", "OrderedDict")
+EASY = mention("dnnlib.util", "EasyDict")
+SYSTEM = mention("os", "system")
+
+
+def module(**entries: Any) -> Code:
+    state = {"_parameters": {}, "_buffers": {}, "_modules": {}, "_init_kwargs": {}, **entries}
+    return call(PERSISTENT, {"class_name": "Generator", "module_src": "", "state": state})
+
+
+def legacy(content: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer, _use_new_zipfile_serialization=False)
+    return buffer.getvalue()
+
+
+def tensor(offset: Any = 0, size: Any = (2, 2), stride: Any = (2, 1), storage: Code | None = None) -> Code:
+    four = call(STORAGE, legacy(torch.arange(4.0)._typed_storage()))
+    return call(TENSOR, storage or four, offset, size, stride, False, call(ORDERED))
+
+
+def test_the_pickles_made_here_have_the_layout_that_is_read(tmp_path):
+    inner = module(_buffers={"w_avg": tensor(2, (2,), (1,))})
+    g = module(_parameters={"weight": tensor(), "none": None}, _modules={"inner": inner, "none": None})
+    networks = read_networks(written(tmp_path, {"G": g, "other": 3, "easy": Code(EASY + b")" + pickle.NEWOBJ)}))
+    assert networks.keys() == {"G"}
+    assert_close(
+        networks["G"].state, {"weight": torch.tensor([[0.0, 1], [2, 3]]), "inner.w_avg": torch.tensor([2.0, 3])}
+    )
+
+
+def test_tensors_of_a_gpu_come_to_the_host(tmp_path):
+    """What was saved on a GPU says so; and before protocol 4 an empty set was a call."""
+    there = legacy(torch.arange(4.0)._typed_storage()).replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0")
+    assert b"cuda:0" in there
+    weight = tensor(storage=call(STORAGE, there))
+    g = module(_parameters={"weight": weight}, _non_persistent_buffers_set=call(mention("builtins", "set"), ()))
+    found = read_networks(written(tmp_path, {"G": g}))["G"].state["weight"]
+    assert_close(found, torch.tensor([[0.0, 1], [2, 3]]))
+
+
+class _Evil:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def a_module_in_itself() -> Code:
+    children = pickle.EMPTY_DICT + pickle.BINPUT + b"\0"
+    inner = module(_modules=Code(pickle.BINGET + b"\0"))
+    return module(_modules=Code(children + code("child") + inner + pickle.SETITEM))
+
+
+def a_module_twice() -> Code:
+    return module(_modules={"one": Code(module() + pickle.BINPUT + b"\0"), "two": Code(pickle.BINGET + b"\0")})
+
+
+# Values that a pickle asks for; ``command`` leaves a file.
+EVIL: dict[str, Callable[[str], Code]] = {
+    "os.system": lambda command: call(SYSTEM, command),
+    "posix.system": lambda command: call(mention("posix", "system"), command),
+    "eval": lambda command: call(mention("builtins", "eval"), f"__import__('os').system({command!r})"),
+    "exec": lambda command: call(mention("builtins", "exec"), f"import os; os.system({command!r})"),
+    "getattr": lambda command: call(call(mention("builtins", "getattr"), mention("os", "path"), "join"), command),
+    "getattr of an allowed function": lambda _: call(mention("builtins", "getattr"), STORAGE, "__globals__"),
+    "a method of an allowed class": lambda _: mention("collections", "OrderedDict.fromkeys"),
+    "globals of an allowed function": lambda _: mention("torch.storage", "_load_from_bytes.__globals__"),
+    "torch.load": lambda command: call(mention("torch", "load"), command),
+    "torch.hub.load": lambda command: call(mention("torch.hub", "load"), command),
+    "numpy.load": lambda command: call(mention("numpy", "load"), command),
+    "copyreg": lambda _: mention("copyreg", "_reconstructor"),
+    "an extension": lambda _: Code(pickle.EXT1 + b"\x01"),
+    "a persistent id": lambda command: Code(code(command) + pickle.BINPERSID),
+    "code in a storage": lambda command: call(STORAGE, legacy(_Evil(command))),
+    "pickled code as a storage": lambda command: call(STORAGE, pickle.dumps(_Evil(command), protocol=2)),
+    "another object as a storage": lambda _: call(STORAGE, legacy({"a": torch.zeros(1)})),
+    "a path as a storage": lambda command: call(STORAGE, command),
+    "a call of a placeholder": lambda command: call(module(), command),
+    "a call of a tensor": lambda command: call(tensor(), command),
+    "a call of a number": lambda command: call(call(mention("numpy", "dtype"), "f8"), command),
+    "attributes for a placeholder": lambda _: changed(module(), (None, {"attributes": {}})),
+    "attributes for a function": lambda _: changed(PERSISTENT, (None, {"_function": ORDERED})),
+    "attributes for a tensor": lambda _: changed(tensor(), (None, {"content": 1})),
+    "attributes for a dictionary": lambda _: changed(call(ORDERED), {"items": ORDERED}),
+    "attributes for a class": lambda _: changed(EASY, (None, {"__init__": ORDERED})),
+    "attributes for an instance": lambda _: changed(Code(EASY + b")" + pickle.NEWOBJ), {"items": ORDERED}),
+    "an instance of a function": lambda _: Code(PERSISTENT + b")" + pickle.NEWOBJ),
+    "a placeholder of nothing": lambda _: call(PERSISTENT),
+    "a placeholder of another layout": lambda _: call(PERSISTENT, {"state": 3}),
+    "a tensor beyond its storage": lambda _: tensor(1),
+    "a tensor with a long stride": lambda _: tensor(stride=(3, 1)),
+    "a tensor before its storage": lambda _: tensor(-1),
+    "a tensor of negative size": lambda _: tensor(size=(-2, 2)),
+    "a tensor of another shape than its strides": lambda _: tensor(stride=(1,)),
+    "a tensor without a storage": lambda _: tensor(storage=call(ORDERED)),
+    "a parameter that is none": lambda _: module(_parameters={"weight": "text"}),
+    "a module that is none": lambda _: module(_modules={"child": call(ORDERED)}),
+    "a module without entries": lambda _: module(_buffers=3),
+    "a module in itself": lambda _: a_module_in_itself(),
+    "a module twice": lambda _: a_module_twice(),
+}
+
+
+# These are refused where a network is read from them, and not as a value that nobody looks at.
+HARMLESS = {name for name in EVIL if name.startswith(("a parameter", "a module"))}
+
+
+@pytest.mark.parametrize("place", ["top", "argument"])
+@pytest.mark.parametrize("name", EVIL)
+def test_a_pickle_that_asks_for_more_is_refused_and_runs_nothing(tmp_path, name, place):
+    mark = tmp_path / "ran"
+    evil = EVIL[name](f"touch {mark}")
+    path = written(tmp_path, {"G": evil if place == "top" else module(_init_kwargs={"z_dim": evil})})
+    pickletools.dis(path.read_bytes(), out=io.StringIO())  # it is well-formed
+    if place == "argument" and name in HARMLESS:
+        assert read_networks(path)["G"].state == {}
+    else:
+        with pytest.raises(UserError, match="is no StyleGAN pickle that can be read safely"):
+            read_networks(path)
+    assert not mark.exists()
+
+
+def test_pickles_of_this_kind_would_run_their_code_elsewhere(tmp_path):
+    mark = tmp_path / "ran"
+    pickle.loads(written(tmp_path, {"G": EVIL["os.system"](f"touch {mark}")}).read_bytes())
+    assert mark.exists()
+
+
+def test_files_that_are_no_pickles_are_refused(tmp_path):
+    whole = (DATA / "snapshot.pkl").read_bytes()
+    path = tmp_path / "network.pkl"
+    for content in (b"", b"not a pickle", whole[:-1], whole[: len(whole) // 2], pickle.dumps([1, 2])):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="is no StyleGAN pickle"):
+            read_networks(path)
+    with pytest.raises(UserError, match=r"missing\.pkl: cannot be read"):
+        read_networks(tmp_path / "missing.pkl")
+
+
+def test_a_dotted_name_is_named_in_the_refusal(tmp_path):
+    with pytest.raises(UserError, match=r"it asks for os\.system"):
+        read_networks(written(tmp_path, {"G": call(SYSTEM, "true")}))
