@@ -69,6 +69,12 @@ FAMILIES: dict[str, list[str]] = {
         "generator={family: mlp, latent_size: 12, width: 16, depth: 2}",
         "discriminator={family: mlp, width: 16, depth: 2}",
     ],
+    "stylegan2": [
+        "generator={family: stylegan2, latent_size: 8, w_size: 8, mapping_layers: 2, channel_base: 64, channel_max: 8}",
+        "discriminator={family: stylegan2, mapping_layers: 2, channel_base: 64, channel_max: 8, mbstd_group: 2}",
+        "optimizer.generator.lr=0.02",
+        "optimizer.discriminator.lr=0.02",
+    ],
     "pix2pix": [
         "data={kind: synthetic_pairs, resolution: 32, num_images: 64, num_classes: 0, image_channels: 3}",
         "generator={family: pix2pix, channels: 4}",

