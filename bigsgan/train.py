@@ -15,6 +15,7 @@ import torch
 from bigsgan import checkpoint, comm, memory
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
 from bigsgan.adversarial.augmentation import AdaptiveProbability
+from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.adversarial.watchers import LogitAnchors
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, read_saved_recipe, write_recipe
@@ -118,6 +119,7 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         "average": AverageState(engines["generator"], average),
         "counters": counters,
     }
+    statistics = Statistics(device)
     augmentation = _augmentation_of(engines["discriminator"])
     watchers: dict[str, AdaptiveProbability | LogitAnchors] = {}
     anchors = None
@@ -127,11 +129,15 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         )
     if recipe.objective.lecam:
         anchors = watchers["anchors"] = LogitAnchors(recipe.objective.lecam, device, comm.sum_over_ranks)
+    path_length = None
+    if recipe.objective.path_length:
+        path_length = PathLengthPenalty(recipe.objective.path_length, statistics, device, comm.sum_over_ranks)
+        entries["path_length"] = path_length
     entries.update(watchers)
     if found is not None:
         checkpoint.load(found, entries, layout, comm)
     slices = _slices(plan, rank)
-    draws, statistics = Draws(recipe.seed), Statistics(device)
+    draws = Draws(recipe.seed)
     reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters.update)
     sample_draws = SampleDraws(draws, device)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters.update)
@@ -153,6 +159,7 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
         statistics,
         list(watchers.values()),
         anchors,
+        path_length,
         recipe.augmentation is not None,
         augmentation,
     )

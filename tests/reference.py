@@ -15,6 +15,7 @@ from bigsgan.adversarial import LatentSource, SampleDraws, Slice
 from bigsgan.config import Recipe
 from bigsgan.data import RealImages, build_dataset
 from bigsgan.draws import Draws
+from bigsgan.models import noise
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import SelfAttention, moving_state
 from bigsgan.models.network import initialize
@@ -63,7 +64,7 @@ class Reference:
         self.g, self.d = build_networks(recipe)
         self.opt_g = make_optimizer(recipe.optimizer.generator, self.g)
         self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
-        self.seen, self.anchors, self.signs = [], None, []
+        self.seen, self.anchors, self.signs, self.lengths, self.mean_length = [], None, [], [], 0.0
         self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
         draws, cpu = Draws(recipe.seed), torch.device("cpu")
         self.draws = SampleDraws(draws, cpu)
@@ -116,6 +117,17 @@ class Reference:
         perturbed = self.forward(self.d, False, x + section.sigma * noise, *y)
         slopes = ((perturbed - logits) / section.sigma).view(len(x), -1).sum(1)
         return weight / 2 * (slopes**2).mean()
+
+    def path_length(self, inputs):
+        styles, seeds = self.g.layers["0"](*inputs)
+        h = styles, seeds
+        for layer in list(self.g.layers.values())[1:]:
+            h = layer(*h)
+        y = noise.normal(inputs[2], 2**32, tuple(h[0].shape[1:]))
+        (g,) = torch.autograd.grad((h[0] * y).sum() / h[0].shape[-1], styles, create_graph=True)
+        lengths = g.pow(2).sum(-1).mean(-1).sqrt()
+        self.lengths.append(lengths.detach())
+        return (lengths - self.mean_length).square().mean()
 
     def penalty_weight(self, section, nimg):
         if section.final_weight is None:
@@ -180,8 +192,15 @@ class Reference:
             loss = self.g_loss(real, self.forward(self.d, False, images, *c))
             if self.recipe.objective.l1:
                 loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self.targets(x))
+            path_length = self.recipe.objective.path_length
+            if path_length and update % path_length.every == 0:
+                loss = loss + path_length.every * path_length.weight * self.path_length(inputs)
             (loss / part.accumulation).backward()
         self.opt_d.zero_grad()
+        if self.lengths:
+            decay = self.recipe.objective.path_length.decay
+            self.mean_length = (1 - decay) * self.mean_length + decay * torch.cat(self.lengths).mean()
+            self.lengths = []
         self.finish(self.g, self.opt_g, self.recipe.objective.orthogonal.generator)
 
     def finish(self, network, optimizer, orthogonal):

@@ -75,6 +75,12 @@ FAMILIES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.02",
         "optimizer.discriminator.lr=0.02",
     ],
+    "stylegan2_path_length": [
+        "generator={family: stylegan2, latent_size: 8, w_size: 8, mapping_layers: 2, channel_base: 64, channel_max: 8}",
+        "discriminator={family: stylegan2, mapping_layers: 2, channel_base: 64, channel_max: 8, mbstd_group: 2}",
+        "objective={loss: non_saturating, path_length: {weight: 0.1, every: 2, decay: 0.5}}",
+        "optimizer.generator.lr=0.02",
+    ],
     "pix2pix": [
         "data={kind: synthetic_pairs, resolution: 32, num_images: 64, num_classes: 0, image_channels: 3}",
         "generator={family: pix2pix, channels: 4}",

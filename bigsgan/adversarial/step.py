@@ -26,6 +26,7 @@ from bigsgan.adversarial.objectives import (
     Reconstruction,
     statistic_names,
 )
+from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
 from bigsgan.config.sections import Objective
 from bigsgan.data import LabelledImages
@@ -86,6 +87,7 @@ class AdversarialStep:
         statistics: Statistics,
         watchers: Sequence[LogitWatcher] = (),
         anchors: LogitAnchors | None = None,
+        path_length: PathLengthPenalty | None = None,
         augmented: bool = False,
         augmentation: Tensor | None = None,
     ) -> None:
@@ -104,6 +106,7 @@ class AdversarialStep:
             statistics: Where losses, logits and norms are added.
             watchers: Who is shown D's logits.
             anchors: Of LeCam's regularisation.
+            path_length: Regularisation of G.
             augmented: Whether D augments its images, and so reads seeds.
             augmentation: Probability of its augmentations, (1,), where this rank has it.
         """
@@ -111,7 +114,7 @@ class AdversarialStep:
         self._hand_over, self._section, self._reals = hand_over, section, reals
         self._source, self._draws = source, draws
         self._slices, self._image_shape, self._statistics = slices, image_shape, statistics
-        self._watchers, self._anchors = watchers, anchors
+        self._watchers, self._anchors, self._path_length = watchers, anchors, path_length
         self._augmented, self._augmentation = augmented, augmentation
         self._g_objective = GeneratorObjective(section, statistics)
         self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
@@ -138,6 +141,8 @@ class AdversarialStep:
         self.discriminator.finish()
         for watcher in self._watchers:
             watcher.finish_update(update)
+        if self._path_length is not None:
+            self._path_length.finish_update(update)
 
     def _discriminator_phase(
         self, inputs: Inputs, counters: tuple[int, int], reals: Reals, scheduled: Scheduled
@@ -166,7 +171,8 @@ class AdversarialStep:
         part = self._slices["generator"]["discriminator"]
         micro_batch = part.batch // part.accumulation
         objective = self._g_objective
-        fakes = self.generator.forward(inputs.generator)
+        regularizer = self._path_length if self._path_length and self._path_length.is_due(update) else None
+        fakes = self.generator.forward(inputs.generator, regularizer)
         fakes = self._hand_over.to_discriminator(fakes, micro_batch)
         seeds = {name: self._seeds(f"augment/generator/{name}", (update,), part) for name in ("real", "fake")}
 

@@ -189,6 +189,10 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if file.content.get("wall_clock_breakdown"):
         remedy = "remove it; a run of two pipelines writes pipeline_trace.json"
         raise UserError(f"{file.path}: wall_clock_breakdown", True, "does not go with pipeline_stages", remedy)
+    if recipe.objective.path_length:
+        problem = "needs a double backward through the generator, beside which no network can be a pipeline"
+        remedy = f"remove it (objective.path_length=null), or set engines.{network}.pipeline_stages=1"
+        raise UserError("objective.path_length", recipe.objective.path_length.weight, problem, remedy)
     if network == "discriminator" and recipe.objective.gradient_penalty:
         problem = "needs a double backward, which no pipeline of the discriminator can do"
         remedy = "use objective.r1 with form=finite_difference, or engines.discriminator.pipeline_stages=1"
@@ -254,6 +258,10 @@ def _check_pairs(recipe: Recipe) -> None:
 
 def _check_objective(recipe: Recipe) -> None:
     objective = recipe.objective
+    if objective.path_length and not recipe.generator.has_styles:
+        problem = f"needs styles, which a generator of family {recipe.generator.family} does not have"
+        remedy = "remove it, or set generator.family=stylegan2"
+        raise UserError("objective.path_length", objective.path_length.weight, problem, remedy)
     if recipe.accumulation_of("generator") != recipe.accumulation_of("discriminator"):
         remedy = "remove accumulation from engines.generator and engines.discriminator"
         if objective.loss == "relativistic":

@@ -129,6 +129,18 @@ class LeCam(Section):
     """Share of the old average that an update keeps."""
 
 
+class PathLength(Section):
+    """weight * E[(length - mean length)^2] of paths in the space of styles, every ``every`` updates, times ``every``.
+
+    For generators with styles (Karras et al. 2020, arXiv 1912.04958, section 3.2).
+    """
+
+    weight: PositiveFloat = 2.0
+    every: PositiveInt = 4
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Weight of a new mean in the mean length."""
+
+
 class Orthogonal(Section):
     """Strength of the orthogonal regularisation of each network (Brock et al. 2019, equation 3). 0 is off."""
 
@@ -149,6 +161,7 @@ class Objective(Section):
     r2: Penalty | None = None
     gradient_penalty: GradientPenalty | None = None
     lecam: LeCam | None = None
+    path_length: PathLength | None = None
     orthogonal: Orthogonal = Orthogonal()
 
 

@@ -49,6 +49,14 @@ class Rates(NamedTuple):
     beta2: float | None = None
 
 
+class Regularizer(Protocol):
+    """Computes a network's outputs together with a loss that looks inside it."""
+
+    def __call__(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Outputs, and the mean loss over this rank's samples of the micro-batch, which may be differentiated twice."""
+        ...
+
+
 class Piece(NamedTuple):
     """Where a part of one parameter lies in one shard.
 
@@ -112,8 +120,13 @@ class Engine(Protocol):
         """Update on the mean loss of the micro-batches."""
         ...
 
-    def forward(self, micro_batches: MicroBatches) -> Sequence[Tensor]:
-        """Outputs, detached, of a forward pass that ``backward`` completes to an update. Nothing may come between."""
+    def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
+        """Outputs, detached, of a forward pass that ``backward`` completes to an update. Nothing may come between.
+
+        Args:
+            micro_batches: Inputs.
+            regularizer: Adds a loss; not where the network is in stages.
+        """
         ...
 
     def backward(self, output_grads: Sequence[Tensor], rates: Rates) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from bigsgan.engines import deepspeed_private
-from bigsgan.engines.base import LossFunction, Rates
+from bigsgan.engines.base import LossFunction, Rates, Regularizer
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
 from bigsgan.models.layers import moving_state
@@ -29,8 +30,20 @@ class Root(nn.Module):
         self.network = network
         self.stateful = network.stateful_layers()
 
-    def forward(self, inputs: MicroBatch, moving: bool, loss: LossFunction | None = None) -> Tensor:
-        """Outputs of the network, or their loss; ``moving`` lets batch statistics and power iterations move."""
+    def forward(
+        self,
+        inputs: MicroBatch,
+        moving: bool,
+        loss: LossFunction | None = None,
+        regularizer: Regularizer | None = None,
+    ) -> Any:
+        """Outputs of the network, or their loss, or both outputs and a regulariser's loss.
+
+        ``moving`` lets batch statistics and power iterations move.
+        """
+        if regularizer is not None:
+            with moving_state(self.stateful, moving):
+                return regularizer(self.network, inputs)
         if loss is not None and loss.differentiates_inputs:
             inputs = (inputs[0].detach().requires_grad_(True), *inputs[1:])
         with moving_state(self.stateful, moving):
@@ -71,7 +84,8 @@ class ZeroEngine(DeepSpeedBacked):
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
         self._gathers_for_double_backward = engine.zero_optimization_stage() == 3 and not self.network.checkpointing
         self._inputs: Sequence[MicroBatch] = []
-        self._graphs: dict[int, Tensor] = {}
+        self._regularizer: Regularizer | None = None
+        self._graphs: dict[int, tuple[Tensor, Tensor | float]] = {}
 
     def infer(self, micro_batches: MicroBatches, moving: bool = False) -> Sequence[Tensor]:
         """Outputs without a graph; moves no state unless told to."""
@@ -92,25 +106,27 @@ class ZeroEngine(DeepSpeedBacked):
                 self._backward(self._engine(inputs, moving=i == 0, loss=loss))
             self._step()
 
-    def forward(self, micro_batches: MicroBatches) -> Sequence[Tensor]:
+    def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
         """Outputs, detached; each is computed, and its graph kept, when it is first asked for."""
+        assert regularizer is None or not self._recomputes, "a regulariser needs the graphs of the forward pass"
         self._keep_buffers()
-        self._inputs = micro_batches
+        self._inputs, self._regularizer = micro_batches, regularizer
         return Kept(len(micro_batches), self._forward)
 
     def backward(self, output_grads: Sequence[Tensor], rates: Rates) -> None:
         """Update on a loss of which only the gradient at the outputs is known."""
         self._set_rates(rates)
+        pin = self._regularizer is not None and self._gathers_for_double_backward
         for i in range(len(output_grads)):
-            grads = output_grads[i]  # which asks for the outputs, unless there is nothing to ask
-            if self._recomputes:
-                outputs = self._engine(self._inputs[i], moving=False)
-            else:
-                if i not in self._graphs:
+            with deepspeed_private.pinned(self._parameters) if pin else nullcontext():
+                grads = output_grads[i]  # which asks for the outputs, unless there is nothing to ask
+                if self._recomputes:
+                    self._graphs[i] = self._engine(self._inputs[i], moving=False), 0.0
+                elif i not in self._graphs:
                     self._forward(i)
-                outputs = self._graphs.pop(i)
-            # The value of this product means nothing; its gradient at the outputs is ``grads``.
-            self._backward((outputs * grads).sum())
+                outputs, extra = self._graphs.pop(i)
+                # The value of this product means nothing; its gradient at the outputs is ``grads``.
+                self._backward((outputs * grads).sum() + extra)
             self._step()
         self._inputs = []
 
@@ -130,8 +146,11 @@ class ZeroEngine(DeepSpeedBacked):
     def _forward(self, i: int) -> Tensor:
         if self._recomputes:
             return self.infer_everywhere(self._inputs[i], moving=i == 0)
-        self._graphs[i] = self._engine(self._inputs[i], moving=i == 0)
-        return self._graphs[i].detach()
+        if self._regularizer is None:
+            self._graphs[i] = self._engine(self._inputs[i], moving=i == 0), 0.0
+        else:
+            self._graphs[i] = self._engine(self._inputs[i], moving=i == 0, regularizer=self._regularizer)
+        return self._graphs[i][0].detach()
 
     def _input_grads(self, inputs: MicroBatch, loss: LossFunction) -> Tensor:
         """Use the bare network with frozen parameters: the engine's hooks would count this as a backward pass."""

@@ -25,7 +25,7 @@ def test_checkpointing(ranks, family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "stylegan2_path_length"])
 @pytest.mark.parametrize("mode", ["keep", "recompute"])
 def test_pipeline(ranks, family, mode):
     # A patch's bias has no part in the slope but as the rounding of hundreds of terms that cancel: keep them small.

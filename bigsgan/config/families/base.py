@@ -13,10 +13,12 @@ class NetworkSection(Section):
     Attributes:
         family: Name of the family, which tells the sections apart.
         draws: Whether the network draws numbers of its own, such as noise; its inputs then carry a seed a sample.
+        has_styles: Whether its first layer leaves style vectors, which path length regularisation differentiates by.
         paired: Whether it reads input images: G in place of latents, D beside the images that it judges.
     """
 
     draws: ClassVar[bool] = False
+    has_styles: ClassVar[bool] = False
     paired: ClassVar[bool] = False
     family: str
 

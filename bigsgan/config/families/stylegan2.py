@@ -73,6 +73,7 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     """StyleGAN2's generator: mapping network, and a synthesis network with skip connections to the image."""
 
     draws: ClassVar[bool] = True
+    has_styles: ClassVar[bool] = True
     latent_size: Width = 512
     w_size: Width = 512
     """Numbers in a style vector, which the mapping network makes of a latent."""

@@ -18,7 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEng
 from torch import Tensor
 
 from bigsgan.engines import deepspeed_private
-from bigsgan.engines.base import LossFunction, Rates
+from bigsgan.engines.base import LossFunction, Rates, Regularizer
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.pipeline.layout import Division
 from bigsgan.engines.pipeline.program import Deferred, Program
@@ -102,8 +102,9 @@ class PipelineEngine(DeepSpeedBacked):
         """Update on the mean loss of the micro-batches."""
         self._ask(micro_batches, moving="first", backward=True, step=True, loss=loss, rates=rates)
 
-    def forward(self, micro_batches: MicroBatches) -> Sequence[Tensor]:
+    def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
         """Outputs, detached, on the last stage; their graphs are kept, or will be computed again."""
+        assert regularizer is None, "no stage sees the whole network"
         self._begun = self._ask(micro_batches, moving="first", keeps_graph=not self._recomputes)
         return self._outputs(self._begun)
 
