@@ -36,6 +36,10 @@ _PARTIAL = ".partial"
 _log = logging.getLogger(__name__)
 
 
+IMPORTED = "imported"
+"""Key of a manifest's layout that names the source of imported weights."""
+
+
 class StateEntry(Protocol):
     """One named part of a run's state, which saves and loads itself; see training/state.py."""
 
@@ -316,6 +320,11 @@ def _complete(directory: Path) -> Iterator[Checkpoint]:
             _log.warning("passing over %s, whose files are not those that its manifest describes", path)
             continue
         yield Checkpoint(path, manifest)
+
+
+def is_imported(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint holds imported weights, from which a run begins, and not a run's state."""
+    return IMPORTED in checkpoint.manifest["layout"]
 
 
 def _tags(directory: Path) -> list[Path]:

@@ -93,6 +93,17 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
+def import_(options: argparse.Namespace) -> int:
+    """Make a run directory from published weights."""
+    importlib.import_module("bigsgan.importing").main(
+        source=options.source,
+        weights=Path(options.weights),
+        discriminator=None if options.discriminator is None else Path(options.discriminator),
+        out=Path(options.out),
+    )
+    return 0
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises UserError where argparse prints its usage and ends the process."""
 
@@ -111,7 +122,7 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse a command line; overrides may stand before, between and behind a command's options."""
     options, rest = _parser().parse_known_args(arguments)
-    command = f"bigsgan {options.run.__name__}"
+    command = f"bigsgan {options.run.__name__.rstrip('_')}"
     for word in rest:
         if word.startswith("-"):
             raise UserError(word.partition("=")[0], None, f"is no option of `{command}`", f"see `{command} --help`")
@@ -159,6 +170,14 @@ def _parser() -> _Parser:
     command.add_argument("--standing", action=argparse.BooleanOptionalAction, help=text)
     _add_sampling(command)
     command.set_defaults(run=export, live=None)
+
+    command = commands.add_parser("import", help="make a run directory from published weights")
+    sources = ["biggan-pytorch", "stylegan2-ada", "stylegan3-style2", "r3gan", "pix2pix"]
+    command.add_argument("--from", dest="source", required=True, choices=sources, help="where the weights were trained")
+    command.add_argument("--weights", required=True, help="pickle, or state dict of the generator")
+    command.add_argument("--discriminator", help="state dict of the discriminator, if it has a file of its own")
+    command.add_argument("--out", required=True, help="run directory to make")
+    command.set_defaults(run=import_)
     return parser
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,7 @@ from bigsgan.engines import Engine, MicroBatch, OnDemand
 from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
+from bigsgan.initial_weights import InitialWeights, freeze_first_layers, load_initial_weights
 from bigsgan.models.augment import AdaptiveAugment
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
@@ -65,16 +66,17 @@ def _run(plan: RunPlan) -> None:
     recipe, rank = plan.recipe, comm.rank()
     out = Path(recipe.out)
     rank_log = open_rank_log(out / "logs", rank, lambda text: print(text, file=sys.stderr))
-    found = comm.from_rank_zero(_prepare(recipe, out) if rank == 0 else None)
-    if isinstance(found, UserError):
-        raise found
+    start = comm.from_rank_zero(_prepare(recipe, out) if rank == 0 else None)
+    if isinstance(start, UserError):
+        raise start
+    found = start.found
     if found is not None and found.nimg >= recipe.total_nimg:
         if rank == 0:
             print(f"{out} is complete at {found.nimg} images; raise total_nimg to go on")
         return
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
-    run = build_run(plan, out, found, rank_log)
+    run = build_run(plan, out, start, rank_log)
     if rank == 0:  # not before the recipe has proved to fit the data and the checkpoint
         write_recipe(recipe, out, plan.deepspeed_files)
     rank_log.write = run.reporter.message
@@ -86,30 +88,53 @@ def _run(plan: RunPlan) -> None:
     run.reporter.message(_closing_lines(out, run.counters.nimg))
 
 
-def _prepare(recipe: Recipe, out: Path) -> checkpoint.Checkpoint | UserError | None:
-    """Find what to resume from; return what is wrong instead of raising, because only rank 0 is here."""
+class Start(NamedTuple):
+    """What a run begins from; with neither, at the beginning.
+
+    Attributes:
+        found: Its own checkpoint, to go on from.
+        initial: Weights of another run, or imported ones.
+    """
+
+    found: checkpoint.Checkpoint | None = None
+    initial: InitialWeights | None = None
+
+
+def _prepare(recipe: Recipe, out: Path) -> Start | UserError:
+    """Find what to begin from; return what is wrong instead of raising, because only rank 0 is here."""
     try:
         found = checkpoint.newest(out / "checkpoints")
+        if found is not None and checkpoint.is_imported(found):
+            return Start(initial=InitialWeights(read_saved_recipe(out), found, live=False))
         if found is not None or os.path.lexists(out / RECIPE_FILE):
             saved = read_saved_recipe(out)  # and not somebody else's file of that name, which would be overwritten
             if found is not None:
                 compare_recipes(saved, recipe)
+        if found is None and (init := recipe.init_from):
+            other = read_saved_recipe(Path(init.run))
+            initial = InitialWeights(other, checkpoint.find(Path(init.run), init.nimg), init.weights == "live")
+            return Start(initial=initial)
     except UserError as error:
         return error
-    return found
+    return Start(found)
 
 
-def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, rank_log: RankLog) -> Run:
-    """Put a run together, and restore ``found`` if there is something to go on from. Every rank calls this.
+def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
+    """Put a run together, and restore what it begins from. Every rank calls this.
 
     Raises:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
+    found, initial = start
     recipe, device, rank = plan.recipe, comm.device(), comm.rank()
     dataset = build_dataset(recipe.data)
     layout = _layout(plan)
     divisions = {} if found is None else checkpoint.saved_divisions(found, layout)
     engines = build_engines(plan, divisions)
+    if initial is not None:
+        load_initial_weights(recipe, initial, engines)
+    if recipe.init_from:
+        freeze_first_layers(engines["discriminator"], recipe.init_from.freeze_discriminator)
     layout.update({f"{network}.division": engine.division for network, engine in engines.items()})
     average = ShardedAverage(engines["generator"])
     counters = Counters()
@@ -166,6 +191,8 @@ def build_run(plan: RunPlan, out: Path, found: checkpoint.Checkpoint | None, ran
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     if found is not None:
         reporter.message(f"going on from {found.path} ({counters.nimg} images)")
+    if initial is not None:
+        reporter.message(f"beginning with the weights of {initial.checkpoint.path}")
     if rank == 0 and len(shown) and not recipe.data.paired:
         reporter.images("samples/real", shown, REAL_COLUMNS, counters.nimg)
     grid = pair_grid(recipe, shown[:NUM_PAIRS], device) if recipe.data.paired else latent_grid(recipe, device)

@@ -1,5 +1,5 @@
 """Recipes: reading, checking and printing them, without importing torch or deepspeed."""
 
-from bigsgan.config.recipe import NETWORKS, Recipe, RunPlan, load_recipe, plan_run
+from bigsgan.config.recipe import NETWORKS, Recipe, RunPlan, load_recipe, parse_recipe, plan_run
 
-__all__ = ["NETWORKS", "Recipe", "RunPlan", "load_recipe", "plan_run"]
+__all__ = ["NETWORKS", "Recipe", "RunPlan", "load_recipe", "parse_recipe", "plan_run"]

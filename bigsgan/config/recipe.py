@@ -17,6 +17,7 @@ from bigsgan.config.sections import (
     Data,
     Engine,
     Engines,
+    InitFrom,
     NaturalInt,
     Objective,
     Optimizer,
@@ -57,6 +58,7 @@ class Recipe(Section):
     augmentation: Augmentation | None = None
     optimizer: Optimizers
     ema: Average
+    init_from: InitFrom | None = None
     engines: Engines = Engines()
     pipeline: Pipeline = Pipeline()
 
@@ -110,6 +112,15 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
     """
     tree = read_yaml(path)
     apply_overrides(tree, overrides)
+    return parse_recipe(tree)
+
+
+def parse_recipe(tree: dict[str, Any]) -> Recipe:
+    """Check the content of a recipe.
+
+    Raises:
+        UserError: With the field, its value and the remedy.
+    """
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
@@ -229,11 +240,20 @@ def _check_recipe(recipe: Recipe) -> None:
     recipe.discriminator.check(recipe.data)
     if recipe.augmentation:
         recipe.augmentation.check(recipe.data)
+    _check_init(recipe)
     _check_pairs(recipe)
     _check_objective(recipe)
     _check_penalties(recipe.objective)
     for network in NETWORKS:
         _check_optimizer(f"optimizer.{network}", getattr(recipe.optimizer, network), recipe.total_nimg)
+
+
+def _check_init(recipe: Recipe) -> None:
+    init = recipe.init_from
+    decay = recipe.optimizer.discriminator.weight_decay
+    if init and init.freeze_discriminator and decay:
+        problem = "would move the layers that init_from.freeze_discriminator keeps"
+        raise UserError("optimizer.discriminator.weight_decay", decay, problem, "set it to 0")
 
 
 def _check_pairs(recipe: Recipe) -> None:

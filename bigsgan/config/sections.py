@@ -207,6 +207,19 @@ class Average(Section):
     """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
 
 
+class InitFrom(Section):
+    """Another run whose weights this one begins with: fine-tuning."""
+
+    run: str
+    """Its directory, or one that `bigsgan import` made."""
+    nimg: NaturalInt | None = None
+    """Which checkpoint; the newest unless given."""
+    weights: Literal["ema", "live"] = "ema"
+    """Begin with the generator's average, or with the weights that were being trained."""
+    freeze_discriminator: NaturalInt = 0
+    """Keep the first so many layers of D as they are (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
+
+
 class Engine(Section):
     """How one network is laid out over the ranks."""
 

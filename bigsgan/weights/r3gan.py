@@ -108,6 +108,21 @@ def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     return found if embedding is None else {**found, "embedding_size": embedding.shape[0]}
 
 
+def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a generator's shapes say of the images.
+
+    Raises:
+        UserError: The state dict is no such generator's.
+    """
+    state = _without_prefix(state)
+    embedding = state.get(_EMBEDDING)
+    return {
+        "resolution": 4 << (len(_stages(state, "generator")) - 1),
+        "image_channels": state["AggregationLayer.Layer.weight"].shape[0],
+        "num_classes": 0 if embedding is None else embedding.shape[1],
+    }
+
+
 def _without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("Model."): tensor for name, tensor in state.items()}
 

@@ -9,7 +9,7 @@ import torch
 
 from bigsgan import checkpoint, comm
 from bigsgan.monitor import RankLog
-from bigsgan.train import build_run
+from bigsgan.train import Start, build_run
 from bigsgan.training.loop import Run
 from bigsgan.training.schedules import average_decay, scheduled
 from tests.tiny import tiny_plan
@@ -19,7 +19,7 @@ def build(overrides: list[str], ds: dict[str, Any], found: Any = None) -> Run:
     """A run of the tiny recipe on this pool's ranks, put together as the product does."""
     directory = Path(tempfile.mkdtemp())
     plan = tiny_plan(directory, comm.world_size(), overrides, ds)
-    return build_run(plan, directory, found, RankLog(directory / "log", comm.rank(), print))
+    return build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), print))
 
 
 def update(run: Run, num_updates: int) -> None:

@@ -9,8 +9,17 @@ from tests.tiny import FAMILIES, zero
 CASES = ["accumulation=2"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("stage", [*(pytest.param(s, marks=pytest.mark.slow) for s in (0, 1, 2)), 3])
+QUICK = ("dcgan", "stylegan2")
+
+
+@pytest.mark.parametrize(
+    "family, stage",
+    [
+        pytest.param(family, stage, marks=() if stage == 3 and family in QUICK else pytest.mark.slow)
+        for family in FAMILIES
+        for stage in (0, 1, 2, 3)
+    ],
+)
 def test_zero(ranks, family, stage):
     options = [*FAMILIES[family], *CASES, *PENALTIES["exact"]]
     check(ranks(2), options, {"generator": zero(stage), "discriminator": zero(stage)})

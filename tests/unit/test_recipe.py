@@ -70,7 +70,8 @@ def test_defaults_are_filled_in(tmp_path):
         "checkpoint_nimg": 100,
         "keep_checkpoints": 3,
         "data": {
-            "kind": "digits", "root": None, "dataset": None, "resolution": 16, "image_channels": 1, "num_classes": 10,
+            "kind": "digits", "root": None, "input_root": None, "input_side": "left", "input_channels": 3, "dataset": None,
+            "resolution": 16, "image_channels": 1, "num_classes": 10,
             "num_images": 50_000, "horizontal_flip": False, "num_workers": 4, "prefetch": 4, "max_corrupt": 10,
         },
         "generator": {
@@ -79,9 +80,12 @@ def test_defaults_are_filled_in(tmp_path):
         },
         "discriminator": {"family": "biggan", "channels": 96, "attention": [], **scale},
         "objective": {
-            "loss": "hinge", "d_steps": 1, "reuse_fakes": False, "r1": None, "r2": None,
+            "loss": "hinge", "d_steps": 1, "reuse_fakes": False, "l1": 0.0, "r1": None, "r2": None,
+            "gradient_penalty": None, "lecam": None, "path_length": None,
             "orthogonal": {"generator": 0.0, "discriminator": 0.0},
         },
+        "augmentation": None,
+        "init_from": None,
         "optimizer": {"generator": {**adam, "lr": 1.0}, "discriminator": {**adam, "lr": 2e-4}},
         "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None, "warmup_nimg": 0},
         "engines": {"generator": engine, "discriminator": engine},

@@ -104,7 +104,7 @@ def test_the_half_life_grows_over_the_warm_up(batch):
 
 def test_an_update_is_told_only_what_moves(tmp_path):
     recipe = tiny_recipe(tmp_path, "objective.r1.weight=3")
-    assert scheduled(recipe, 500) == (Rates(0.002), Rates(0.002), {})
+    assert scheduled(recipe, 500) == (Rates(0.002), Rates(0.002), {}, None)
     moving = tiny_recipe(
         tmp_path,
         "objective.r1={weight: 3, final_weight: 1, decay_nimg: 100}",

@@ -1,0 +1,121 @@
+"""`bigsgan import`: a run directory from published weights, which samples, exports and trains on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bigsgan import checkpoint
+from bigsgan.config import NETWORKS, Recipe, parse_recipe, plan_run
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
+from bigsgan.config.yaml_file import read_yaml
+from bigsgan.engines import Piece
+from bigsgan.errors import UserError
+from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.network import initialize
+from bigsgan.weights.sources import Found, read_source
+
+# Whose training a family's imported networks go on with, until the user says otherwise.
+_RECIPES = {
+    "biggan": "biggan128_imagenet",
+    "biggan_deep": "biggan_deep128_imagenet",
+    "stylegan2": "stylegan2_256",
+    "r3gan": "r3gan_ffhq64",
+    "pix2pix": "pix2pix_facades",
+}
+
+
+def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> None:
+    """Write a run directory at 0 images seen. Where there is no discriminator, training on begins with a new one.
+
+    Raises:
+        UserError: The files cannot be read or hold something else, or ``out`` is in use.
+    """
+    if os.path.lexists(out / RECIPE_FILE):
+        raise UserError("--out", str(out), "holds a run already", "give another directory")
+    found = read_source(source, weights, discriminator)
+    recipe = make_recipe(found, out)
+    entries = {name: _Entry(recipe, name, state) for name, state in found.states.items()}
+    write_recipe(recipe, out, plan_run(recipe, 1).deepspeed_files)
+    if not checkpoint.save(out / "checkpoints", 0, entries, {checkpoint.IMPORTED: source}, _OneRank()):
+        raise UserError("--out", str(out), "could not be written (the warnings above say why)", "make room")
+    numel = sum(tensor.numel() for tensor in found.states["generator"].values()) / 1e6
+    also = "and its discriminator" if "discriminator" in entries else "without a discriminator"
+    print(f"{out}: a {recipe.generator.family} generator of {numel:.2f} M numbers, {also}")
+    print(f"look at it:    bigsgan sample --run {out} --out samples.png")
+    print(f"train on:      deepspeed launch/train.py --config {out / RECIPE_FILE} data.root=...")
+
+
+def make_recipe(found: Found, out: Path) -> Recipe:
+    """The recipe of the family that comes closest, with the networks and images that the weights fit."""
+    family = found.sections["generator"]["family"]
+    tree = read_yaml(REPOSITORY / "launch" / "recipes" / f"{_RECIPES[family]}.yaml")
+    tree["out"] = str(out)
+    tree["data"].update(found.data)
+    for network in NETWORKS:
+        own = found.sections.get(network) or _partner(found.sections["generator"], tree[network])
+        kept = {} if network in found.sections else tree[network]
+        tree[network] = {**kept, **own}
+    return parse_recipe(tree)
+
+
+def _partner(generator: dict[str, Any], discriminator: dict[str, Any]) -> dict[str, Any]:
+    """Keys that a discriminator without weights of its own takes from the generator."""
+    shared = ("widths", "cardinalities", "blocks", "channels")
+    return {key: generator[key] for key in shared if key in discriminator and key in generator}
+
+
+class _Entry:
+    """Parameters and buffers of one network, whole, as an entry of a checkpoint."""
+
+    def __init__(self, recipe: Recipe, name: str, state: Mapping[str, Tensor]) -> None:
+        network = "discriminator" if name == "discriminator" else "generator"
+        stack = build_network(recipe, network)
+        initialize(stack, initial_seed(recipe, network))
+        missing, unexpected = stack.load_state_dict(dict(state), strict=False)
+        parameters = {key for key, _ in stack.named_parameters()}
+        if unexpected or parameters & set(missing):
+            names = ", ".join([*unexpected, *missing][:3])
+            raise UserError("--weights", None, f"do not fit a {network} of their own sizes ({names})", "report it")
+        self._parameters, self._buffers = dict(stack.named_parameters()), dict(stack.named_buffers())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Flat float32 parameters, and buffers."""
+        flat = {f"shard.{name}": value.detach().float().flatten() for name, value in self._parameters.items()}
+        return {**flat, **{f"buffer.{name}": value for name, value in self._buffers.items()}}
+
+    def numbers(self) -> dict[str, float]:
+        """Return none."""
+        return {}
+
+    def layout(self) -> dict[str, list[Any]]:
+        """One piece a parameter."""
+        return {f"shard.{name}": [Piece(name, 0, value.numel(), 0)] for name, value in self._parameters.items()}
+
+    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
+        """Refuse: what was imported is read by ``initial_weights``."""
+        raise NotImplementedError
+
+
+class _OneRank:
+    """The collectives of a checkpoint in one process."""
+
+    def rank(self) -> int:
+        return 0
+
+    def world_size(self) -> int:
+        return 1
+
+    def barrier(self) -> None:
+        pass
+
+    def any_rank(self, flag: bool) -> bool:
+        return flag
+
+    def total(self, value: float) -> float:
+        return value

@@ -1,0 +1,87 @@
+"""Reads files of public implementations: weights under our names, and the sections of a recipe that they fit."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bigsgan.errors import UserError
+from bigsgan.weights import biggan_pytorch, pix2pix, r3gan, stylegan
+from bigsgan.weights.stylegan_pickle import ForeignNetwork, read_networks
+
+SOURCES: dict[str, ModuleType] = {
+    "biggan-pytorch": biggan_pytorch,
+    "stylegan2-ada": stylegan,
+    "stylegan3-style2": stylegan,
+    "r3gan": r3gan,
+    "pix2pix": pix2pix,
+}
+
+
+class Found(NamedTuple):
+    """What a file or two hold.
+
+    Attributes:
+        data: Keys of the recipe's section that shapes tell.
+        sections: By network, its section.
+        states: By entry of a checkpoint (generator, average, discriminator), parameters and buffers under our names.
+    """
+
+    data: dict[str, Any]
+    sections: dict[str, dict[str, Any]]
+    states: dict[str, dict[str, Tensor]]
+
+
+def read_source(source: str, weights: Path, discriminator: Path | None) -> Found:
+    """Read published weights.
+
+    Args:
+        source: One of ``SOURCES``.
+        weights: The generator's state dict, or a pickle with all networks.
+        discriminator: The discriminator's state dict, if it has a file of its own.
+
+    Raises:
+        UserError: A file cannot be read, holds code, or is not of that source.
+    """
+    networks = _read(weights)
+    if discriminator is not None:
+        networks["D"] = next(iter(_read(discriminator).values()))
+    average = networks.get("G_ema", networks.get("G"))
+    if average is None:
+        raise UserError("--weights", str(weights), "holds no generator", "give the file of a generator")
+    module = SOURCES[source]
+    live = networks.get("G", average)
+    sections = {"generator": _section(module.generator_section, average)}
+    states = {"generator": module.generator_state(live.state), "average": module.generator_state(average.state)}
+    if "D" in networks:
+        sections["discriminator"] = _section(module.discriminator_section, networks["D"])
+        states["discriminator"] = module.discriminator_state(networks["D"].state)
+    return Found(module.data_section(average.state), sections, states)
+
+
+def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
+    if network.init_kwargs and describe.__module__ == stylegan.__name__:
+        return describe(network.state, network.init_kwargs)
+    return describe(network.state)
+
+
+def _read(path: Path) -> dict[str, ForeignNetwork]:
+    """Networks in a file, by name: a state dict alone is G's."""
+    try:
+        if path.suffix == ".pkl":
+            return dict(read_networks(path))
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        problem = f"cannot be read ({str(error).splitlines()[0]})"
+        raise UserError("--weights", str(path), problem, "give a state dict, as .pth or .safetensors") from None
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError("--weights", str(path), "is no state dict: it holds more than tensors", "save the state dict")
+    return {"G": ForeignNetwork("", {}, dict(state))}
