@@ -64,17 +64,20 @@ def plan(options: argparse.Namespace) -> int:
 
 def sample(options: argparse.Namespace) -> int:
     """Write a grid of samples."""
-    importlib.import_module("bigsgan.sample").main(
-        run=Path(options.run_directory),
+    module = importlib.import_module("bigsgan.sample")
+    asked = module.Options(
         num=options.num,
-        truncation=options.truncation,
-        out=Path(options.out),
+        truncations=options.truncations,
         seed=options.seed,
-        nimg=options.nimg,
-        live=options.live,
         classes=options.classes,
         batch=options.batch,
+        interpolate=options.interpolate,
+        morph=options.morph,
+        mix=options.mix,
+        files=options.files,
     )
+    run, out = Path(options.run_directory), Path(options.out)
+    module.main(run, out, options.nimg, options.live, asked, _rank(), _world_size())
     return 0
 
 
@@ -148,15 +151,21 @@ def _parser() -> _Parser:
     _add_number(command, "--ranks", int, None, "number of ranks (default: the least that the stages need)")
     command.set_defaults(run=plan)
 
-    command = commands.add_parser("sample", help="write a grid of samples from a run")
+    command = commands.add_parser("sample", help="write samples from a run: a sheet, an animation or single files")
     _add_run(command)
     _add_number(command, "--num", int, 100, "number of images (default 100)")
-    command.add_argument("--out", required=True, help="PNG file")
+    command.add_argument("--out", required=True, help="PNG file; GIF of an interpolation; directory of --files")
     _add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="the live generator instead of its average")
     text = "class of each column, such as 3,17,200-209 (default: the first that fit)"
     command.add_argument("--classes", type=_class_ranges, help=text)
-    _add_sampling(command)
+    text = "resample latents beyond this magnitude, or draw styles to their mean; several, as 0.3,0.7,1, make a sweep"
+    command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
+    _add_batch(command)
+    _add_number(command, "--interpolate", int, 0, "rows of so many images, each from one sample to the next")
+    command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
+    _add_number(command, "--mix", int, 0, "so many coarse styles by row, the fine ones by column (StyleGAN2)")
+    command.add_argument("--files", action="store_true", help="single PNG files; with torchrun, shared among the ranks")
     command.set_defaults(run=sample)
 
     command = commands.add_parser("export", help="write a network's float32 weights as safetensors")
@@ -193,6 +202,10 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
     _add_number(command, "--truncation", float, None, "resample latents beyond this magnitude")
+    _add_batch(command)
+
+
+def _add_batch(command: argparse.ArgumentParser) -> None:
     _add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
 
 
@@ -209,6 +222,14 @@ def _add_number(
             raise UserError(flag, word, f"is not {what}", f"write {what} such as {default or 1}") from None
 
     command.add_argument(flag, type=convert, default=default, help=text)
+
+
+def _numbers(word: str) -> list[float]:
+    """Read ``0.3,0.7,1``."""
+    try:
+        return [float(part) for part in word.split(",")]
+    except ValueError:
+        raise UserError("--truncation", word, "is not a number", "write a number such as 1, or 0.3,0.7,1") from None
 
 
 def _class_ranges(word: str) -> list[range]:

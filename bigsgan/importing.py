@@ -29,6 +29,8 @@ _RECIPES = {
     "pix2pix": "pix2pix_facades",
 }
 
+_SIZES = ("channels", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "norm")
+
 
 def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> None:
     """Write a run directory at 0 images seen. Where there is no discriminator, training on begins with a new one.
@@ -58,16 +60,13 @@ def make_recipe(found: Found, out: Path) -> Recipe:
     tree["out"] = str(out)
     tree["data"].update(found.data)
     for network in NETWORKS:
-        own = found.sections.get(network) or _partner(found.sections["generator"], tree[network])
-        kept = {} if network in found.sections else tree[network]
-        tree[network] = {**kept, **own}
+        tree[network] = found.sections.get(network) or _partner(found.sections["generator"])
     return parse_recipe(tree)
 
 
-def _partner(generator: dict[str, Any], discriminator: dict[str, Any]) -> dict[str, Any]:
-    """Keys that a discriminator without weights of its own takes from the generator."""
-    shared = ("widths", "cardinalities", "blocks", "channels")
-    return {key: generator[key] for key in shared if key in discriminator and key in generator}
+def _partner(generator: dict[str, Any]) -> dict[str, Any]:
+    """Section of a discriminator without weights, as large as the generator."""
+    return {key: generator[key] for key in ("family", *_SIZES) if key in generator}
 
 
 class _Entry:

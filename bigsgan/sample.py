@@ -1,63 +1,150 @@
-"""`bigsgan sample`: a grid of images from a run's generator, a column for each class."""
+"""`bigsgan sample`: images from a run's generator, as a sheet, as an animation or as single files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from PIL import Image
 
 from bigsgan import memory
+from bigsgan.atomic import replacing
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.config.sections import LARGEST_INT
-from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.monitor import image_grid, save_png
+from bigsgan.monitor.sinks import writing
+from bigsgan.sheets import Sampler, Sheet, translated_pairs
 from bigsgan.trained import TrainedNetwork, best_device, open_trained
-from bigsgan.training.sampling import (
-    LARGEST_NUM,
-    check_options,
-    generator_inputs,
-    grid_columns,
-    sample,
-    smaller_batch,
-    stand_statistics,
-    standing_batches,
-)
+from bigsgan.training.sampling import LARGEST_NUM, check_options, grid_columns, smaller_batch
+
+MILLISECONDS = 60
+"""That an animation shows each image."""
 
 
-def main(
-    run: Path,
-    num: int,
-    truncation: float | None,
-    out: Path,
-    seed: int,
-    nimg: int | None,
-    live: bool,
-    classes: Sequence[range] | None,
-    batch: int,
-) -> None:
-    """Write a PNG grid of ``num`` images, computed ``batch`` at a time.
+class Options(NamedTuple):
+    """What to sample.
+
+    Attributes:
+        num: Images, or pairs.
+        truncations: Thresholds of latents, or psi of styles; several make a sweep, none for no truncation.
+        seed: Of the latents.
+        classes: Of the columns; None for the first that fit.
+        batch: Images computed at a time.
+        interpolate: Images in a row from one sample to the next; 0 for no interpolation.
+        morph: Whether interpolation goes from class to class too.
+        mix: Number of coarse styles, of which rows show some; 0 for none.
+        files: Write single images into the directory ``out``.
+    """
+
+    num: int
+    truncations: Sequence[float]
+    seed: int
+    classes: Sequence[range] | None
+    batch: int
+    interpolate: int = 0
+    morph: bool = False
+    mix: int = 0
+    files: bool = False
+
+
+def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, rank: int, num_ranks: int) -> None:
+    """Write what ``options`` ask for: a PNG sheet, a GIF of an interpolation, or single PNG files.
+
+    Single files are shared among the ranks that were started; of the rest, rank 0 alone has work.
 
     Raises:
         UserError: The run cannot be opened, an option is out of range, or memory runs out.
     """
-    if not 1 <= num <= LARGEST_NUM:
-        raise UserError("--num", num, "is no number of images", f"give 1 to {LARGEST_NUM}")
-    check_options(truncation, batch)
-    if not 0 <= seed <= LARGEST_INT:
-        raise UserError("--seed", seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
-    refuse_output(out)
+    _check(options, out)
+    if rank > 0 and not options.files:
+        return
     device = best_device()
-    remedy = f"{smaller_batch(batch)}, or fewer in all (--num)"
-    with memory.naming_remedy(f"with {batch} images at a time and {num} in all", remedy):
+    remedy = f"{smaller_batch(options.batch)}, or fewer in all (--num)"
+    with memory.naming_remedy(f"with {options.batch} images at a time and {options.num} in all", remedy):
         trained = open_trained(run, "generator", live, nimg, device)
-        columns = choose_columns(trained.recipe.data.num_classes, classes, num)
-        images = generate(trained, num, seed, truncation, columns, batch, device)
-        grid = image_grid(images, len(columns))
-    save_png(grid, out)
-    print(f"{out}: {num} images of {run} at {trained.nimg} images seen, {len(columns)} columns")
+        if options.files:
+            text = _write_files(trained, options, out, device, rank, num_ranks)
+        else:
+            text = _write_sheet(_make_sheet(trained, options, device), out)
+    print(f"{out}: {text} of {run} at {trained.nimg} images seen")
+
+
+def _check(options: Options, out: Path) -> None:
+    if not 1 <= options.num <= LARGEST_NUM:
+        raise UserError("--num", options.num, "is no number of images", f"give 1 to {LARGEST_NUM}")
+    for truncation in options.truncations or [None]:
+        check_options(truncation, options.batch)
+    if not 0 <= options.seed <= LARGEST_INT:
+        raise UserError("--seed", options.seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
+    if options.interpolate < 0 or options.interpolate == 1:
+        problem = "is no number of images from one sample to the next"
+        raise UserError("--interpolate", options.interpolate, problem, "give 2 or more")
+    if options.mix < 0:
+        raise UserError("--mix", options.mix, "is no number of coarse styles", "give 1 or more, such as 4")
+    if options.morph and not options.interpolate:
+        raise UserError("--morph", None, "is for interpolations", "add --interpolate 16")
+    asked = [name for name in ("interpolate", "mix", "files") if getattr(options, name)]
+    if len(options.truncations) > 1:
+        asked.append("truncation (several)")
+    if len(asked) > 1:
+        raise UserError(f"--{asked[0]}", None, f"does not go with --{asked[1]}", "ask for one of them")
+    if out.suffix == ".gif" and not options.interpolate:
+        raise UserError("--out", str(out), "is an animation, which only interpolations are", "add --interpolate 16")
+    if not options.files:
+        refuse_output(out)
+
+
+def _make_sheet(trained: TrainedNetwork, options: Options, device: torch.device) -> Sheet:
+    if trained.recipe.data.paired:
+        return translated_pairs(trained, options.num, options.batch, device)
+    sampler = Sampler(trained, options.seed, options.batch, device)
+    truncation = options.truncations[0] if options.truncations else None
+    columns = choose_columns(trained.recipe.data.num_classes, options.classes, options.num)
+    if len(options.truncations) > 1:
+        return sampler.sweep(columns, options.truncations)
+    if options.interpolate:
+        return sampler.interpolation(columns, options.interpolate, truncation, options.morph)
+    if options.mix:
+        return sampler.mixed_styles(columns, max(1, options.num // len(columns)), options.mix, truncation)
+    return sampler.grid(options.num, columns, truncation)
+
+
+def _write_sheet(sheet: Sheet, out: Path) -> str:
+    if out.suffix != ".gif":
+        save_png(image_grid(sheet.images, sheet.columns), out)
+        return f"{len(sheet.images)} images in {sheet.columns} columns"
+    steps = sheet.images.unflatten(0, (-1, sheet.columns)).transpose(0, 1)  # (steps, rows, C, R, R)
+    frames = [image_grid(images, len(images)).permute(1, 2, 0).squeeze(2).numpy() for images in steps]
+    first, *rest = (Image.fromarray(frame) for frame in frames)
+    with writing(out), replacing(out) as unfinished:
+        first.save(unfinished, format="GIF", save_all=True, append_images=rest, duration=MILLISECONDS, loop=0)
+    return f"an animation of {len(frames)} steps"
+
+
+def _write_files(
+    trained: TrainedNetwork, options: Options, out: Path, device: torch.device, rank: int, num_ranks: int
+) -> str:
+    """Write this rank's share of the images: ``class003_sample000012.png`` is sample 12 of the seed, of class 3."""
+    if trained.recipe.data.paired:
+        raise UserError("--files", None, "is for generators from latents", "leave it out")
+    sampler = Sampler(trained, options.seed, options.batch, device)
+    truncation = options.truncations[0] if options.truncations else None
+    columns = choose_columns(trained.recipe.data.num_classes, options.classes, options.num)
+    sampler.prepare(truncation)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    first, last = (options.num * share // num_ranks for share in (rank, rank + 1))
+    for start in range(first, last, options.batch):
+        numbers = range(start, min(start + options.batch, last))
+        labels = torch.tensor([columns[number % len(columns)] for number in numbers])
+        images = sampler.images(sampler.inputs(start, labels, truncation))
+        for number, label, image in zip(numbers, labels.tolist(), images, strict=True):
+            pixels = ((image.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+            save_png(pixels, out / f"class{label:03d}_sample{number:06d}.png")
+    return f"{last - first} files"
 
 
 def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) -> list[int]:
@@ -79,23 +166,3 @@ def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) ->
         problem = f"images do not show the {len(columns)} classes asked for"
         raise UserError("--num", num, problem, f"give --num {len(columns)} or more")
     return columns
-
-
-def generate(
-    trained: TrainedNetwork,
-    num: int,
-    seed: int,
-    truncation: float | None,
-    columns: list[int],
-    batch: int,
-    device: torch.device,
-) -> Tensor:
-    """Images (num, C, H, W) in [-1, 1], row by row of a grid with the class of each of its ``columns``.
-
-    Batch norm uses standing statistics of latents drawn like the samples' (Brock et al. 2019, section 4.1), unless the
-    recipe's ``sample_statistics`` are each batch's own.
-    """
-    stand_statistics(trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device))
-    labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
-    inputs = generator_inputs(trained.recipe, Draws(seed), "sample", 0, labels, truncation, device)
-    return sample(trained.network, trained.infer, inputs, batch, trained.recipe.sample_statistics)

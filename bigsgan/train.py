@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +18,8 @@ from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.adversarial.watchers import LogitAnchors
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, read_saved_recipe, write_recipe
-from bigsgan.data import RealImages, build_dataset
+from bigsgan.data import RealImages, build_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
-from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch, OnDemand
 from bigsgan.engines.build import build_engines
@@ -273,16 +271,6 @@ def _layout(plan: RunPlan) -> dict[str, Any]:
         layout[f"{network}.precision"] = file.precision
         layout[f"{network}.pipeline_stages"] = plan.placement(network).num_stages
     return layout
-
-
-def readable_images(dataset: ImageDataset, num: int) -> torch.Tensor:
-    """Up to ``num`` images from all over a data set that can be read: (n, C, R, R) in [-1, 1]."""
-    found = []
-    num = min(num, len(dataset))
-    for index in range(num):
-        with suppress(CorruptImage):  # the loader counts and reports it
-            found.append(dataset[index * len(dataset) // num][0])
-    return torch.stack(found).float() / 127.5 - 1 if found else torch.empty(0)
 
 
 def _closing_lines(out: Path, nimg: int) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 
 from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset
-from bigsgan.sample import generate
+from bigsgan.sheets import Sampler
 from bigsgan.trained import open_trained
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def measure(run: Path, num: int = 1000, seed: int = 12345) -> dict[str, float]:
     trained = open_trained(run, "generator", live=False, nimg=None, device=CPU)
     real, real_labels = real_digits(trained.recipe.data.resolution)
     net, held_out = train_classifier(real, real_labels)
-    images = generate(trained, num, seed, None, list(range(10)), 100, CPU)
+    images = Sampler(trained, seed, 100, CPU).grid(num, list(range(10)), None).images
     labels = torch.arange(num) % 10
     with torch.no_grad():
         right = float((net(images).argmax(1) == labels).float().mean())

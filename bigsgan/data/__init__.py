@@ -1,6 +1,7 @@
 """Real images: data sets, their order, and the loader that brings them to the device."""
 
 from bigsgan.data.build import build_dataset
+from bigsgan.data.datasets import readable_images
 from bigsgan.data.loader import LabelledImages, RealImages
 
-__all__ = ["LabelledImages", "RealImages", "build_dataset"]
+__all__ = ["LabelledImages", "RealImages", "build_dataset", "readable_images"]

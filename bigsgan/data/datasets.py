@@ -10,6 +10,7 @@ import difflib
 import inspect
 import operator
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +48,16 @@ class ImageDataset(Protocol):
             CorruptImage: The image cannot be read.
         """
         ...
+
+
+def readable_images(dataset: ImageDataset, num: int) -> Tensor:
+    """Up to ``num`` images from all over a data set that can be read: (n, C, R, R) in [-1, 1]."""
+    found = []
+    num = min(num, len(dataset))
+    for index in range(num):
+        with suppress(CorruptImage):  # the loader counts and reports it
+            found.append(dataset[index * len(dataset) // num][0])
+    return torch.stack(found).float() / 127.5 - 1 if found else torch.empty(0)
 
 
 class DigitImages:

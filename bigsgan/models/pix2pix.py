@@ -37,12 +37,19 @@ class GeneratorInput(nn.Module):
 
 
 class Down(nn.Module):
-    """Leaky ReLU, halving, normalisation; what comes in is carried on beside what goes out."""
+    """Leaky ReLU, halving, normalisation; what comes in is carried on beside what goes out.
 
-    def __init__(self, in_channels: int, out_channels: int, norm: str | None) -> None:
+    Args:
+        in_channels: C of the input.
+        out_channels: C of the result.
+        norm: ``batch`` or ``instance``.
+        is_coarsest: Leave the normalisation out: of a single pixel nothing would be left.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, norm: str, is_coarsest: bool) -> None:
         super().__init__()
         self.conv = Conv2d(in_channels, out_channels, 4, _STD, stride=2, padding=1, bias=norm != "batch")
-        self.norm = _norm(norm, out_channels)
+        self.norm = nn.Identity() if is_coarsest else _norm(norm, out_channels)
 
     def forward(self, h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """(N, C_in, H, W), ... -> (N, C_out, H/2, W/2), ..., (N, C_in, H, W)."""
@@ -137,9 +144,7 @@ class InstanceNorm(nn.Module):
         return F.instance_norm(x.float()).to(x.dtype)  # float32: sums over H * W values
 
 
-def _norm(norm: str | None, channels: int) -> nn.Module:
-    if norm is None:
-        return nn.Identity()
+def _norm(norm: str, channels: int) -> nn.Module:
     return AffineBatchNorm(channels) if norm == "batch" else InstanceNorm()
 
 
@@ -153,7 +158,7 @@ def generator_layers(
     num_dropouts = min(_NUM_DROPOUTS, max(levels - 5, 0)) if config.dropout else 0
     layers: list[nn.Module] = [GeneratorInput(input_channels, widths[0], num_dropouts > 0)]
     for i in range(1, levels):
-        layers.append(Down(widths[i - 1], widths[i], config.norm if i < levels - 1 else None))
+        layers.append(Down(widths[i - 1], widths[i], config.norm, is_coarsest=i == levels - 1))
     for i in range(levels - 1, 0, -1):
         dropout = levels - 1 - i  # 0 for the coarsest, which has none
         stream = dropout if 1 <= dropout <= num_dropouts else None

@@ -100,8 +100,8 @@ def discriminator_state(state: State) -> dict[str, Tensor]:
 
 
 def _num_levels(state: State) -> int:
-    """Levels of the U-Net: how often a level stands in another, and the outermost."""
-    return 1 + max(len(re.findall(r"model\.", name)) - 1 for name in state if name.startswith("model.model."))
+    """Levels of the U-Net, each of which adds to the names of those in it."""
+    return max(len(re.findall(r"model\.", name)) for name in state) - 1
 
 
 def _norm_of(state: State) -> str:

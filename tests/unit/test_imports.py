@@ -27,6 +27,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.training"},
     {"bigsgan.weights"},
     {"bigsgan.initial_weights", "bigsgan.trained"},
+    {"bigsgan.sheets"},
     {"bigsgan.train", "bigsgan.sample", "bigsgan.export", "bigsgan.importing", "bigsgan.loading", "bigsgan.plan"},
     {"bigsgan", "bigsgan.cli"},
 ]

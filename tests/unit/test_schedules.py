@@ -112,7 +112,7 @@ def test_an_update_is_told_only_what_moves(tmp_path):
         "optimizer.discriminator={lr: 1, betas: [0, 0.8], decay: cosine, final_lr: 0.5, final_beta2: 0.9}",
         "optimizer.discriminator.decay_nimg=100",
     )
-    (lr, none), (d_lr, d_beta2), weights = scheduled(moving, 50)
+    (lr, none), (d_lr, d_beta2), weights, _ = scheduled(moving, 50)
     assert (lr, none) == (0.002, None)
     assert (d_lr, d_beta2, weights) == (pytest.approx(0.75), pytest.approx(0.85), {"r1": pytest.approx(2.0)})
 

@@ -1,0 +1,126 @@
+"""Published weights become runs: what `bigsgan import` writes makes the images that the reference made."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import bigsgan
+from bigsgan.cli import main
+from bigsgan.errors import UserError
+from bigsgan.models.stylegan2_layers import SynthesisLayer
+from tests.unit.test_weights_pix2pix import Maker
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+
+def part(record, prefix):
+    return {name.removeprefix(prefix): value.clone() for name, value in record.items() if name.startswith(prefix)}
+
+
+def imported(tmp_path, source, generator, discriminator=None):
+    """Import state dicts; return the exported generator, opened."""
+    arguments = ["import", "--from", source, "--weights", str(tmp_path / "g.pth"), "--out", str(tmp_path / "run")]
+    torch.save(generator, tmp_path / "g.pth")
+    if discriminator is not None:
+        save_file(discriminator, tmp_path / "d.safetensors")
+        arguments += ["--discriminator", str(tmp_path / "d.safetensors")]
+    assert main(arguments) == 0
+    return exported(tmp_path)
+
+
+def exported(tmp_path):
+    file = str(tmp_path / "g.safetensors")
+    assert main(["export", "--run", str(tmp_path / "run"), "--out", file, "--no-standing"]) == 0
+    return bigsgan.load(file)
+
+
+@pytest.mark.parametrize("family", ["biggan", "biggan_deep"])
+def test_biggan_pytorch(tmp_path, family):
+    record = load_file(DATA / f"biggan_pytorch_{family}.safetensors")
+    g = imported(tmp_path, "biggan-pytorch", part(record, "generator/"), part(record, "discriminator/"))
+    with torch.no_grad():
+        torch.testing.assert_close(g(record["latents"], record["labels"]), record["images"], atol=1e-4, rtol=0)
+    file = str(tmp_path / "d.exported.safetensors")
+    assert main(["export", "--run", str(tmp_path / "run"), "--network", "discriminator", "--out", file]) == 0
+    with torch.no_grad():
+        logits = bigsgan.load(file)(record["images"], record["labels"])
+    torch.testing.assert_close(logits, record["logits"].flatten(), atol=1e-4, rtol=1e-4)
+
+
+def test_r3gan(tmp_path):
+    record = load_file(DATA / "r3gan_conditional.safetensors")
+    g = imported(tmp_path, "r3gan", part(record, "generator."), part(record, "discriminator."))
+    with torch.no_grad():
+        images = g(record["io.latents"], record["io.labels"])
+    torch.testing.assert_close(images, record["io.images"], atol=1e-4, rtol=1e-4)
+
+
+def test_stylegan2(tmp_path):
+    record = load_file(DATA / "stylegan2" / "generator_unconditional.safetensors")
+    g = imported(tmp_path, "stylegan2-ada", part(record, "state."))
+    for layer in g.modules():
+        if isinstance(layer, SynthesisLayer):
+            layer.noise_mode = "const"
+    with torch.no_grad():
+        torch.testing.assert_close(g(record["latents"], record["labels"]), record["const"], atol=1e-4, rtol=0)
+
+
+def test_a_stylegan_pickle(tmp_path):
+    run, snapshot = tmp_path / "run", str(DATA / "stylegan2" / "snapshot.pkl")
+    assert main(["import", "--from", "stylegan2-ada", "--weights", snapshot, "--out", str(run)]) == 0
+    ours, theirs = exported(tmp_path).network.state_dict(), load_file(DATA / "stylegan2" / "snapshot.safetensors")
+    assert torch.equal(ours["layers.0.w_avg"], theirs["G_ema.mapping.w_avg"])
+    assert torch.equal(ours["layers.1.const"], theirs["G_ema.synthesis.b4.const"])
+
+
+def test_pix2pix_without_a_discriminator(tmp_path):
+    maker = Maker()
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    expected = maker.unet(images, 6, 2, 3)
+    g = imported(tmp_path, "pix2pix", maker.state)
+    with torch.no_grad():
+        torch.testing.assert_close(g(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_imported_run_is_sampled(tmp_path):
+    record = load_file(DATA / "biggan_pytorch_biggan.safetensors")
+    imported(tmp_path, "biggan-pytorch", part(record, "generator/"))
+    sheet, run = str(tmp_path / "sheet.png"), str(tmp_path / "run")
+    assert main(["sample", "--run", run, "--num", "6", "--out", sheet]) == 0
+    assert Image.open(sheet).size == (3 * 66 + 2, 2 * 66 + 2)
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_code_in_weights_does_not_run(tmp_path, capsys):
+    for name in ("weights.pth", "weights.pkl"):
+        (tmp_path / name).write_bytes(pickle.dumps({"G_ema": Malicious(tmp_path / "ran")}))
+        arguments = ["--weights", str(tmp_path / name), "--out", str(tmp_path / "run")]
+        assert main(["import", "--from", "stylegan2-ada", *arguments]) == 2
+        assert str(tmp_path / name) in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_another_source_are_refused(tmp_path, capsys):
+    torch.save({"layer.weight": torch.zeros(3)}, tmp_path / "g.pth")
+    for source in ("biggan-pytorch", "stylegan2-ada", "r3gan", "pix2pix"):
+        arguments = ["--weights", str(tmp_path / "g.pth"), "--out", str(tmp_path / "run")]
+        assert main(["import", "--from", source, *arguments]) == 2
+        assert capsys.readouterr().err.startswith("bigsgan: weights:")
+
+
+def test_a_file_that_was_not_exported_is_no_network(tmp_path):
+    save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="is no exported network"):
+        bigsgan.load(tmp_path / "x.safetensors")
