@@ -49,16 +49,15 @@ def train(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Print how a recipe would be laid out over ranks."""
-    if not options.pipeline:
-        raise UserError("bigsgan plan", None, "does not say what to plan", "add --pipeline")
+    """Print what a recipe's networks cost, or how they would be laid out over ranks."""
     path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
     least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
     ranks = least if options.ranks is None else options.ranks
     if ranks < 1:
         raise UserError("--ranks", ranks, "is no number of ranks", "give 1 or more")
-    importlib.import_module("bigsgan.plan").main(plan_run(recipe, ranks, path.resolve().parent))
+    planned = plan_run(recipe, ranks, path.resolve().parent)
+    importlib.import_module("bigsgan.plan").main(planned, options.pipeline)
     return 0
 
 
@@ -145,7 +144,9 @@ def _parser() -> _Parser:
     command.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
     command.set_defaults(run=train)
 
-    command = commands.add_parser("plan", help="show how a recipe would be laid out over ranks, without training")
+    command = commands.add_parser(
+        "plan", help="show what a recipe's networks cost, or how they would be divided, without training"
+    )
     _add_recipe(command)
     command.add_argument("--pipeline", action="store_true", help="the division into pipeline stages, and the bubble")
     _add_number(command, "--ranks", int, None, "number of ranks (default: the least that the stages need)")

@@ -66,9 +66,9 @@ def _check(
     network: str, left: list[str], wanted: dict[str, torch.Size], state: dict[str, Tensor], same_classes: bool
 ) -> None:
     for name in left:
-        # What depends on the number of classes differs in its first or last size alone.
+        # What depends on the number of classes differs in one size alone, or is there with classes only.
         shape, theirs = wanted[name], state[name].shape if name in state else None
-        of_classes = theirs is not None and len(theirs) == len(shape) and sum(map(int.__ne__, shape, theirs)) == 1
+        of_classes = theirs is None or (len(theirs) == len(shape) and sum(map(int.__ne__, shape, theirs)) == 1)
         if same_classes or not of_classes:
             was = "is missing there" if theirs is None else f"is {tuple(theirs)} there"
             raise UserError(

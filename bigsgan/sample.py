@@ -75,7 +75,8 @@ def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, r
 def _check(options: Options, out: Path) -> None:
     if not 1 <= options.num <= LARGEST_NUM:
         raise UserError("--num", options.num, "is no number of images", f"give 1 to {LARGEST_NUM}")
-    for truncation in options.truncations or [None]:
+    check_options(None, options.batch)
+    for truncation in options.truncations:
         check_options(truncation, options.batch)
     if not 0 <= options.seed <= LARGEST_INT:
         raise UserError("--seed", options.seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from bigsgan import checkpoint, comm
+from bigsgan.config.run_directory import write_recipe
+from bigsgan.initial_weights import InitialWeights
 from bigsgan.monitor import RankLog
 from bigsgan.train import Start, build_run
 from bigsgan.training.loop import Run
@@ -291,3 +293,24 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str) -> dict[str
     }  # fmt: skip
     destroy(run)
     return result
+
+
+def begin_with(overrides: list[str], ds: dict[str, Any], saved: str, later: list[str], num_updates: int) -> Any:
+    """Save a run after two updates; begin another with its weights, and go on: state before and after."""
+    first = build(overrides, ds)
+    update(first, 2)
+    directory = Path(saved)
+    if comm.rank() == 0:
+        write_recipe(first.recipe, directory, {})
+    comm.barrier()
+    assert checkpoint.save(directory / "checkpoints", first.counters.nimg, first.entries, first.layout, comm)
+    donor = local_state(first)
+    destroy(first)
+    plan = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), [*overrides, f"init_from.run={saved}", *later], ds)
+    initial = InitialWeights(first.recipe, checkpoint.find(directory), plan.recipe.init_from.weights == "live")
+    run = build_run(plan, directory, Start(initial=initial), RankLog(directory / "log", comm.rank(), print))
+    begun = local_state(run)
+    update(run, num_updates)
+    after = local_state(run)
+    destroy(run)
+    return donor, begun, after

@@ -125,7 +125,7 @@ def _build_divisible(plan: RunPlan, network: str) -> LayerStack:
 
 
 def _boundaries(plan: RunPlan, network: str, whole: LayerStack, bounds: Sequence[int]) -> Boundaries:
-    return Boundaries(whole, bounds, partial(_inputs, plan, network))
+    return Boundaries(whole, bounds, partial(meta_inputs, plan, network))
 
 
 def samples_of(plan: RunPlan, network: str) -> int:
@@ -193,8 +193,8 @@ def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]
     return scaled
 
 
-def _inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
-    """Inputs of a number of samples without data."""
+def meta_inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
+    """Inputs of a number of samples, without data, on the meta device."""
     recipe, data = plan.recipe, plan.recipe.data
 
     def images(channels: int) -> torch.Tensor:

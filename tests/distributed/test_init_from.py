@@ -1,0 +1,59 @@
+"""Fine-tuning: a run that begins with another's weights, whatever the layout, and keeps D's first layers."""
+
+import pytest
+import torch
+
+from tests.distributed import scenarios
+from tests.distributed.test_pipeline import stages
+from tests.distributed.test_state import ADAM
+from tests.tiny import zero
+
+
+def states(results):
+    """The three states, whole."""
+    return [scenarios.merge([rank[i] for rank in results]) for i in range(3)]
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("weights", ["ema", "live"])
+def test_the_weights_are_the_others(ranks, tmp_path, stage, weights):
+    ds = {"generator": zero(stage), "discriminator": zero(stage)}
+    later = [f"init_from.weights={weights}", "init_from.freeze_discriminator=2"]
+    results = ranks(2).run(scenarios.begin_with, ADAM, ds, str(tmp_path), later, 2)
+    donor, begun, after = states(results)
+    assert begun["discriminator"].keys() == donor["discriminator"].keys()
+    source = donor["average" if weights == "ema" else "generator"]
+    assert not torch.equal(donor["average"]["layers.0.linear.weight"], donor["generator"]["layers.0.linear.weight"])
+    for name, value in source.items():
+        assert torch.equal(begun["generator"][name], value), name
+        assert torch.equal(begun["average"][name], value), name
+    for name, value in donor["discriminator"].items():
+        assert torch.equal(begun["discriminator"][name], value), name
+        is_frozen = int(name.split(".")[1]) < 2
+        if name.endswith("weight"):
+            assert torch.equal(after["discriminator"][name], value) == is_frozen, name
+
+
+def test_other_classes_begin_anew(ranks, tmp_path):
+    ds = {"generator": zero(1), "discriminator": zero(2)}
+    donor, begun, _ = states(ranks(2).run(scenarios.begin_with, ADAM, ds, str(tmp_path), ["data.num_classes=0"], 1))
+    name = "layers.0.embedding.weight"
+    assert (donor["generator"][name].numel(), begun["generator"][name].numel()) == (60, 6)
+    for name, value in donor["average"].items():
+        if "embedding" not in name:
+            assert torch.equal(begun["generator"][name], value), name
+
+
+@pytest.mark.slow
+def test_in_stages(ranks, tmp_path):
+    ds = {"generator": zero(1), "discriminator": zero(1)}
+    results = ranks(2).run(scenarios.begin_with, ADAM, ds, str(tmp_path), stages(2, 2), 1)
+    donor, begun, _ = states(results)
+    for name, value in donor["average"].items():
+        assert torch.equal(begun["generator"][name], value), name
+
+
+def test_another_network_is_refused(ranks, tmp_path):
+    ds = {"generator": zero(0), "discriminator": zero(0)}
+    with pytest.raises(RuntimeError, match=r"init_from.run: has another generator: layers\.0\..*; use the generator"):
+        ranks(2).run(scenarios.begin_with, ADAM, ds, str(tmp_path), ["generator.channels=4"], 1)
