@@ -30,7 +30,7 @@ def test_known_networks(name, batch, expected):
     for network, (millions, gflop) in expected.items():
         numel, flops = count_network(plan, network)
         assert numel / 1e6 == pytest.approx(millions, abs=0.005)
-        assert flops / 1e9 == pytest.approx(gflop, rel=0.03)
+        assert flops / 1e9 == pytest.approx(gflop, rel=0.04)
 
 
 def test_a_perceptron_by_hand(tmp_path):
