@@ -118,6 +118,13 @@ class Reference:
         slopes = ((perturbed - logits) / section.sigma).view(len(x), -1).sum(1)
         return weight / 2 * (slopes**2).mean()
 
+    def features(self, h):
+        found = []
+        for layer in list(self.d.layers.values())[:-1]:
+            h = layer(*h)
+            found.append(h[0])
+        return found
+
     def path_length(self, inputs):
         styles, seeds = self.g.layers["0"](*inputs)
         h = styles, seeds
@@ -192,6 +199,11 @@ class Reference:
             loss = self.g_loss(real, self.forward(self.d, False, images, *c))
             if self.recipe.objective.l1:
                 loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self.targets(x))
+            if self.recipe.objective.feature_matching:
+                targets = self.targets(x), *self.conditions(y, inputs, seeds["real"])
+                pairs = zip(self.features(targets), self.features((images, *c)), strict=True)
+                distances = [F.l1_loss(ours, theirs.detach()) for theirs, ours in pairs]
+                loss = loss + self.recipe.objective.feature_matching * sum(distances) / len(distances)
             path_length = self.recipe.objective.path_length
             if path_length and update % path_length.every == 0:
                 loss = loss + path_length.every * path_length.weight * self.path_length(inputs)

@@ -88,6 +88,13 @@ FAMILIES: dict[str, list[str]] = {
         "objective.l1=10",
         "objective.reuse_fakes=true",
     ],
+    "pix2pix_features": [
+        "data={kind: synthetic_pairs, resolution: 32, num_images: 64, num_classes: 0, image_channels: 3}",
+        "generator={family: pix2pix, channels: 4}",
+        "discriminator={family: pix2pix, channels: 4, depth: 2}",
+        "objective.feature_matching=3",
+        "objective.reuse_fakes=true",
+    ],
 }
 """Overrides that turn the tiny recipe into another family's."""
 

@@ -29,7 +29,7 @@ def statistic_names(section: Objective) -> list[str]:
     """Names of the statistics that the objectives add to, where the logits or the images are."""
     names = ["loss/generator", "loss/discriminator"]
     names += [f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake")]
-    names += ["loss/l1"] if section.l1 else []
+    names += [f"loss/{name}" for name in ("l1", "feature_matching") if getattr(section, name)]
     return names + [f"penalty/{name}" for name in (*_GRADIENTS, GRADIENT_PENALTY, "lecam") if getattr(section, name)]
 
 
@@ -38,8 +38,10 @@ class DiscriminatorObjective:
 
     Attributes:
         penalised: Whether this phase carries R1 or R2.
-        differentiates_inputs: Whether it does so exactly.
+        reads_features: See LossFunction.
     """
+
+    reads_features = False
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class DiscriminatorObjective:
             segments.append((torch.lerp(fake[0], images, noise[GRADIENT_PENALTY]), *rest))
         return _join(segments)
 
-    def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
+    def __call__(self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = ()) -> Tensor:
         """Loss of the logits of a concatenated micro-batch."""
         segments = outputs.chunk(self.num_segments)
         real, fake = segments[0], segments[1]
@@ -175,7 +177,9 @@ class GeneratorObjective:
     def __init__(self, section: Objective, statistics: Statistics) -> None:
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
-        self.pairs = self._loss.pairs
+        self._matching = section.feature_matching
+        self.reads_features = self._matching > 0
+        self.pairs = self._loss.pairs or self.reads_features
 
     @property
     def num_segments(self) -> int:
@@ -186,12 +190,22 @@ class GeneratorObjective:
         """What D sees: the fakes, after the reals if the loss pairs them."""
         return fake if real is None else _join([real, fake])
 
-    def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
+    def __call__(self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = ()) -> Tensor:
         """Loss of the logits of ``batch``."""
         real, fake = outputs.chunk(2) if self.pairs else (outputs, outputs)
         loss = self._loss.generator(real, fake)
         self._statistics.add("loss/generator", loss.detach())
-        return loss
+        return loss + self._feature_matching(features) if self.reads_features else loss
+
+    def _feature_matching(self, features: Sequence[Tensor]) -> Tensor:
+        """Mean over D's layers of the mean |real - fake| (Wang et al. 2018, arXiv 1711.11585, equation 4)."""
+        distances = []
+        for feature in features:
+            real, fake = feature.float().chunk(2)  # float32: a mean over many small differences
+            distances.append((fake - real.detach()).abs().mean())
+        distance = torch.stack(distances).mean()
+        self._statistics.add("loss/feature_matching", distance.detach())
+        return self._matching * distance
 
 
 class Reconstruction:

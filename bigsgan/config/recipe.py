@@ -204,6 +204,10 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
         problem = "needs a double backward through the generator, beside which no network can be a pipeline"
         remedy = f"remove it (objective.path_length=null), or set engines.{network}.pipeline_stages=1"
         raise UserError("objective.path_length", recipe.objective.path_length.weight, problem, remedy)
+    if network == "discriminator" and recipe.objective.feature_matching:
+        problem = "reads the features of all layers, which no stage of the discriminator has"
+        remedy = "remove it, or set engines.discriminator.pipeline_stages=1"
+        raise UserError("objective.feature_matching", recipe.objective.feature_matching, problem, remedy)
     if network == "discriminator" and recipe.objective.gradient_penalty:
         problem = "needs a double backward, which no pipeline of the discriminator can do"
         remedy = "use objective.r1 with form=finite_difference, or engines.discriminator.pipeline_stages=1"
@@ -271,9 +275,11 @@ def _check_pairs(recipe: Recipe) -> None:
     if paired and recipe.augmentation:
         problem = "would move targets away from their inputs"
         raise UserError("augmentation.kind", recipe.augmentation.kind, problem, "set augmentation=null")
-    if recipe.objective.l1 and not paired:
-        problem = "compares with targets, which only pairs have"
-        raise UserError("objective.l1", recipe.objective.l1, problem, "remove it, or set data.kind=side_by_side")
+    for name in ("l1", "feature_matching"):
+        weight = getattr(recipe.objective, name)
+        if weight and not paired:
+            problem = "compares with targets, which only pairs have"
+            raise UserError(f"objective.{name}", weight, problem, "remove it, or set data.kind=side_by_side")
 
 
 def _check_objective(recipe: Recipe) -> None:

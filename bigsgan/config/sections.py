@@ -157,6 +157,8 @@ class Objective(Section):
     """Give G the latents of the last discriminator step instead of fresh ones."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference between G's images and the targets of pairs."""
+    feature_matching: NaturalFloat = 0.0
+    """Weight of the mean absolute difference between D's features of G's images and those of the targets of pairs."""
     r1: Penalty | None = None
     r2: Penalty | None = None
     gradient_penalty: GradientPenalty | None = None

@@ -32,7 +32,12 @@ class LossFunction(Protocol):
         """Equal parts of a micro-batch, such as real and fake, whose batch statistics are kept apart."""
         ...
 
-    def __call__(self, outputs: Tensor, inputs: MicroBatch) -> Tensor:
+    @property
+    def reads_features(self) -> bool:
+        """Whether the loss looks at what the layers before the last yield; not where the network is in stages."""
+        ...
+
+    def __call__(self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = ()) -> Tensor:
         """Mean loss over this rank's samples of the micro-batch, a float32 scalar."""
         ...
 

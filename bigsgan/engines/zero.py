@@ -47,8 +47,12 @@ class Root(nn.Module):
         if loss is not None and loss.differentiates_inputs:
             inputs = (inputs[0].detach().requires_grad_(True), *inputs[1:])
         with moving_state(self.stateful, moving):
-            outputs = self.network(*inputs, segments=1 if loss is None else loss.num_segments)
-        return outputs if loss is None else loss(outputs, inputs)
+            if loss is None:
+                return self.network(*inputs)
+            if loss.reads_features:
+                outputs, features = self.network.with_features(*inputs, segments=loss.num_segments)
+                return loss(outputs, inputs, features)
+            return loss(self.network(*inputs, segments=loss.num_segments), inputs)
 
 
 class ZeroEngine(DeepSpeedBacked):

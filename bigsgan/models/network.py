@@ -72,6 +72,15 @@ class LayerStack(nn.Module):
             statistics.segments = segments
         return self.layers[number](*carry)
 
+    def with_features(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, list[Tensor]]:
+        """The output, and the first entry of the carry after each layer but the last."""
+        features = []
+        for number in range(len(self.layers) - 1):
+            carry = self.part(number, number + 1).fold(*carry, segments=segments)
+            features.append(carry[0])
+        (output,) = self.part(len(self.layers) - 1, len(self.layers)).fold(*carry, segments=segments)
+        return output, features
+
     def stateful_layers(self) -> list[StatefulLayer]:
         """List the layers whose forward pass can move state."""
         return [module for module in self.modules() if isinstance(module, StatefulLayer)]

@@ -102,7 +102,7 @@ class Product:
             for verb in ("infer", "train", "forward", "input_grads", "backward"):
                 self._time(getattr(self.run.step, name), verb, f"{name}.{verb}")
         self._time(self.run.step._reals, "next_phase", "data")
-        self._time(self.run.step._latents, "phase", "latents")
+        self._time(self.run.step._source, "inputs", "latents")
         self._time(self.run.average, "update", "average")
 
     def _time(self, owner, name, label):

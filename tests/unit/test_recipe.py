@@ -80,7 +80,8 @@ def test_defaults_are_filled_in(tmp_path):
         },
         "discriminator": {"family": "biggan", "channels": 96, "attention": [], **scale},
         "objective": {
-            "loss": "hinge", "d_steps": 1, "reuse_fakes": False, "l1": 0.0, "r1": None, "r2": None,
+            "loss": "hinge", "d_steps": 1, "reuse_fakes": False, "l1": 0.0, "feature_matching": 0.0,
+            "r1": None, "r2": None,
             "gradient_penalty": None, "lecam": None, "path_length": None,
             "orthogonal": {"generator": 0.0, "discriminator": 0.0},
         },
