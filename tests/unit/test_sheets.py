@@ -1,0 +1,185 @@
+"""What `bigsgan sample` shows: sweeps, interpolations, mixed styles, pairs and single files, from runs made here."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bigsgan import checkpoint
+from bigsgan.cli import main
+from bigsgan.config.run_directory import write_recipe
+from bigsgan.data import build_dataset
+from bigsgan.importing import _Entry, _OneRank
+from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
+from bigsgan.sheets import Sampler, slerp
+from bigsgan.trained import open_trained
+from tests.tiny import FAMILIES, tiny_recipe
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """Make a run directory with the initial weights of a tiny recipe."""
+
+    def make(*overrides: str) -> Path:
+        recipe = tiny_recipe(tmp_path, *overrides)
+        stack = build_network(recipe, "generator")
+        initialize(stack, 3)
+        entries = {name: _Entry(recipe, name, stack.state_dict()) for name in ("generator", "average")}
+        run = tmp_path / "run"
+        write_recipe(recipe, run, {})
+        assert checkpoint.save(run / "checkpoints", 8, entries, {}, _OneRank())
+        return run
+
+    return make
+
+
+def sampler(run: Path, seed: int = 0) -> Sampler:
+    return Sampler(open_trained(run, "generator", False, None, CPU), seed, 100, CPU)
+
+
+def cells(path: Path, size: int) -> np.ndarray:
+    """(rows, columns, size, size) of a grey sheet."""
+    pixels = np.asarray(Image.open(path))[2:, 2:]
+    rows, columns = (side // (size + 2) for side in pixels.shape[:2])
+    return pixels.reshape(rows, size + 2, columns, size + 2).transpose(0, 2, 1, 3)[:, :, :size, :size]
+
+
+def test_a_sweep_shows_the_same_samples_under_each_truncation(make_run):
+    run = make_run()
+    columns = [3, 1, 4]
+    sheet = sampler(run).sweep(columns, [0.3, 1.5])
+    assert sheet.columns == 3
+    for row, truncation in zip(sheet.images.split(3), [0.3, 1.5], strict=True):
+        # Power iterations, which begin converged, move on with each row's standing statistics.
+        torch.testing.assert_close(row, sampler(run).grid(3, columns, truncation).images, atol=5e-3, rtol=0)
+    assert not torch.equal(*sheet.images.split(3))
+
+
+def test_an_interpolation_goes_from_sample_to_sample(make_run):
+    run = make_run()
+    sheet = sampler(run).interpolation([2, 7], 4, None, morph=False)
+    assert (len(sheet.images), sheet.columns) == (8, 4)
+    ends = sampler(run).grid(2, [2, 7], None).images
+    torch.testing.assert_close(sheet.images[[0, 4]], ends, atol=1e-5, rtol=0)
+    steps = sheet.images[:4]
+    assert all(not torch.equal(steps[i], steps[i + 1]) for i in range(3))
+
+
+def test_a_morph_ends_at_the_next_class(make_run):
+    run = make_run()
+    trained = open_trained(run, "generator", False, None, CPU)
+    table = trained.network.layers["0"].embedding.weight
+    before = table.clone()
+    made = Sampler(trained, 0, 100, CPU)
+    half = made.interpolation([2, 7], 2, None, morph=True).images[1]
+    assert torch.equal(table, before)
+    with torch.no_grad():
+        table[5] = (table[2] + table[7]) / 2
+        latents, _ = made.inputs(0, torch.tensor([2, 7]), None)
+        by_hand = made.images((slerp(latents[0], latents[1], 0.5)[None], torch.tensor([5])))[0]
+    torch.testing.assert_close(half, by_hand, atol=1e-5, rtol=0)
+
+
+def test_great_circles():
+    a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 3.0])
+    torch.testing.assert_close(slerp(a, b, 1 / 3), 3 * torch.tensor([np.cos(np.pi / 6), np.sin(np.pi / 6)]).float())
+    torch.testing.assert_close(slerp(a, a, 0.4), a)
+
+
+def test_styles_are_mixed_by_row_and_column(make_run):
+    run = make_run(*FAMILIES["stylegan2"])
+    made = sampler(run)
+    network = made._trained.network
+    num_styles = network.layers["0"].num_ws
+    columns = [1, 2, 3]
+    sheet = made.mixed_styles(columns, rows=2, crossover=2, truncation=None)
+    assert (len(sheet.images), sheet.columns) == (3 * 4, 4)
+    table = sheet.images.unflatten(0, (3, 4))
+    assert torch.equal(table[0, 0], torch.full_like(table[0, 0], -1))
+    all_coarse = made.mixed_styles(columns, 2, num_styles, None).images.unflatten(0, (3, 4))
+    for row in (1, 2):  # all styles of the row, so each column repeats the row's own image
+        for column in (1, 2, 3):
+            torch.testing.assert_close(all_coarse[row, column], all_coarse[row, 0], atol=1e-5, rtol=0)
+    assert not torch.equal(table[1, 1], table[1, 0])
+
+
+def test_psi_draws_styles_to_their_mean(make_run):
+    run = make_run(*FAMILIES["stylegan2"])
+    made = sampler(run)
+    with torch.no_grad():
+        made._trained.network.layers["0"].w_avg.normal_(generator=torch.Generator().manual_seed(0))
+    whole, none = made.grid(2, [1, 1], 1.0).images, made.grid(2, [1, 1], 0.02).images
+    spread = [float((images[0] - images[1]).norm()) for images in (whole, none)]
+    assert spread[1] < spread[0]
+
+
+def test_an_animation_has_a_frame_for_each_step(make_run, tmp_path):
+    run, out = make_run(), tmp_path / "x.gif"
+    arguments = ["--run", str(run), "--out", str(out), "--num", "3", "--classes", "1-3", "--interpolate", "5"]
+    assert main(["sample", *arguments]) == 0
+    image = Image.open(out)
+    assert (image.n_frames, image.size) == (5, (3 * 18 + 2, 20))
+
+
+def test_single_files_are_the_grids_images_whatever_the_ranks(make_run, tmp_path, monkeypatch):
+    run, out = make_run(), tmp_path / "files"
+    arguments = ["sample", "--run", str(run), "--num", "7", "--classes", "4,6", "--seed", "5"]
+    assert main([*arguments, "--out", str(tmp_path / "grid.png")]) == 0
+    grid = cells(tmp_path / "grid.png", 16).reshape(-1, 16, 16)
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        assert main([*arguments, "--files", "--out", str(out)]) == 0
+    names = [f"class{(4, 6)[i % 2]:03d}_sample{i:06d}.png" for i in range(7)]
+    assert sorted(path.name for path in out.iterdir()) == sorted(names)
+    for i, name in enumerate(names):
+        assert np.abs(np.asarray(Image.open(out / name)).astype(int) - grid[i]).max() <= 1  # rounded in another batch
+
+
+def test_pairs_stand_side_by_side(make_run, tmp_path):
+    run, out = make_run(*FAMILIES["pix2pix"]), tmp_path / "pairs.png"
+    assert main(["sample", "--run", str(run), "--num", "4", "--out", str(out)]) == 0
+    assert Image.open(out).size == (9 * 34 + 2, 2 * 34 + 2)
+    sheet = np.asarray(Image.open(out))
+    pair, _ = build_dataset(tiny_recipe(tmp_path, *FAMILIES["pix2pix"]).data)[0]
+    assert np.array_equal(sheet[2:34, 2:34], pair[:3].permute(1, 2, 0).numpy())
+    assert np.array_equal(sheet[2:34, 70:102], pair[3:].permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize(
+    "options, field",
+    [
+        (["--interpolate", "1"], "--interpolate: 1 is no number of images"),
+        (["--interpolate", "-3"], "--interpolate: -3 is no number of images"),
+        (["--morph"], "--morph: is for interpolations"),
+        (["--mix", "-1"], "--mix: -1 is no number of coarse styles"),
+        (["--mix", "4"], "--mix: needs a generator with styles"),
+        (["--mix", "4", "--interpolate", "3"], "--interpolate: does not go with --mix"),
+        (["--files", "--truncation", "0.3,0.5"], "--files: does not go with --truncation"),
+        (["--truncation", "0.3,x"], "--truncation: '0.3,x' is not a number"),
+        (["--truncation", "0.3,0"], "--truncation: 0.0 is no threshold"),
+    ],
+)
+def test_options_that_make_no_sense(make_run, tmp_path, capsys, options, field):
+    run = make_run()
+    assert main(["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), *options]) == 2
+    assert capsys.readouterr().err.startswith(f"bigsgan: {field}")
+
+
+def test_an_animation_of_nothing_is_refused(make_run, tmp_path, capsys):
+    assert main(["sample", "--run", str(make_run()), "--out", str(tmp_path / "x.gif")]) == 2
+    assert "is an animation" in capsys.readouterr().err
