@@ -20,7 +20,8 @@ RECIPE_FILE = "config.yaml"
 FREE_KEYS = {
     "out", "total_nimg", "report_nimg", "sample_nimg", "checkpoint_nimg", "keep_checkpoints",
     "sample_statistics",
-    "data.root", "data.num_workers", "data.prefetch", "data.max_corrupt",
+    "init_from.run", "init_from.nimg", "init_from.weights",
+    "data.root", "data.input_root", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
     "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's division stays
