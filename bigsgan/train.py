@@ -13,24 +13,21 @@ import torch
 
 from bigsgan import checkpoint, comm, memory
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
-from bigsgan.adversarial.augmentation import AdaptiveProbability
-from bigsgan.adversarial.path_length import PathLengthPenalty
-from bigsgan.adversarial.watchers import LogitAnchors
+from bigsgan.adversarial.extras import build_extras
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, read_saved_recipe, write_recipe
 from bigsgan.data import RealImages, build_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
-from bigsgan.engines import Engine, MicroBatch, OnDemand
+from bigsgan.engines import MicroBatch, OnDemand
 from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
 from bigsgan.initial_weights import InitialWeights, freeze_first_layers, load_initial_weights
-from bigsgan.models.augment import AdaptiveAugment
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
-from bigsgan.training.sampling import STANDING_BATCHES, latent_grid, pair_grid
+from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, latent_grid, pair_grid
 from bigsgan.training.state import AverageState, Counters, EngineState
 
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
@@ -143,20 +140,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         "counters": counters,
     }
     statistics = Statistics(device)
-    augmentation = _augmentation_of(engines["discriminator"])
-    watchers: dict[str, AdaptiveProbability | LogitAnchors] = {}
-    anchors = None
-    if recipe.augmentation and recipe.augmentation.target is not None:
-        watchers["augmentation"] = AdaptiveProbability(
-            recipe.augmentation, recipe.batch, device, augmentation, comm.sum_over_ranks
-        )
-    if recipe.objective.lecam:
-        anchors = watchers["anchors"] = LogitAnchors(recipe.objective.lecam, device, comm.sum_over_ranks)
-    path_length = None
-    if recipe.objective.path_length:
-        path_length = PathLengthPenalty(recipe.objective.path_length, statistics, device, comm.sum_over_ranks)
-        entries["path_length"] = path_length
-    entries.update(watchers)
+    extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
+    entries.update(extras.entries())
     if found is not None:
         checkpoint.load(found, entries, layout, comm)
     slices = _slices(plan, rank)
@@ -164,9 +149,6 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters.update)
     sample_draws = SampleDraws(draws, device)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters.update)
-    shown = readable_images(dataset, NUM_SHOWN) if rank == 0 or recipe.data.paired else torch.empty(0)
-    if recipe.data.paired and not len(shown):
-        raise UserError("data.root", recipe.data.root, "holds no pair that can be read", "repair its images")
     image_shape = (recipe.data.image_channels, recipe.data.resolution, recipe.data.resolution)
     hand_over = build_hand_over(plan, image_shape)
     step = AdversarialStep(
@@ -180,20 +162,14 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         slices,
         image_shape,
         statistics,
-        list(watchers.values()),
-        anchors,
-        path_length,
-        recipe.augmentation is not None,
-        augmentation,
+        extras,
     )
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     if found is not None:
         reporter.message(f"going on from {found.path} ({counters.nimg} images)")
     if initial is not None:
         reporter.message(f"beginning with the weights of {initial.checkpoint.path}")
-    if rank == 0 and len(shown) and not recipe.data.paired:
-        reporter.images("samples/real", shown, REAL_COLUMNS, counters.nimg)
-    grid = pair_grid(recipe, shown[:NUM_PAIRS], device) if recipe.data.paired else latent_grid(recipe, device)
+    grid = _build_grid(recipe, dataset, reporter, counters.nimg)
     return Run(
         recipe=recipe,
         out=out,
@@ -212,9 +188,17 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     )
 
 
-def _augmentation_of(discriminator: Engine) -> torch.Tensor | None:
-    """Probability of D's augmentations, where this rank has the layer that they happen in."""
-    return next((layer.p for layer in discriminator.network.modules() if isinstance(layer, AdaptiveAugment)), None)
+def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int) -> SampleGrid:
+    """What sample grids show; a grid of real images is shown at once, unless they stand beside the samples."""
+    paired = recipe.data.paired
+    images = readable_images(dataset, NUM_SHOWN) if comm.rank() == 0 or paired else torch.empty(0)
+    if paired and not len(images):
+        raise UserError("data.root", recipe.data.root, "holds no pair that can be read", "repair its images")
+    if paired:
+        return pair_grid(recipe, images[:NUM_PAIRS], comm.device())
+    if len(images):
+        reporter.images("samples/real", images, REAL_COLUMNS, nimg)
+    return latent_grid(recipe, comm.device())
 
 
 def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:

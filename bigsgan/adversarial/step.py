@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws, Slice
 from bigsgan.adversarial.objectives import (
     GRADIENT_PENALTY,
@@ -26,8 +27,6 @@ from bigsgan.adversarial.objectives import (
     Reconstruction,
     statistic_names,
 )
-from bigsgan.adversarial.path_length import PathLengthPenalty
-from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
 from bigsgan.config.sections import Objective
 from bigsgan.data import LabelledImages
 from bigsgan.engines import Engine, MicroBatch, MicroBatches, OnDemand, Rates
@@ -85,11 +84,7 @@ class AdversarialStep:
         slices: dict[str, dict[str, Slice]],
         image_shape: tuple[int, int, int],
         statistics: Statistics,
-        watchers: Sequence[LogitWatcher] = (),
-        anchors: LogitAnchors | None = None,
-        path_length: PathLengthPenalty | None = None,
-        augmented: bool = False,
-        augmentation: Tensor | None = None,
+        extras: Extras,
     ) -> None:
         """Join two engines.
 
@@ -104,30 +99,25 @@ class AdversarialStep:
             slices: What each network computes in the phase of each: ``slices[phase][network]``.
             image_shape: (C, H, W).
             statistics: Where losses, logits and norms are added.
-            watchers: Who is shown D's logits.
-            anchors: Of LeCam's regularisation.
-            path_length: Regularisation of G.
-            augmented: Whether D augments its images, and so reads seeds.
-            augmentation: Probability of its augmentations, (1,), where this rank has it.
+            extras: What else the recipe asks for.
         """
         self.generator, self.discriminator = generator, discriminator
         self._hand_over, self._section, self._reals = hand_over, section, reals
         self._source, self._draws = source, draws
         self._slices, self._image_shape, self._statistics = slices, image_shape, statistics
-        self._watchers, self._anchors, self._path_length = watchers, anchors, path_length
-        self._augmented, self._augmentation = augmented, augmentation
+        self._extras = extras
         self._g_objective = GeneratorObjective(section, statistics)
         self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
-        statistics.declare(*statistic_names(section), *(["augmentation"] if augmented else []))
+        statistics.declare(*statistic_names(section), *(["augmentation"] if extras.augmented else []))
         generator.after_update = self._generator_updated
         discriminator.after_update = functools.partial(self._record, "discriminator", discriminator)
 
     def __call__(self, update: int, scheduled: Scheduled) -> None:
         """Make update number ``update`` (from 0)."""
-        if self._augmentation is not None:
+        if self._extras.augmentation is not None:
             if scheduled.augmentation is not None:
-                self._augmentation.fill_(scheduled.augmentation)
-            self._statistics.add("augmentation", self._augmentation)
+                self._extras.augmentation.fill_(scheduled.augmentation)
+            self._statistics.add("augmentation", self._extras.augmentation)
         for d_step in range(self._section.d_steps):
             # A phase of reals is taken where and when it is first looked at.
             reals = functools.cache(self._reals.next_phase)
@@ -139,10 +129,10 @@ class AdversarialStep:
         self._generator_phase(inputs, update, reals, scheduled.generator)
         self.generator.finish()
         self.discriminator.finish()
-        for watcher in self._watchers:
+        for watcher in self._extras.watchers:
             watcher.finish_update(update)
-        if self._path_length is not None:
-            self._path_length.finish_update(update)
+        if self._extras.path_length is not None:
+            self._extras.path_length.finish_update(update)
 
     def _discriminator_phase(
         self, inputs: Inputs, counters: tuple[int, int], reals: Reals, scheduled: Scheduled
@@ -150,7 +140,12 @@ class AdversarialStep:
         part = self._slices["discriminator"]["discriminator"]
         number = counters[0] * self._section.d_steps + counters[1]
         objective = DiscriminatorObjective(
-            self._section, self._statistics, number, scheduled.penalty_weights, self._watchers, self._anchors
+            self._section,
+            self._statistics,
+            number,
+            scheduled.penalty_weights,
+            self._extras.watchers,
+            self._extras.anchors,
         )
         fakes = self.generator.infer(inputs.generator)
         fakes = self._hand_over.to_discriminator(fakes, part.batch // part.accumulation)
@@ -171,7 +166,8 @@ class AdversarialStep:
         part = self._slices["generator"]["discriminator"]
         micro_batch = part.batch // part.accumulation
         objective = self._g_objective
-        regularizer = self._path_length if self._path_length and self._path_length.is_due(update) else None
+        path_length = self._extras.path_length
+        regularizer = path_length if path_length is not None and path_length.is_due(update) else None
         fakes = self.generator.forward(inputs.generator, regularizer)
         fakes = self._hand_over.to_discriminator(fakes, micro_batch)
         seeds = {name: self._seeds(f"augment/generator/{name}", (update,), part) for name in ("real", "fake")}
@@ -195,7 +191,7 @@ class AdversarialStep:
 
     def _seeds(self, stream: str, counters: tuple[int, ...], part: Slice) -> Sequence[tuple[Tensor, ...]]:
         """By micro-batch, what D draws augmentations from; nothing where it has none."""
-        if not self._augmented:
+        if not self._extras.augmented:
             return OnDemand(part.accumulation, lambda j: ())
         seeds = self._draws.seeds(stream, counters, part)
         return OnDemand(part.accumulation, lambda j: (seeds[j],))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import LatentSource, SampleDraws, Slice
 from bigsgan.adversarial.step import AdversarialStep, Scheduled
 from bigsgan.config import NETWORKS, RunPlan
@@ -222,7 +223,7 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
     source = LatentSource(draws, 12, 10)
     step = AdversarialStep(
         generator, discriminator, SameRanks(), recipe.objective, NoReals(), source, draws, slices, shape,
-        Statistics(cpu),
+        Statistics(cpu), Extras(),
     )  # fmt: skip
     step(0, Scheduled(Rates(0.1), Rates(0.1), {}))
     return note.phases

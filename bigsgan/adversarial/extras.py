@@ -1,0 +1,68 @@
+"""What a recipe may add to the game: augmentation, and regularisation that remembers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigsgan.adversarial.augmentation import AdaptiveProbability
+from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher, Sum
+from bigsgan.config import Recipe
+from bigsgan.models.augment import AdaptiveAugment
+from bigsgan.models.network import LayerStack
+from bigsgan.monitor import Statistics
+
+
+class Extras(NamedTuple):
+    """Parts of the step that a recipe may ask for.
+
+    Attributes:
+        augmented: Whether D augments its images, and so reads seeds.
+        augmentation: Probability of its augmentations, (1,), where this rank has it.
+        adaptive: Steers that probability by D's logits.
+        anchors: Of LeCam's regularisation of D.
+        path_length: Regularisation of G.
+    """
+
+    augmented: bool = False
+    augmentation: Tensor | None = None
+    adaptive: AdaptiveProbability | None = None
+    anchors: LogitAnchors | None = None
+    path_length: PathLengthPenalty | None = None
+
+    @property
+    def watchers(self) -> list[LogitWatcher]:
+        """Who is shown D's logits."""
+        return [watcher for watcher in (self.adaptive, self.anchors) if watcher is not None]
+
+    def entries(self) -> dict[str, AdaptiveProbability | LogitAnchors | PathLengthPenalty]:
+        """What of them belongs to a run's state."""
+        named = {"augmentation": self.adaptive, "anchors": self.anchors, "path_length": self.path_length}
+        return {name: entry for name, entry in named.items() if entry is not None}
+
+
+def build_extras(
+    recipe: Recipe, discriminator: LayerStack, statistics: Statistics, device: torch.device, sum_over_ranks: Sum
+) -> Extras:
+    """Make what the recipe asks for.
+
+    Args:
+        recipe: Of the run.
+        discriminator: This rank's layers of D.
+        statistics: Where penalties are added.
+        device: Of this rank.
+        sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
+    """
+    section, objective = recipe.augmentation, recipe.objective
+    p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
+    adaptive = anchors = path_length = None
+    if section and section.target is not None:
+        adaptive = AdaptiveProbability(section, recipe.batch, device, p, sum_over_ranks)
+    if objective.lecam:
+        anchors = LogitAnchors(objective.lecam, device, sum_over_ranks)
+    if objective.path_length:
+        path_length = PathLengthPenalty(objective.path_length, statistics, device, sum_over_ranks)
+    return Extras(section is not None, p, adaptive, anchors, path_length)
