@@ -45,36 +45,49 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[
         UserError: The networks differ in more than their classes.
     """
     other, found, live = initial
+    # What the recipe asks for, with the other run's classes: that has to be the other run's network.
+    same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": other.data.num_classes})})
     for network in NETWORKS:
         entry = "average" if network == "generator" and not live else network
         if entry not in found.manifest["numbers"]:
+            _refuse_freezing(recipe, found)
             _log.warning("%s holds no %s: it begins anew", found.path, network)
             continue
+        theirs, expected, ours = (_shapes(each, network) for each in (other, same, recipe))
+        _refuse_other(network, theirs, expected)
         with torch.device("meta"):
-            theirs, ours = build_network(other, network), build_network(recipe, network)
-        shapes = {name: parameter.shape for name, parameter in theirs.named_parameters()}
-        state = checkpoint.read_parameters(found, entry, shapes)
-        wanted = {name: tensor.shape for name, tensor in ours.state_dict().items()}
-        left = sorted(name for name, shape in wanted.items() if name not in state or state[name].shape != shape)
-        _check(network, left, wanted, state, same_classes=other.data.num_classes == recipe.data.num_classes)
-        if left:
+            parameters = dict(build_network(other, network).named_parameters())
+        state = checkpoint.read_parameters(found, entry, {name: p.shape for name, p in parameters.items()})
+        kept = {name for name, shape in ours.items() if theirs.get(name) == shape}
+        if left := sorted(ours.keys() - kept):
             _log.warning("%s: %d tensors of other classes begin anew, such as %s", network, len(left), left[0])
-        _fill(engines[network], {name: state[name] for name in wanted.keys() - set(left)})
+        _fill(engines[network], {name: state[name] for name in kept})
 
 
-def _check(
-    network: str, left: list[str], wanted: dict[str, torch.Size], state: dict[str, Tensor], same_classes: bool
-) -> None:
-    for name in left:
-        # What depends on the number of classes differs in one size alone, or is there with classes only.
-        shape, theirs = wanted[name], state[name].shape if name in state else None
-        of_classes = theirs is None or (len(theirs) == len(shape) and sum(map(int.__ne__, shape, theirs)) == 1)
-        if same_classes or not of_classes:
-            was = "is missing there" if theirs is None else f"is {tuple(theirs)} there"
-            raise UserError(
-                "init_from.run", None, f"has another {network}: {name}, {tuple(shape)} here, {was}",
-                f"use the {network} section of its config.yaml",
-            )  # fmt: skip
+def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
+    """Of a network's parameters and buffers, but for layers before its own, such as augmentation."""
+    with torch.device("meta"):
+        state = build_network(recipe, network).state_dict()
+    return {name: tensor.shape for name, tensor in state.items() if not name.startswith("layers.-")}
+
+
+def _refuse_other(network: str, theirs: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
+    for name in sorted(theirs.keys() | expected.keys()):
+        was, wanted = theirs.get(name), expected.get(name)
+        if was != wanted:
+            sizes = ", ".join(
+                f"{'none' if s is None else tuple(s)} {where}" for s, where in ((wanted, "here"), (was, "there"))
+            )
+            problem = f"has another {network}: {name} is {sizes}"
+            remedy = f"use the {network} and data sections of its config.yaml; data.num_classes may differ"
+            raise UserError("init_from.run", None, problem, remedy)
+
+
+def _refuse_freezing(recipe: Recipe, found: checkpoint.Checkpoint) -> None:
+    if recipe.init_from and recipe.init_from.freeze_discriminator:
+        number = recipe.init_from.freeze_discriminator
+        problem = f"would keep layers that have not been trained: {found.path} holds no discriminator"
+        raise UserError("init_from.freeze_discriminator", number, problem, "set it to 0")
 
 
 @torch.no_grad()
@@ -89,11 +102,19 @@ def _fill(engine: Engine, state: dict[str, Tensor]) -> None:
             buffer.copy_(state[name])
 
 
-def freeze_first_layers(engine: Engine, num_layers: int) -> None:
-    """Keep the first layers of a network as they are (Mo, Cho and Shin 2020, arXiv 2002.10964).
+def freeze_first_layers(recipe: Recipe, engine: Engine, num_layers: int) -> None:
+    """Keep the first layers of the discriminator as they are (Mo, Cho and Shin 2020, arXiv 2002.10964).
 
     Their gradients become 0, and an optimizer that has seen nothing else does not move them.
+
+    Raises:
+        UserError: There are no more layers than those.
     """
+    with torch.device("meta"):
+        numbers = [int(number) for number in build_network(recipe, "discriminator").layers]
+    if num_layers > max(numbers):
+        problem = f"leaves none of the discriminator's {max(numbers) + 1} layers to train"
+        raise UserError("init_from.freeze_discriminator", num_layers, problem, f"give {max(numbers)} or less")
     for number, layer in engine.network.layers.items():
         if int(number) < num_layers:
             for parameter in layer.parameters():

@@ -27,7 +27,7 @@ from bigsgan.initial_weights import InitialWeights, freeze_first_layers, load_in
 from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
-from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, latent_grid, pair_grid
+from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
 from bigsgan.training.state import AverageState, Counters, EngineState
 
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
@@ -79,6 +79,7 @@ def _run(plan: RunPlan) -> None:
         training_loop(run)
     finally:
         run.reals.close()
+        run.source.close()
         run.reporter.close()
     run.reporter.message(_closing_lines(out, run.counters.nimg))
 
@@ -129,7 +130,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     if initial is not None:
         load_initial_weights(recipe, initial, engines)
     if recipe.init_from:
-        freeze_first_layers(engines["discriminator"], recipe.init_from.freeze_discriminator)
+        freeze_first_layers(recipe, engines["discriminator"], recipe.init_from.freeze_discriminator)
     layout.update({f"{network}.division": engine.division for network, engine in engines.items()})
     average = ShardedAverage(engines["generator"])
     counters = Counters()
@@ -174,6 +175,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         recipe=recipe,
         out=out,
         reals=reals,
+        source=source,
         step=step,
         average=average,
         grid=grid,
@@ -190,12 +192,13 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
 
 def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int) -> SampleGrid:
     """What sample grids show; a grid of real images is shown at once, unless they stand beside the samples."""
-    paired = recipe.data.paired
-    images = readable_images(dataset, NUM_SHOWN) if comm.rank() == 0 or paired else torch.empty(0)
-    if paired and not len(images):
-        raise UserError("data.root", recipe.data.root, "holds no pair that can be read", "repair its images")
-    if paired:
-        return pair_grid(recipe, images[:NUM_PAIRS], comm.device())
+    num = NUM_PAIRS if recipe.data.paired else NUM_SHOWN
+    images = readable_images(dataset, num) if comm.rank() == 0 else torch.empty(0)
+    if recipe.data.paired:  # one rank reads, as all have to show the same
+        images = comm.from_rank_zero(images)
+        if not len(images):
+            raise UserError("data.root", recipe.data.root, "holds no pair that can be read", "repair its images")
+        return pair_grid(recipe, images, comm.device())
     if len(images):
         reporter.images("samples/real", images, REAL_COLUMNS, nimg)
     return latent_grid(recipe, comm.device())
@@ -237,13 +240,13 @@ def _build_source(
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
     if not recipe.data.paired:
         latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
-        part = g_phase["generator"]
-        return latents, OnDemand(STANDING_BATCHES, lambda i: latents.phase("standing", (i,), part)[0])
+        part, num = g_phase["generator"], STANDING_BATCHES if has_standing_statistics(recipe) else 0
+        return latents, OnDemand(num, lambda i: latents.phase("standing", (i,), part)[0])
     places = [plan.placement(network) for network in NETWORKS]
     together = places[0].input_ranks() == places[1].input_ranks()
     own = None
     if not together:  # other pairs than those that D reads on this rank
-        own = _build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), update).next_phase
+        own = _build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), update)
     return PairSource(draws, recipe.data.input_channels, own), []
 
 

@@ -107,7 +107,8 @@ class Reference:
             self.signs.append(real.sign())
             if len(self.signs) == augmentation.interval:
                 direction = torch.sign(torch.cat(self.signs).mean() - augmentation.target)
-                self.d.layers["-1"].p += self.recipe.batch * augmentation.interval / augmentation.ramp_nimg * direction
+                step = self.recipe.batch * augmentation.interval / augmentation.ramp_nimg * direction
+                self.d.layers["-1"].p.add_(step).clamp_(min=0)
                 self.signs = []
 
     def penalty(self, section, weight, x, y, logits, noise):

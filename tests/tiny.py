@@ -82,8 +82,8 @@ FAMILIES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.02",
     ],
     "pix2pix": [
-        "data={kind: synthetic_pairs, resolution: 32, num_images: 64, num_classes: 0, image_channels: 3}",
-        "generator={family: pix2pix, channels: 4}",
+        "data={kind: synthetic_pairs, resolution: 64, num_images: 64, num_classes: 0, image_channels: 3}",
+        "generator={family: pix2pix, channels: 2}",  # six levels, with dropout in one
         "discriminator={family: pix2pix, channels: 4, depth: 2}",
         "objective.l1=10",
         "objective.reuse_fakes=true",

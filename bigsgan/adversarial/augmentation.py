@@ -65,14 +65,18 @@ class AdaptiveProbability:
         self._own += torch.stack([signs.sum(dtype=torch.float32), known.sum(dtype=torch.float32)])
 
     @torch.no_grad()
-    def finish_update(self, update: int) -> None:
+    def finish_update(self, update: int, applied: bool) -> None:
         """End update number ``update`` (from 0): the ranks share their signs, and every ``interval`` updates p moves.
+
+        Signs of an update that was skipped do not count.
 
         A collective: all ranks call it, those too that saw no logits or do not hold p.
         """
         # In each update, though p moves in every fourth: so nothing that a checkpoint must keep differs by rank.
-        self._signs += self._sum_over_ranks(self._own.clone())
+        signs = self._sum_over_ranks(self._own.clone())
         self._own.zero_()
+        if applied:
+            self._signs += signs
         if (update + 1) % self._interval:
             return
         if self._p is not None:

@@ -56,7 +56,7 @@ class SampleDraws:
         return OnDemand(part.accumulation, draw)
 
     def uniform(self, stream: str, counters: tuple[int, ...], part: Slice, shape: tuple[int, ...]) -> Sequence[Tensor]:
-        """Numbers (n, *shape) float32, uniform in (0, 1), for each micro-batch."""
+        """Numbers (n, *shape) float32, uniform in (0, 1], for each micro-batch."""
 
         def draw(j: int) -> Tensor:
             positions = part.positions(j)
@@ -113,6 +113,10 @@ class InputSource(Protocol):
         """What D reads of a micro-batch of the data: images, and what else it reads beside them."""
         ...
 
+    def close(self) -> None:
+        """Release what it reads from."""
+        ...
+
 
 class LatentSource:
     """Draws the inputs of a generator of images from latents.
@@ -143,6 +147,9 @@ class LatentSource:
     def real(self, batch: LabelledImages) -> MicroBatch:
         """Images and labels."""
         return tuple(batch)
+
+    def close(self) -> None:
+        """Do nothing: it only draws."""
 
     def _labels(self, stream: str, counters: tuple[int, ...], part: Slice) -> Sequence[Tensor]:
         return self._draws.labels(f"{stream}/label", counters, part, self._num_classes)

@@ -10,20 +10,20 @@ import functools
 from torch import Tensor
 
 from bigsgan.adversarial.latents import Inputs, Reals, SampleDraws, Slice
-from bigsgan.data import LabelledImages
+from bigsgan.data import LabelledImages, RealImages
 from bigsgan.engines.sequences import MicroBatch, MicroBatches, OnDemand
 
 
 class PairSource:
     """Takes the generator's inputs from pairs (n, C_in + C, R, R), an input's channels before its target's."""
 
-    def __init__(self, draws: SampleDraws, input_channels: int, own: Reals | None = None) -> None:
+    def __init__(self, draws: SampleDraws, input_channels: int, own: RealImages | None = None) -> None:
         """Begin at the first phase that ``own`` gives.
 
         Args:
             draws: Of seeds for dropout.
             input_channels: C_in.
-            own: Gives the next phase's pairs where G and D compute different samples on this rank.
+            own: Reads G's pairs where G and D compute different samples on this rank; closed with this source.
         """
         self._draws, self._input_channels, self._own = draws, input_channels, own
 
@@ -31,7 +31,7 @@ class PairSource:
         """Input images, labels and seeds for G, labels and input images for D; see ``InputSource``."""
         part = slices["generator"]
         seeds = self._draws.seeds(f"{stream}/seed", counters, part)
-        pairs = reals if self._own is None else functools.cache(self._own)
+        pairs = reals if self._own is None else functools.cache(self._own.next_phase)
 
         def generator(j: int) -> MicroBatch:
             images, labels = pairs()[j]
@@ -47,6 +47,11 @@ class PairSource:
     def real(self, batch: LabelledImages) -> MicroBatch:
         """Targets, labels, inputs."""
         return batch.images[:, self._input_channels :], batch.labels, self._input(batch.images)
+
+    def close(self) -> None:
+        """End the loading processes of a reader of its own."""
+        if self._own is not None:
+            self._own.close()
 
     def _input(self, images: Tensor) -> Tensor:
         return images[:, : self._input_channels]

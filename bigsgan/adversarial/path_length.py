@@ -56,20 +56,20 @@ class PathLengthPenalty:
         probe = noise.normal(inputs[-1], _STREAM, tuple(images.shape[1:])) / math.sqrt(pixels)
         (grads,) = torch.autograd.grad((images * probe).sum() * _SCALE, styles, create_graph=True)
         lengths = (grads.float() / _SCALE).square().sum(dim=2).mean(dim=1).sqrt()
-        self._seen += torch.stack([lengths.detach().sum(), lengths.new_tensor(float(len(lengths)))])
+        self._seen += torch.stack([lengths.detach().sum(), lengths.new_full((), float(len(lengths)))])
         value = self._section.weight * (lengths - self._average.clone()).square().mean()
         self._statistics.add(NAME, value.detach())
         return images, self._section.every * value
 
     @torch.no_grad()
-    def finish_update(self, update: int) -> None:
+    def finish_update(self, update: int, applied: bool) -> None:
         """Move the average by the mean over all ranks, if the update carried the penalty. All ranks call this."""
         if not self.is_due(update):
             return
         total, number = self._sum_over_ranks(self._seen.clone()).unbind()
         self._seen.zero_()
-        moved = torch.lerp(self._average, total / number, self._section.decay)
-        self._average.copy_(torch.where(torch.isfinite(moved), moved, self._average))  # not those that overflowed
+        if applied:
+            self._average.lerp_(total / number, self._section.decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """The average, (1,)."""

@@ -36,6 +36,11 @@ from bigsgan.monitor import Statistics
 class RealSource(Protocol):
     """Where real images come from: the micro-batches of the next discriminator phase."""
 
+    @property
+    def reads(self) -> bool:
+        """Whether this rank reads D's inputs."""
+        ...
+
     def next_phase(self) -> list[LabelledImages]:
         """Return this replica's micro-batches and advance. Only asked on ranks that read D's inputs."""
         ...
@@ -130,9 +135,9 @@ class AdversarialStep:
         self.generator.finish()
         self.discriminator.finish()
         for watcher in self._extras.watchers:
-            watcher.finish_update(update)
+            watcher.finish_update(update, self.discriminator.applied)
         if self._extras.path_length is not None:
-            self._extras.path_length.finish_update(update)
+            self._extras.path_length.finish_update(update, self.generator.applied)
 
     def _discriminator_phase(
         self, inputs: Inputs, counters: tuple[int, int], reals: Reals, scheduled: Scheduled
@@ -181,7 +186,7 @@ class AdversarialStep:
 
         def grad(j: int) -> Tensor:
             through_logits = all_grads[j][-part.num_samples :]
-            if self._reconstruction is None:
+            if self._reconstruction is None or not self._reals.reads:
                 return through_logits
             target, *_ = self._source.real(reals()[j])
             return through_logits + self._reconstruction.grads(fakes[j], target)

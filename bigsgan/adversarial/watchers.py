@@ -25,8 +25,8 @@ class LogitWatcher(Protocol):
         """Take note of D's logits at this rank's real and fake images of a micro-batch."""
         ...
 
-    def finish_update(self, update: int) -> None:
-        """End update number ``update``. All ranks call this, those too that saw no logits."""
+    def finish_update(self, update: int, applied: bool) -> None:
+        """End update number ``update``, applied or skipped. All ranks call this, those too that saw no logits."""
         ...
 
 
@@ -45,20 +45,20 @@ class LogitAnchors:
 
     def observe(self, real: Tensor, fake: Tensor) -> None:
         """Add logits, of any shape."""
-        num = real.new_tensor(float(real.numel()))
+        num = real.new_full((), float(real.numel()))  # made on the device: a copy from the host would wait for it
         self._seen += torch.stack([real.sum(), num, fake.sum(), num])
 
     @torch.no_grad()
-    def finish_update(self, update: int) -> None:
+    def finish_update(self, update: int, applied: bool) -> None:
         """Move the averages by the means over all ranks; those of the first update are taken as they are."""
         real, num_real, fake, num_fake = self._sum_over_ranks(self._seen.clone()).unbind()
         self._seen.zero_()
+        if not applied:
+            return
         known = self._anchors[2]
         means = torch.stack([real / num_real, fake / num_fake])
-        moved = torch.where(known > 0, torch.lerp(means, self._anchors[:2], self._section.decay), means)
-        usable = torch.isfinite(moved).all()  # not those of an update that overflowed
-        self._anchors[:2] = torch.where(usable, moved, self._anchors[:2])
-        self._anchors[2] = torch.where(usable, 1.0, known)
+        self._anchors[:2] = torch.where(known > 0, torch.lerp(means, self._anchors[:2], self._section.decay), means)
+        self._anchors[2] = 1.0
 
     def penalty(self, real: Tensor, fake: Tensor) -> Tensor:
         """R of the logits of a micro-batch, a scalar; 0 until averages are known."""

@@ -225,9 +225,10 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
 
 def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:
     """Refuse a finite difference that bf16's 8 bits cannot see: at sigma 0.01 it measured rounding, seven times R1."""
+    is_bf16 = file.precision == "bf16" or recipe.discriminator.computes_in_bf16
     for name in ("r1", "r2"):
         penalty = getattr(recipe.objective, name)
-        if penalty and penalty.form == "finite_difference" and file.precision == "bf16" and penalty.sigma < 0.1:
+        if penalty and penalty.form == "finite_difference" and is_bf16 and penalty.sigma < 0.1:
             raise UserError(
                 f"objective.{name}.sigma",
                 penalty.sigma,

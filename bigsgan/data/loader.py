@@ -73,6 +73,7 @@ class RealImages:
         self.data, self.draws, self.device, self.rank = data, draws, device, rank
         self._slices = partial(_phase_slices, batch=batch, accumulation=accumulation, rank=rank, world_size=world_size)
         self._phase = first_phase
+        self.reads = reads
         self._corrupt: set[str] = set()
         indices = _endless_indices(EpochOrder(draws, len(dataset)), self._slices, first_phase)
         self._batches = _read(dataset, data, indices, pin_memory=device.type == "cuda") if reads else iter(())

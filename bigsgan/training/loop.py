@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan import checkpoint, comm
-from bigsgan.adversarial import AdversarialStep, Scheduled
+from bigsgan.adversarial import AdversarialStep, InputSource, Scheduled
 from bigsgan.config import Recipe
 from bigsgan.data import RealImages
 from bigsgan.engines import MicroBatch
@@ -34,6 +34,7 @@ class Run:
     recipe: Recipe
     out: Path
     reals: RealImages
+    source: InputSource
     step: AdversarialStep
     average: ShardedAverage
     grid: SampleGrid

@@ -12,6 +12,7 @@ from bigsgan.config import Recipe
 from bigsgan.draws import Draws
 from bigsgan.engines.sequences import MicroBatch
 from bigsgan.errors import UserError
+from bigsgan.models.build import build_network
 from bigsgan.models.layers import BatchStatistics
 from bigsgan.models.network import LayerStack
 
@@ -33,8 +34,6 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
     The power iterations move along, so that the norms of an average's weights are their own and not the live ones'.
     """
     norms = [module for module in network.modules() if isinstance(module, BatchStatistics)]
-    if not norms and not network.spectral_layers():
-        return
     momenta = [norm.momentum for norm in norms]
     network.train()
     try:
@@ -47,13 +46,23 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
             norm.momentum = momentum
 
 
+def has_standing_statistics(recipe: Recipe) -> bool:
+    """Whether a generator, of which a rank may hold a part, has statistics or power iterations to stand."""
+    with torch.device("meta"):
+        whole = build_network(recipe, "generator")
+    return bool(whole.spectral_layers()) or any(isinstance(module, BatchStatistics) for module in whole.modules())
+
+
 def standing_batches(
     recipe: Recipe, truncation: float | None, batch: int, device: torch.device
 ) -> Sequence[MicroBatch]:
     """Inputs for ``stand_statistics``: latents drawn like the samples', labels of all classes as in training.
 
+    There are none where there is nothing to stand, or where the generator reads images.
     The run's seed determines them, so that samples of any seed and an exported file have the same statistics.
     """
+    if recipe.data.paired or not has_standing_statistics(recipe):
+        return []
     draws, classes = Draws(recipe.seed), max(recipe.data.num_classes, 1)
     batches = []
     for first in range(0, max(STANDING_BATCHES * batch, STANDING_IMAGES), batch):

@@ -43,6 +43,13 @@ def test_pipeline(ranks, family, mode):
     check(ranks(2), [*options, *stages(2, 2)], {"generator": zero(1), "discriminator": zero(1)})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("family", ["pix2pix", "stylegan2"])
+def test_where_images_travel(ranks, family, layout):
+    check(ranks(2), [*FAMILIES[family], *CASES, *stages(*layout)], {"generator": zero(1), "discriminator": zero(1)})
+
+
 def without_exact(options):
     """The same without exact penalties, which no pipeline can compute."""
     return [option.replace("r2: {weight: 0.1, every: 2}", "d_steps: 1") for option in options]

@@ -10,7 +10,7 @@ from bigsgan import checkpoint, comm
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from tests.distributed import scenarios
-from tests.tiny import tiny_recipe, zero
+from tests.tiny import FAMILIES, tiny_recipe, zero
 
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discriminator")]
 STAGES = [0, 1, 2, 3]
@@ -112,3 +112,23 @@ def test_a_file_that_divides_weights_differently_is_refused(ranks, tmp_path):
     for message in ranks(2).run(other_order, str(tmp_path), ds, other):
         assert "in another order or division" in message
         assert "ds_generator.json" in message
+
+
+REMEMBERED = {
+    "ada_and_lecam": [
+        "augmentation={p: 0.5, target: 0.1, interval: 2, ramp_nimg: 200}", "objective.lecam={weight: 0.3, decay: 0.5}",
+    ],
+    "path_length": FAMILIES["stylegan2_path_length"],
+    "pairs": FAMILIES["pix2pix"],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REMEMBERED)
+def test_what_a_recipe_adds_is_the_same_run(ranks, name, tmp_path):
+    """Averages of logits, signs in the middle of an interval, the mean length: all go on."""
+    overrides = [*REMEMBERED[name], *ADAM]
+    both = {"generator": zero(2), "discriminator": zero(3)}
+    whole = ranks(2).run(scenarios.uninterrupted, overrides, both, 6)
+    parts = ranks(2).run(scenarios.resume, overrides, both, str(tmp_path), 3, 3)
+    check_same_run(whole, parts)

@@ -54,7 +54,7 @@ def test_the_controller_adjusts_at_intervals_by_all_signs_since():
         for part in logits.chunk(4):
             adaptive.observe(part, NO_FAKES)
         means.append(logits.sign().mean().item())
-        adaptive.finish_update(update)
+        adaptive.finish_update(update, applied=True)
         trace.append(p.item())
     expected, held = [], 0.0
     for update in range(24):
@@ -74,7 +74,7 @@ def test_ranks_share_their_signs():
     for each, p in zip(logits, probabilities, strict=True):
         adaptive = controller(p, lambda own: sums, interval=1)
         adaptive.observe(each, NO_FAKES)
-        adaptive.finish_update(0)
+        adaptive.finish_update(0, applied=True)
     assert probabilities[0] is not None
     assert probabilities[0].item() == pytest.approx(0.5 - STEP / 4, abs=1e-7)
 
@@ -83,10 +83,10 @@ def test_logits_that_overflowed_do_not_count():
     p = torch.full((1,), 0.5)
     adaptive = controller(p, interval=1)
     adaptive.observe(torch.tensor([math.nan, 1.0, math.inf]), NO_FAKES)
-    adaptive.finish_update(0)
+    adaptive.finish_update(0, applied=True)
     assert p.item() == pytest.approx(0.5 + STEP / 4, abs=1e-7)
     adaptive.observe(torch.tensor([math.nan]), NO_FAKES)
-    adaptive.finish_update(1)
+    adaptive.finish_update(1, applied=True)
     assert p.item() == pytest.approx(0.5 + STEP / 4, abs=1e-7)
 
 
@@ -94,11 +94,11 @@ def test_a_continued_run_has_the_signs_of_before():
     p = torch.full((1,), 0.5)
     before = controller(p, interval=2)
     before.observe(torch.full((64,), -1.0), NO_FAKES)
-    before.finish_update(0)
+    before.finish_update(0, applied=True)
     after = controller(p, interval=2)
     after.load({name: tensor.clone() for name, tensor in before.tensors().items()}, before.numbers())
     after.observe(torch.ones(16), NO_FAKES)
-    after.finish_update(1)
+    after.finish_update(1, applied=True)
     assert p.item() == pytest.approx(0.5 - STEP / 2, abs=1e-7)
     assert after.tensors()["signs"].tolist() == [0, 0]
 
@@ -108,7 +108,7 @@ def test_nothing_waits_for_the_device():
     adaptive = AdaptiveProbability(Augmentation(target=0.6), 64, meta, p, lambda own: own)
     adaptive.observe(torch.empty(8, device="meta"), NO_FAKES)
     for update in range(4):
-        adaptive.finish_update(update)
+        adaptive.finish_update(update, applied=True)
 
 
 def test_the_schedule_is_half_a_cosine():

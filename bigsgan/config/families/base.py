@@ -22,6 +22,11 @@ class NetworkSection(Section):
     paired: ClassVar[bool] = False
     family: str
 
+    @property
+    def computes_in_bf16(self) -> bool:
+        """Whether some layers compute in bf16 whatever the engine's precision."""
+        return False
+
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
 

@@ -30,6 +30,11 @@ class R3GANNetwork(NetworkSection):
     bf16_stages: NaturalInt = 0
     """The finest so many stages compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
 
+    @property
+    def computes_in_bf16(self) -> bool:
+        """Whether the finest stages do."""
+        return self.bf16_stages > 0
+
     def _check(self, network: str, data: Data) -> None:
         """Raise UserError where the lists fit neither the resolution nor each other."""
         num = len(self.widths)

@@ -44,6 +44,11 @@ class _StyleGAN2(NetworkSection):
     half_type: Literal["bf16", "fp16"] = "bf16"
     """Published: fp16, without a loss scale for these blocks."""
 
+    @property
+    def computes_in_bf16(self) -> bool:
+        """Whether the highest resolutions do."""
+        return self.half_resolutions > 0 and self.half_type == "bf16"
+
     def channels(self, resolution: int) -> dict[int, int]:
         """Channels by the resolution of the feature map."""
         return stylegan2_channels(resolution, self.channel_base, self.channel_max)

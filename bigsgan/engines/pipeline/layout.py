@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,8 +89,17 @@ def divide_network(
     stages, partition = plan.placement(network).num_stages, plan.recipe.engine(network).partition
     whole = _build_divisible(plan, network)
     layers = measured or count(whole)
-    bounds = bounds or divide(weights(layers, partition), stages)
+    bounds = bounds or divide_layers(layers, partition, stages)
     return Division(network, bounds, layers, _boundaries(plan, network, whole, bounds))
+
+
+def divide_layers(layers: Sequence[LayerCost], partition: str, num_stages: int) -> list[int]:
+    """Bounds of the stages, each with a layer that has parameters, as an engine needs some: see ``divide``."""
+    # A layer without parameters, such as augmentation, goes with the one behind it.
+    first = [0, *(i for i in range(1, len(layers)) if layers[i - 1].numel)]
+    costs = weights(layers, partition)
+    joined = [sum(costs[start:stop]) for start, stop in itertools.pairwise([*first, len(layers)])]
+    return [*(first[bound] for bound in divide(joined, num_stages)[:-1]), len(layers)]
 
 
 def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[LayerCost] | None:
@@ -117,10 +127,11 @@ def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
 def _build_divisible(plan: RunPlan, network: str) -> LayerStack:
     """All layers, of which there have to be enough."""
     whole, stages = build_on_meta(plan, network), plan.placement(network).num_stages
-    if stages > len(whole.layers):
+    num_layers = sum(layer.numel > 0 for layer in count(whole))
+    if stages > num_layers:
         field = f"engines.{network}.pipeline_stages"
-        problem = f"is more than the {network} has layers ({len(whole.layers)}), which would leave a stage without any"
-        raise UserError(field, stages, problem, f"set {field} to {len(whole.layers)} or less")
+        problem = f"is more than the {network} has layers ({num_layers}), which would leave a stage without any"
+        raise UserError(field, stages, problem, f"set {field} to {num_layers} or less")
     return whole
 
 
