@@ -63,6 +63,8 @@ def plan(options: argparse.Namespace) -> int:
 
 def sample(options: argparse.Namespace) -> int:
     """Write a grid of samples."""
+    _environment("LOCAL_RANK", default=0, least=0)
+    _check_rank(_world_size())
     module = importlib.import_module("bigsgan.sample")
     asked = module.Options(
         num=options.num,
@@ -272,10 +274,8 @@ def _check_launcher(world_size: int) -> None:
     Raises:
         UserError: With the variable that is missing or does not fit.
     """
+    _check_rank(world_size)
     if not os.environ.get("RANK"):
-        if world_size > 1:
-            remedy = "start with deepspeed or torchrun, or run `unset WORLD_SIZE`"
-            raise UserError("WORLD_SIZE", world_size, "is set in the environment and RANK is not", remedy)
         return
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
@@ -283,10 +283,20 @@ def _check_launcher(world_size: int) -> None:
             raise UserError(name, None, "is not set in the environment and RANK is", remedy)
     for name, least in (("LOCAL_RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_WORLD_SIZE", 1), ("MASTER_PORT", 1)):
         _environment(name, default=least, least=least)
+
+
+def _check_rank(world_size: int) -> None:
+    """Refuse a rank that does not fit the number of ranks.
+
+    Raises:
+        UserError: With the variable that is missing or does not fit.
+    """
+    if not os.environ.get("RANK") and world_size > 1:
+        remedy = "start with deepspeed or torchrun, or run `unset WORLD_SIZE`"
+        raise UserError("WORLD_SIZE", world_size, "is set in the environment and RANK is not", remedy)
     if _rank() >= world_size:
-        raise UserError(
-            "RANK", _rank(), f"is set in the environment and WORLD_SIZE is {world_size}", "run `unset RANK`"
-        )
+        problem = f"is set in the environment and WORLD_SIZE is {world_size}"
+        raise UserError("RANK", _rank(), problem, "run `unset RANK`")
 
 
 def _speak_once(error: UserError) -> None:

@@ -15,7 +15,7 @@ from bigsgan.config.run_directory import refuse_output
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.trained import best_device, open_trained
-from bigsgan.training.sampling import check_options, smaller_batch, stand_statistics, standing_batches
+from bigsgan.training.sampling import check_batch, check_truncation, smaller_batch, stand_statistics, standing_batches
 
 
 def main(
@@ -38,7 +38,7 @@ def main(
         nimg: Which checkpoint; None for the newest.
         standing: Give the generator the standing statistics that ``bigsgan sample`` uses, so that it makes the same
             images in evaluation mode; None means yes. Otherwise its buffers are as training left them.
-        truncation: Threshold of the latents of standing statistics; None for none.
+        truncation: Threshold of the latents of standing statistics, or psi of a generator with styles; None for none.
         batch: Images computed at a time for standing statistics.
 
     Raises:
@@ -51,12 +51,14 @@ def main(
     standing = network == "generator" and standing is not False
     if truncation is not None and not standing:
         raise UserError("--truncation", truncation, "is for standing statistics, which are not made", "leave it out")
-    check_options(truncation, batch)
+    check_batch(batch)
     refuse_output(out)
     remedy = f"{smaller_batch(batch)}, or none (--no-standing)" if standing else "use a machine with more memory"
     with memory.naming_remedy(f"while the {network} was exported", remedy):
         device = best_device() if standing else torch.device("cpu")
         trained = open_trained(run, network, live is True, nimg, device)
+        if truncation is not None:
+            check_truncation(trained.recipe, truncation)
         header = {
             "network": network,
             "weights": "ema" if network == "generator" and live is not True else "live",

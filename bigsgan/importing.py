@@ -29,7 +29,7 @@ _RECIPES = {
     "pix2pix": "pix2pix_facades",
 }
 
-_SIZES = ("channels", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "norm")
+_SIZES = ("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm")
 
 
 def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> None:
@@ -65,7 +65,7 @@ def make_recipe(found: Found, out: Path) -> Recipe:
 
 
 def _partner(generator: dict[str, Any]) -> dict[str, Any]:
-    """Section of a discriminator without weights, as large as the generator."""
+    """Section of a discriminator without weights, of the generator's widths; attention is left to the user."""
     return {key: generator[key] for key in ("family", *_SIZES) if key in generator}
 
 
@@ -76,11 +76,14 @@ class _Entry:
         network = "discriminator" if name == "discriminator" else "generator"
         stack = build_network(recipe, network)
         initialize(stack, initial_seed(recipe, network))
-        missing, unexpected = stack.load_state_dict(dict(state), strict=False)
-        parameters = {key for key, _ in stack.named_parameters()}
-        if unexpected or parameters & set(missing):
-            names = ", ".join([*unexpected, *missing][:3])
-            raise UserError("--weights", None, f"do not fit a {network} of their own sizes ({names})", "report it")
+        wanted = {key: tensor.shape for key, tensor in stack.state_dict().items()}
+        missing = {key for key, _ in stack.named_parameters()} - state.keys()
+        other = {key for key, tensor in state.items() if tensor.shape != wanted.get(key)}
+        if other or missing:
+            field = "--discriminator" if network == "discriminator" else "--weights"
+            problem = f"does not fit the generator's images and classes, or is not whole ({min(other | missing)})"
+            raise UserError(field, None, problem, "give the two networks of one training")
+        stack.load_state_dict(dict(state), strict=False)
         self._parameters, self._buffers = dict(stack.named_parameters()), dict(stack.named_buffers())
 
     def tensors(self) -> dict[str, Tensor]:

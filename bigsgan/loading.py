@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bigsgan.config import Recipe
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
+from bigsgan.models.stylegan2 import Mapping
 
 
 class ExportedNetwork(nn.Module):
@@ -67,4 +68,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
         cause = next(iter(str(error).splitlines()), "")
         problem = f"is no exported network ({type(error).__name__}: {cause})"
         raise UserError(str(path), None, problem, "give a file that `bigsgan export` wrote") from None
+    for layer in network.modules():
+        if isinstance(layer, Mapping) and "truncation" in header:
+            layer.truncation_psi = float(header["truncation"])
     return ExportedNetwork(recipe, network, header).to(device).eval()

@@ -32,7 +32,8 @@ def describe_networks(plan: RunPlan) -> str:
         numel, flops[network] = count_network(plan, network)
         lines.append(f"{network:14}{numel:>15,}{flops[network] / 1e9:>26.3f}")
     d_steps = plan.recipe.objective.d_steps
-    update = (d_steps + 3) * flops["generator"] + (6 * d_steps + 2) * flops["discriminator"]
+    judged = 4 if plan.recipe.objective.loss == "relativistic" else 2  # reals too, forward and backward
+    update = (d_steps + 3) * flops["generator"] + (6 * d_steps + judged) * flops["discriminator"]
     lines.append(f"{'an update':14}{'':15}{update / 1e9:>26.3f}  without penalties")
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from bigsgan import memory
 from bigsgan.atomic import replacing
+from bigsgan.config import Recipe
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.errors import UserError
@@ -18,7 +19,7 @@ from bigsgan.monitor import image_grid, save_png
 from bigsgan.monitor.sinks import writing
 from bigsgan.sheets import Sampler, Sheet, translated_pairs
 from bigsgan.trained import TrainedNetwork, best_device, open_trained
-from bigsgan.training.sampling import LARGEST_NUM, check_options, grid_columns, smaller_batch
+from bigsgan.training.sampling import LARGEST_NUM, check_batch, check_truncation, grid_columns, smaller_batch
 
 MILLISECONDS = 60
 """That an animation shows each image."""
@@ -65,6 +66,7 @@ def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, r
     remedy = f"{smaller_batch(options.batch)}, or fewer in all (--num)"
     with memory.naming_remedy(f"with {options.batch} images at a time and {options.num} in all", remedy):
         trained = open_trained(run, "generator", live, nimg, device)
+        _check_run(trained.recipe, options)
         if options.files:
             text = _write_files(trained, options, out, device, rank, num_ranks)
         else:
@@ -75,9 +77,7 @@ def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, r
 def _check(options: Options, out: Path) -> None:
     if not 1 <= options.num <= LARGEST_NUM:
         raise UserError("--num", options.num, "is no number of images", f"give 1 to {LARGEST_NUM}")
-    check_options(None, options.batch)
-    for truncation in options.truncations:
-        check_options(truncation, options.batch)
+    check_batch(options.batch)
     if not 0 <= options.seed <= LARGEST_INT:
         raise UserError("--seed", options.seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
     if options.interpolate < 0 or options.interpolate == 1:
@@ -96,6 +96,27 @@ def _check(options: Options, out: Path) -> None:
         raise UserError("--out", str(out), "is an animation, which only interpolations are", "add --interpolate 16")
     if not options.files:
         refuse_output(out)
+
+
+def _check_run(recipe: Recipe, options: Options) -> None:
+    """Refuse what the run's generator cannot do."""
+    for truncation in options.truncations:
+        check_truncation(recipe, truncation)
+    if recipe.data.paired:
+        asked = {
+            "--truncation": options.truncations, "--classes": options.classes, "--interpolate": options.interpolate,
+            "--mix": options.mix, "--files": options.files, "--seed": options.seed,
+        }  # fmt: skip
+        for option, given in asked.items():
+            if given:
+                raise UserError(option, None, "is for generators from latents, which this is not", "leave it out")
+    if options.interpolate and recipe.sample_statistics == "batch":
+        problem = "computes images one by one, which sample_statistics=batch would normalise one by one"
+        raise UserError(
+            "--interpolate", options.interpolate, problem, "set sample_statistics to running in config.yaml"
+        )
+    if options.morph and not recipe.data.num_classes:
+        raise UserError("--morph", None, "goes from class to class, and the run has none", "leave it out")
 
 
 def _make_sheet(trained: TrainedNetwork, options: Options, device: torch.device) -> Sheet:
@@ -129,8 +150,6 @@ def _write_files(
     trained: TrainedNetwork, options: Options, out: Path, device: torch.device, rank: int, num_ranks: int
 ) -> str:
     """Write this rank's share of the images: ``class003_sample000012.png`` is sample 12 of the seed, of class 3."""
-    if trained.recipe.data.paired:
-        raise UserError("--files", None, "is for generators from latents", "leave it out")
     sampler = Sampler(trained, options.seed, options.batch, device)
     truncation = options.truncations[0] if options.truncations else None
     columns = choose_columns(trained.recipe.data.num_classes, options.classes, options.num)

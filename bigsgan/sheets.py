@@ -17,6 +17,7 @@ from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.models import layers, plain
+from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2 import Mapping
 from bigsgan.trained import TrainedNetwork
 from bigsgan.training.sampling import generator_inputs, pair_grid, sample, stand_statistics, standing_batches
@@ -94,8 +95,8 @@ class Sampler:
         self.prepare(truncation)
         latents, labels, *rest = self.inputs(0, torch.tensor(columns), truncation)
         if morph and not any(isinstance(module, _TABLES) for module in self._trained.network.modules()):
-            problem = "needs an embedding of classes, which this generator does not have"
-            raise UserError("--morph", None, problem, "leave it out")
+            family = self._recipe.generator.family
+            raise UserError("--morph", None, f"is not there for generators of family {family}", "leave it out")
         rows = []
         for i in range(len(columns)):
             j = (i + 1) % len(columns)
@@ -120,6 +121,10 @@ class Sampler:
         """
         if not self._mappings():
             raise UserError("--mix", None, "needs a generator with styles", "leave it out")
+        num_styles = self._mappings()[0].num_ws
+        if crossover >= num_styles:
+            problem = f"leaves none of the {num_styles} styles fine"
+            raise UserError("--mix", crossover, problem, f"give 1 to {num_styles - 1}")
         self.prepare(truncation)
         network = self._trained.network
         labels = torch.tensor([columns[0]] * rows + list(columns))
@@ -129,13 +134,17 @@ class Sampler:
             styles, _ = network.part(0, 1).fold(latents, all_labels, seeds)
             synthesis = network.part(1, len(network.layers))
             coarse, fine = styles[:rows], styles[rows:]
-            fines = synthesis(fine, seeds[rows:]).cpu()
+            fines = self._in_batches(synthesis, fine, seeds[rows:])
             sheet = [torch.cat([torch.full_like(fines[:1], -1), fines])]
             for i in range(rows):
                 mixed = torch.cat([coarse[i].expand_as(fine)[:, :crossover], fine[:, crossover:]], dim=1)
                 own = synthesis(coarse[i : i + 1], seeds[i : i + 1]).cpu()
-                sheet.append(torch.cat([own, synthesis(mixed, seeds[i].expand(len(fine))).cpu()]))
+                sheet.append(torch.cat([own, self._in_batches(synthesis, mixed, seeds[i].expand(len(fine)))]))
         return Sheet(torch.cat(sheet), len(columns) + 1)
+
+    def _in_batches(self, network: LayerStack, *inputs: Tensor) -> Tensor:
+        pieces = zip(*(tensor.split(self._batch) for tensor in inputs), strict=True)
+        return torch.cat([network(*piece).cpu() for piece in pieces])
 
     def _mappings(self) -> list[Mapping]:
         return [module for module in self._trained.network.modules() if isinstance(module, Mapping)]
@@ -161,12 +170,14 @@ class Sampler:
 
 
 def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:
-    """The point ``share`` of the way from a to b (Z,) on a great circle (Shoemake 1985), the norm in proportion."""
-    cosine = torch.dot(a, b) / (a.norm() * b.norm())
-    angle = torch.arccos(cosine.clamp(-1, 1))
-    if angle < 1e-4:
+    """The point ``share`` of the way from a to b (Z,): along a great circle (Shoemake 1985), the norm in proportion."""
+    norms = a.norm(), b.norm()
+    u, v = a / norms[0], b / norms[1]
+    angle = torch.arccos(torch.dot(u, v).clamp(-1, 1))
+    if torch.sin(angle) < 1e-4:  # no plane, or too thin a one, for a circle
         return torch.lerp(a, b, share)
-    return (torch.sin((1 - share) * angle) * a + torch.sin(share * angle) * b) / torch.sin(angle)
+    between = (torch.sin((1 - share) * angle) * u + torch.sin(share * angle) * v) / torch.sin(angle)
+    return between * torch.lerp(*norms, share)
 
 
 def translated_pairs(trained: TrainedNetwork, num: int, batch: int, device: torch.device) -> Sheet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +41,10 @@ class TrainedNetwork:
 
 
 def best_device() -> torch.device:
-    """A GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """A GPU where there is one: under a launcher, this rank's."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
 
 
 def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: torch.device) -> TrainedNetwork:

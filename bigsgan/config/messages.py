@@ -59,6 +59,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     if kind == "union_tag_invalid":
         tag, known = finding["ctx"]["tag"], finding["ctx"]["expected_tags"]
         return UserError(f"{field}.family", tag, _PROBLEMS["literal_error"], f"choose from {known}")
+    if kind == "union_tag_not_found":
+        return UserError(f"{field}.family", None, "is no family", f"choose from {', '.join(_families(section, path))}")
     if kind == "missing":
         return UserError(field, None, "is missing", "add it to the recipe")
     if isinstance(found, dict) and kind != "model_type":
@@ -76,7 +78,11 @@ def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]
     close = difflib.get_close_matches(path[-1], section.model_fields, n=1)
     if close:
         return f"did you mean {'.'.join([*path[:-1], close[0]])}?"
-    elsewhere = {key: None for key in _all_keys(root) if key.rpartition(".")[2] == path[-1]}
+    own = ".".join(path)  # which is a key where a network has another family
+    elsewhere = {key: None for key in _all_keys(root) if key.rpartition(".")[2] == path[-1] and key != own}
+    if own in _all_keys(root):
+        family = section.model_fields["family"].default
+        return f"family {family} has the keys {', '.join(section.model_fields)}; write the whole section anew"
     if elsewhere:
         return f"did you mean {' or '.join(elsewhere)}?"
     return f"known keys here: {', '.join(section.model_fields)}"
@@ -96,6 +102,11 @@ def _locate(location: list[str], root: type[BaseModel]) -> tuple[list[str], type
         field = section.model_fields.get(part)
         below = _sections_of(field.annotation) if field else []
     return path, section
+
+
+def _families(section: type[BaseModel], path: list[str]) -> list[str]:
+    """Names of the families that a network's section may have."""
+    return [tag for each in _sections_of(section.model_fields[path[-1]].annotation) for tag in _tags(each)]
 
 
 def _tags(section: type[BaseModel]) -> tuple[Any, ...]:

@@ -47,8 +47,8 @@ class Mapping(RankAverages):
     """
 
     w_avg: Tensor
-    beta = 0.998
-    """What an update leaves of the moving average."""
+    beta = 0.995
+    """What an update leaves of the moving average; StyleGAN2-ADA's."""
 
     def __init__(
         self, latent_size: int, num_classes: int, w_size: int, num_layers: int, num_ws: int, style_mixing: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -132,15 +133,26 @@ def generator_inputs(
     return tuple(entry.to(device) for entry in entries)
 
 
-def check_options(truncation: float | None, batch: int) -> None:
-    """Refuse options that no samples can be made with.
+def check_truncation(recipe: Recipe, truncation: float) -> None:
+    """Refuse a truncation that no samples can be made with.
 
     Raises:
-        UserError: The one that is out of range.
+        UserError: It is out of the range of a threshold, or of psi where the generator has styles.
     """
-    if truncation is not None and not truncation >= LEAST_TRUNCATION:
+    if recipe.generator.has_styles:
+        if not math.isfinite(truncation):
+            raise UserError("--truncation", truncation, "is no psi", "give a number such as 0.7")
+    elif not LEAST_TRUNCATION <= truncation < math.inf:
         remedy = f"give a number from {LEAST_TRUNCATION} on, such as 0.8"
         raise UserError("--truncation", truncation, "is no threshold for resampling", remedy)
+
+
+def check_batch(batch: int) -> None:
+    """Refuse a number of images that cannot be computed at a time.
+
+    Raises:
+        UserError: It is out of range.
+    """
     if not LEAST_BATCH <= batch <= LARGEST_NUM:
         problem = "is no number of images to compute at a time"
         raise UserError("--batch", batch, problem, f"give {LEAST_BATCH} to {LARGEST_NUM}")

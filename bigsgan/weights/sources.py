@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -51,9 +49,12 @@ def read_source(source: str, weights: Path, discriminator: Path | None) -> Found
     Raises:
         UserError: A file cannot be read, holds code, or is not of that source.
     """
-    networks = _read(weights)
+    networks = _read("--weights", weights)
     if discriminator is not None:
-        networks["D"] = next(iter(_read(discriminator).values()))
+        others = _read("--discriminator", discriminator)
+        if "D" not in others and len(others) != 1:
+            raise UserError("--discriminator", str(discriminator), "holds no discriminator", "give the file of one")
+        networks["D"] = others.get("D") or next(iter(others.values()))
     average = networks.get("G_ema", networks.get("G"))
     if average is None:
         raise UserError("--weights", str(weights), "holds no generator", "give the file of a generator")
@@ -73,15 +74,17 @@ def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
     return describe(network.state)
 
 
-def _read(path: Path) -> dict[str, ForeignNetwork]:
+def _read(option: str, path: Path) -> dict[str, ForeignNetwork]:
     """Networks in a file, by name: a state dict alone is G's."""
+    if path.suffix == ".pkl":
+        return dict(read_networks(path))
     try:
-        if path.suffix == ".pkl":
-            return dict(read_networks(path))
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        problem = f"cannot be read ({str(error).splitlines()[0]})"
-        raise UserError("--weights", str(path), problem, "give a state dict, as .pth or .safetensors") from None
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise UserError("--weights", str(path), "is no state dict: it holds more than tensors", "save the state dict")
+    except Exception as error:  # damaged bytes make the reader raise whatever it likes
+        cause = next(iter(str(error).splitlines()), type(error).__name__)
+        problem = f"cannot be read ({cause})"
+        raise UserError(option, str(path), problem, "give a state dict, as .pth or .safetensors") from None
+    named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
+    if not named or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(option, str(path), "is no state dict: it holds more than named tensors", "save the state dict")
     return {"G": ForeignNetwork("", {}, dict(state))}

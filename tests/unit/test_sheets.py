@@ -12,6 +12,7 @@ from bigsgan import checkpoint
 from bigsgan.cli import main
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.data import build_dataset
+from bigsgan.errors import UserError
 from bigsgan.importing import _Entry, _OneRank
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
@@ -98,6 +99,8 @@ def test_great_circles():
     a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 3.0])
     torch.testing.assert_close(slerp(a, b, 1 / 3), 3 * torch.tensor([np.cos(np.pi / 6), np.sin(np.pi / 6)]).float())
     torch.testing.assert_close(slerp(a, a, 0.4), a)
+    torch.testing.assert_close(slerp(a / 3, b, 0.5), 2 * torch.tensor([1.0, 1.0]) / 2**0.5)
+    torch.testing.assert_close(slerp(a, -a, 0.25), a / 2)
 
 
 def test_styles_are_mixed_by_row_and_column(make_run):
@@ -110,10 +113,14 @@ def test_styles_are_mixed_by_row_and_column(make_run):
     assert (len(sheet.images), sheet.columns) == (3 * 4, 4)
     table = sheet.images.unflatten(0, (3, 4))
     assert torch.equal(table[0, 0], torch.full_like(table[0, 0], -1))
-    all_coarse = made.mixed_styles(columns, 2, num_styles, None).images.unflatten(0, (3, 4))
-    for row in (1, 2):  # all styles of the row, so each column repeats the row's own image
-        for column in (1, 2, 3):
-            torch.testing.assert_close(all_coarse[row, column], all_coarse[row, 0], atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match=f"--mix: {num_styles} leaves none of the {num_styles} styles fine"):
+        made.mixed_styles(columns, 2, num_styles, None)
+    with torch.no_grad():
+        latents, labels, seeds = made.inputs(0, torch.tensor([1, 1, 1, 2, 3]), None)
+        styles, _ = network.part(0, 1).fold(latents, labels, seeds)
+        mixed = torch.cat([styles[1, :2], styles[4, 2:]])[None]  # second row, third column
+        by_hand = network.part(1, len(network.layers))(mixed, seeds[1:2])[0]
+    torch.testing.assert_close(table[2, 3], by_hand, atol=1e-5, rtol=0)
     assert not torch.equal(table[1, 1], table[1, 0])
 
 
@@ -153,11 +160,11 @@ def test_single_files_are_the_grids_images_whatever_the_ranks(make_run, tmp_path
 def test_pairs_stand_side_by_side(make_run, tmp_path):
     run, out = make_run(*FAMILIES["pix2pix"]), tmp_path / "pairs.png"
     assert main(["sample", "--run", str(run), "--num", "4", "--out", str(out)]) == 0
-    assert Image.open(out).size == (9 * 34 + 2, 2 * 34 + 2)
+    assert Image.open(out).size == (9 * 66 + 2, 2 * 66 + 2)
     sheet = np.asarray(Image.open(out))
     pair, _ = build_dataset(tiny_recipe(tmp_path, *FAMILIES["pix2pix"]).data)[0]
-    assert np.array_equal(sheet[2:34, 2:34], pair[:3].permute(1, 2, 0).numpy())
-    assert np.array_equal(sheet[2:34, 70:102], pair[3:].permute(1, 2, 0).numpy())
+    assert np.array_equal(sheet[2:66, 2:66], pair[:3].permute(1, 2, 0).numpy())
+    assert np.array_equal(sheet[2:66, 134:198], pair[3:].permute(1, 2, 0).numpy())
 
 
 @pytest.mark.parametrize(
@@ -178,6 +185,13 @@ def test_options_that_make_no_sense(make_run, tmp_path, capsys, options, field):
     run = make_run()
     assert main(["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), *options]) == 2
     assert capsys.readouterr().err.startswith(f"bigsgan: {field}")
+
+
+@pytest.mark.parametrize("option", [["--interpolate", "4"], ["--mix", "2"], ["--truncation", "0.5"], ["--files"]])
+def test_pairs_have_no_latents(make_run, tmp_path, capsys, option):
+    run = make_run(*FAMILIES["pix2pix"])
+    assert main(["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), *option]) == 2
+    assert capsys.readouterr().err.startswith(f"bigsgan: {option[0]}: is for generators from latents")
 
 
 def test_an_animation_of_nothing_is_refused(make_run, tmp_path, capsys):

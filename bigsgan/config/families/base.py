@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from bigsgan.config.sections import Data, Section, Width
+
+Depth = Annotated[int, Field(gt=0, le=64)]
+"""Layers or blocks in a row; a number beyond it is a slip."""
 
 
 class NetworkSection(Section):

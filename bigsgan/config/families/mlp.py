@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from bigsgan.config.families.base import GeneratorSection, NetworkSection
-from bigsgan.config.sections import PositiveInt, Width
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
+from bigsgan.config.sections import Width
 
 
 class MLPGenerator(GeneratorSection):
@@ -15,7 +15,7 @@ class MLPGenerator(GeneratorSection):
     latent_size: Width = 100
     width: Width = 256
     """Features of each hidden layer."""
-    depth: PositiveInt = 3
+    depth: Depth = 3
     """Hidden layers."""
     embedding_size: Width = 32
     """Size of the class embedding beside the latent; without effect where there are no classes."""
@@ -27,5 +27,5 @@ class MLPDiscriminator(NetworkSection):
     family: Literal["mlp"] = "mlp"
     width: Width = 256
     """Features of each hidden layer."""
-    depth: PositiveInt = 3
+    depth: Depth = 3
     """Hidden layers."""

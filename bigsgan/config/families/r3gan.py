@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from bigsgan.config.families.base import GeneratorSection, NetworkSection
-from bigsgan.config.sections import Data, NaturalInt, PositiveInt, Width
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
+from bigsgan.config.sections import Data, NaturalInt, Width
 from bigsgan.errors import UserError
 
 _BOTTOM = 4
@@ -23,9 +23,9 @@ class R3GANNetwork(NetworkSection):
     """Channels of each stage."""
     cardinalities: list[Width] = Field(min_length=1)
     """Groups of each stage's 3x3 convolutions."""
-    blocks: list[PositiveInt] = Field(min_length=1)
+    blocks: list[Depth] = Field(min_length=1)
     """Residual blocks of each stage."""
-    expansion: PositiveInt = 2
+    expansion: Depth = 2
     """Channels inside a block, in units of its stage's width."""
     bf16_stages: NaturalInt = 0
     """The finest so many stages compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""

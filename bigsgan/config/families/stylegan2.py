@@ -7,14 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
 from bigsgan.config.sections import Data, NaturalInt, PositiveFloat, PositiveInt, Width
 from bigsgan.errors import UserError
 
 BOTTOM_RESOLUTION = 4
 SMALLEST_RESOLUTION = 8
 
-Depth = Annotated[int, Field(gt=0, le=64)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
