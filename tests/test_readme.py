@@ -12,6 +12,7 @@ import operator
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -129,16 +130,26 @@ def test_train_look_sample_and_export(clone, capsys):
     (tensorboard,) = [words for words in COMMANDS if words[0] == "tensorboard"]
     assert "loss/generator" in execute([*tensorboard, "--inspect"])  # which ends, where the server does not
     rest = [words for words in COMMANDS if words[0] == "bigsgan" and "--dry-run" not in words]
-    assert {words[1] for words in rest} == {"plan", "sample", "export"}
+    assert {words[1] for words in rest} == {"plan", "sample", "export", "import"}
+    shutil.copy(ROOT / "tests" / "data" / "stylegan2" / "snapshot.pkl", clone / "ffhq.pkl")
     for words in rest:
         assert cli.main(words[1:]) == 0
         if words[1] == "plan":
-            assert "expected bubble" in capsys.readouterr().out
+            assert ("expected bubble" if "--pipeline" in words else "parameters") in capsys.readouterr().out
             continue
         out = words[words.index("--out") + 1]
         if words[1] == "sample":
             num = int(words[words.index("--num") + 1])
-            assert Image.open(out).size == (10 * 18 + 2, num // 10 * 18 + 2)
+            image = Image.open(out)
+            if out.endswith(".gif"):
+                assert (image.n_frames, image.size) == (
+                    int(words[words.index("--interpolate") + 1]),
+                    (num * 18 + 2, 20),
+                )
+            else:
+                assert image.size == (10 * 18 + 2, num // 10 * 18 + 2)
+        elif words[1] == "import":
+            assert (clone / out / "config.yaml").exists()
         else:
             with safe_open(out, framework="pt") as file:
                 header = file.metadata()

@@ -43,15 +43,19 @@ class PathLengthPenalty:
         """Whether update number ``update`` carries the penalty."""
         return update % self._section.every == 0
 
-    def __call__(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Images of a generator, and the penalty on this rank's micro-batch, a scalar.
+    def forward(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Images of a generator whose first layer leaves the style vectors at the head of its carry, and those."""
+        styles, *rest = network.part(0, 1).fold(*inputs)
+        return network.part(1, len(network.layers))(styles, *rest), styles
+
+    def loss(self, images: Tensor, styles: Tensor, inputs: MicroBatch) -> Tensor:
+        """The penalty on this rank's micro-batch, a scalar.
 
         Args:
-            network: Whose first layer leaves the style vectors (n, L, W) at the head of its carry.
-            inputs: Of it, the last of them seeds (n,).
+            images: (n, C, H, W).
+            styles: (n, L, W), which they were made from.
+            inputs: Of the generator, the last of them seeds (n,).
         """
-        styles, *rest = network.part(0, 1).fold(*inputs)
-        images = network.part(1, len(network.layers))(styles, *rest)
         pixels = images.shape[2] * images.shape[3]
         probe = noise.normal(inputs[-1], _STREAM, tuple(images.shape[1:])) / math.sqrt(pixels)
         (grads,) = torch.autograd.grad((images * probe).sum() * _SCALE, styles, create_graph=True)
@@ -59,7 +63,7 @@ class PathLengthPenalty:
         self._seen += torch.stack([lengths.detach().sum(), lengths.new_full((), float(len(lengths)))])
         value = self._section.weight * (lengths - self._average.clone()).square().mean()
         self._statistics.add(NAME, value.detach())
-        return images, self._section.every * value
+        return self._section.every * value
 
     @torch.no_grad()
     def finish_update(self, update: int, applied: bool) -> None:

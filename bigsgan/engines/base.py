@@ -55,10 +55,14 @@ class Rates(NamedTuple):
 
 
 class Regularizer(Protocol):
-    """Computes a network's outputs together with a loss that looks inside it."""
+    """A loss that looks inside a network."""
 
-    def __call__(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Outputs, and the mean loss over this rank's samples of the micro-batch, which may be differentiated twice."""
+    def forward(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Outputs, and what the loss looks at inside."""
+        ...
+
+    def loss(self, outputs: Tensor, inner: Tensor, inputs: MicroBatch) -> Tensor:
+        """Mean loss over this rank's samples of the micro-batch, which may be differentiated twice."""
         ...
 
 

@@ -41,18 +41,23 @@ class Root(nn.Module):
 
         ``moving`` lets batch statistics and power iterations move.
         """
-        if regularizer is not None:
-            with moving_state(self.stateful, moving):
-                return regularizer(self.network, inputs)
         if loss is not None and loss.differentiates_inputs:
             inputs = (inputs[0].detach().requires_grad_(True), *inputs[1:])
+        features: Sequence[Tensor] = ()
         with moving_state(self.stateful, moving):
-            if loss is None:
+            if regularizer is not None:
+                outputs, inner = regularizer.forward(self.network, inputs)
+            elif loss is None:
                 return self.network(*inputs)
-            if loss.reads_features:
+            elif loss.reads_features:
                 outputs, features = self.network.with_features(*inputs, segments=loss.num_segments)
-                return loss(outputs, inputs, features)
-            return loss(self.network(*inputs, segments=loss.num_segments), inputs)
+            else:
+                outputs = self.network(*inputs, segments=loss.num_segments)
+        # Outside, as a gradient taken here recomputes checkpointed layers, which must find their state moved once.
+        if regularizer is not None:
+            return outputs, regularizer.loss(outputs, inner, inputs)
+        assert loss is not None
+        return loss(outputs, inputs, features)
 
 
 class ZeroEngine(DeepSpeedBacked):

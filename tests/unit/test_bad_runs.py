@@ -336,7 +336,7 @@ NO_MEMORY: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("command", NO_MEMORY)
 def test_running_out_of_memory_without_training(command, run, monkeypatch, capsys):
-    monkeypatch.setattr(sample, "generate", run_out)
+    monkeypatch.setattr(sample, "_make_sheet", run_out)
     monkeypatch.setattr(export, "open_trained", run_out)
     name, *options = command.split()
     options += ["--num", "7"] if name == "sample" else []
