@@ -40,8 +40,8 @@ IMPORTED = "imported"
 """Key of a manifest's layout that names the source of imported weights."""
 
 
-class StateEntry(Protocol):
-    """One named part of a run's state, which saves and loads itself; see training/state.py."""
+class SavedEntry(Protocol):
+    """One named part of what a checkpoint holds."""
 
     def tensors(self) -> dict[str, Tensor]:
         """This rank's tensors."""
@@ -54,6 +54,10 @@ class StateEntry(Protocol):
     def layout(self) -> dict[str, list[Any]]:
         """For each flat tensor of ``tensors``, the pieces of parameters that lie in it (engines.base.Piece)."""
         ...
+
+
+class StateEntry(SavedEntry, Protocol):
+    """One named part of a run's state, which saves and loads itself; see training/state.py."""
 
     def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
         """Restore what ``tensors`` and ``numbers`` gave."""
@@ -70,6 +74,25 @@ class Ranks(Protocol):
     def total(self, value: float) -> float: ...  # noqa: D102
 
 
+class OneRank:
+    """The collectives of a single process, without a process group."""
+
+    def rank(self) -> int:  # noqa: D102
+        return 0
+
+    def world_size(self) -> int:  # noqa: D102
+        return 1
+
+    def barrier(self) -> None:  # noqa: D102
+        pass
+
+    def any_rank(self, flag: bool) -> bool:  # noqa: D102
+        return flag
+
+    def total(self, value: float) -> float:  # noqa: D102
+        return value
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint on disk."""
@@ -83,7 +106,7 @@ class Checkpoint:
         return int(self.manifest["nimg"])
 
 
-def save(directory: Path, nimg: int, entries: Mapping[str, StateEntry], layout: dict[str, Any], ranks: Ranks) -> bool:
+def save(directory: Path, nimg: int, entries: Mapping[str, SavedEntry], layout: dict[str, Any], ranks: Ranks) -> bool:
     """Save all entries under one tag; every rank calls this.
 
     Args:
@@ -262,11 +285,11 @@ def _refuse_other_layout(checkpoint: Checkpoint, layout: dict[str, Any]) -> None
             )
 
 
-def _layout_text(entries: Mapping[str, StateEntry]) -> str:
+def _layout_text(entries: Mapping[str, SavedEntry]) -> str:
     return json.dumps({name: entry.layout() for name, entry in entries.items()})
 
 
-def _check_space(partial: Path, ranks: Ranks, entries: Mapping[str, StateEntry]) -> None:
+def _check_space(partial: Path, ranks: Ranks, entries: Mapping[str, SavedEntry]) -> None:
     """Compare what all ranks will write into one directory with the space there."""
     needed = ranks.total(sum(t.numel() * t.element_size() for t in _tensors(entries).values()))
     free = shutil.disk_usage(partial).free
@@ -279,19 +302,19 @@ def _check_space(partial: Path, ranks: Ranks, entries: Mapping[str, StateEntry])
         )
 
 
-def _write_rank(partial: Path, ranks: Ranks, entries: Mapping[str, StateEntry]) -> None:
+def _write_rank(partial: Path, ranks: Ranks, entries: Mapping[str, SavedEntry]) -> None:
     path = partial / _rank_file(ranks.rank())
     tensors = {name: tensor.detach().contiguous() for name, tensor in _tensors(entries).items()}
     save_file(tensors, path, metadata={"format": str(FORMAT), "layout": _layout_text(entries)})
     fsync(path)
 
 
-def _tensors(entries: Mapping[str, StateEntry]) -> dict[str, Tensor]:
+def _tensors(entries: Mapping[str, SavedEntry]) -> dict[str, Tensor]:
     return {f"{name}.{key}": value for name, entry in entries.items() for key, value in entry.tensors().items()}
 
 
 def _write_manifest(
-    partial: Path, nimg: int, entries: Mapping[str, StateEntry], layout: dict[str, Any], world_size: int
+    partial: Path, nimg: int, entries: Mapping[str, SavedEntry], layout: dict[str, Any], world_size: int
 ) -> None:
     manifest = {
         "format": FORMAT,

@@ -44,7 +44,7 @@ def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> N
     recipe = make_recipe(found, out)
     entries = {name: _Entry(recipe, name, state) for name, state in found.states.items()}
     write_recipe(recipe, out, plan_run(recipe, 1).deepspeed_files)
-    if not checkpoint.save(out / "checkpoints", 0, entries, {checkpoint.IMPORTED: source}, _OneRank()):
+    if not checkpoint.save(out / "checkpoints", 0, entries, {checkpoint.IMPORTED: source}, checkpoint.OneRank()):
         raise UserError("--out", str(out), "could not be written (the warnings above say why)", "make room")
     numel = sum(tensor.numel() for tensor in found.states["generator"].values()) / 1e6
     also = "and its discriminator" if "discriminator" in entries else "without a discriminator"
@@ -98,26 +98,3 @@ class _Entry:
     def layout(self) -> dict[str, list[Any]]:
         """One piece a parameter."""
         return {f"shard.{name}": [Piece(name, 0, value.numel(), 0)] for name, value in self._parameters.items()}
-
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Refuse: what was imported is read by ``initial_weights``."""
-        raise NotImplementedError
-
-
-class _OneRank:
-    """The collectives of a checkpoint in one process."""
-
-    def rank(self) -> int:
-        return 0
-
-    def world_size(self) -> int:
-        return 1
-
-    def barrier(self) -> None:
-        pass
-
-    def any_rank(self, flag: bool) -> bool:
-        return flag
-
-    def total(self, value: float) -> float:
-        return value

@@ -1,4 +1,4 @@
-"""What checkpoints ask of a run, without one: the collectives of a single rank, and parts of a state."""
+"""Parts of a state, without a run."""
 
 from __future__ import annotations
 
@@ -8,25 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from bigsgan.engines.base import Piece
-
-
-class Alone:
-    """The collectives of a single rank."""
-
-    def rank(self) -> int:
-        return 0
-
-    def world_size(self) -> int:
-        return 1
-
-    def barrier(self) -> None:
-        pass
-
-    def any_rank(self, flag: bool) -> bool:
-        return flag
-
-    def total(self, value: float) -> float:
-        return value
 
 
 class Part:

@@ -26,7 +26,7 @@ from bigsgan.engines.base import Piece
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
-from tests.alone import Alone, Part
+from tests.alone import Part
 from tests.tiny import tiny_plan, tiny_recipe, zero
 
 RANK_FILE = "checkpoints/000000000064/rank00000.safetensors"
@@ -60,7 +60,7 @@ def made_run(tmp_path_factory) -> Path:
     entries["average"] = whole(networks["generator"])
     run = directory / "run"
     write_recipe(recipe, run, {})
-    assert checkpoint.save(run / "checkpoints", 64, entries, LAYOUT, Alone())
+    assert checkpoint.save(run / "checkpoints", 64, entries, LAYOUT, checkpoint.OneRank())
     return run
 
 

@@ -19,7 +19,7 @@ import torch
 from bigsgan import checkpoint
 from bigsgan.engines.base import Piece
 from bigsgan.errors import UserError
-from tests.alone import Alone, Part
+from tests.alone import Part
 
 LAYOUT: dict[str, Any] = {"world_size": 1, "generator.stage": 2}
 Usage = namedtuple("Usage", "total used free")
@@ -60,12 +60,12 @@ def entries(value: float) -> dict[str, checkpoint.StateEntry]:
 
 
 def save(directory: Path, nimg: int) -> bool:
-    return checkpoint.save(directory, nimg, entries(float(nimg)), LAYOUT, Alone())
+    return checkpoint.save(directory, nimg, entries(float(nimg)), LAYOUT, checkpoint.OneRank())
 
 
 def loaded(found: checkpoint.Checkpoint, names: Mapping[str, Any]) -> dict[str, Any]:
     parts = {name: Part({}) for name in names}
-    checkpoint.load(found, parts, LAYOUT, Alone())
+    checkpoint.load(found, parts, LAYOUT, checkpoint.OneRank())
     return {name: part.loaded for name, part in parts.items()}
 
 
@@ -108,7 +108,7 @@ def test_what_was_saved_is_loaded(tmp_path):
 
 def test_the_same_tag_is_saved_again(tmp_path):
     assert save(tmp_path, 64)
-    assert checkpoint.save(tmp_path, 64, {"generator": Part({"shard.0": torch.ones(2)})}, LAYOUT, Alone())
+    assert checkpoint.save(tmp_path, 64, {"generator": Part({"shard.0": torch.ones(2)})}, LAYOUT, checkpoint.OneRank())
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert loaded(found, {"generator": None})["generator"][0]["shard.0"].tolist() == [1, 1]
@@ -230,7 +230,7 @@ def test_another_layout_is_refused_by_name(tmp_path, key, value):
     assert found is not None
     part = Part({})
     with pytest.raises(UserError) as caught:
-        checkpoint.load(found, {"generator": part}, {**LAYOUT, key: value}, Alone())
+        checkpoint.load(found, {"generator": part}, {**LAYOUT, key: value}, checkpoint.OneRank())
     assert key in caught.value.field
     assert caught.value.value == value
     assert f"was {LAYOUT.get(key)!r}" in caught.value.problem

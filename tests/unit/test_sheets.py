@@ -13,7 +13,7 @@ from bigsgan.cli import main
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
-from bigsgan.importing import _Entry, _OneRank
+from bigsgan.importing import _Entry
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from bigsgan.sheets import Sampler, slerp
@@ -42,7 +42,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         entries = {name: _Entry(recipe, name, stack.state_dict()) for name in ("generator", "average")}
         run = tmp_path / "run"
         write_recipe(recipe, run, {})
-        assert checkpoint.save(run / "checkpoints", 8, entries, {}, _OneRank())
+        assert checkpoint.save(run / "checkpoints", 8, entries, {}, checkpoint.OneRank())
         return run
 
     return make
