@@ -45,13 +45,7 @@ D_MAPS = {16: [8, 4], 32: [16, 8], **{r: [r >> i for i in range(1, len(D_WIDTHS[
 RESOLUTIONS = list(G_WIDTHS)
 
 
-@pytest.fixture(autouse=True)
-def one_thread_and_seed() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
 
 def generator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:

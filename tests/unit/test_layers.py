@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,14 +28,7 @@ from bigsgan.models.layers import (
 )
 from bigsgan.models.network import initialize
 
-
-@pytest.fixture(autouse=True)
-def one_thread_and_seed() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
 
 SPECTRAL: dict[str, Callable[[], tuple[SpectralLayer, Any, Tensor]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -30,13 +29,7 @@ META = torch.device("meta")
 FORMS = ["standard", "depthwise_separable", "grouped", "inverted_residual"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread_and_seed() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
 
 def numel(network: nn.Module) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,7 @@ RECORDS = Path(__file__).resolve().parents[1] / "data"
 """Weights, inputs and outputs of the networks of github.com/brownvc/R3GAN at widths of 4 to 12."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def generator(resolution: int, num_classes: int, **section: Any) -> LayerStack:

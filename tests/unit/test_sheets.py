@@ -1,6 +1,6 @@
 """What `bigsgan sample` shows: sweeps, interpolations, mixed styles, pairs and single files, from runs made here."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +23,7 @@ from tests.tiny import FAMILIES, tiny_recipe
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,7 @@ META = torch.device("meta")
 SMALL: dict[str, Any] = {"channel_base": 128, "channel_max": 12, "mapping_layers": 2}
 
 
-@pytest.fixture(autouse=True)
-def one_thread_and_seed() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
 
 def generator(resolution: int = 16, num_classes: int = 3, image_channels: int = 3, **section: Any) -> LayerStack:
