@@ -45,7 +45,7 @@ def train(options: argparse.Namespace) -> int:
             print(recipe.to_yaml(), end="")
         return 0
     _check_launcher(world_size)
-    return int(importlib.import_module("bigsgan.train").main(planned))
+    return int(importlib.import_module("bigsgan.train").main(planned, options.allowed))
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -142,6 +142,8 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("train", help="train a recipe, or go on with a run")
     _add_recipe(command)
+    text = "go on with a run though this key of its recipe changes its meaning; may be given again"
+    command.add_argument("--allow-change", dest="allowed", metavar="KEY", action="append", default=[], help=text)
     command.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     command.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
     command.set_defaults(run=train)

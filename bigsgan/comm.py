@@ -22,13 +22,17 @@ from bigsgan.errors import UserError
 
 PATIENCE_HOURS = 3
 _SPEAKER_KEY = "bigsgan/speaker"
+_BOARD_PATIENCE = timedelta(seconds=10)
 
 
-def initialize() -> None:
+def initialize(patience_seconds: float | None = None) -> None:
     """Join the process group that the launcher describes, or make one of a single rank without a launcher.
 
     DeepSpeed's shared-memory all-reduce for CPUs is left out: it would compile for minutes before the first step
     (seen in 0.19.8, comm/torch.py), and a killed build would block every later run.
+
+    Args:
+        patience_seconds: How long a collective waits for a rank that does not come; None for DeepSpeed's ten minutes.
 
     Raises:
         UserError: There are more ranks than devices.
@@ -47,7 +51,8 @@ def initialize() -> None:
             remedy = "start at most one rank for each device"
             raise UserError("LOCAL_SIZE", local_size, f"ranks on this host, which has {devices} devices", remedy)
         get_accelerator().set_device(local_rank())
-    deepspeed.init_distributed(verbose=False)
+    patience = {} if patience_seconds is None else {"timeout": timedelta(seconds=patience_seconds)}
+    deepspeed.init_distributed(verbose=False, **patience)
 
 
 def rank() -> int:
@@ -159,6 +164,70 @@ class _Mean(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _Mean.apply(grad, ctx.group), None
+
+
+class Agreement:
+    """Whether any rank raises a flag: asked in every update, and answered one update later, so that no rank waits."""
+
+    def __init__(self) -> None:
+        self._flags = [torch.zeros(1, device=device()), torch.ones(1, device=device())]
+        self._asked: tuple[dist.Work, Tensor, Any] | None = None
+
+    def any_rank(self, flag: bool) -> bool:
+        """Tell this rank's flag; return whether any rank's was raised when this was called before. A collective."""
+        if world_size() == 1:
+            return flag
+        answer = self._answer()
+        own = self._flags[flag].clone()
+        work = dist.all_reduce(own, async_op=True)
+        ready = None
+        if own.is_cuda:  # brought to the host behind the work of this update, and looked at in the next
+            work.wait()
+            own = own.to("cpu", non_blocking=True)
+            ready = torch.cuda.Event()
+            ready.record()
+        self._asked = work, own, ready
+        return answer
+
+    def _answer(self) -> bool:
+        if self._asked is None:
+            return False
+        work, flags, ready = self._asked
+        if ready is None:
+            work.wait()
+        else:
+            ready.synchronize()
+        return bool(flags.item() > 0)
+
+
+class StoreBoard:
+    """Short texts of the ranks in the launcher's store, over a connection of its own: the main one may hang."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def write(self, key: str, text: str) -> None:
+        """Put a text in the place of what was there."""
+        self._store.set(key, text)
+
+    def read(self, key: str) -> str | None:
+        """Return a text, or None where there is none."""
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def claim(self, key: str) -> bool:
+        """Return True to the first of the ranks that ask."""
+        return self._store.add(key, 1) == 1
+
+
+def open_board() -> StoreBoard:
+    """Connect to the store that the ranks met at.
+
+    Raises:
+        RuntimeError: Its host does not answer.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_BOARD_PATIENCE)
+    return StoreBoard(dist.PrefixStore("bigsgan", store))
 
 
 def claim_speech() -> bool:

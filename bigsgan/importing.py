@@ -13,8 +13,8 @@ from bigsgan import checkpoint
 from bigsgan.config import NETWORKS, Recipe, parse_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
+from bigsgan.config.sections import Checkpoints
 from bigsgan.config.yaml_file import read_yaml
-from bigsgan.engines import Piece
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
@@ -44,7 +44,8 @@ def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> N
     recipe = make_recipe(found, out)
     entries = {name: _Entry(recipe, name, state) for name, state in found.states.items()}
     write_recipe(recipe, out, plan_run(recipe, 1).deepspeed_files)
-    if not checkpoint.save(out / "checkpoints", 0, entries, {checkpoint.IMPORTED: source}, checkpoint.OneRank()):
+    saver = checkpoint.Saver(out / "checkpoints", checkpoint.OneRank(), Checkpoints(background=False))
+    if not saver.save(0, entries, checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})):
         raise UserError("--out", str(out), "could not be written (the warnings above say why)", "make room")
     numel = sum(tensor.numel() for tensor in found.states["generator"].values()) / 1e6
     also = "and its discriminator" if "discriminator" in entries else "without a discriminator"
@@ -86,15 +87,11 @@ class _Entry:
         stack.load_state_dict(dict(state), strict=False)
         self._parameters, self._buffers = dict(stack.named_parameters()), dict(stack.named_buffers())
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Flat float32 parameters, and buffers."""
-        flat = {f"shard.{name}": value.detach().float().flatten() for name, value in self._parameters.items()}
-        return {**flat, **{f"buffer.{name}": value for name, value in self._buffers.items()}}
+    def parts(self) -> list[checkpoint.Part]:
+        """Float32 parameters, and buffers."""
+        masters = [checkpoint.Part("master", n, 0, p.detach().float().flatten()) for n, p in self._parameters.items()]
+        return masters + [checkpoint.Part("buffer", n, 0, b.flatten()) for n, b in self._buffers.items()]
 
     def numbers(self) -> dict[str, float]:
         """Return none."""
         return {}
-
-    def layout(self) -> dict[str, list[Any]]:
-        """One piece a parameter."""
-        return {f"shard.{name}": [Piece(name, 0, value.numel(), 0)] for name, value in self._parameters.items()}

@@ -6,13 +6,13 @@ import logging
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from bigsgan import checkpoint
+from bigsgan import checkpoint, comm
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
+from bigsgan.training.state import load_buffers, load_shard
 
 _log = logging.getLogger(__name__)
 
@@ -47,21 +47,19 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[
     other, found, live = initial
     # What the recipe asks for, with the other run's classes: that has to be the other run's network.
     same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": other.data.num_classes})})
+    reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
     for network in NETWORKS:
         entry = "average" if network == "generator" and not live else network
-        if entry not in found.manifest["numbers"]:
+        if entry not in found.entries:
             _refuse_freezing(recipe, found)
             _log.warning("%s holds no %s: it begins anew", found.path, network)
             continue
         theirs, expected, ours = (_shapes(each, network) for each in (other, same, recipe))
         _refuse_other(network, theirs, expected)
-        with torch.device("meta"):
-            parameters = dict(build_network(other, network).named_parameters())
-        state = checkpoint.read_parameters(found, entry, {name: p.shape for name, p in parameters.items()})
         kept = {name for name, shape in ours.items() if theirs.get(name) == shape}
         if left := sorted(ours.keys() - kept):
             _log.warning("%s: %d tensors of other classes begin anew, such as %s", network, len(left), left[0])
-        _fill(engines[network], {name: state[name] for name in kept})
+        _fill(engines[network], reader.entry(entry), kept)
 
 
 def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
@@ -91,15 +89,12 @@ def _refuse_freezing(recipe: Recipe, found: checkpoint.Checkpoint) -> None:
 
 
 @torch.no_grad()
-def _fill(engine: Engine, state: dict[str, Tensor]) -> None:
+def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> None:
+    """Read what of ``names`` lies on this rank, and no more."""
     for shard in engine.shards():
-        for name, offset, numel, start in shard.pieces:
-            if name in state:
-                shard.master[start : start + numel].copy_(state[name].flatten()[offset : offset + numel])
+        load_shard(saved, shard._replace(pieces=[piece for piece in shard.pieces if piece.name in names]))
     engine.publish()
-    for name, buffer in engine.network.named_buffers():
-        if name in state:
-            buffer.copy_(state[name])
+    load_buffers(saved, {name: buffer for name, buffer in engine.network.named_buffers() if name in names})
 
 
 def freeze_first_layers(recipe: Recipe, engine: Engine, num_layers: int) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,36 +15,46 @@ from bigsgan import checkpoint, comm, memory
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
 from bigsgan.adversarial.extras import build_extras
 from bigsgan.config import NETWORKS, Recipe, RunPlan
-from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, read_saved_recipe, write_recipe
+from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
 from bigsgan.data import RealImages, build_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
-from bigsgan.engines import MicroBatch, OnDemand
+from bigsgan.engines import Engine, MicroBatch, OnDemand
 from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
-from bigsgan.initial_weights import InitialWeights, freeze_first_layers, load_initial_weights
-from bigsgan.monitor import RankLog, Reporter, Statistics, open_rank_log
+from bigsgan.initial_weights import freeze_first_layers, load_initial_weights
+from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
+from bigsgan.start import Start, find_start
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
+from bigsgan.training.recovery import Recovery
 from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
 from bigsgan.training.state import AverageState, Counters, EngineState
+from bigsgan.training.stopping import StopRequests
+from bigsgan.training.watchdog import Watchdog
 
+MORE_PATIENCE_SECONDS = 300  # of a collective, so that the watchdog speaks first
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 
 _log = logging.getLogger(__name__)
 
 
-def main(plan: RunPlan) -> int:
+def main(plan: RunPlan, allowed: Collection[str] = ()) -> int:
     """Train, and return the process's exit status: 0, or 2 after the message of a UserError.
 
     Every rank calls this. One rank prints; the others wait to be ended by the launcher, which ends all ranks as soon as
     one exits.
+
+    Args:
+        plan: The run's.
+        allowed: Keys of the recipe that may differ from a checkpoint's, though they change its meaning.
     """
+    requests = StopRequests(launched=bool(os.environ.get("RANK")))
     try:
         with memory.naming_remedy(*_memory_remedy(plan)):
-            comm.initialize()
-            _run(plan)
+            comm.initialize(plan.recipe.hang_timeout_seconds + MORE_PATIENCE_SECONDS)
+            _run(plan, allowed, requests)
     except UserError as error:
         return _end(error)
     except RuntimeError as error:
@@ -57,13 +67,11 @@ def main(plan: RunPlan) -> int:
     return 0
 
 
-def _run(plan: RunPlan) -> None:
+def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> None:
     recipe, rank = plan.recipe, comm.rank()
     out = Path(recipe.out)
     rank_log = open_rank_log(out / "logs", rank, lambda text: print(text, file=sys.stderr))
-    start = comm.from_rank_zero(_prepare(recipe, out) if rank == 0 else None)
-    if isinstance(start, UserError):
-        raise start
+    start = find_start(plan, out, allowed)
     found = start.found
     if found is not None and found.nimg >= recipe.total_nimg:
         if rank == 0:
@@ -75,44 +83,15 @@ def _run(plan: RunPlan) -> None:
     if rank == 0:  # not before the recipe has proved to fit the data and the checkpoint
         write_recipe(recipe, out, plan.deepspeed_files)
     rank_log.write = run.reporter.message
+    watchdog = Watchdog(rank, comm.world_size(), recipe.hang_timeout_seconds, rank_log, comm.open_board)
     try:
-        training_loop(run)
+        with watchdog.watching(), requests.listening():
+            complete = training_loop(run, requests)
     finally:
         run.reals.close()
         run.source.close()
         run.reporter.close()
-    run.reporter.message(_closing_lines(out, run.counters.nimg))
-
-
-class Start(NamedTuple):
-    """What a run begins from; with neither, at the beginning.
-
-    Attributes:
-        found: Its own checkpoint, to go on from.
-        initial: Weights of another run, or imported ones.
-    """
-
-    found: checkpoint.Checkpoint | None = None
-    initial: InitialWeights | None = None
-
-
-def _prepare(recipe: Recipe, out: Path) -> Start | UserError:
-    """Find what to begin from; return what is wrong instead of raising, because only rank 0 is here."""
-    try:
-        found = checkpoint.newest(out / "checkpoints")
-        if found is not None and checkpoint.is_imported(found):
-            return Start(initial=InitialWeights(read_saved_recipe(out), found, live=False))
-        if found is not None or os.path.lexists(out / RECIPE_FILE):
-            saved = read_saved_recipe(out)  # and not somebody else's file of that name, which would be overwritten
-            if found is not None:
-                compare_recipes(saved, recipe)
-        if found is None and (init := recipe.init_from):
-            other = read_saved_recipe(Path(init.run))
-            initial = InitialWeights(other, checkpoint.find(Path(init.run), init.nimg), init.weights == "live")
-            return Start(initial=initial)
-    except UserError as error:
-        return error
-    return Start(found)
+    run.reporter.message(_closing_lines(out, run.counters.nimg) if complete else _stopping_line(run, requests))
 
 
 def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
@@ -121,41 +100,32 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     Raises:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
-    found, initial = start
     recipe, device, rank = plan.recipe, comm.device(), comm.rank()
     dataset = build_dataset(recipe.data)
-    layout = _layout(plan)
-    divisions = {} if found is None else checkpoint.saved_divisions(found, layout)
-    engines = build_engines(plan, divisions)
-    if initial is not None:
-        load_initial_weights(recipe, initial, engines)
-    if recipe.init_from:
-        freeze_first_layers(recipe, engines["discriminator"], recipe.init_from.freeze_discriminator)
-    layout.update({f"{network}.division": engine.division for network, engine in engines.items()})
+    engines, layout = _build_engines(plan, start)
     average = ShardedAverage(engines["generator"])
+    statistics = Statistics(device)
+    extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
     counters = Counters()
     entries: dict[str, checkpoint.StateEntry] = {
         "generator": EngineState(engines["generator"]),
         "discriminator": EngineState(engines["discriminator"]),
         "average": AverageState(engines["generator"], average),
         "counters": counters,
+        **extras.entries(),
     }
-    statistics = Statistics(device)
-    extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
-    entries.update(extras.entries())
-    if found is not None:
-        checkpoint.load(found, entries, layout, comm)
+    if start.found is not None:
+        _restore(start.found, entries, layout)
     slices = _slices(plan, rank)
     draws = Draws(recipe.seed)
-    reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters.update)
+    reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters)
     sample_draws = SampleDraws(draws, device)
-    source, standing = _build_source(plan, slices, sample_draws, dataset, counters.update)
+    source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     image_shape = (recipe.data.image_channels, recipe.data.resolution, recipe.data.resolution)
-    hand_over = build_hand_over(plan, image_shape)
     step = AdversarialStep(
         engines["generator"],
         engines["discriminator"],
-        hand_over,
+        build_hand_over(plan, image_shape),
         recipe.objective,
         reals,
         source,
@@ -166,11 +136,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         extras,
     )
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
-    if found is not None:
-        reporter.message(f"going on from {found.path} ({counters.nimg} images)")
-    if initial is not None:
-        reporter.message(f"beginning with the weights of {initial.checkpoint.path}")
-    grid = _build_grid(recipe, dataset, reporter, counters.nimg)
+    _say_where_from(reporter, start, counters.nimg)
+    checkpoints = out / "checkpoints"
     return Run(
         recipe=recipe,
         out=out,
@@ -178,16 +145,59 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         source=source,
         step=step,
         average=average,
-        grid=grid,
+        grid=_build_grid(recipe, dataset, reporter, counters.nimg),
         sampling_batch=slices["generator"]["generator"].num_samples,
         standing=standing,
         counters=counters,
         entries=entries,
         layout=layout,
+        saver=checkpoint.Saver(checkpoints, comm, recipe.checkpoints),
+        recovery=Recovery(
+            step, reals, source, counters, entries, checkpoints, recipe.objective.d_steps, recipe.max_rollbacks
+        ),
         statistics=statistics,
         reporter=reporter,
         rank_log=rank_log,
     )
+
+
+def _build_engines(plan: RunPlan, start: Start) -> tuple[dict[str, Engine], dict[str, Any]]:
+    """Both engines, with what they begin with but their own checkpoint, and how they lie on the ranks."""
+    recipe = plan.recipe
+    engines = build_engines(plan, _kept_divisions(plan, start))
+    if start.initial is not None:
+        load_initial_weights(recipe, start.initial, engines)
+    if recipe.init_from:
+        freeze_first_layers(recipe, engines["discriminator"], recipe.init_from.freeze_discriminator)
+    layout: dict[str, Any] = {"world_size": plan.world_size}
+    for network, file in plan.deepspeed_files.items():
+        layout[f"{network}.stage"] = file.stage
+        layout[f"{network}.offload"] = file.offload_optimizer
+        layout[f"{network}.precision"] = file.precision
+        layout[f"{network}.pipeline_stages"] = plan.placement(network).num_stages
+        layout[f"{network}.division"] = engines[network].division
+    return engines, layout
+
+
+def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
+    """Divisions of the checkpoint, for networks that still have as many stages: measured anew, they could differ."""
+    found = {} if start.found is None else start.found.divisions
+    return {n: bounds for n, bounds in found.items() if len(bounds) - 1 == plan.placement(n).num_stages}
+
+
+def _restore(found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any]) -> None:
+    reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
+    for name, entry in entries.items():
+        entry.load(reader.entry(name))
+    if changes := checkpoint.differences(found.layout, layout):
+        _log.log(NOTICE, "going on in another layout:\n  %s", "\n  ".join(changes))
+
+
+def _say_where_from(reporter: Reporter, start: Start, nimg: int) -> None:
+    if start.found is not None:
+        reporter.message(f"going on from {start.found.path} ({nimg} images)")
+    if start.initial is not None:
+        reporter.message(f"beginning with the weights of {start.initial.checkpoint.path}")
 
 
 def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int) -> SampleGrid:
@@ -201,7 +211,7 @@ def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg:
         return pair_grid(recipe, images, comm.device())
     if len(images):
         reporter.images("samples/real", images, REAL_COLUMNS, nimg)
-    return latent_grid(recipe, comm.device())
+    return latent_grid(recipe, comm.device(), images if len(images) > 1 else None)
 
 
 def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
@@ -215,7 +225,7 @@ def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
 
 
 def _build_reals(
-    plan: RunPlan, network: str, slices: dict[str, Slice], dataset: ImageDataset, draws: Draws, update: int
+    plan: RunPlan, network: str, slices: dict[str, Slice], dataset: ImageDataset, draws: Draws, counters: Counters
 ) -> RealImages:
     """Begin to read the data of a network's slice, on the ranks that its first stage lies on."""
     recipe, part = plan.recipe, slices[network]
@@ -228,13 +238,14 @@ def _build_reals(
         rank=part.replica,
         world_size=part.num_replicas,
         device=comm.device(),
-        first_phase=update * recipe.objective.d_steps,
+        first_phase=counters.update * recipe.objective.d_steps,
+        skipped=counters.skipped,
         reads=plan.placement(network).stage(comm.rank()) == 0,
     )
 
 
 def _build_source(
-    plan: RunPlan, slices: dict[str, dict[str, Slice]], draws: SampleDraws, dataset: ImageDataset, update: int
+    plan: RunPlan, slices: dict[str, dict[str, Slice]], draws: SampleDraws, dataset: ImageDataset, counters: Counters
 ) -> tuple[InputSource, Sequence[MicroBatch]]:
     """Where the generator's inputs come from, and some of them for standing statistics."""
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
@@ -246,18 +257,15 @@ def _build_source(
     together = places[0].input_ranks() == places[1].input_ranks()
     own = None
     if not together:  # other pairs than those that D reads on this rank
-        own = _build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), update)
+        own = _build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), counters)
     return PairSource(draws, recipe.data.input_channels, own), []
 
 
-def _layout(plan: RunPlan) -> dict[str, Any]:
-    """What a run that goes on from a checkpoint has to share with the one that saved it."""
-    layout: dict[str, Any] = {"world_size": plan.world_size}
-    for network, file in plan.deepspeed_files.items():
-        layout[f"{network}.stage"] = file.stage
-        layout[f"{network}.precision"] = file.precision
-        layout[f"{network}.pipeline_stages"] = plan.placement(network).num_stages
-    return layout
+def _stopping_line(run: Run, requests: StopRequests) -> str:
+    """Say what stopped the run, which one rank alone may know. A collective."""
+    reasons = comm.gather_objects(requests.reason) or []
+    reason = next((reason for reason in reasons if reason), None)
+    return f"stopped by {reason} at {run.counters.nimg} images, which are saved; the same command goes on"
 
 
 def _closing_lines(out: Path, nimg: int) -> str:

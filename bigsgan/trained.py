@@ -13,7 +13,6 @@ from bigsgan import checkpoint
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.engines.sequences import MicroBatch
-from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
@@ -61,14 +60,8 @@ def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: 
         UserError: There is no such run or checkpoint, or a file is damaged.
     """
     recipe = read_saved_recipe(run)
-    found = checkpoint.find(run, nimg)
+    found = checkpoint.find_intact(run, nimg)
     stack = build_network(recipe, network)
-    shapes = {name: parameter.shape for name, parameter in stack.named_parameters()}
     entry = "average" if network == "generator" and not live else network
-    state = checkpoint.read_parameters(found, entry, shapes)
-    try:
-        stack.load_state_dict(state)
-    except RuntimeError as error:
-        problem = f"does not fit its recipe ({error})"
-        raise UserError(str(found.path), None, problem, "use another checkpoint (--nimg)") from None
+    checkpoint.Reader(found).entry(entry).read_network(stack)
     return TrainedNetwork(recipe, found.nimg, stack.to(device))

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from bigsgan.engines.base import Piece
+from bigsgan import checkpoint
+from bigsgan.config.sections import Checkpoints
 
 
-class Part:
-    """A state entry that is told what it holds, and remembers what it was given."""
+class Entry:
+    """A state entry that is told what this rank writes, and remembers what it was given."""
 
-    def __init__(
-        self,
-        tensors: dict[str, Tensor],
-        numbers: dict[str, float] | None = None,
-        layout: dict[str, list[Piece]] | None = None,
-    ) -> None:
-        self._tensors, self._numbers, self._layout = tensors, numbers or {}, layout or {}
+    def __init__(self, parts: list[checkpoint.Part], numbers: dict[str, float] | None = None) -> None:
+        self._parts, self._numbers = parts, numbers or {}
         self.loaded: tuple[dict[str, Tensor], dict[str, float]] = ({}, {})
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self._tensors
+    def parts(self) -> list[checkpoint.Part]:
+        return self._parts
 
     def numbers(self) -> dict[str, float]:
         return self._numbers
 
-    def layout(self) -> dict[str, list[Any]]:
-        return {**self._layout}
+    def load(self, saved: checkpoint.SavedValues) -> None:
+        tensors = {}
+        for part in self._parts:
+            tensors[part.name] = torch.full_like(part.values, -1)
+            saved.read(part.kind, part.name, part.offset, tensors[part.name])
+        self.loaded = tensors, dict(saved.numbers)
 
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        self.loaded = dict(tensors), dict(numbers)
+
+def entry(tensors: dict[str, Tensor], numbers: dict[str, float] | None = None, kind: str = "master") -> Entry:
+    """An entry of whole flat values on this rank."""
+    return Entry([checkpoint.Part(kind, name, 0, value) for name, value in tensors.items()], numbers)
+
+
+def whole(network: nn.Module) -> Entry:
+    """A network's state as an engine on one rank saves it."""
+    masters = [checkpoint.Part("master", n, 0, p.detach().flatten()) for n, p in network.named_parameters()]
+    return Entry(masters + [checkpoint.Part("buffer", n, 0, b.clone().flatten()) for n, b in network.named_buffers()])
+
+
+def save(
+    directory: Path,
+    nimg: int,
+    entries: Any,
+    ranks: checkpoint.Ranks | None = None,
+    *,
+    recipe: Any = None,
+    layout: Any = None,
+    **section: Any,
+) -> bool:
+    """Save one tag; complete when this returns."""
+    saver = checkpoint.Saver(directory, ranks or checkpoint.OneRank(), Checkpoints(**section))
+    description = checkpoint.Description(recipe or {}, layout or {}, {})
+    return saver.save(nimg, entries, description) and saver.finish()

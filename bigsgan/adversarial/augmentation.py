@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bigsgan.adversarial.watchers import Sum
+from bigsgan.checkpoint import SharedState
 from bigsgan.config.augmentation import Augmentation
-
-SIGNS = "signs"
 
 
 def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -> Tensor:
@@ -31,7 +27,7 @@ def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -
     return (p + step * torch.where(count > 0, direction, 0)).clamp(min=0)
 
 
-class AdaptiveProbability:
+class AdaptiveProbability(SharedState):
     """Watches the signs of D's logits at real images, and steers p by them; never waits for the device.
 
     A named entry of a run's state: signs of the updates since the last adjustment are the same on all ranks.
@@ -83,18 +79,6 @@ class AdaptiveProbability:
             self._p.copy_(adjusted_probability(self._p, self._signs, self._target, self._step))
         self._signs.zero_()
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Signs since the last adjustment, (2,): their sum over all ranks, and how many."""
-        return {SIGNS: self._signs}
-
-    def numbers(self) -> dict[str, float | int]:
-        """Return none."""
-        return {}
-
-    def layout(self) -> dict[str, list[Any]]:
-        """Return none: all ranks hold the same."""
-        return {}
-
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> None:
-        """Restore the signs."""
-        self._signs.copy_(tensors[SIGNS])
+        return {"signs": self._signs}

@@ -113,6 +113,10 @@ class InputSource(Protocol):
         """What D reads of a micro-batch of the data: images, and what else it reads beside them."""
         ...
 
+    def rewind(self, phase: int, skipped: Sequence[int]) -> None:
+        """Go on from another phase of the data, of which ``skipped`` are passed over."""
+        ...
+
     def close(self) -> None:
         """Release what it reads from."""
         ...
@@ -147,6 +151,9 @@ class LatentSource:
     def real(self, batch: LabelledImages) -> MicroBatch:
         """Images and labels."""
         return tuple(batch)
+
+    def rewind(self, phase: int, skipped: Sequence[int]) -> None:
+        """Do nothing: its draws depend on the update alone."""
 
     def close(self) -> None:
         """Do nothing: it only draws."""

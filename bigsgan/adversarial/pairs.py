@@ -6,6 +6,7 @@ Shapes: n samples of one micro-batch on one replica, C_in and C channels of inpu
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -47,6 +48,11 @@ class PairSource:
     def real(self, batch: LabelledImages) -> MicroBatch:
         """Targets, labels, inputs."""
         return batch.images[:, self._input_channels :], batch.labels, self._input(batch.images)
+
+    def rewind(self, phase: int, skipped: Sequence[int]) -> None:
+        """Go on from another phase of the data, of which ``skipped`` are passed over."""
+        if self._own is not None:
+            self._own.rewind(phase, skipped)
 
     def close(self) -> None:
         """End the loading processes of a reader of its own."""

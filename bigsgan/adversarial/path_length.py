@@ -6,13 +6,12 @@ Shapes: n samples, L style vectors of W numbers each, images (n, C, H, W).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bigsgan.adversarial.watchers import Sum
+from bigsgan.checkpoint import SharedState
 from bigsgan.config.sections import PathLength
 from bigsgan.engines import MicroBatch
 from bigsgan.models import noise
@@ -26,7 +25,7 @@ _SCALE = 2.0**6
 _STREAM = 2**32  # of a sample's seed; layers count theirs from 0
 
 
-class PathLengthPenalty:
+class PathLengthPenalty(SharedState):
     """weight * every * E[(|J^T y| - a)^2], on every ``every``-th update of G. A named entry of a run's state.
 
     J is the derivative of the images by the style vectors, y standard normal over the square root of the number of
@@ -75,18 +74,6 @@ class PathLengthPenalty:
         if applied:
             self._average.lerp_(total / number, self._section.decay)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """The average, (1,)."""
         return {"average": self._average}
-
-    def numbers(self) -> dict[str, float | int]:
-        """Return none."""
-        return {}
-
-    def layout(self) -> dict[str, list[Any]]:
-        """Return none: all ranks hold the same."""
-        return {}
-
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> None:
-        """Restore the average."""
-        self._average.copy_(tensors["average"])

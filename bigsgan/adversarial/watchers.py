@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigsgan.checkpoint import SharedState
 from bigsgan.config.sections import LeCam
 
 Sum = Callable[[Tensor], Tensor]
@@ -30,7 +31,7 @@ class LogitWatcher(Protocol):
         ...
 
 
-class LogitAnchors:
+class LogitAnchors(SharedState):
     """Moving averages of D's logits, and the regularisation that keeps logits near them.
 
     R = E[max(0, D(x) - a_fake)^2] + E[max(0, a_real - D(G(z)))^2] (Tseng et al. 2021, arXiv 2104.03310, equation 6, for
@@ -65,18 +66,6 @@ class LogitAnchors:
         a_real, a_fake, known = self._anchors.clone().unbind()
         return known * (F.relu(real - a_fake).square().mean() + F.relu(a_real - fake).square().mean())
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Averages (3,): of real logits, of fake ones, and 1 where they are known."""
         return {"anchors": self._anchors}
-
-    def numbers(self) -> dict[str, float | int]:
-        """Return none."""
-        return {}
-
-    def layout(self) -> dict[str, list[Any]]:
-        """Return none: all ranks hold the same."""
-        return {}
-
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> None:
-        """Restore the averages."""
-        self._anchors.copy_(tensors["anchors"])

@@ -14,6 +14,7 @@ from bigsgan.config.families import AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.sections import (
     Average,
+    Checkpoints,
     Data,
     Engine,
     Engines,
@@ -50,7 +51,11 @@ class Recipe(Section):
     sample_statistics: Literal["running", "batch"] = "running"
     """Batch norm in samples: running statistics (of the average: standing ones), or each batch's, as in training."""
     checkpoint_nimg: PositiveInt
-    keep_checkpoints: PositiveInt = 3
+    checkpoints: Checkpoints = Checkpoints()
+    max_rollbacks: NaturalInt = 10
+    """How often a run goes back to a checkpoint because an update was not finite, before it ends instead."""
+    hang_timeout_seconds: PositiveInt = 600
+    """A run that spends longer in one update, report or grid of samples is ended."""
     data: Data
     generator: AnyGenerator
     discriminator: AnyDiscriminator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,23 @@ RECIPE_FILE = "config.yaml"
 
 # What does not change the meaning of the images already trained on.
 FREE_KEYS = {
-    "out", "total_nimg", "report_nimg", "sample_nimg", "checkpoint_nimg", "keep_checkpoints",
-    "sample_statistics",
+    "out", "total_nimg", "report_nimg", "sample_nimg", "checkpoint_nimg", "sample_statistics",
+    "checkpoints.keep", "checkpoints.keep_every_nimg", "checkpoints.keep_best", "checkpoints.keep_best.metric",
+    "checkpoints.keep_best.goal", "checkpoints.background", "hang_timeout_seconds", "max_rollbacks",
     "init_from.run", "init_from.nimg", "init_from.weights",
     "data.root", "data.input_root", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
     "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's division stays
+    "engines.generator.pipeline_stages", "engines.discriminator.pipeline_stages",
     "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip
+
+# What the weights themselves depend on: no resumed run can change it.
+_FIXED = (
+    "generator.", "discriminator.", "data.image_channels", "data.input_channels", "data.resolution", "data.num_classes",
+    "optimizer.generator.kind", "optimizer.discriminator.kind",
+)  # fmt: skip
 
 
 def write_recipe(recipe: Recipe, out: Path, files: Mapping[str, DeepSpeedFile]) -> None:
@@ -79,26 +87,47 @@ def refuse_output(out: Path) -> None:
         raise UserError("--out", str(out), "lies in a directory that does not exist", "make that directory first")
 
 
-def compare_recipes(saved: Recipe, given: Recipe) -> None:
+def compare_recipes(
+    saved: Mapping[str, Any], given: Mapping[str, Any], out: str, allowed: Collection[str]
+) -> list[str]:
     """Refuse to resume under a recipe that means something else.
 
+    Args:
+        saved: Recipe of the checkpoint, by dotted key; see ``flat``.
+        given: Recipe to go on with.
+        out: The run directory.
+        allowed: Keys that may change the meaning, as the user has said.
+
+    Returns:
+        One line for each difference.
+
     Raises:
-        UserError: With the first key that differs.
+        UserError: With the first key that differs and may not, or the first of ``allowed`` that is no key.
     """
-    before, after = _flat(saved.model_dump()), _flat(given.model_dump())
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key), after.get(key)
-        if key not in FREE_KEYS and old != new:
-            problem = f"was {'unset' if old is None else repr(old)} in the run that {given.out} holds"
+    for key in allowed:
+        if key not in saved.keys() | given.keys():
+            raise UserError("--allow-change", key, "is no key of the recipe", "write a dotted key such as batch")
+    found = []
+    for key in sorted(saved.keys() | given.keys()):
+        old, new = saved.get(key), given.get(key)
+        if old == new:
+            continue
+        fixed = key.startswith(_FIXED)
+        if fixed or not (key in FREE_KEYS or key in allowed):
+            problem = f"was {'unset' if old is None else repr(old)} in the run that {out} holds"
             remedy = "set it back to go on, or give another `out` to start anew"
+            remedy += " (with init_from to keep the weights)" if fixed else f"; or accept it by --allow-change {key}"
             raise UserError(key, new, problem if new is not None else f"is unset and {problem}", remedy)
+        found.append(f"{key}: {old!r} -> {new!r}")
+    return found
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested sections by dotted key."""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{key}."))
+        if isinstance(value, Mapping):
+            found.update(flat(value, f"{prefix}{key}."))
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found

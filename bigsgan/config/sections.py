@@ -209,6 +209,27 @@ class Average(Section):
     """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
 
 
+class KeepBest(Section):
+    """Which checkpoint is the best so far."""
+
+    metric: str
+    """A name in metrics.jsonl, such as loss/generator; the value last reported before a checkpoint counts."""
+    goal: Literal["min", "max"] = "min"
+
+
+class Checkpoints(Section):
+    """Which checkpoints stay, and how they are written."""
+
+    keep: PositiveInt = 3
+    """How many of the newest stay."""
+    keep_every_nimg: PositiveInt | None = None
+    """Beside those, the first at or after each multiple of so many images."""
+    keep_best: KeepBest | None = None
+    """Beside those, the best by a reported metric."""
+    background: bool = True
+    """Copy the state aside and write it while training goes on; costs the size of the state in host memory."""
+
+
 class InitFrom(Section):
     """Another run whose weights this one begins with: fine-tuning."""
 

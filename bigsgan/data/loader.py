@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.images import CorruptImage
-from bigsgan.data.order import EpochOrder, horizontal_flips, phase_positions
+from bigsgan.data.order import EpochOrder, data_phase, horizontal_flips, phase_positions
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 
@@ -54,6 +54,7 @@ class RealImages:
         world_size: int,
         device: torch.device,
         first_phase: int = 0,
+        skipped: Sequence[int] = (),
         reads: bool = True,
     ) -> None:
         """Take slice ``rank`` of ``world_size`` of every micro-batch.
@@ -68,15 +69,25 @@ class RealImages:
             world_size: Number of data-parallel ranks.
             device: Where the images go. A CUDA device has to be the current one.
             first_phase: The phase that the first ``next_phase`` returns.
+            skipped: Phases of the data that are passed over, ascending; phases are counted without them.
             reads: Whether this rank is the one of its replica that reads images; the others load none.
         """
         self.data, self.draws, self.device, self.rank = data, draws, device, rank
         self._slices = partial(_phase_slices, batch=batch, accumulation=accumulation, rank=rank, world_size=world_size)
-        self._phase = first_phase
         self.reads = reads
+        self._dataset = dataset
         self._corrupt: set[str] = set()
-        indices = _endless_indices(EpochOrder(draws, len(dataset)), self._slices, first_phase)
-        self._batches = _read(dataset, data, indices, pin_memory=device.type == "cuda") if reads else iter(())
+        self._batches: Iterator[_Batch] = iter(())
+        self.rewind(first_phase, skipped)
+
+    def rewind(self, phase: int, skipped: Sequence[int] = ()) -> None:
+        """Have the next ``next_phase`` return another phase, where ``skipped`` of the data are passed over."""
+        self.close()
+        self._phase, self._skipped = phase, skipped
+        if self.reads:
+            phases = map(self._positions, itertools.count(phase))
+            indices = _endless_indices(EpochOrder(self.draws, len(self._dataset)), phases)
+            self._batches = _read(self._dataset, self.data, indices, pin_memory=self.device.type == "cuda")
 
     @property
     def phase(self) -> int:
@@ -92,14 +103,17 @@ class RealImages:
             UserError: More than ``data.max_corrupt`` different images could not be read, on this rank since it
                 started; a label is outside ``data.num_classes``; or a loading process died.
         """
-        micro_batches = [self._next_micro_batch(positions) for positions in self._slices(self._phase)]
+        micro_batches = [self._next_micro_batch(positions) for positions in self._positions(self._phase)]
         self._phase += 1
         return micro_batches
 
     def close(self) -> None:
-        """End the loading processes. No phase can be taken afterwards."""
+        """End the loading processes. No phase can be taken afterwards, but after ``rewind``."""
         # They end with the last reference to the DataLoader's iterator; it has no public method for it.
         self._batches = iter(())
+
+    def _positions(self, phase: int) -> list[range]:
+        return self._slices(data_phase(phase, self._skipped))
 
     def _next_micro_batch(self, positions: range) -> LabelledImages:
         batch = self._next_batch()
@@ -208,9 +222,9 @@ def _phase_slices(phase: int, *, batch: int, accumulation: int, rank: int, world
     return [phase_positions(phase, batch, accumulation, j, rank, world_size) for j in range(accumulation)]
 
 
-def _endless_indices(order: EpochOrder, slices: Callable[[int], list[range]], first_phase: int) -> Iterator[list[int]]:
-    for phase in itertools.count(first_phase):
-        for positions in slices(phase):
+def _endless_indices(order: EpochOrder, phases: Iterator[list[range]]) -> Iterator[list[int]]:
+    for micro_batches in phases:
+        for positions in micro_batches:
             yield order.indices(positions).tolist()
 
 

@@ -6,6 +6,7 @@ in the same batches. Phase p, one discriminator step, takes the positions p * ba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -26,6 +27,13 @@ def phase_positions(phase: int, batch: int, accumulation: int, micro_step: int, 
     size = batch // (accumulation * world_size)
     first = phase * batch + (micro_step * world_size + rank) * size
     return range(first, first + size)
+
+
+def data_phase(phase: int, skipped: Sequence[int]) -> int:
+    """Which phase of the data the run's phase ``phase`` reads, where it passes over ``skipped``, ascending."""
+    for passed_over in skipped:
+        phase += passed_over <= phase
+    return phase
 
 
 class EpochOrder:

@@ -89,11 +89,13 @@ class Shard(NamedTuple):
         master: The values that the optimizer updates.
         optimizer_state: The optimizer's tensors and numbers for it, such as ``exp_avg``; empty before the first update.
         pieces: The parameters in it; elements outside of every piece are padding.
+        copies: Which copy of this shard it is, and how many replicas have one; (0, 1) where it is the only one.
     """
 
     master: Tensor
     optimizer_state: dict[str, Any]
     pieces: list[Piece]
+    copies: tuple[int, int] = (0, 1)
 
 
 class Engine(Protocol):
@@ -101,19 +103,23 @@ class Engine(Protocol):
 
     Attributes:
         network: The layers that this rank computes.
+        replica: Which of the ranks that compute the same layers this one is.
         division: Bounds of the stages that the layers are divided into; None where each rank has them all.
         applied: Whether the last update changed the parameters; not where gradients were not finite.
         num_applied: Updates that did.
         num_skipped: Updates that did not.
+        scales_loss: Whether overflow is taken for granted, as fp16's loss scaling does; such updates are skipped.
         grad_norm: Norm of the last update's averaged gradient, before clipping.
         after_update: Called on every rank after each update, applied or skipped.
     """
 
     network: LayerStack
+    replica: int
     division: list[int] | None
     applied: bool
     num_applied: int
     num_skipped: int
+    scales_loss: bool
     grad_norm: Tensor | float
     after_update: Callable[[], None]
 
@@ -181,5 +187,5 @@ class Engine(Protocol):
         ...
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
-        """Replace the optimizer's state of one shard."""
+        """Replace the optimizer's state of one shard: tensors that lie as its master does, and the number ``step``."""
         ...

@@ -74,7 +74,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     join_replicas(stack, comm.world_size())
     # Where images travel, all of a phase are made before D judges any, and one graph can be kept.
     recomputes = plan.images_travel and plan.recipe.accumulation_of("generator") > 1
-    return ZeroEngine(engine, root, comm.rank(), recomputes, release)
+    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), recomputes, release)
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:

@@ -24,11 +24,12 @@ class DeepSpeedBacked:
     """The part of the Engine protocol that does not depend on how phases are computed.
 
     Attributes:
-        network, applied, num_applied, num_skipped, grad_norm, after_update: See Engine.
+        network, replica, applied, num_applied, num_skipped, scales_loss, grad_norm, after_update: See Engine.
     """
 
-    def __init__(self, engine: DeepSpeedEngine, network: LayerStack, replica: int) -> None:
+    def __init__(self, engine: DeepSpeedEngine, network: LayerStack, replica: int, num_replicas: int) -> None:
         self.network = network
+        self.replica = replica
         self.applied = False
         self.num_applied = 0
         self.num_skipped = 0
@@ -42,10 +43,11 @@ class DeepSpeedBacked:
         self._parameters: list[nn.Parameter] = list(network.parameters())
         names = {id(parameter): name for name, parameter in network.named_parameters()}
         self._pieces = deepspeed_private.pieces(engine, names, replica)
+        self._copies = (replica, num_replicas) if engine.zero_optimization_stage() == 0 else (0, 1)
         self._buffers = list(network.buffers())
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
-        self._is_fp16 = engine.fp16_enabled()
-        self._seam_scale = SEAM_SCALE_MAX if self._is_fp16 else 1.0
+        self.scales_loss = engine.fp16_enabled()
+        self._seam_scale = SEAM_SCALE_MAX if self.scales_loss else 1.0
         self._seam_good = 0
 
     def observe_seam(self, applied: bool) -> None:
@@ -54,7 +56,7 @@ class DeepSpeedBacked:
         The same rule as dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740): halve on overflow, double
         after a number of good updates. Only in fp16.
         """
-        if not self._is_fp16:
+        if not self.scales_loss:
             return
         self._seam_good = self._seam_good + 1 if applied else 0
         if not applied:
@@ -65,13 +67,13 @@ class DeepSpeedBacked:
     @property
     def loss_scale(self) -> float:
         """Factor on losses before the backward pass; 1 unless fp16."""
-        return float(self._engine.optimizer.loss_scale) if self._is_fp16 else 1.0
+        return float(self._engine.optimizer.loss_scale) if self.scales_loss else 1.0
 
     def shards(self) -> list[Shard]:
         """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
         masters, states = deepspeed_private.masters(self._engine), deepspeed_private.optimizer_states(self._engine)
         return [
-            Shard(master.detach().view(-1), state, pieces)
+            Shard(master.detach().view(-1), state, pieces, self._copies)
             for master, state, pieces in zip(masters, states, self._pieces, strict=True)
         ]
 
@@ -81,7 +83,7 @@ class DeepSpeedBacked:
 
     def scalars(self) -> dict[str, float]:
         """Numbers to save beside the shards: counters and loss scales."""
-        scaler = deepspeed_private.loss_scaler_numbers(self._engine) if self._is_fp16 else {}
+        scaler = deepspeed_private.loss_scaler_numbers(self._engine) if self.scales_loss else {}
         own = {"num_applied": self.num_applied, "num_skipped": self.num_skipped}
         seam = {"seam_scale": self._seam_scale, "seam_good": self._seam_good}
         return {**own, **seam, **{f"scaler.{key}": value for key, value in scaler.items()}}
@@ -91,12 +93,12 @@ class DeepSpeedBacked:
         self.num_applied, self.num_skipped = int(values["num_applied"]), int(values["num_skipped"])
         self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
         scaler = {key.removeprefix("scaler."): v for key, v in values.items() if key.startswith("scaler.")}
-        if self._is_fp16:
+        if self.scales_loss:
             deepspeed_private.set_loss_scaler_numbers(self._engine, scaler)
         deepspeed_private.set_counters(self._engine, self.num_applied + self.num_skipped, self.num_skipped)
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
-        """Replace the optimizer's state of one shard."""
+        """Replace the optimizer's state of one shard: tensors that lie as its master does, and the number ``step``."""
         deepspeed_private.set_optimizer_state(self._engine, shard, state)
 
     def destroy(self) -> None:

@@ -151,9 +151,13 @@ def optimizer_states(engine: DeepSpeedEngine) -> list[dict[str, Any]]:
 
 
 def set_optimizer_state(engine: DeepSpeedEngine, index: int, state: dict[str, Any]) -> None:
-    """Replace the base optimizer's state of one of ``masters``."""
+    """Replace the base optimizer's state of one of ``masters``: flat tensors, and the number of steps."""
     key = _keys(engine)[index]
     files = _swap_files(engine, key)
+    if not files:
+        state = {k: v.view(key.shape) if isinstance(v, Tensor) else v for k, v in state.items()}
+    if "step" in state and isinstance(engine.basic_optimizer, torch.optim.Optimizer):
+        state["step"] = _step_of(engine.basic_optimizer, key, float(state["step"]))
     if not files:
         engine.basic_optimizer.state[key] = state
         return
@@ -165,6 +169,14 @@ def set_optimizer_state(engine: DeepSpeedEngine, index: int, state: dict[str, An
     engine.basic_optimizer.state[key] = state
     swapper.swap_out_optimizer_state(key, async_swap=False)  # finds the new tensors and writes them
     key.grad = None  # lay in a buffer of the swapper's
+
+
+def _step_of(optimizer: torch.optim.Optimizer, key: Tensor, step: float) -> Any:
+    """Number of steps as the optimizer keeps it: torch's in a tensor, DeepSpeed's DeepSpeedCPUAdam as an integer."""
+    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.RMSprop)):
+        return int(step)
+    on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+    return torch.tensor(step, dtype=torch.float32, device=key.device if on_device else "cpu")
 
 
 def keep_gradients_in_memory(engine: DeepSpeedEngine) -> None:

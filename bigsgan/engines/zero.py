@@ -72,6 +72,7 @@ class ZeroEngine(DeepSpeedBacked):
         engine: DeepSpeedEngine,
         root: Root,
         rank: int,
+        world_size: int,
         recomputes: bool = False,
         release: Callable[[], None] | None = None,
     ) -> None:
@@ -80,12 +81,13 @@ class ZeroEngine(DeepSpeedBacked):
         Args:
             engine: DeepSpeed's.
             root: Its module.
-            rank: This process's.
+            rank: This process's, which is its replica's.
+            world_size: Number of them.
             recomputes: Whether ``backward`` repeats the forward pass: needed where another engine wants the outputs of
                 all micro-batches before it gives the gradient of any.
             release: Removes what was made for the engine outside of it, such as swap files.
         """
-        super().__init__(engine, root.network, rank)
+        super().__init__(engine, root.network, rank, world_size)
         self.division: list[int] | None = None
         self._root, self._release = root, release
         self._recomputes = recomputes

@@ -79,6 +79,7 @@ class SpectralLayer(StatefulLayer):
         v: Right singular vector, buffer (groups * columns,), float32.
         orthogonal: Strength of the orthogonal regularisation, 0 for none.
         gradient_scale: What the engine multiplies losses with before the backward pass (loss scale / accumulation).
+        sigma: The weight's largest singular value in the last forward pass, None before the first.
     """
 
     weight: nn.Parameter
@@ -98,6 +99,7 @@ class SpectralLayer(StatefulLayer):
         self.register_buffer("v", torch.empty(columns, dtype=torch.float32))
         self.orthogonal = 0.0
         self.gradient_scale = 1.0
+        self.sigma: Tensor | None = None
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
@@ -130,6 +132,7 @@ class SpectralLayer(StatefulLayer):
                 self.u.copy_(u)
                 self.v.copy_(v)
         sigma = torch.dot(u, _product(matrix, v))
+        self.sigma = sigma.detach()
         return (full / sigma).to(weight.dtype)
 
     def as_matrix(self, weight: Tensor) -> Tensor:

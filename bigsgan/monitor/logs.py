@@ -20,15 +20,27 @@ class RankLog(logging.Filter):
 
     Attributes:
         path: The log file.
-        phase: What the rank is doing, shown on every line; assign to change it.
+        num_phases: Phases that were begun, a sign of life.
         write: Prints a warning on rank 0's terminal; assign to change it, as when a progress bar begins.
     """
 
     def __init__(self, path: Path, rank: int, write: Callable[[str], None]) -> None:
         super().__init__()
-        self.path, self.phase, self.write = path, "start", write
+        self.path, self.write = path, write
+        self.num_phases = 0
+        self._phase = "start"
         self._rank, self._host = rank, socket.gethostname()
         self._handlers: list[tuple[logging.Logger, logging.Handler]] = []
+
+    @property
+    def phase(self) -> str:
+        """What the rank is doing, shown on every line; assign to change it."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self._phase = phase
+        self.num_phases += 1
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add host, rank and phase to the record; let every record through."""

@@ -22,7 +22,10 @@ class _Outputs(NamedTuple):
 class Reporter:
     """Reports metrics and images to metrics.jsonl, TensorBoard, samples/ and the terminal; on rank 0 only.
 
-    Every rank may call every method: on the others they do nothing.
+    Every rank may call every method: on the others they show and write nothing.
+
+    Attributes:
+        last_metrics: Those of the last report.
     """
 
     def __init__(self, out: Path, rank: int, total_nimg: int, resume_nimg: int) -> None:
@@ -37,6 +40,7 @@ class Reporter:
         Raises:
             UserError: The run directory cannot be written. All methods may raise it.
         """
+        self.last_metrics: Mapping[str, float] = {}
         self._samples = out / "samples"
         self._outputs: _Outputs | None = None
         if rank == 0:
@@ -50,6 +54,7 @@ class Reporter:
 
     def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Keep and show the metrics of the images up to ``nimg``."""
+        self.last_metrics = metrics
         if self._outputs is not None:
             self._outputs.json_lines.add_scalars(metrics, nimg)
             self._outputs.tensorboard.add_scalars(metrics, nimg)

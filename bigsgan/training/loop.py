@@ -6,9 +6,12 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from bigsgan import checkpoint, comm
 from bigsgan.adversarial import AdversarialStep, InputSource, Scheduled
@@ -17,10 +20,14 @@ from bigsgan.data import RealImages
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics
+from bigsgan.training import doctor
+from bigsgan.training.doctor import Doctor
 from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.recovery import Recovery
 from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
 from bigsgan.training.schedules import average_decay, is_due, scheduled
 from bigsgan.training.state import Counters
+from bigsgan.training.stopping import StopRequests
 
 MOST_RANKS_SHOWN = 16
 
@@ -29,7 +36,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """Everything that a run consists of, put together by train.py."""
+    """Everything that a run consists of, put together by train.py.
+
+    Attributes:
+        diversity: Of the average's last samples, on rank 0; see doctor.diversity.
+    """
 
     recipe: Recipe
     out: Path
@@ -43,39 +54,56 @@ class Run:
     counters: Counters
     entries: dict[str, checkpoint.StateEntry]
     layout: dict[str, Any]
+    saver: checkpoint.Saver
+    recovery: Recovery
     statistics: Statistics
     reporter: Reporter
     rank_log: RankLog
+    doctor: Doctor = field(default_factory=Doctor)
+    diversity: float | None = None
 
 
-def training_loop(run: Run) -> None:
-    """Train until ``total_nimg`` images were seen.
+def training_loop(run: Run, requests: StopRequests) -> bool:
+    """Train until ``total_nimg`` images were seen, or until any rank is asked to stop; then save.
+
+    Returns:
+        Whether the run is complete.
 
     Raises:
         UserError: The last checkpoint could not be saved.
     """
     recipe, counters = run.recipe, run.counters
-    clock = _Clock(counters.nimg)
+    clock, agreement = _Clock(counters.nimg), comm.Agreement()
     if counters.nimg == 0:
         _report_samples(run)
     while counters.nimg < recipe.total_nimg:
         run.rank_log.phase = f"update {counters.update}"
         numbers = scheduled(recipe, counters.nimg)
         run.step(counters.update, numbers)
+        if run.recovery.is_needed():
+            with clock.paused():
+                run.saver.finish()
+                _log.warning("%s", run.recovery.roll_back(counters.update, numbers))
+            clock.restart(counters.nimg)
+            continue
         counters.update += 1
         counters.nimg += recipe.batch
         decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
         if run.step.generator.applied:
             run.average.update(decay)
-        done = counters.nimg >= recipe.total_nimg
+        complete = counters.nimg >= recipe.total_nimg
+        done = agreement.any_rank(requests.reason is not None) or complete
         if done or is_due(recipe.report_nimg, counters.nimg, recipe.batch):
             _report_metrics(run, numbers, decay, clock)
-        if done or is_due(recipe.sample_nimg, counters.nimg, recipe.batch):
+        if complete or is_due(recipe.sample_nimg, counters.nimg, recipe.batch):
             with clock.paused():
                 _report_samples(run)
         if done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch):
             with clock.paused():
                 _save(run, must=done)
+        if done:
+            return complete
+    return True
 
 
 def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -> None:
@@ -83,6 +111,7 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
     run.rank_log.phase = "report"
     step, statistics = run.step, run.statistics
     own_peak = comm.peak_memory_bytes() / 2**30
+    _add_spectral_norms(run)
     metrics = _reduce(statistics, own_peak)
     for name, rates in (("generator", numbers.generator), ("discriminator", numbers.discriminator)):
         metrics[f"lr/{name}"] = rates.lr
@@ -95,9 +124,26 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
         if f"grad_norm/{name}" not in metrics:
             _log.warning("every update of the %s since the last report was skipped: its gradients are not finite", name)
     metrics["ema_decay"] = decay
+    metrics["checkpoint/stall_seconds"] = run.saver.stall_seconds
+    metrics["checkpoint/write_seconds"] = run.saver.write_seconds
     metrics["images_per_second"] = clock.images_per_second(run.counters.nimg)
+    if run.diversity is not None:
+        metrics[doctor.DIVERSITY] = run.diversity
+    alarms = run.doctor.examine(metrics)
+    for name, text in alarms.items():
+        metrics[f"alarm/{name}"] = 1.0
+        _log.warning("%s", text)
     run.reporter.report(run.counters.nimg, metrics)
     _log.info("%d images, peak of this rank %.2f GiB: %s", run.counters.nimg, own_peak, metrics)
+
+
+def _add_spectral_norms(run: Run) -> None:
+    """The largest of each network's weights on this rank; the ranks' mean is reported."""
+    for name, engine in (("generator", run.step.generator), ("discriminator", run.step.discriminator)):
+        run.statistics.declare(f"spectral_norm/{name}")  # a stage may have none
+        sigmas = [layer.sigma for layer in engine.network.spectral_layers() if layer.sigma is not None]
+        if sigmas:
+            run.statistics.add(f"spectral_norm/{name}", torch.stack(sigmas).max())
 
 
 def _reduce(statistics: Statistics, own_peak: float) -> dict[str, float]:
@@ -120,25 +166,27 @@ def _report_samples(run: Run) -> None:
     generator, nimg = run.step.generator, run.counters.nimg
     grid, batch, statistics = run.grid, run.sampling_batch, run.recipe.sample_statistics
 
-    def report(tag: str) -> None:
+    def report(tag: str) -> Tensor:
         images = sample(generator.network, generator.infer_everywhere, grid.inputs, batch, statistics)
         run.reporter.images(tag, grid.frame(images), grid.columns, nimg)
+        return images
 
     report("samples/live")
     with run.average.swapped():
         stand_statistics(generator.network, generator.infer_everywhere, run.standing)
-        report("samples/ema")
+        images = report("samples/ema")
+    if grid.reals is not None:
+        run.diversity = doctor.diversity(images, grid.columns, grid.reals)
 
 
 def _save(run: Run, must: bool) -> None:
+    """Begin to save; with ``must``, wait until the checkpoint is complete."""
     run.rank_log.phase = "checkpoint"
-    directory = run.out / "checkpoints"
-    saved = checkpoint.save(directory, run.counters.nimg, run.entries, run.layout, comm)
-    if saved and comm.rank() == 0:
-        checkpoint.prune(directory, run.recipe.keep_checkpoints)
-    if must and not saved:
+    description = checkpoint.Description(run.recipe.model_dump(), run.layout, run.reporter.last_metrics)
+    saved = run.saver.save(run.counters.nimg, run.entries, description)
+    if must and not (saved and run.saver.finish()):
         raise UserError(
-            str(directory),
+            str(run.out / "checkpoints"),
             None,
             "could not take the last checkpoint (the warnings above say why)",
             "make room and run the same command again: it goes on from the newest checkpoint",
@@ -155,8 +203,12 @@ class _Clock:
         """Speed since the last call."""
         now = time.perf_counter()
         speed = (nimg - self._nimg) / max(now - self._since, 1e-9)
-        self._nimg, self._since = nimg, now
+        self.restart(nimg)
         return speed
+
+    def restart(self, nimg: int) -> None:
+        """Measure from here on."""
+        self._nimg, self._since = nimg, time.perf_counter()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -80,19 +80,21 @@ class SampleGrid:
         inputs: Fixed inputs of the generator, row by row.
         columns: Images in a row.
         frame: Lays what belongs to each image beside it.
+        reals: Real images (n, C, H, W) to compare with, on rank 0, where samples are of the same kind.
     """
 
     inputs: MicroBatch
     columns: int
     frame: Callable[[Tensor], Tensor]
+    reals: Tensor | None = None
 
 
-def latent_grid(recipe: Recipe, device: torch.device) -> SampleGrid:
+def latent_grid(recipe: Recipe, device: torch.device, reals: Tensor | None = None) -> SampleGrid:
     """Fixed latents; a column is a class where there are classes."""
     columns = grid_columns(recipe.data.num_classes)
     labels = torch.arange(columns).repeat(GRID_ROWS) % max(recipe.data.num_classes, 1)
     inputs = generator_inputs(recipe, Draws(recipe.seed), "grid", 0, labels, None, device)
-    return SampleGrid(inputs, columns, lambda images: images)
+    return SampleGrid(inputs, columns, lambda images: images, reals)
 
 
 def pair_grid(recipe: Recipe, pairs: Tensor, device: torch.device) -> SampleGrid:

@@ -95,7 +95,10 @@ class Product:
         self.comm = importlib.import_module("bigsgan.comm")
         out = Path(tempfile.mkdtemp())
         log = monitor.open_rank_log(out / "logs", self.comm.rank(), print)
-        self.run, self.recipe = train.build_run(plan, out, train.Start(), log), recipe
+        self.run, self.recipe = (
+            train.build_run(plan, out, importlib.import_module("bigsgan.start").Start(), log),
+            recipe,
+        )
         self.clock = self.loop._Clock(0)
         self.seconds: dict[str, float] = {}
         for name in ("generator", "discriminator"):

@@ -1,6 +1,7 @@
 """What ranks of a pool do; results go back to the test as plain tensors on rank 0's pipe."""
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import torch
 
 from bigsgan import checkpoint, comm
 from bigsgan.config.run_directory import write_recipe
+from bigsgan.config.sections import Checkpoints
+from bigsgan.engines import Shard
 from bigsgan.initial_weights import InitialWeights
 from bigsgan.monitor import RankLog
-from bigsgan.train import Start, build_run
+from bigsgan.start import Start
+from bigsgan.train import build_run
 from bigsgan.training.loop import Run
 from bigsgan.training.schedules import average_decay, scheduled
 from tests.tiny import tiny_plan
@@ -41,20 +45,42 @@ def destroy(run: Run) -> None:
     run.step.discriminator.destroy()
 
 
+def save(run: Run, directory: Path) -> None:
+    """Save one tag; complete when this returns."""
+    saver = checkpoint.Saver(directory, comm, Checkpoints())
+    description = checkpoint.Description(run.recipe.model_dump(), run.layout, {})
+    assert saver.save(run.counters.nimg, run.entries, description)
+    assert saver.finish()
+
+
+def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
+    """What lies in shards on this rank: entry, kind, shard, tensor."""
+    for entry in ("generator", "discriminator"):
+        for shard in getattr(run.step, entry).shards():
+            yield entry, "master", shard, shard.master
+            for kind, value in shard.optimizer_state.items():
+                if kind != "step" and torch.is_tensor(value):
+                    yield entry, kind, shard, value.flatten()
+    for shard, values in zip(run.step.generator.shards(), run.average.shards, strict=True):
+        yield "average", "master", shard, values
+
+
+def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
+    """Buffers on this rank, by entry."""
+    found = {entry: dict(getattr(run.step, entry).network.named_buffers()) for entry in ("generator", "discriminator")}
+    return {**found, "average": run.average.buffers}
+
+
 def local_state(run: Run) -> dict[str, Any]:
     """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)]."""
-    result = {}
-    for entry in ("generator", "discriminator", "average"):
-        tensors, layout = run.entries[entry].tensors(), run.entries[entry].layout()
-        found: dict[str, Any] = {}
-        for key, pieces in layout.items():
-            for piece in pieces:
-                values = tensors[key].flatten()[piece.start : piece.start + piece.numel]
-                found.setdefault(piece.name, []).append((piece.offset, values.cpu().numpy().copy()))
-        for key, value in tensors.items():
-            if key.startswith("buffer."):
-                found[key.removeprefix("buffer.")] = value.cpu().numpy().copy()
-        result[entry] = found
+    result: dict[str, Any] = {
+        entry: {name: buffer.cpu().numpy().copy() for name, buffer in named.items()}
+        for entry, named in buffers(run).items()
+    }
+    for entry, kind, shard, tensor in flat_tensors(run):
+        for piece in shard.pieces if kind == "master" else ():
+            values = tensor[piece.start : piece.start + piece.numel]
+            result[entry].setdefault(piece.name, []).append((piece.offset, values.cpu().numpy().copy()))
     return result
 
 
@@ -199,7 +225,7 @@ def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
     inputs = run.standing[0]
 
     def state() -> list[torch.Tensor]:
-        tensors = [v for entry in run.entries.values() for v in entry.tensors().values()]
+        tensors = [v for *_, v in flat_tensors(run)] + [b for named in buffers(run).values() for b in named.values()]
         return [t.clone() for t in [*tensors, *(_local(p) for p in g.network.parameters())]]
 
     before, live = state(), g.infer_everywhere(inputs)
@@ -223,7 +249,7 @@ def resume(overrides: list[str], ds: dict[str, Any], directory: str, first: int,
     """State after ``first`` updates, a save, new engines from the checkpoint, and ``then`` updates more."""
     run = build(overrides, ds)
     update(run, first)
-    assert checkpoint.save(Path(directory), run.counters.nimg, run.entries, run.layout, comm)
+    save(run, Path(directory))
     destroy(run)
     found = checkpoint.newest(Path(directory))
     run = build(overrides, ds, found)
@@ -246,17 +272,44 @@ def full_state(run: Run) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for name, entry in run.entries.items():
         state.update({f"{name}.{key}": value for key, value in entry.numbers().items()})
-        pieces = {key.removesuffix("master"): found for key, found in entry.layout().items()}
-        for key, value in entry.tensors().items():
-            flat = value.cpu().float().flatten().numpy().copy()
-            found = pieces.get(key.rpartition(".")[0] + ".")
-            if found and flat.size > 1:  # what lies between the pieces is uninitialised memory at stage 3
-                flat = np.concatenate([flat[p.start : p.start + p.numel] for p in found])
-            state[f"{name}.{key}"] = flat
+        state.update({f"{name}.{p.kind}.{p.name}": p.values.numpy().copy() for p in entry.parts() if p.everywhere})
+    for entry, named in buffers(run).items():
+        state.update({f"{entry}.buffer.{name}": buffer.cpu().numpy().copy() for name, buffer in named.items()})
+    for entry, kind, shard, tensor in flat_tensors(run):
+        for piece in shard.pieces:  # what lies between the pieces is uninitialised memory at stage 3
+            values = tensor[piece.start : piece.start + piece.numel].cpu().float().numpy().copy()
+            state[f"{entry}.shard.{kind}.{piece.name}"] = values
     for network in ("generator", "discriminator"):
         for name, parameter in getattr(run.step, network).network.named_parameters():
             state[f"{network}.parameter.{name}"] = _valid(parameter)
     return state
+
+
+def saved_parts(run: Run) -> dict[str, Any]:
+    """What this rank writes into a checkpoint: value -> [(offset, elements)]; and all numbers."""
+    found: dict[str, Any] = {}
+    for name, entry in run.entries.items():
+        for part in entry.parts():
+            if comm.rank() == 0 or not part.everywhere:
+                elements = part.values.detach().cpu().numpy().copy()
+                found.setdefault(f"{name}/{part.kind}/{part.name}", []).append((part.offset, elements))
+    numbers = {f"{name}.{key}": value for name, entry in run.entries.items() for key, value in entry.numbers().items()}
+    return {"parts": found, "numbers": numbers}
+
+
+def whole_values(by_rank: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Whole values from all ranks' ``saved_parts``, of which every element has to stand exactly once."""
+    merged = {}
+    for value in {name for rank in by_rank for name in rank["parts"]}:
+        stretches = sorted(
+            (stretch for rank in by_rank for stretch in rank["parts"].get(value, [])), key=lambda stretch: stretch[0]
+        )
+        reached = 0
+        for offset, elements in stretches:
+            assert offset == reached, f"{value}: element {min(offset, reached)} stands twice or is missing"
+            reached += elements.size
+        merged[value] = np.concatenate([elements for _, elements in stretches])
+    return merged
 
 
 def _valid(parameter: torch.Tensor) -> np.ndarray:
@@ -303,7 +356,7 @@ def begin_with(overrides: list[str], ds: dict[str, Any], saved: str, later: list
     if comm.rank() == 0:
         write_recipe(first.recipe, directory, {})
     comm.barrier()
-    assert checkpoint.save(directory / "checkpoints", first.counters.nimg, first.entries, first.layout, comm)
+    save(first, directory / "checkpoints")
     donor = local_state(first)
     destroy(first)
     plan = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), [*overrides, f"init_from.run={saved}", *later], ds)

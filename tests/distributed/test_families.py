@@ -24,7 +24,7 @@ def test_zero(ranks, family, stages_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["biggan_deep", "r3gan", "stylegan2_path_length", "pix2pix"])
 def test_checkpointing(ranks, family):
     checkpointing = [f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")]
     options = [*FAMILIES[family], *CASES, *PENALTIES["exact"], *checkpointing]

@@ -8,57 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-import torch
 import yaml
 
 from bigsgan.config.deepspeed_file import REPOSITORY
+from tests.distributed import launching
+from tests.distributed.launching import STATUS, TIMEOUT, launch, rank_processes, started
 from tests.tiny import tiny_recipe
 
-SCRIPT = str(REPOSITORY / "launch" / "train.py")
-STATUS = {"deepspeed": 2, "torchrun": 1}
-TIMEOUT = 120
-"""Below it by far: ranks that wait for one that has ended would sit there for half an hour."""
-
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="deepspeed starts no two ranks on a single GPU")
-
-
-def launch(launcher: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the script on two ranks, as a user of this interpreter's environment would."""
-    with start(launcher, directory, *arguments) as process:
-        try:
-            output, _ = process.communicate(timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
-            end(process)
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, output)
-
-
-def start(launcher: str, directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start the script on two ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = "--num_gpus" if launcher == "deepspeed" else "--nproc_per_node"
-    command = [launcher, ranks, "2", "--master_port", str(port), SCRIPT, *arguments]
-    env = {name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE")}
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
-    return subprocess.Popen(
-        command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a launcher with its ranks."""
-    for other in [*psutil.Process(process.pid).children(recursive=True), process]:
-        other.kill()
+pytestmark = launching.needs_two_devices
 
 
 def check(launcher: str, result: subprocess.CompletedProcess[str], message: str) -> None:
@@ -94,8 +57,8 @@ def test_a_dry_run_under_deepspeed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", STATUS)
-def test_what_every_rank_meets_after_the_start_is_answered_once(launcher, tmp_path):
+def test_what_every_rank_meets_after_the_start_is_answered_once(tmp_path):
+    launcher = "deepspeed"
     (tmp_path / "images" / "one").mkdir(parents=True)
     result = launch(launcher, tmp_path, "data.kind=folder", "data.root=images")
     problem, remedy = "10 but images has 1 class folders (one)", "set data.num_classes=1, or 0 to train without classes"
@@ -107,18 +70,22 @@ def test_what_rank_0_meets_for_all_is_answered_once(tmp_path):
     recipe = tiny_recipe(tmp_path)
     checkpoint = tmp_path / "run" / "checkpoints" / "000000000064"
     checkpoint.mkdir(parents=True)
-    manifest = {"format": 1, "nimg": 64, "world_size": 2, "layout": {}, "numbers": {}, "files": {}}
+    layout = {f"{network}.precision": "fp32" for network in ("generator", "discriminator")}
+    manifest = {"format": 2, "nimg": 64, "world_size": 2, "layout": layout, "recipe": recipe.model_dump()}
+    manifest.update({key: {} for key in ("metrics", "numbers", "kinds", "files")})
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "run" / "config.yaml").write_text(recipe.to_yaml())
     result = launch("torchrun", tmp_path, "--config", "tiny.yaml", "out=run", "batch=16")
     message = "batch: 16 was 8 in the run that run holds; set it back to go on, or give another `out` to start anew"
+    message += "; or accept it by --allow-change batch"
     check("torchrun", result, message)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["batch"] == 8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", STATUS)
-@pytest.mark.parametrize("blocked", ["metrics.jsonl", "logs/rank00001.log"])  # which rank 0 and rank 1 write
+@pytest.mark.parametrize(  # which rank 0 and rank 1 write
+    "launcher, blocked", [("torchrun", "metrics.jsonl"), ("deepspeed", "logs/rank00001.log")]
+)
 def test_what_one_rank_alone_meets_ends_all(launcher, blocked, tmp_path):
     recipe = tiny_recipe(tmp_path)
     (tmp_path / "run" / blocked).mkdir(parents=True)
@@ -152,23 +119,12 @@ def test_more_stages_than_layers_are_answered_once(tmp_path):
 def test_a_killed_stage_ends_the_whole_job(launcher, tmp_path):
     """Within a minute, with a status other than 0, and leaving no rank behind."""
     tiny_recipe(tmp_path)
-    report = tmp_path / "run" / "metrics.jsonl"
-    with start(launcher, tmp_path, "--config", "tiny.yaml", "out=run", "report_nimg=8", *STAGES) as process:
-        try:
-            while not (report.exists() and report.read_text()):
-                assert process.poll() is None, process.stdout.read()
-                time.sleep(0.2)
-            family = psutil.Process(process.pid).children(recursive=True)
-            ranks = [p for p in family if SCRIPT in p.cmdline() and "-m" not in p.cmdline()]
-            ranks = [p for p in ranks if not p.children()]
-            assert len(ranks) == 2
-            ranks[-1].kill()
-            killed = time.monotonic()
-            process.communicate(timeout=TIMEOUT)
-            assert time.monotonic() - killed < 60
-            assert process.returncode != 0
-            _, alive = psutil.wait_procs(ranks, timeout=5)
-            assert not alive
-        finally:
-            if process.poll() is None:
-                end(process)
+    with started(launcher, tmp_path, "--config", "tiny.yaml", "out=run", "report_nimg=8", *STAGES) as process:
+        ranks = rank_processes(process, tmp_path / "run")
+        ranks[-1].kill()
+        killed = time.monotonic()
+        process.communicate(timeout=TIMEOUT)
+        assert time.monotonic() - killed < 60
+        assert process.returncode != 0
+        _, alive = psutil.wait_procs(ranks, timeout=5)
+        assert not alive

@@ -1,12 +1,16 @@
-"""Checkpoints that are complete or absent, and shards of any layout put together again."""
+"""Tags that are complete or absent, intact or passed over, and values of any layout put together again."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import random
 import shutil
+import signal
+import subprocess
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,18 +21,20 @@ import pytest
 import torch
 
 from bigsgan import checkpoint
-from bigsgan.engines.base import Piece
+from bigsgan.checkpoint import Part, saver, tags
+from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
-from tests.alone import Part
+from tests.alone import Entry, entry, save
 
 LAYOUT: dict[str, Any] = {"world_size": 1, "generator.stage": 2}
 Usage = namedtuple("Usage", "total used free")
+FILE = "rank00000.safetensors"
 
 
 class ThreadRank:
     """The collectives of a rank that is a thread."""
 
-    def __init__(self, rank: int, values: list[float], meeting: threading.Barrier) -> None:
+    def __init__(self, rank: int, values: list[Any], meeting: threading.Barrier) -> None:
         self._rank, self._values, self._meeting = rank, values, meeting
 
     def rank(self) -> int:
@@ -41,32 +47,50 @@ class ThreadRank:
         self._meeting.wait()
 
     def any_rank(self, flag: bool) -> bool:
-        return bool(self.total(flag))
+        return any(self._all(flag))
 
     def total(self, value: float) -> float:
+        return float(sum(self._all(value)))
+
+    def from_rank_zero(self, value: Any) -> Any:
+        return self._all(value)[0]
+
+    def gather_objects(self, value: Any) -> list[Any] | None:
+        found = self._all(value)
+        return found if self._rank == 0 else None
+
+    def _all(self, value: Any) -> list[Any]:
         self._values[self._rank] = value
         self.barrier()
-        result = sum(self._values)
+        found = list(self._values)
         self.barrier()
-        return result
+        return found
 
 
-def entries(value: float) -> dict[str, checkpoint.StateEntry]:
-    return {
-        "generator": Part({"shard.0": torch.full((10,), value), "step": torch.tensor(7)}, {"scale": value, "count": 3}),
-        "average": Part({"shard.0": torch.arange(4.0) + value}),
-        "counters": Part({}, {"nimg": value}),
-    }
+def on_ranks(function: Callable[..., Any], *arguments: list[Any]) -> list[Any]:
+    """Call ``function(rank, argument of that rank, ...)`` on as many ranks as there are arguments."""
+    world_size = len(arguments[0])
+    values, meeting = [None] * world_size, threading.Barrier(world_size, timeout=20)
+    ranks = [ThreadRank(rank, values, meeting) for rank in range(world_size)]
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(function, ranks, *arguments))
 
 
-def save(directory: Path, nimg: int) -> bool:
-    return checkpoint.save(directory, nimg, entries(float(nimg)), LAYOUT, checkpoint.OneRank())
+def entries(value: float) -> dict[str, Entry]:
+    generator = entry({"a": torch.full((10,), value), "b": torch.tensor([7])}, {"scale": value, "count": 3})
+    average = entry({"a": torch.arange(4.0) + value})
+    return {"generator": generator, "average": average, "counters": Entry([], {"nimg": value})}
 
 
-def loaded(found: checkpoint.Checkpoint, names: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {name: Part({}) for name in names}
-    checkpoint.load(found, parts, LAYOUT, checkpoint.OneRank())
-    return {name: part.loaded for name, part in parts.items()}
+def save_one(directory: Path, nimg: int, **section: Any) -> bool:
+    return save(directory, nimg, entries(float(nimg)), layout=LAYOUT, **section)
+
+
+def loaded(found: checkpoint.Checkpoint, wanted: Mapping[str, Entry]) -> dict[str, Any]:
+    reader = checkpoint.Reader(found)
+    for name, part in wanted.items():
+        part.load(reader.entry(name))
+    return {name: part.loaded for name, part in wanted.items()}
 
 
 def assert_holds(found: checkpoint.Checkpoint | None, nimg: int) -> None:
@@ -75,121 +99,153 @@ def assert_holds(found: checkpoint.Checkpoint | None, nimg: int) -> None:
     expected = entries(float(nimg))
     for name, (tensors, numbers) in loaded(found, expected).items():
         assert numbers == expected[name].numbers()
-        assert tensors.keys() == expected[name].tensors().keys()
-        assert all(torch.equal(tensors[key], value) for key, value in expected[name].tensors().items())
+        for part in expected[name].parts():
+            assert torch.equal(tensors[part.name], part.values)
 
 
 def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def save_on_ranks(directory: Path, nimg: int, parts: list[dict[str, checkpoint.StateEntry]]) -> list[bool]:
-    flags, meeting = [False] * len(parts), threading.Barrier(len(parts), timeout=20)
-    ranks = [ThreadRank(rank, flags, meeting) for rank in range(len(parts))]
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return list(pool.map(lambda rank, part: checkpoint.save(directory, nimg, part, {}, rank), ranks, parts))
-
-
-def test_what_was_saved_is_loaded(tmp_path):
+@pytest.mark.parametrize("background", [True, False])
+def test_what_was_saved_is_loaded(tmp_path, background):
     directory = tmp_path / "run" / "checkpoints"
     assert checkpoint.newest(directory) is None
-    assert save(directory, 64)
-    assert save(directory, 128)
+    assert save_one(directory, 64, background=background)
+    assert save_one(directory, 128, background=background)
     assert_holds(checkpoint.find(tmp_path / "run", 64), 64)
     assert_holds(checkpoint.find(tmp_path / "run", 128), 128)
     assert_holds(checkpoint.newest(directory), 128)
     assert names(directory) == {"000000000064", "000000000128", "latest"}
+    assert names(directory / "000000000128") == {FILE, "manifest.json"}
     assert (directory / "latest").read_text() == "000000000128\n"
-    manifest = json.loads((directory / "000000000128" / "manifest.json").read_text())
-    file = directory / "000000000128" / "rank00000.safetensors"
-    assert manifest["files"] == {file.name: file.stat().st_size}
-    assert (manifest["nimg"], manifest["world_size"], manifest["layout"]) == (128, 1, LAYOUT)
 
 
-def test_the_same_tag_is_saved_again(tmp_path):
-    assert save(tmp_path, 64)
-    assert checkpoint.save(tmp_path, 64, {"generator": Part({"shard.0": torch.ones(2)})}, LAYOUT, checkpoint.OneRank())
+def test_the_manifest_tells_what_other_tools_need(tmp_path):
+    numbers = {"generator": entry({"layers.0.w": torch.ones(3)}, {"num_applied": 4})}
+    assert save(tmp_path, 64, numbers, recipe={"batch": 8}, layout=LAYOUT)
+    manifest = json.loads((tmp_path / "000000000064" / "manifest.json").read_text())
+    file = tmp_path / "000000000064" / FILE
+    printed = subprocess.run(["sha256sum", file], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert manifest == {
+        "format": 2, "nimg": 64, "world_size": 1, "layout": LAYOUT, "recipe": {"batch": 8}, "metrics": {},
+        "numbers": {"generator": {"num_applied": 4}}, "kinds": {"generator": ["master"]},
+        "files": {FILE: {"bytes": file.stat().st_size, "sha256": printed}},
+    }  # fmt: skip
+
+
+def test_what_changes_after_a_save_began_is_not_saved(tmp_path, monkeypatch):
+    """The writer waits until the state has moved on."""
+    moved = threading.Event()
+    real = saver.save_file
+
+    def save_file(*arguments: Any, **options: Any) -> None:
+        assert moved.wait(20)
+        real(*arguments, **options)
+
+    monkeypatch.setattr(saver, "save_file", save_file)
+    state = torch.zeros(1000)
+    live = Entry([Part("master", "a", 0, state[:500]), Part("master", "a", 500, state[500:])])
+    writer = checkpoint.Saver(tmp_path, checkpoint.OneRank(), Checkpoints())
+    for value in (1.0, 2.0):  # the second copy goes where the first one was
+        state.fill_(value)
+        moved.clear()
+        assert writer.save(int(value), {"generator": live}, checkpoint.Description({}, {}, {}))
+        assert checkpoint.newest(tmp_path) is None or checkpoint.newest(tmp_path).nimg < value
+        state.fill_(-1)
+        moved.set()
+        assert writer.finish()
+        out = entry({"a": torch.zeros(1000)})
+        loaded(checkpoint.newest(tmp_path), {"generator": out})
+        assert torch.equal(out.loaded[0]["a"], torch.full((1000,), value))
+    assert writer.write_seconds > 0
+
+
+def test_a_damaged_tag_is_saved_again(tmp_path):
+    assert save_one(tmp_path, 64)
+    (tmp_path / "000000000064" / FILE).write_bytes(b"damaged")
+    assert save(tmp_path, 64, {"generator": entry({"a": torch.ones(2)})})
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    assert loaded(found, {"generator": None})["generator"][0]["shard.0"].tolist() == [1, 1]
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """End the process, as far as a test can, at one of the writes of a save."""
-    real, calls = os.replace, []
-
-    def replace(source: Any, target: Any) -> None:
-        calls.append(target)
-        if len(calls) == {"manifest": 1, "rename": 2}.get(where):
-            raise KeyboardInterrupt
-        real(source, target)
-
-    def save_file(tensors: Any, path: Path, metadata: Any) -> None:
-        path.write_bytes(b"half of the tens")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", replace)
-    if where == "tensors":
-        monkeypatch.setattr(checkpoint, "save_file", save_file)
-
-
-@pytest.mark.parametrize("where", ["tensors", "manifest", "rename"])
-def test_a_killed_save_leaves_nothing_that_looks_complete(tmp_path, monkeypatch, where):
-    assert save(tmp_path, 64)
-    with monkeypatch.context() as patch:
-        kill_at(patch, where)
-        with pytest.raises(KeyboardInterrupt):
-            save(tmp_path, 128)
-    assert names(tmp_path) == {"000000000064", "000000000128.partial", "latest"}
-    assert_holds(checkpoint.newest(tmp_path), 64)
-    assert save(tmp_path, 128)
+    assert loaded(found, {"generator": entry({"a": torch.zeros(2)})})["generator"][0]["a"].tolist() == [1, 1]
+    assert save_one(tmp_path, 128)
     assert names(tmp_path) == {"000000000064", "000000000128", "latest"}
-    assert_holds(checkpoint.newest(tmp_path), 128)
 
 
-@pytest.mark.parametrize("free", [60, 90], ids=["no room", "room"])  # ``entries`` takes 64
-def test_what_killed_saves_left_is_removed_by_the_next(tmp_path, monkeypatch, free):
-    assert save(tmp_path, 64)
-    for nimg, where in ((128, "tensors"), (192, "rename")):
-        with monkeypatch.context() as patch:
-            kill_at(patch, where)
-            with pytest.raises(KeyboardInterrupt):
-                save(tmp_path, nimg)
-        # Each save removes what the one before it left.
-        assert names(tmp_path) == {"000000000064", f"{nimg:012d}.partial", "latest"}
+def test_a_kill_at_any_instant_loses_no_intact_tag(tmp_path):
+    """Twenty processes save and save again, until each is killed somewhere."""
+    draw = random.Random(0)
+    seen = set()
+    for attempt in range(20):
+        directory = tmp_path / str(attempt)
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            torch.set_num_threads(1)
+            for i in range(10_000):
+                if not save_one(directory, 64 * (i + 1)):
+                    break
+            os._exit(1)
+        while checkpoint.newest(directory) is None:
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        seen |= {path.suffix for path in directory.iterdir()}
+        found = checkpoint.newest(directory)
+        assert found is not None
+        assert checkpoint.damage(found, checkpoint.OneRank()) is None
+        assert_holds(found, found.nimg)
+        later = found.nimg + 640
+        assert save_one(directory, later)
+        assert_holds(checkpoint.newest(directory), later)
+        assert not [path for path in directory.iterdir() if path.suffix == ".partial"]
+    assert ".partial" in seen  # some were killed in the middle
+
+
+def test_what_killed_saves_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    assert save_one(tmp_path, 64)
     (tmp_path / "000000000032.partial").mkdir()
     (tmp_path / "000000000032.partial" / "rank00001.safetensors").write_bytes(b"of more ranks")
     (tmp_path / "notes").mkdir()  # not ours
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 10, free))
-    assert save(tmp_path, 256) == (free == 90)
-    assert names(tmp_path) == {"000000000064", "latest", "notes"} | ({"000000000256"} if free == 90 else set())
-    assert_holds(checkpoint.newest(tmp_path), 256 if free == 90 else 64)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: Usage(100, 10, 30))
+        assert not save_one(tmp_path, 256)
+    assert names(tmp_path) == {"000000000064", "latest", "notes"}
+    assert save_one(tmp_path, 256)
+    assert names(tmp_path) == {"000000000064", "000000000256", "latest", "notes"}
 
 
 def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+    os.truncate(path, path.stat().st_size - 1)
 
 
-def change_format(path: Path) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
-    "truncated tensors": lambda path: truncate(path / "rank00000.safetensors"),
-    "missing tensors": lambda path: (path / "rank00000.safetensors").unlink(),
+def change(path: Path, **keys: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
+INCOMPLETE: dict[str, Callable[[Path], Any]] = {
+    "truncated tensors": lambda path: truncate(path / FILE),
+    "missing tensors": lambda path: (path / FILE).unlink(),
     "missing manifest": lambda path: (path / "manifest.json").unlink(),
     "truncated manifest": lambda path: truncate(path / "manifest.json"),
     "empty manifest": lambda path: os.truncate(path / "manifest.json", 0),
-    "another format": lambda path: change_format(path / "manifest.json"),
+    "another format": lambda path: change(path / "manifest.json", format=1),
+    "another tag's manifest": lambda path: change(path / "manifest.json", nimg=64),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_passed_over_for_an_older_one(tmp_path, damage):
+@pytest.mark.parametrize("what", INCOMPLETE)
+def test_what_is_not_complete_is_passed_over_for_an_older_one(tmp_path, what):
     directory = tmp_path / "checkpoints"
-    assert save(directory, 64)
-    assert save(directory, 128)
-    DAMAGE[damage](directory / "000000000128")
+    assert save_one(directory, 64)
+    assert save_one(directory, 128)
+    INCOMPLETE[what](directory / "000000000128")
     assert_holds(checkpoint.newest(directory), 64)
     assert_holds(checkpoint.find(tmp_path), 64)
     with pytest.raises(UserError, match=r"is no saved checkpoint; choose from 64$"):
@@ -197,145 +253,214 @@ def test_damage_is_passed_over_for_an_older_one(tmp_path, damage):
     shutil.rmtree(directory / "000000000064")
     with pytest.raises(UserError, match="no complete checkpoint"):
         checkpoint.find(tmp_path)
+    with pytest.raises(UserError, match="holds damaged checkpoints only"):
+        checkpoint.newest(directory)
 
 
-def test_a_file_of_the_right_size_and_wrong_content_is_named(tmp_path):
-    assert save(tmp_path, 64)
-    file = tmp_path / "000000000064" / "rank00000.safetensors"
-    file.write_bytes(b"\xff" * file.stat().st_size)
+def test_a_flipped_bit_is_passed_over_for_an_older_one(tmp_path, caplog):
+    directory = tmp_path / "checkpoints"
+    assert save_one(directory, 64)
+    assert save_one(directory, 128)
+    flip(directory / "000000000128" / FILE)
+    problem = f"{FILE} does not have the checksum that the manifest gives"
+    assert checkpoint.damage(checkpoint.find(tmp_path, 128), checkpoint.OneRank()) == problem
+    assert checkpoint.damage(checkpoint.find(tmp_path, 64), checkpoint.OneRank()) is None
+    assert_holds(checkpoint.find_intact(tmp_path), 64)
+    assert f"passing over {directory / '000000000128'}, in which {problem}" in caplog.text
+    with pytest.raises(UserError, match=r"^--nimg: 128 is damaged; choose from 64$"):
+        checkpoint.find_intact(tmp_path, 128)
+    flip(directory / "000000000064" / FILE)
+    with pytest.raises(UserError, match="holds no checkpoint that is not damaged"):
+        checkpoint.find_intact(tmp_path)
+
+
+def test_ranks_share_the_reading_and_agree(tmp_path):
+    parts = rank_entries()
+    assert on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), parts) == [True, True]
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    with pytest.raises(UserError) as caught:
-        loaded(found, {"generator": None})
-    assert caught.value.field == str(file)
-    with pytest.raises(UserError) as caught:
-        checkpoint.read_parameters(found, "generator", {"a": torch.Size([1])})
-    assert caught.value.field == str(file)
+    assert on_ranks(lambda ranks, _: checkpoint.damage(found, ranks), [0, 1]) == [None, None]
+    flip(found.path / "rank00001.safetensors")
+    for count in (2, 3):  # also more ranks than files
+        problems = on_ranks(lambda ranks, _: checkpoint.damage(found, ranks), list(range(count)))
+        assert problems == ["rank00001.safetensors does not have the checksum that the manifest gives"] * count
 
 
-def test_prune_keeps_the_newest_complete_ones(tmp_path):
+def nimgs(directory: Path) -> list[int]:
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+def test_the_newest_stay(tmp_path):
     for nimg in (64, 128, 192, 256):
-        assert save(tmp_path, nimg)
-    DAMAGE["missing manifest"](tmp_path / "000000000256")
-    checkpoint.prune(tmp_path, 2)
-    assert names(tmp_path) == {"000000000128", "000000000192", "000000000256", "latest"}
-    checkpoint.prune(tmp_path, 5)
-    assert_holds(checkpoint.newest(tmp_path), 192)
+        assert save_one(tmp_path, nimg, keep=2)
+    assert nimgs(tmp_path) == [192, 256]
+    INCOMPLETE["missing manifest"](tmp_path / "000000000256")
+    assert save_one(tmp_path, 320, keep=2)
+    assert nimgs(tmp_path) == [192, 256, 320]  # what is not complete counts for nothing
 
 
-@pytest.mark.parametrize("key, value", [("world_size", 2), ("generator.stage", 3), ("discriminator.stage", 1)])
-def test_another_layout_is_refused_by_name(tmp_path, key, value):
-    assert save(tmp_path, 64)
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
-    part = Part({})
-    with pytest.raises(UserError) as caught:
-        checkpoint.load(found, {"generator": part}, {**LAYOUT, key: value}, checkpoint.OneRank())
-    assert key in caught.value.field
-    assert caught.value.value == value
-    assert f"was {LAYOUT.get(key)!r}" in caught.value.problem
-    assert part.loaded == ({}, {})
+def test_milestones_and_the_best_stay(tmp_path):
+    fid = {64: 9.0, 128: 3.0, 192: 4.0, 256: 5.0, 320: 6.0, 384: 7.0}
+    writer = checkpoint.Saver(
+        tmp_path, checkpoint.OneRank(), Checkpoints(keep=1, keep_every_nimg=150, keep_best={"metric": "fid"})
+    )
+    for nimg, value in fid.items():
+        assert writer.save(nimg, entries(1.0), checkpoint.Description({}, {}, {"fid": value, "other": 1.0}))
+        assert writer.finish()
+    assert nimgs(tmp_path) == [128, 192, 320, 384]  # best, reaches 150, reaches 300, newest
+    tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "fid", "goal": "max"}))
+    assert nimgs(tmp_path) == [384]
+    tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "unknown"}))
+    assert nimgs(tmp_path) == [384]
 
 
 def test_a_full_disk_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
-    assert save(tmp_path, 64)
+    assert save_one(tmp_path, 64)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 10, 60))  # ``entries`` takes 64
-    assert not save(tmp_path, 128)
+    assert not save_one(tmp_path, 128)
     assert "free some space" in caplog.text
     assert names(tmp_path) == {"000000000064", "latest"}
     assert_holds(checkpoint.newest(tmp_path), 64)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 10, 90))
-    assert save(tmp_path, 128)
+    assert save_one(tmp_path, 128)
 
 
-@pytest.mark.parametrize("function", ["_write_manifest", "save_file", "write_text"])
-def test_a_disk_that_fills_while_writing_costs_this_checkpoint_alone(tmp_path, monkeypatch, function):
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("function", ["save_file", "write_text", "checksum", "prune"])
+def test_a_disk_that_fails_while_writing_costs_this_checkpoint_alone(tmp_path, monkeypatch, function, background):
     def fill(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    assert save(tmp_path, 64)
-    monkeypatch.setattr(checkpoint, function, fill)
-    assert not save(tmp_path, 128)
-    assert names(tmp_path) == {"000000000064", "latest"}
-    assert_holds(checkpoint.newest(tmp_path), 64)
+    assert save_one(tmp_path, 64)
+    monkeypatch.setattr(saver, function, fill)
+    assert not save_one(tmp_path, 128, background=background)
+    if function == "prune":  # the tag was complete by then
+        assert_holds(checkpoint.newest(tmp_path), 128)
+    else:
+        assert names(tmp_path) == {"000000000064", "latest"}
+        assert_holds(checkpoint.newest(tmp_path), 64)
 
 
-def test_a_directory_that_cannot_be_made_is_no_crash(tmp_path):
+def test_a_real_full_disk_costs_this_checkpoint_alone(tmp_path, caplog):
+    """A file system of 2 MiB, and a state that fits once; what the operating system says while writing."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("mounting a file system takes root")
+    try:
+        state = {"generator": entry({"a": torch.rand(300_000)})}
+        assert save(disk / "checkpoints", 64, state)
+        assert not save(disk / "checkpoints", 128, state)
+        assert "GiB free and the ranks write" in caplog.text
+        usage = Usage(1, 0, 2**40)  # a disk that others fill after the check
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda path: usage)
+            assert not save(disk / "checkpoints", 128, state)
+        assert names(disk / "checkpoints") == {"000000000064", "latest"}
+        found = checkpoint.find_intact(disk)
+        assert torch.equal(
+            loaded(found, {"generator": entry({"a": torch.zeros(300_000)})})["generator"][0]["a"],
+            state["generator"].parts()[0].values,
+        )
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_directory_that_cannot_be_made_is_no_crash(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    assert not save(tmp_path / "file" / "checkpoints", 64)
+    assert not save_one(tmp_path / "file" / "checkpoints", 64)
+    assert "cannot be written" in caplog.text
 
 
-# Parameters a (3, 4) and b (5,) over two ranks, in two shards, with padding before and after pieces.
-SHAPES = {"a": torch.Size([3, 4]), "b": torch.Size([5])}
+def test_a_directory_that_ranks_do_not_share_is_refused(tmp_path, caplog):
+    directories = [tmp_path / "here", tmp_path / "there"]
+    saved = on_ranks(lambda ranks, directory, part: save(directory, 64, part, ranks), directories, rank_entries())
+    assert saved == [False, False]
+    assert "is not the same directory on all ranks" in caplog.text
+
+
+# Parameters a (12,) and b (5,) over two ranks.
 A, B = torch.arange(12.0), torch.arange(100.0, 105.0)
-PADDING = torch.full((2,), -1.0)
 
 
-def rank_parts() -> list[dict[str, checkpoint.StateEntry]]:
-    first = Part(
-        {
-            "shard.0.master": torch.cat([A[:7], PADDING]),
-            "shard.1.master": torch.cat([PADDING, B[3:]]),
-            "buffer.u": torch.ones(2),
-        },
-        layout={"shard.0.master": [Piece("a", 0, 7, 0)], "shard.1.master": [Piece("b", 3, 2, 2)]},
-    )
-    second = Part(
-        {"shard.0.master": torch.cat([A[7:], B[:3], PADDING]), "buffer.u": torch.zeros(2)},
-        layout={"shard.0.master": [Piece("a", 7, 5, 0), Piece("b", 0, 3, 5)]},
-    )
-    return [{"generator": first}, {"generator": second}]
+def rank_entries() -> list[dict[str, Entry]]:
+    first = [Part("master", "a", 0, A[:7]), Part("master", "b", 3, B[3:]), Part("buffer", "u", 0, torch.ones(2))]
+    second = [Part("master", "a", 7, A[7:]), Part("master", "b", 0, B[:3])]
+    shared = [Part("state", "s", 0, torch.ones(3), everywhere=True)]
+    return [{"generator": Entry(first), "extra": Entry(shared)}, {"generator": Entry(second), "extra": Entry(shared)}]
 
 
-def test_shards_of_two_ranks_are_put_together(tmp_path):
-    parts = rank_parts()
-    assert save_on_ranks(tmp_path, 64, parts) == [True, True]
+def test_any_rank_reads_any_stretch(tmp_path):
+    assert on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), rank_entries()) == [True, True]
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    assert set(found.manifest["files"]) == {"rank00000.safetensors", "rank00001.safetensors"}
-    state = checkpoint.read_parameters(found, "generator", SHAPES)
-    assert state.keys() == {"a", "b", "u"}
-    assert torch.equal(state["a"], A.view(3, 4))
-    assert torch.equal(state["b"], B)
-    assert torch.equal(state["u"], torch.ones(2))  # rank 0's
-    for rank, part in enumerate(parts):  # each rank finds its own again
-        mine = Part({}, layout=part["generator"].layout())
-        checkpoint.load(found, {"generator": mine}, {}, ThreadRank(rank, [False] * 2, threading.Barrier(1)))
-        expected = part["generator"].tensors()
-        assert mine.loaded[0].keys() == expected.keys()
-        assert all(torch.equal(mine.loaded[0][key], value) for key, value in expected.items())
+    assert set(found.manifest["files"]) == {FILE, "rank00001.safetensors"}
+    assert found.manifest["kinds"] == {"extra": ["state"], "generator": ["buffer", "master"]}
+    for world_size in (1, 2, 3, 5):
+        for rank in range(world_size):
+            saved = checkpoint.Reader(found, rank, world_size).entry("generator")
+            for name, value in (("a", A), ("b", B)):
+                for start in range(len(value)):
+                    for end in range(start, len(value) + 1):
+                        out = torch.full((end - start,), -1.0)
+                        saved.read("master", name, start, out)
+                        assert torch.equal(out, value[start:end])
+    state = torch.zeros(3)
+    checkpoint.Reader(found, 1, 2).entry("extra").read("state", "s", 0, state)
+    assert torch.equal(state, torch.ones(3))
 
 
-def test_where_every_rank_holds_everything_the_first_is_enough(tmp_path):
-    whole = Part({"shard.0": torch.cat([A, B])}, layout={"shard.0": [Piece("a", 0, 12, 0), Piece("b", 0, 5, 12)]})
-    assert save_on_ranks(tmp_path, 64, [{"generator": whole}, {"generator": whole}]) == [True, True]
+def test_a_rank_opens_no_more_files_than_it_needs(tmp_path):
+    """Eight ranks wrote; as many, half or twice as many read next to nothing of the others' files."""
+    values = torch.arange(80.0)
+    parts = [{"g": Entry([Part("master", "a", 10 * r, values[10 * r : 10 * r + 10])])} for r in range(8)]
+    assert all(on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), parts))
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    state = checkpoint.read_parameters(found, "generator", SHAPES)
-    assert torch.equal(torch.cat([state["a"].flatten(), state["b"]]), torch.cat([A, B]))
+    for world_size, most in ((8, 1), (4, 3), (16, 1)):
+        share = len(values) // world_size
+        for rank in range(world_size):
+            reader = checkpoint.Reader(found, rank, world_size)
+            out = torch.zeros(share)
+            reader.entry("g").read("master", "a", rank * share, out)
+            assert torch.equal(out, values[rank * share : (rank + 1) * share])
+            assert reader.num_opened <= most
 
 
 def test_missing_elements_are_counted_and_named(tmp_path):
-    assert save_on_ranks(tmp_path, 64, rank_parts()) == [True, True]
+    assert on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), rank_entries()) == [True, True]
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    half = checkpoint.Checkpoint(found.path, {**found.manifest, "world_size": 1})
-    with pytest.raises(UserError, match="lacks 5 elements") as caught:
-        checkpoint.read_parameters(half, "generator", SHAPES)
+    reader = checkpoint.Reader(found)
+    with pytest.raises(UserError, match=r"lacks 3 elements of generator/master/a, which") as caught:
+        reader.entry("generator").read("master", "a", 10, torch.zeros(5))
     assert caught.value.field == str(found.path)
-    with pytest.raises(UserError, match="lacks 2 elements"):
-        checkpoint.read_parameters(found, "generator", {**SHAPES, "c": torch.Size([2])})
+    with pytest.raises(UserError, match="lacks 2 elements of generator/master/c"):
+        reader.entry("generator").read("master", "c", 0, torch.zeros(2))
+    with pytest.raises(UserError, match="holds no anchors"):
+        reader.entry("anchors")
 
 
-def test_one_rank_without_space_stops_all(tmp_path, monkeypatch):
-    assert save_on_ranks(tmp_path, 64, rank_parts()) == [True, True]
-    real = checkpoint._write_rank
+def test_a_network_of_another_size_is_refused(tmp_path):
+    assert save(tmp_path, 64, {"generator": entry({"weight": torch.zeros(12), "bias": torch.zeros(3)})})
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 3))
+    with pytest.raises(UserError, match=r"holds 12 elements of generator/master/weight, which has 8 in"):
+        checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 2))
+    with pytest.raises(UserError, match="lacks 3 elements of generator/master/weight"):
+        checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(5, 3))
 
-    def write_rank(partial: Path, ranks: Any, parts: Any) -> None:
-        if ranks.rank() == 1:
+
+def test_one_rank_that_cannot_write_stops_all(tmp_path, monkeypatch):
+    assert on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), rank_entries()) == [True, True]
+    real = saver.save_file
+
+    def save_file(tensors: Any, path: Path, metadata: Any) -> None:
+        if path.name != FILE:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(partial, ranks, parts)
+        real(tensors, path, metadata)
 
-    monkeypatch.setattr(checkpoint, "_write_rank", write_rank)
-    assert save_on_ranks(tmp_path, 128, rank_parts()) == [False, False]
+    monkeypatch.setattr(saver, "save_file", save_file)
+    assert on_ranks(lambda ranks, part: save(tmp_path, 128, part, ranks), rank_entries()) == [False, False]
     assert names(tmp_path) == {"000000000064", "latest"}

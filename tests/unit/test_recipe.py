@@ -68,7 +68,9 @@ def test_defaults_are_filled_in(tmp_path):
         "sample_nimg": 100,
         "sample_statistics": "running",
         "checkpoint_nimg": 100,
-        "keep_checkpoints": 3,
+        "checkpoints": {"keep": 3, "keep_every_nimg": None, "keep_best": None, "background": True},
+        "hang_timeout_seconds": 600,
+        "max_rollbacks": 10,
         "data": {
             "kind": "digits", "root": None, "input_root": None, "input_side": "left", "input_channels": 3,
             "dataset": None, "resolution": 16, "image_channels": 1, "num_classes": 10,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import pytest
 
-from bigsgan.config.run_directory import compare_recipes, read_saved_recipe, refuse_output, write_recipe
+from bigsgan.config import Recipe
+from bigsgan.config.run_directory import compare_recipes, flat, read_saved_recipe, refuse_output, write_recipe
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
 
@@ -15,7 +17,9 @@ FREE = {
     "report_nimg=5",
     "sample_nimg=5",
     "checkpoint_nimg=5",
-    "keep_checkpoints=9",
+    "checkpoints.keep=9",
+    "checkpoints.keep_best={metric: fid}",
+    "engines.generator.pipeline_stages=2",
     "data.root=/elsewhere",
     "data.num_workers=0",
     "data.prefetch=9",
@@ -40,31 +44,52 @@ FIXED = {
 }
 
 
+def compare(saved: Recipe, given: Recipe, allowed: Collection[str] = ()) -> list[str]:
+    return compare_recipes(flat(saved.model_dump()), flat(given.model_dump()), given.out, allowed)
+
+
 @pytest.mark.parametrize("override", sorted(FREE))
 def test_what_does_not_change_the_meaning_of_a_run_may_change(tmp_path, override):
     saved, given = tiny_recipe(tmp_path), tiny_recipe(tmp_path, override)
     assert given != saved
-    compare_recipes(saved, given)
-    compare_recipes(given, saved)
+    key = override.partition("=")[0]
+    for before, after in ((saved, given), (given, saved)):
+        assert [line.partition(":")[0].startswith(key) for line in compare(before, after)].count(False) == 0
+        assert compare(before, after)
 
 
 @pytest.mark.parametrize("override", sorted(FIXED))
 def test_what_changes_the_meaning_of_a_run_is_refused(tmp_path, override):
     with pytest.raises(UserError) as caught:
-        compare_recipes(tiny_recipe(tmp_path), tiny_recipe(tmp_path, override))
+        compare(tiny_recipe(tmp_path), tiny_recipe(tmp_path, override))
     assert re.match(FIXED[override], str(caught.value))
-    assert str(caught.value).endswith("; set it back to go on, or give another `out` to start anew")
+    remedy = "; set it back to go on, or give another `out` to start anew"
+    if caught.value.field.startswith("generator."):
+        assert str(caught.value).endswith(f"{remedy} (with init_from to keep the weights)")
+    else:
+        assert str(caught.value).endswith(f"{remedy}; or accept it by --allow-change {caught.value.field}")
     assert str(tmp_path / "run") in str(caught.value)
+
+
+def test_a_change_is_accepted_where_the_user_says_so(tmp_path):
+    saved, given = tiny_recipe(tmp_path), tiny_recipe(tmp_path, "seed=99", "batch=64")
+    assert compare(saved, given, ["batch", "seed"]) == ["batch: 8 -> 64", "seed: 1 -> 99"]
+    with pytest.raises(UserError, match=r"^seed: 99 was 1"):
+        compare(saved, given, ["batch"])
+    with pytest.raises(UserError, match=r"^--allow-change: 'bacth' is no key of the recipe"):
+        compare(saved, given, ["batch", "bacth", "seed"])
+    with pytest.raises(UserError, match=r"^generator.channels: 3 was 2 .*\(with init_from to keep the weights\)$"):
+        compare(saved, tiny_recipe(tmp_path, "generator.channels=3"), ["generator.channels"])
 
 
 def test_taking_a_section_away_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"^objective.r1.every: is unset and was 1 in the run that "):
-        compare_recipes(tiny_recipe(tmp_path, "objective.r1.weight=1"), tiny_recipe(tmp_path))
+        compare(tiny_recipe(tmp_path, "objective.r1.weight=1"), tiny_recipe(tmp_path))
 
 
 def test_a_run_may_be_moved(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    compare_recipes(recipe, recipe.model_copy(update={"out": "elsewhere"}))
+    assert compare(recipe, recipe.model_copy(update={"out": "elsewhere"})) == [f"out: {recipe.out!r} -> 'elsewhere'"]
 
 
 def test_the_recipe_is_kept_as_it_was(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from bigsgan import checkpoint
 from bigsgan.cli import main
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.data import build_dataset
@@ -18,6 +17,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from bigsgan.sheets import Sampler, slerp
 from bigsgan.trained import open_trained
+from tests.alone import save
 from tests.tiny import FAMILIES, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         entries = {name: _Entry(recipe, name, stack.state_dict()) for name in ("generator", "average")}
         run = tmp_path / "run"
         write_recipe(recipe, run, {})
-        assert checkpoint.save(run / "checkpoints", 8, entries, {}, checkpoint.OneRank())
+        assert save(run / "checkpoints", 8, entries)
         return run
 
     return make

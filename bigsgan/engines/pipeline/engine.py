@@ -68,12 +68,12 @@ class PipelineEngine(DeepSpeedBacked):
             recomputes: Whether ``backward`` repeats the forward pass instead of keeping its activations.
             clip_norm: Largest norm of a gradient, 0 for any; where DeepSpeed does not clip.
         """
-        super().__init__(engine, network, placement.replica(rank))
+        super().__init__(engine, network, placement.replica(rank), placement.num_replicas)
         self.division: list[int] | None = division.bounds
         self._name, self._placement, self._boundaries = name, placement, division.boundaries
         self._program, self._received = program, list[Tensor]()
         self._to_next, self._to_previous = channels
-        self._stage, self._replica = placement.stage(rank), placement.replica(rank)
+        self._stage = placement.stage(rank)
         self._is_first, self._is_last = self._stage == 0, self._stage == placement.num_stages - 1
         self._recomputes, self._clip_norm = recomputes, clip_norm
         self._device = next(network.parameters()).device
@@ -94,7 +94,7 @@ class PipelineEngine(DeepSpeedBacked):
         if not self._is_last:
             (spec,) = self._boundaries.at(self._placement.num_stages, len(inputs[0]))
             outputs = spec.empty(self._device)
-        source = self._placement.rank(self._placement.num_stages - 1, self._replica)
+        source = self._placement.rank(self._placement.num_stages - 1, self.replica)
         dist.broadcast(outputs, source, group=deepspeed_private.pipe_group(self._engine))
         return outputs
 

@@ -1,0 +1,40 @@
+"""Checkpoints: one directory, a tag, holds everything that a run must find again, complete or not at all.
+
+    checkpoints/000000016384/            named after the images seen
+        rank00000.safetensors            what that rank wrote: stretches of named flat values
+        manifest.json                    recipe, layout, numbers; size and checksum of every file; written last
+    checkpoints/latest                   text file: the newest tag's name
+
+A tag is written under another name and renamed once every rank has finished, so a killed save leaves nothing that looks
+like a checkpoint. What it does leave, the next save removes.
+
+Every tensor's name says what it holds: ``generator/master/layers.3.weight@4096`` is a stretch of that parameter's
+flattened float32 values, from element 4096 on; over all files, every element stands exactly once. So a run may go on in
+any layout: each rank reads the stretches that its own shards need, whatever ranks and shards wrote them.
+"""
+
+from bigsgan.checkpoint.entries import OneRank, Part, Ranks, SavedEntry, SavedValues, SharedState, StateEntry
+from bigsgan.checkpoint.reader import Reader
+from bigsgan.checkpoint.saver import Description, Saver
+from bigsgan.checkpoint.tags import IMPORTED, Checkpoint, damage, differences, find, find_intact, newest, newest_or_none
+
+__all__ = [
+    "IMPORTED",
+    "Checkpoint",
+    "Description",
+    "OneRank",
+    "Part",
+    "Ranks",
+    "Reader",
+    "SavedEntry",
+    "SavedValues",
+    "Saver",
+    "SharedState",
+    "StateEntry",
+    "damage",
+    "differences",
+    "find",
+    "find_intact",
+    "newest",
+    "newest_or_none",
+]

@@ -1,0 +1,162 @@
+"""Reads what was saved, on any layout: each rank the stretches that it asks for, from the files that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bigsgan.checkpoint.tags import Checkpoint
+from bigsgan.errors import UserError
+
+_READ_ELEMENTS = 1 << 24
+"""Elements read at a time, so that no stretch needs a second copy of itself in memory."""
+
+
+class _Stretch(NamedTuple):
+    """Elements of a value that lie in one tensor of one file."""
+
+    offset: int
+    numel: int
+    file: Any
+    tensor: str
+
+
+class Reader:
+    """A checkpoint's files, opened when something is looked for that those opened before do not hold.
+
+    Ranks lay shards out in their order, whatever their number, so that a rank begins with the files about as far along
+    as itself: in the layout that saved, with its own.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, rank: int = 0, world_size: int = 1) -> None:
+        self.checkpoint = checkpoint
+        files = sorted(checkpoint.manifest["files"])
+        near = rank * len(files) // world_size
+        self._unopened = sorted(files, key=lambda name: abs(files.index(name) - near), reverse=True)
+        self._stretches: dict[str, list[_Stretch]] = {}
+        self.num_opened = 0
+
+    def entry(self, name: str) -> EntryReader:
+        """Return what was saved of one entry.
+
+        Raises:
+            UserError: Nothing was.
+        """
+        numbers = self.checkpoint.manifest["numbers"].get(name)
+        if numbers is None:
+            problem = f"holds no {name}, which this run's recipe has"
+            raise UserError(str(self.checkpoint.path), None, problem, "go on with the recipe that saved it")
+        return EntryReader(self, name, numbers, frozenset(self.checkpoint.manifest["kinds"].get(name, ())))
+
+    def fill(self, value: str, offset: int, out: Tensor) -> None:
+        """Fill ``out`` with a value's elements from ``offset`` on."""
+        missing = out.numel()
+        for stretch in self._overlapping(value, offset, offset + out.numel()):
+            first, last = max(offset, stretch.offset), min(offset + out.numel(), stretch.offset + stretch.numel)
+            with self._blamed(stretch.tensor):
+                saved = stretch.file.get_slice(stretch.tensor)
+                for start in range(first, last, _READ_ELEMENTS):
+                    end = min(last, start + _READ_ELEMENTS)
+                    out[start - offset : end - offset].copy_(saved[start - stretch.offset : end - stretch.offset])
+            missing -= last - first
+            if missing <= 0:
+                return
+        if missing:
+            problem = f"lacks {missing} elements of {value}, which this run's recipe has"
+            raise UserError(str(self.checkpoint.path), None, problem, "use another checkpoint")
+
+    def check_size(self, value: str, numel: int) -> None:
+        """Refuse a value that was saved with more elements, as the recipe then describes another network."""
+        while self._open_next():
+            pass
+        saved = max((stretch.offset + stretch.numel for stretch in self._stretches.get(value, [])), default=0)
+        if saved > numel:
+            problem = f"holds {saved} elements of {value}, which has {numel} in this run's recipe"
+            raise UserError(str(self.checkpoint.path), None, problem, "use another checkpoint")
+
+    def has(self, value: str) -> bool:
+        """Whether any element of a value was saved."""
+        while value not in self._stretches and self._open_next():
+            pass
+        return value in self._stretches
+
+    def _overlapping(self, value: str, start: int, end: int) -> Iterator[_Stretch]:
+        """Stretches of a value that reach into [start, end), opening files as long as the caller wants more."""
+        seen = 0
+        while True:
+            found = self._stretches.get(value, [])
+            for stretch in found[seen:]:
+                if stretch.offset < end and start < stretch.offset + stretch.numel:
+                    yield stretch
+            seen = len(found)
+            if not self._open_next():
+                return
+
+    def _open_next(self) -> bool:
+        """Open one more file; False where there is none."""
+        if not self._unopened:
+            return False
+        name = self._unopened.pop()
+        with self._blamed(name):
+            file = safe_open(self.checkpoint.path / name, framework="pt")
+            for tensor in file.keys():  # noqa: SIM118 - safe_open's own method
+                value, _, offset = tensor.rpartition("@")
+                (numel,) = file.get_slice(tensor).get_shape()
+                self._stretches.setdefault(value, []).append(_Stretch(int(offset), numel, file, tensor))
+        self.num_opened += 1
+        return True
+
+    @contextmanager
+    def _blamed(self, what: str) -> Iterator[None]:
+        """Blame a file for what is missing or wrong in it."""
+        try:
+            yield
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            problem = f"is damaged ({what}: {type(error).__name__}: {error})"
+            remedy = "remove that directory to use an older checkpoint"
+            raise UserError(str(self.checkpoint.path), None, problem, remedy) from error
+
+
+class EntryReader:
+    """SavedValues of one entry, and whole networks from it."""
+
+    def __init__(self, reader: Reader, entry: str, numbers: Mapping[str, float], kinds: frozenset[str]) -> None:
+        self._reader, self._entry = reader, entry
+        self.numbers, self.kinds = numbers, kinds
+
+    def read(self, kind: str, name: str, offset: int, out: Tensor) -> None:
+        """Fill the one-dimensional ``out`` with the elements from ``offset`` on, in place.
+
+        Raises:
+            UserError: They were not saved, or a file is damaged.
+        """
+        self._reader.fill(value_name(self._entry, kind, name), offset, out)
+
+    def has(self, kind: str, name: str) -> bool:
+        """Whether any element of that value was saved."""
+        return self._reader.has(value_name(self._entry, kind, name))
+
+    @torch.no_grad()
+    def read_network(self, network: torch.nn.Module) -> None:
+        """Fill all parameters and buffers of a network that lies whole in this process.
+
+        Raises:
+            UserError: They were not saved, or a file is damaged.
+        """
+        wanted: dict[tuple[str, str], Tensor] = {("master", name): p for name, p in network.named_parameters()}
+        wanted.update({("buffer", name): buffer for name, buffer in network.named_buffers()})
+        for (kind, name), tensor in wanted.items():
+            self._reader.check_size(value_name(self._entry, kind, name), tensor.numel())
+            flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+            self.read(kind, name, 0, flat)
+            tensor.copy_(flat.view(tensor.shape))
+
+
+def value_name(entry: str, kind: str, name: str) -> str:
+    """Name of a flat value among an entry's files; ``@`` and the offset of a stretch follow it."""
+    return f"{entry}/{kind}/{name}"

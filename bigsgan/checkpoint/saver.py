@@ -1,0 +1,310 @@
+"""Saves tags: state is copied aside, and written while training goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bigsgan.atomic import fsync, write_text
+from bigsgan.checkpoint.entries import Part, Ranks, SavedEntry
+from bigsgan.checkpoint.reader import value_name
+from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, checksum, prune
+from bigsgan.config.sections import Checkpoints
+from bigsgan.errors import UserError
+
+_RECEIPT = ".written.json"
+"""Ending of what a rank leaves beside its file for the one that writes the manifest."""
+
+_POLL_SECONDS = 0.05
+_FAILURES = (OSError, SafetensorError, UserError)
+
+_log = logging.getLogger(__name__)
+
+
+class Description(NamedTuple):
+    """What a manifest says of a run beside its state.
+
+    Attributes:
+        recipe: Resolved.
+        layout: How the networks lie on the ranks.
+        metrics: Last reported.
+    """
+
+    recipe: Mapping[str, Any]
+    layout: Mapping[str, Any]
+    metrics: Mapping[str, float]
+
+
+class Saver:
+    """Saves a run's state under one tag after the other. Every rank has one, and calls the same methods.
+
+    Attributes:
+        stall_seconds: How long the last save held this rank up.
+        write_seconds: How long this rank's part of it took to write, in the background or not.
+    """
+
+    def __init__(self, directory: Path, ranks: Ranks, section: Checkpoints) -> None:
+        """Begin without a save.
+
+        Args:
+            directory: ``checkpoints`` of the run; on a file system that all ranks share.
+            ranks: The collectives.
+            section: Of the recipe.
+        """
+        self.stall_seconds = self.write_seconds = 0.0
+        self._directory, self._ranks, self._section = directory, ranks, section
+        self._aside: dict[str, Tensor] = {}
+        self._job: _Job | None = None
+
+    def save(self, nimg: int, entries: Mapping[str, SavedEntry], description: Description) -> bool:
+        """Save all entries under one tag, after the save before is complete. A collective.
+
+        Returns:
+            False if a rank lacked disk space or could not write, as far as is known yet; older tags are untouched.
+        """
+        self.finish()
+        start = time.perf_counter()
+        job = _Job(self._directory, nimg, self._ranks, self._section)
+        parts = self._own_parts(entries)
+        ready = self._together(job, lambda: job.begin(parts))
+        if ready:
+            numbers = {name: entry.numbers() for name, entry in entries.items()}
+            if self._section.background:
+                parts = self._copied_aside(parts)
+            job.start(parts, {**description._asdict(), "numbers": numbers})
+            self._job = job
+        done = ready and (self._section.background or self.finish())
+        self.stall_seconds = time.perf_counter() - start
+        return done
+
+    def finish(self) -> bool:
+        """Wait until the save under way, if any, is complete. A collective.
+
+        Returns:
+            Whether it is.
+        """
+        job, self._job = self._job, None
+        if job is None:
+            return True
+        done = self._together(job, job.wait_for_writing) and self._together(job, job.wait_for_commit)
+        if done:
+            self.write_seconds = job.write_seconds
+            _log.info("checkpoint at %d images: %s", job.nimg, job.summary())
+        return done
+
+    def _together(self, job: _Job, phase: Callable[[], None]) -> bool:
+        """Do one thing on all ranks; where it fails on any of them, give the save up on all."""
+        failed = False
+        try:
+            phase()
+        except _FAILURES as error:
+            failed = True
+            _log.warning("checkpoint at %d images was not saved: %s", job.nimg, error)
+        if not self._ranks.any_rank(failed):  # waits for all ranks too
+            return True
+        job.abandon()
+        self._ranks.barrier()
+        return False
+
+    def _own_parts(self, entries: Mapping[str, SavedEntry]) -> dict[str, list[Part]]:
+        first = self._ranks.rank() == 0
+        return {name: [p for p in entry.parts() if first or not p.everywhere] for name, entry in entries.items()}
+
+    def _copied_aside(self, parts: dict[str, list[Part]]) -> dict[str, list[Part]]:
+        """Copies in host memory, which is kept from save to save."""
+        waits = False
+        copied: dict[str, list[Part]] = {}
+        for entry, live in parts.items():
+            copied[entry] = []
+            for part in live:
+                name, values = _tensor_name(entry, part), part.values.detach()
+                aside = self._aside.get(name)
+                if aside is None or aside.shape != values.shape:
+                    pinned = values.is_cuda
+                    aside = self._aside[name] = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned)
+                aside.copy_(values, non_blocking=True)
+                waits |= values.is_cuda
+                copied[entry].append(part._replace(values=aside))
+        if waits:
+            torch.cuda.current_stream().synchronize()
+        return copied
+
+
+@dataclass
+class _Receipt:
+    """What one rank has written."""
+
+    bytes: int
+    sha256: str
+    kinds: dict[str, list[str]]
+
+
+class _Job:
+    """One save, on one rank: what does not need the other ranks, so that threads can do it.
+
+    Attributes:
+        nimg: Images seen.
+        write_seconds: Time that this rank's file took.
+    """
+
+    def __init__(self, directory: Path, nimg: int, ranks: Ranks, section: Checkpoints) -> None:
+        self.nimg, self.write_seconds = nimg, 0.0
+        self._directory, self._tag = directory, f"{nimg:012d}"
+        self._partial = directory / f"{self._tag}{PARTIAL}"
+        self._ranks, self._section = ranks, section
+        self._writer: _Task | None = None
+        self._committer: _Task | None = None
+        self._cancelled = threading.Event()
+        self._bytes = 0
+
+    def begin(self, parts: dict[str, list[Part]]) -> None:
+        """Make room for the tag, and see that all ranks can write there. A collective."""
+        if self._ranks.rank() == 0:
+            for left in self._directory.glob(f"*{PARTIAL}"):  # by a save that was killed; before the space is counted
+                shutil.rmtree(left, ignore_errors=True)
+            made = _attempt(lambda: self._partial.mkdir(parents=True))
+        else:
+            made = None
+        if problem := self._ranks.from_rank_zero(made):
+            raise UserError(str(self._directory), None, f"cannot be written ({problem})", "give another `out`")
+        shared = self._partial.is_dir()
+        self._bytes = sum(part.values.numel() * part.values.element_size() for own in parts.values() for part in own)
+        needed = self._ranks.total(self._bytes)
+        if not shared:
+            remedy = "give an `out` on a file system that all hosts share"
+            raise UserError(str(self._directory), None, "is not the same directory on all ranks", remedy)
+        free = shutil.disk_usage(self._partial).free
+        if free < needed * 1.05:
+            problem = f"has {free / 2**30:.1f} GiB free and the ranks write {needed / 2**30:.1f} GiB"
+            raise UserError(str(self._partial), None, problem, "free some space, or lower checkpoints.keep")
+
+    def start(self, parts: dict[str, list[Part]], manifest: dict[str, Any]) -> None:
+        """Write this rank's file in a thread, and on rank 0 complete the tag in another, once all ranks have."""
+        self._writer = _Task(lambda: self._write(parts))
+        if self._ranks.rank() == 0:
+            self._committer = _Task(lambda: self._commit(manifest))
+
+    def wait_for_writing(self) -> None:
+        """Wait for this rank's file."""
+        if self._writer is not None:
+            self._writer.result()
+
+    def wait_for_commit(self) -> None:
+        """Wait for the manifest; on rank 0, after all ranks have written."""
+        if self._committer is not None:
+            self._committer.result()
+
+    def abandon(self) -> None:
+        """Remove what was written so far; on rank 0, after the writers of all ranks have ended."""
+        self._cancelled.set()
+        if self._committer is not None:
+            self._committer.join()
+        if self._ranks.rank() == 0:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def summary(self) -> str:
+        """What this rank did."""
+        return f"{self._bytes / 2**20:.1f} MiB of this rank written in {self.write_seconds:.2f} s"
+
+    def _write(self, parts: dict[str, list[Part]]) -> None:
+        start = time.perf_counter()
+        tensors = {
+            _tensor_name(entry, part): part.values.detach().contiguous() for entry, own in parts.items() for part in own
+        }
+        path = self._partial / f"rank{self._ranks.rank():05d}.safetensors"
+        save_file(tensors, path, metadata={"format": str(FORMAT)})
+        fsync(path)
+        kinds = {entry: sorted({part.kind for part in own}) for entry, own in parts.items()}
+        receipt = _Receipt(path.stat().st_size, checksum(path), kinds)
+        write_text(path.with_suffix(_RECEIPT), json.dumps(vars(receipt)))
+        self.write_seconds = time.perf_counter() - start
+
+    def _commit(self, manifest: dict[str, Any]) -> None:
+        receipts = self._receipts()
+        if receipts is None:
+            return
+        entries = {name for receipt in receipts.values() for name in receipt.kinds}
+        whole = {
+            "format": FORMAT,
+            "nimg": self.nimg,
+            "world_size": self._ranks.world_size(),
+            **manifest,
+            "kinds": {e: sorted({k for r in receipts.values() for k in r.kinds.get(e, [])}) for e in sorted(entries)},
+            "files": {name: {"bytes": r.bytes, "sha256": r.sha256} for name, r in receipts.items()},
+        }
+        for name in receipts:
+            (self._partial / name).with_suffix(_RECEIPT).unlink()
+        write_text(self._partial / MANIFEST, json.dumps(whole, indent=1))
+        fsync(self._partial)
+        final = self._directory / self._tag
+        if final.exists():  # damaged, as a run that goes on from an older tag meets it: its own cannot come twice
+            os.replace(final, self._directory / f"{self._tag}.damaged{PARTIAL}")
+        os.replace(self._partial, final)
+        fsync(self._directory)
+        write_text(self._directory / "latest", self._tag + "\n")
+        prune(self._directory, self._section)
+
+    def _receipts(self) -> dict[str, _Receipt] | None:
+        """Receipts of all ranks, by file, as soon as all are there; None once the save is given up."""
+        names = [f"rank{rank:05d}.safetensors" for rank in range(self._ranks.world_size())]
+        found: dict[str, _Receipt] = {}
+        while len(found) < len(names):
+            for name in names[len(found) :]:
+                try:
+                    found[name] = _Receipt(**json.loads((self._partial / name).with_suffix(_RECEIPT).read_text()))
+                except FileNotFoundError:
+                    break
+            if len(found) < len(names) and self._cancelled.wait(_POLL_SECONDS):
+                return None
+        return found
+
+
+class _Task:
+    """Something done in a thread, whose failure is raised where its result is asked for."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
+
+    def result(self) -> None:
+        """Wait for the end, and raise what went wrong."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+
+
+def _attempt(work: Callable[[], Any]) -> str | None:
+    try:
+        work()
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _tensor_name(entry: str, part: Part) -> str:
+    return f"{value_name(entry, part.kind, part.name)}@{part.offset}"

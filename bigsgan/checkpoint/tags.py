@@ -1,0 +1,238 @@
+"""Tags on disk: which are complete, which are intact, and which may be removed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsgan.checkpoint.entries import OneRank, Ranks
+from bigsgan.config.sections import Checkpoints
+from bigsgan.errors import UserError
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+PARTIAL = ".partial"
+"""Ending of a directory that is being written."""
+
+IMPORTED = "imported"
+"""Key of a manifest's layout that names the source of imported weights."""
+
+_MANIFEST_KEYS = {"format", "nimg", "world_size", "layout", "recipe", "metrics", "numbers", "kinds", "files"}
+_HASHED_BYTES = 1 << 22
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def nimg(self) -> int:
+        """Images seen when it was saved."""
+        return int(self.manifest["nimg"])
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """How the networks lay on the ranks that saved it."""
+        return dict(self.manifest["layout"])
+
+    @property
+    def entries(self) -> set[str]:
+        """Names of what it holds."""
+        return set(self.manifest["numbers"])
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it holds imported weights, from which a run begins, and not a run's state."""
+        return IMPORTED in self.layout
+
+    @property
+    def divisions(self) -> dict[str, list[int]]:
+        """Bounds of the stages that networks were divided into, by network."""
+        ending = ".division"
+        return {
+            key.removesuffix(ending): bounds
+            for key, bounds in self.layout.items()
+            if key.endswith(ending) and bounds is not None
+        }
+
+
+def newest(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | None:
+    """Return the newest complete checkpoint of a run, or None where nothing was saved.
+
+    Args:
+        directory: ``checkpoints`` of the run.
+        passed_over: Tags that are damaged inside; see ``damage``.
+
+    Raises:
+        UserError: There are checkpoints and all of them are damaged.
+    """
+    found = newest_or_none(directory, passed_over)
+    if found is None and _tags(directory):
+        remedy = "put an undamaged copy back, or remove that directory to start anew"
+        raise UserError(str(directory), None, "holds damaged checkpoints only", remedy)
+    return found
+
+
+def newest_or_none(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | None:
+    """Return the newest complete checkpoint that is none of ``passed_over``, or None."""
+    return next((c for c in complete(directory) if c.path not in passed_over), None)
+
+
+def find(run: Path, nimg: int | None = None, passed_over: Collection[Path] = ()) -> Checkpoint:
+    """Return a run's newest complete checkpoint, or the one at ``nimg`` images.
+
+    Args:
+        run: Run directory.
+        nimg: Images seen; None for the newest.
+        passed_over: Tags that are damaged inside; see ``damage``.
+
+    Raises:
+        UserError: There is none.
+    """
+    found = list(complete(run / "checkpoints"))
+    if not found:
+        raise UserError(
+            "--run", str(run), "holds no complete checkpoint", "give the `out` directory of a run that has saved"
+        )
+    left = [checkpoint for checkpoint in found if checkpoint.path not in passed_over]
+    if not left:
+        remedy = "put an undamaged copy back"
+        raise UserError("--run", str(run), "holds no checkpoint that is not damaged", remedy)
+    if nimg is None:
+        return left[0]
+    for checkpoint in left:
+        if checkpoint.nimg == nimg:
+            return checkpoint
+    known = ", ".join(str(c.nimg) for c in left)
+    is_damaged = len(left) < len(found) and any(c.nimg == nimg for c in found)
+    raise UserError("--nimg", nimg, "is damaged" if is_damaged else "is no saved checkpoint", f"choose from {known}")
+
+
+def find_intact(run: Path, nimg: int | None = None) -> Checkpoint:
+    """Like ``find``, after reading all of it in this process; a damaged newest one is passed over, with a warning.
+
+    Raises:
+        UserError: There is none, or the one asked for is damaged.
+    """
+    passed_over: list[Path] = []
+    while True:
+        found = find(run, nimg, passed_over)
+        if (problem := damage(found, OneRank())) is None:
+            return found
+        _log.warning("passing over %s, in which %s", found.path, problem)
+        passed_over.append(found.path)
+
+
+def damage(checkpoint: Checkpoint, ranks: Ranks) -> str | None:
+    """Compare every byte with the manifest's checksums; the ranks share the files. Every rank calls this.
+
+    Returns:
+        What is wrong, the same on all ranks, or None.
+    """
+    found = ranks.gather_objects(_first_damage(checkpoint, ranks.rank(), ranks.world_size()))
+    problem: str | None = ranks.from_rank_zero(next((text for text in found or [] if text), None))
+    return problem
+
+
+def _first_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | None:
+    for name, expected in sorted(checkpoint.manifest["files"].items())[rank::world_size]:
+        try:
+            same = checksum(checkpoint.path / name) == expected["sha256"]
+        except OSError as error:
+            return f"{name} cannot be read ({error})"
+        if not same:
+            return f"{name} does not have the checksum that the manifest gives"
+    return None
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, as ``sha256sum`` prints it."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_HASHED_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def prune(directory: Path, section: Checkpoints) -> None:
+    """Remove the checkpoints that the recipe does not ask to keep; one rank calls this."""
+    found = list(complete(directory))
+    kept = {c.path for c in found[: section.keep]}
+    if section.keep_every_nimg:
+        kept |= set(_milestones(found, section.keep_every_nimg))
+    if section.keep_best and (best := _best(found, section.keep_best.metric, section.keep_best.goal == "max")):
+        kept.add(best.path)
+    for old in found:
+        if old.path not in kept:
+            shutil.rmtree(old.path, ignore_errors=True)
+
+
+def _milestones(found: list[Checkpoint], every: int) -> Iterator[Path]:
+    """First tag at or after each multiple of ``every`` images."""
+    reached = 0
+    for checkpoint in reversed(found):
+        if checkpoint.nimg // every > reached:
+            reached = checkpoint.nimg // every
+            yield checkpoint.path
+
+
+def _best(found: list[Checkpoint], metric: str, highest: bool) -> Checkpoint | None:
+    known = [c for c in found if metric in c.manifest["metrics"]]
+
+    def value(checkpoint: Checkpoint) -> float:
+        return float(checkpoint.manifest["metrics"][metric])
+
+    if not known:
+        return None
+    return max(known, key=value) if highest else min(known, key=value)
+
+
+def complete(directory: Path) -> Iterator[Checkpoint]:
+    """Complete checkpoints, newest first; what is not complete is passed over and logged."""
+    for path in _tags(directory):
+        try:
+            manifest = json.loads((path / MANIFEST).read_text())
+            if manifest["format"] != FORMAT:
+                _log.warning("passing over %s, saved in format %s by another version", path, manifest["format"])
+                continue
+            sizes = {name: (path / name).stat().st_size for name in manifest["files"]}
+            described = {name: file["bytes"] for name, file in manifest["files"].items()}
+            fits = sizes == described and int(path.name) == manifest["nimg"]
+            is_complete = fits and manifest.keys() >= _MANIFEST_KEYS
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _log.warning("passing over %s, which is not complete (%s)", path, error)
+            continue
+        if not is_complete:
+            _log.warning("passing over %s, whose files are not those that its manifest describes", path)
+            continue
+        yield Checkpoint(path, manifest)
+
+
+def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """One line for each key of a layout that differs."""
+    return [
+        f"{key}: {saved.get(key)!r} -> {given.get(key)!r}"
+        for key in sorted(saved.keys() | given.keys())
+        if saved.get(key) != given.get(key)
+    ]
+
+
+def _tags(directory: Path) -> list[Path]:
+    """Directories of finished saves, newest first."""
+    try:
+        return sorted((path for path in directory.iterdir() if path.name.isdigit()), reverse=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(str(directory), None, f"cannot be read ({error})", "give another `out`") from None

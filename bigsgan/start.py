@@ -1,0 +1,85 @@
+"""Finds what a run begins from: its own newest intact checkpoint, another run's weights, or nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from bigsgan import checkpoint, comm
+from bigsgan.config import RunPlan, parse_recipe
+from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, flat, read_saved_recipe
+from bigsgan.errors import UserError
+from bigsgan.initial_weights import InitialWeights
+from bigsgan.monitor import NOTICE
+
+_log = logging.getLogger(__name__)
+
+
+class Start(NamedTuple):
+    """What a run begins from; with neither, at the beginning.
+
+    Attributes:
+        found: Its own checkpoint, to go on from.
+        initial: Weights of another run, or imported ones.
+    """
+
+    found: checkpoint.Checkpoint | None = None
+    initial: InitialWeights | None = None
+
+
+def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
+    """Find what to begin from, and read all of it to see that it is intact. Every rank calls this.
+
+    Args:
+        plan: The run's.
+        out: The run directory.
+        allowed: Keys that may differ from the recipe of the checkpoint, though they change its meaning.
+
+    Raises:
+        UserError: The run directory or the checkpoint does not fit the recipe, or nothing intact is left.
+    """
+    passed_over: list[Path] = []
+    while True:
+        start = comm.from_rank_zero(_choose(plan, out, allowed, passed_over) if comm.rank() == 0 else None)
+        if isinstance(start, UserError):
+            raise start
+        chosen = start.found or (start.initial and start.initial.checkpoint)
+        if chosen is None or (problem := checkpoint.damage(chosen, comm)) is None:
+            return start
+        _log.warning("passing over %s, in which %s", chosen.path, problem)
+        passed_over.append(chosen.path)
+
+
+def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: list[Path]) -> Start | UserError:
+    """Choose among what is complete; return what is wrong instead of raising, because only rank 0 is here."""
+    recipe = plan.recipe
+    try:
+        found = checkpoint.newest(out / "checkpoints", passed_over)
+        if found is not None and found.is_imported:
+            return Start(initial=InitialWeights(read_saved_recipe(out), found, live=False))
+        if found is not None or os.path.lexists(out / RECIPE_FILE):
+            read_saved_recipe(out)  # and not somebody else's file of that name, which would be overwritten
+        if found is not None:
+            _compare(plan, found, allowed)
+        if found is None and (init := recipe.init_from):
+            other = read_saved_recipe(Path(init.run))
+            chosen = checkpoint.find(Path(init.run), init.nimg, passed_over)
+            return Start(initial=InitialWeights(other, chosen, init.weights == "live"))
+    except UserError as error:
+        return error
+    return Start(found)
+
+
+def _compare(plan: RunPlan, found: checkpoint.Checkpoint, allowed: Collection[str]) -> None:
+    """Refuse a recipe that means something else than the checkpoint's; tell what differs."""
+    saved, given = flat(parse_recipe(found.manifest["recipe"]).model_dump()), flat(plan.recipe.model_dump())
+    for network, file in plan.deepspeed_files.items():  # the part of a DeepSpeed file that changes the numbers
+        key = f"engines.{network}.precision"
+        saved[key], given[key] = found.layout[f"{network}.precision"], file.precision
+    lines = compare_recipes(saved, given, str(plan.recipe.out), allowed)
+    lines = [line for line in lines if not line.startswith("out: ")]
+    if lines:
+        _log.log(NOTICE, "going on with a recipe that differs:\n  %s", "\n  ".join(lines))

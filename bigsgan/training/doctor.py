@@ -1,0 +1,109 @@
+"""Looks at a run's reports for the signs of a game that is being lost, and says so before days are."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+NETWORKS = ("generator", "discriminator")
+DIVERSITY = "diversity/ema"
+
+_SURE, _IN_A_ROW = 0.99, 5
+"""Share of logits with the right sign, in so many reports running: nothing is left to learn from D."""
+
+_BLIND = 0.02
+"""The same where all signs are wrong: D has lost."""
+
+_MEMORY, _LEAST_KNOWN = 50, 5
+_EXPLODES, _VANISHES = 100.0, 1e-4
+"""Gradient norm over the median of the reports before."""
+
+_SPIKES = 3.0
+"""Largest singular value over the median of the reports before; see Brock et al. 2019, section 4."""
+
+_COLLAPSED = 0.15
+"""Mean distance of samples of a class over that of real images. One image a class measured 0.12 on the digits."""
+
+
+class Doctor:
+    """Remembers reports, and tells what in a new one is alarming."""
+
+    def __init__(self) -> None:
+        self._history: dict[str, deque[float]] = {}
+        self._sure = self._blind = 0
+
+    def examine(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        """Alarms by name, each with what was seen and what helps; none in a healthy report.
+
+        Args:
+            metrics: Of a report, as in metrics.jsonl.
+        """
+        found = self._signs(metrics)
+        for network in NETWORKS:
+            found.update(self._gradients(metrics, network))
+            found.update(self._spectral_norm(metrics, network))
+        diversity = metrics.get(DIVERSITY)
+        if diversity is not None and diversity < _COLLAPSED:
+            seen = f"samples of the average differ {diversity:.2f} times as much as real images"
+            found["low_diversity"] = f"{seen}: the generator has collapsed; go back to an older checkpoint"
+        return found
+
+    def _signs(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        rates = [metrics[name] for name in ("accuracy/real", "accuracy/fake") if name in metrics]
+        self._sure = self._sure + 1 if rates and min(rates) >= _SURE else 0
+        self._blind = self._blind + 1 if rates and max(rates) <= _BLIND else 0
+        found = {}
+        if self._sure >= _IN_A_ROW:
+            help_ = "add or raise objective.r1.weight, augment, or lower optimizer.discriminator.lr"
+            seen = f"the discriminator has been right of {min(rates):.1%} of all images in {self._sure} reports"
+            found["discriminator_wins"] = f"{seen}: {help_}"
+        if self._blind >= _IN_A_ROW:
+            seen = f"the discriminator has been wrong of nearly all images in {self._blind} reports"
+            found["discriminator_lost"] = f"{seen}: raise optimizer.discriminator.lr or objective.d_steps"
+        return found
+
+    def _gradients(self, metrics: Mapping[str, float], network: str) -> dict[str, str]:
+        name = f"grad_norm/{network}"
+        ratio = self._ratio(name, metrics.get(name))
+        if ratio is None or _VANISHES < ratio < _EXPLODES:
+            return {}
+        what = "explode" if ratio >= _EXPLODES else "vanish"
+        seen = f"the norm of the {network}'s gradients is {ratio:.3g} times its usual one"
+        return {f"gradients_{what}/{network}": f"{seen}: lower optimizer.{network}.lr, or set a clip_norm"}
+
+    def _spectral_norm(self, metrics: Mapping[str, float], network: str) -> dict[str, str]:
+        name = f"spectral_norm/{network}"
+        ratio = self._ratio(name, metrics.get(name))
+        if ratio is None or ratio < _SPIKES:
+            return {}
+        seen = f"the largest singular value of the {network}'s weights is {ratio:.3g} times its usual one"
+        return {f"spectral_norm_spikes/{network}": f"{seen}, which comes before collapse: lower optimizer.{network}.lr"}
+
+    def _ratio(self, name: str, value: float | None) -> float | None:
+        """A value over the median of those before it, once there are some."""
+        if value is None:
+            return None
+        before = self._history.setdefault(name, deque(maxlen=_MEMORY))
+        ratio = value / max(statistics.median(before), 1e-30) if len(before) >= _LEAST_KNOWN else None
+        before.append(value)
+        return ratio
+
+
+def diversity(samples: Tensor, columns: int, reals: Tensor) -> float:
+    """Mean distance between the images of a column, over the mean distance between real images.
+
+    Args:
+        samples: (n, C, R, R) row by row; image i belongs to column i % columns.
+        columns: Of the grid.
+        reals: (m, C, R, R).
+    """
+    within = torch.stack([_mean_distance(samples[column::columns]) for column in range(columns)])
+    return float(within.mean() / _mean_distance(reals).clamp(min=1e-12))
+
+
+def _mean_distance(images: Tensor) -> Tensor:
+    return torch.pdist(images.flatten(1).float()).mean()

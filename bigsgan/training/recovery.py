@@ -1,0 +1,169 @@
+"""What happens after gradients that are not finite: a report of where they arose, and the last good checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigsgan import checkpoint, comm
+from bigsgan.adversarial import AdversarialStep, InputSource, Scheduled
+from bigsgan.data import RealImages
+from bigsgan.engines import Engine
+from bigsgan.errors import UserError
+from bigsgan.models.network import LayerStack
+from bigsgan.training.state import Counters
+
+_log = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Rolls a run back to its last good checkpoint when an update was not finite, and has it pass over that data.
+
+    fp16 is left alone: its loss scaling takes overflow for granted, skips such updates and counts them.
+    """
+
+    def __init__(
+        self,
+        step: AdversarialStep,
+        reals: RealImages,
+        source: InputSource,
+        counters: Counters,
+        entries: Mapping[str, checkpoint.StateEntry],
+        directory: Path,
+        d_steps: int,
+        most: int,
+    ) -> None:
+        """Look after a run.
+
+        Args:
+            step: Of the run.
+            reals: Real images.
+            source: The generator's inputs.
+            counters: How far the run is.
+            entries: Its state.
+            directory: Its checkpoints.
+            d_steps: Phases of real images in an update.
+            most: Rollbacks after which the run ends instead.
+        """
+        self._step, self._reals, self._source, self._counters = step, reals, source, counters
+        self._entries, self._directory, self._d_steps, self._most = entries, directory, d_steps, most
+        self._engines = [engine for engine in (step.generator, step.discriminator) if not engine.scales_loss]
+        self._skipped = self._num_skipped()
+
+    def is_needed(self) -> bool:
+        """Whether an update since the last call was not finite; the same on all ranks."""
+        before, self._skipped = self._skipped, self._num_skipped()
+        return self._skipped > before
+
+    def roll_back(self, update: int, scheduled: Scheduled) -> str:
+        """Find out where update number ``update`` failed, and go back; every rank calls this.
+
+        Args:
+            update: As its checkpoint counts.
+            scheduled: The numbers that it was made with.
+
+        Returns:
+            What happened, in a line for the user.
+
+        Raises:
+            UserError: This was once too often, or there is nothing to go back to.
+        """
+        self._rewind(update)
+        with first_not_finite({"generator": self._step.generator, "discriminator": self._step.discriminator}) as first:
+            self._step(update, scheduled)
+        report = _of_all_ranks(first)
+        counters = self._counters
+        rollbacks, skipped = counters.rollbacks + 1, counters.skipped_with(update, self._d_steps)
+        if rollbacks > self._most:
+            remedy = "lower the learning rates, raise precision, or look at the data of the updates that the log names"
+            problem = f"rollbacks were not enough: update {update} is not finite ({report})"
+            raise UserError("max_rollbacks", self._most, problem, remedy)
+        found = self._last_good(update, report)
+        reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
+        for name, entry in self._entries.items():
+            entry.load(reader.entry(name))
+        counters.rollbacks, counters.skipped = rollbacks, skipped
+        self._rewind(counters.update)
+        self._skipped = self._num_skipped()
+        return f"update {update} is not finite ({report}); going on from {found.path}, passing over its real images"
+
+    def _last_good(self, update: int, report: str) -> checkpoint.Checkpoint:
+        passed_over: list[Path] = []
+        while True:
+            found = None
+            if comm.rank() == 0:
+                found = checkpoint.newest_or_none(self._directory, passed_over)
+            found = comm.from_rank_zero(found)
+            if found is None:
+                problem = f"is not finite, before there is a checkpoint to go back to ({report})"
+                raise UserError(f"update {update}", None, problem, "lower the learning rates, or raise precision")
+            if (damage := checkpoint.damage(found, comm)) is None:
+                return found
+            _log.warning("passing over %s, in which %s", found.path, damage)
+            passed_over.append(found.path)
+
+    def _rewind(self, update: int) -> None:
+        for images in (self._reals, self._source):
+            images.rewind(update * self._d_steps, self._counters.skipped)
+
+    def _num_skipped(self) -> int:
+        return sum(engine.num_skipped for engine in self._engines)
+
+
+@contextmanager
+def first_not_finite(engines: Mapping[str, Engine]) -> Iterator[list[str]]:
+    """Look at what every layer yields inside the block, and at the gradients there; slow.
+
+    Yields:
+        A list that gets one text, for the first value that is not finite.
+    """
+    first: list[str] = []
+    handles = [handle for name, engine in engines.items() for handle in _watch_layers(name, engine.network, first)]
+    try:
+        yield first
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch_layers(network: str, stack: LayerStack, first: list[str]) -> Iterator[Any]:
+    for number, layer in stack.layers.items():
+        place = f"layer {number} of the {network} ({type(layer).__name__})"
+
+        def look(module: Any, inputs: Any, outputs: Any, place: str = place) -> None:
+            for tensor in outputs if isinstance(outputs, tuple) else (outputs,):
+                if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                    _note(tensor, f"output of {place}", first)
+                    if tensor.requires_grad:
+                        tensor.register_hook(lambda grad: _note(grad, f"gradient at the output of {place}", first))
+
+        yield layer.register_forward_hook(look)
+        for name, parameter in layer.named_parameters():
+            what = f"gradient of {name} in {place}"
+            if parameter.requires_grad:
+                yield parameter.register_hook(lambda grad, what=what: _note(grad, what, first))
+
+
+@torch.no_grad()
+def _note(values: Tensor, what: str, first: list[str]) -> None:
+    if first:
+        return
+    finite = values.isfinite()
+    if finite.all():
+        return
+    good = values[finite]
+    extremes = f", the others from {good.min():.3g} to {good.max():.3g}" if len(good) else ""
+    first.append(f"first in the {what}: {values.numel() - len(good)} of {values.numel()} numbers{extremes}")
+
+
+def _of_all_ranks(first: list[str]) -> str:
+    """The finding of the lowest rank that has one; ranks may differ in their samples."""
+    found = comm.gather_objects(first[0] if first else None) or []
+    texts = [f"rank {rank}: {text}" for rank, text in enumerate(found) if text]
+    return comm.from_rank_zero(texts[0] if texts else "not seen again when the update was repeated")

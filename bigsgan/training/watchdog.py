@@ -1,0 +1,200 @@
+"""Ends a run in which nothing happens any more, and says which rank hangs where."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from bigsgan.monitor import RankLog
+
+_POLLS = 8
+"""Looks at the run in the time after which it counts as hanging."""
+
+_LONGEST_POLL_SECONDS = 10.0
+_SILENT_RANKS_WAIT_SECONDS = 3.0
+_WAITING_IN = ("torch/distributed", "deepspeed/comm")
+_MOST_RANKS_NAMED = 8
+
+_log = logging.getLogger(__name__)
+
+
+class Board(Protocol):
+    """Where ranks leave short texts for each other, without waiting for anyone; see comm.open_board."""
+
+    def write(self, key: str, text: str) -> None: ...  # noqa: D102
+    def read(self, key: str) -> str | None: ...  # noqa: D102
+    def claim(self, key: str) -> bool: ...  # noqa: D102
+
+
+class _Beat(NamedTuple):
+    """What a rank tells of itself.
+
+    Attributes:
+        count: Grows as long as the process lives.
+        progress: Phases that it has come through.
+        phase: Where it is.
+        place: Innermost line of its main thread's program.
+        waits: Whether that line waits for other ranks.
+        host: Of the process.
+    """
+
+    count: int
+    progress: int
+    phase: str
+    place: str
+    waits: bool
+    host: str
+
+
+class Watchdog:
+    """A thread that looks whether this rank's phase still changes, and tells the other ranks what it sees."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        rank_log: RankLog,
+        open_board: Callable[[], Board],
+        end: Callable[[], Any] = lambda: os._exit(1),
+    ) -> None:
+        """Prepare a watch.
+
+        Args:
+            rank: This process's.
+            world_size: Number of ranks.
+            timeout: Seconds in one phase after which a run counts as hanging.
+            rank_log: Knows the phase; gets the stacks of a rank that hangs.
+            open_board: Called in the thread, before the watch begins.
+            end: Ends this process.
+        """
+        self._rank, self._world_size, self._timeout = rank, world_size, timeout
+        self._rank_log, self._open_board, self._end = rank_log, open_board, end
+        self._stopped = threading.Event()
+        self._main = threading.get_ident()
+        self._count = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch inside the block."""
+        thread = threading.Thread(target=self._watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+
+    def _watch(self) -> None:
+        board = self._open_board()
+        seen, since = -1, time.monotonic()
+        pause = min(_LONGEST_POLL_SECONDS, self._timeout / _POLLS)
+        while not self._stopped.wait(pause):
+            self._beat(board)
+            if self._rank_log.num_phases != seen:
+                seen, since = self._rank_log.num_phases, time.monotonic()
+            elif time.monotonic() - since > self._timeout:
+                self._give_up(board, pause)
+                return
+
+    def _beat(self, board: Board) -> None:
+        self._count += 1
+        place, waits = _innermost(self._main)
+        log = self._rank_log
+        beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname())
+        with _tolerating():
+            board.write(f"beat/{self._rank}", json.dumps(beat))
+
+    def _give_up(self, board: Board, pause: float) -> None:
+        before = self._beats(board)
+        if self._stopped.wait(2 * pause):  # long enough for every process that lives to beat again
+            return
+        self._beat(board)
+        after = self._beats(board)
+        text = describe(before, after, self._timeout, self._world_size)
+        _log.info("ending this rank: %s", text)
+        with open(self._rank_log.path, "a") as file:
+            faulthandler.dump_traceback(file)
+        spoken = True
+        with _tolerating():
+            spoken = board.claim("speaker")
+        if spoken:
+            print(f"bigsgan: {text}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(_SILENT_RANKS_WAIT_SECONDS)  # launchers end all ranks as soon as one exits
+        self._end()
+
+    def _beats(self, board: Board) -> dict[int, _Beat]:
+        found = {}
+        for rank in range(self._world_size):
+            with _tolerating():
+                if text := board.read(f"beat/{rank}"):
+                    found[rank] = _Beat(*json.loads(text))
+        return found
+
+
+def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, world_size: int) -> str:
+    """One line that names the ranks which hang, and where.
+
+    Args:
+        before: Beats by rank.
+        after: Beats some time later, long enough for every process that lives to beat again.
+        timeout: Seconds without progress.
+        world_size: Number of ranks.
+    """
+    silent = [rank for rank in range(world_size) if rank not in after or before.get(rank) == after[rank]]
+    answering = [rank for rank in after if rank not in silent]
+    least = min((after[rank].progress for rank in answering), default=0)
+    behind = [rank for rank in answering if after[rank].progress == least]
+    if len(behind) == len(answering):
+        behind = [rank for rank in answering if not after[rank].waits]
+    text = f"nothing has happened for {timeout:.0f} s: "
+    if silent:
+        last = after.get(silent[0])
+        where = f", last seen in phase '{last.phase}' on {last.host}" if last else ""
+        return f"{text}{_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer{where}{_remedy()}"
+    named = behind or answering
+    parts = []
+    for place in dict.fromkeys((after[rank].phase, after[rank].place) for rank in named):
+        there = [rank for rank in named if (after[rank].phase, after[rank].place) == place]
+        parts.append(f"{_ranks(there)} in phase '{place[0]}' at {place[1]} on {after[there[0]].host}")
+    return text + "; ".join(parts[:_MOST_RANKS_NAMED]) + _remedy()
+
+
+def _remedy() -> str:
+    return "; the ranks' logs hold their stacks; if it was only slow, raise hang_timeout_seconds"
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED])) + (", ..." if len(ranks) > _MOST_RANKS_NAMED else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _innermost(thread: int) -> tuple[str, bool]:
+    """Line that a thread is at, and whether it waits for other ranks there."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "the end", False
+    path, line, name = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+    waits = False
+    while frame is not None:
+        waits |= any(part in frame.f_code.co_filename for part in _WAITING_IN)
+        frame = frame.f_back
+    return f"{'/'.join(path.split('/')[-2:])}:{line} ({name})", waits
+
+
+@contextmanager
+def _tolerating() -> Iterator[None]:
+    """Go on without a board whose host is gone or hangs itself."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        _log.info("the ranks' board does not answer: %s", error)

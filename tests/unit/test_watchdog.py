@@ -1,0 +1,99 @@
+"""Which rank is named when nothing happens any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bigsgan.monitor import RankLog
+from bigsgan.training.watchdog import Watchdog, _Beat, describe
+
+UPDATE = _Beat(10, 7, "update 6", "gloo/ops.py:3 (all_reduce)", True, "host-a")
+REMEDY = "; the ranks' logs hold their stacks; if it was only slow, raise hang_timeout_seconds"
+
+
+def later(beat: _Beat, **changes: object) -> _Beat:
+    return beat._replace(count=beat.count + 2, **changes)
+
+
+def test_a_rank_that_does_not_answer_is_named():
+    before = dict.fromkeys(range(3), UPDATE)
+    after = {0: later(UPDATE), 1: UPDATE, 2: later(UPDATE)}
+    expected = "nothing has happened for 60 s: rank 1 does not answer, last seen in phase 'update 6' on host-a" + REMEDY
+    assert describe(before, after, 60, 3) == expected
+    del after[1], after[2]  # never heard of, or their host is gone
+    assert describe(before, after, 60, 3) == f"nothing has happened for 60 s: ranks 1, 2 do not answer{REMEDY}"
+
+
+def test_a_rank_that_is_behind_is_named():
+    before = dict.fromkeys(range(3), UPDATE)
+    after = {rank: later(UPDATE) for rank in range(3)}
+    after[2] = later(UPDATE, progress=6, phase="checkpoint", place="bigsgan/atomic.py:9 (fsync)", host="host-b")
+    text = describe(before, after, 60, 3)
+    assert "s: rank 2 in phase 'checkpoint' at bigsgan/atomic.py:9 (fsync) on host-b;" in text
+
+
+def test_the_rank_that_waits_for_no_other_is_named():
+    before = dict.fromkeys(range(3), UPDATE)
+    after = {rank: later(UPDATE) for rank in range(3)}
+    after[1] = later(UPDATE, place="data/loader.py:99 (_next_batch)", waits=False)
+    assert "s: rank 1 in phase 'update 6' at data/loader.py:99 (_next_batch) on host-a;" in describe(
+        before, after, 60, 3
+    )
+    after[1] = later(UPDATE)
+    assert "s: ranks 0, 1, 2 in phase 'update 6' at gloo/ops.py:3 (all_reduce)" in describe(before, after, 60, 3)
+
+
+class Board(dict):
+    def write(self, key: str, text: str) -> None:
+        self[key] = text
+
+    def read(self, key: str) -> str | None:
+        return self.get(key)
+
+    def claim(self, key: str) -> bool:
+        return self.setdefault(key, threading.get_ident()) == threading.get_ident()
+
+
+def rank_log(path: Path) -> RankLog:
+    return RankLog(path, 0, print)
+
+
+@pytest.mark.parametrize("progresses", [True, False])
+def test_only_a_phase_that_lasts_ends_the_run(tmp_path, capfd, progresses):
+    ended = threading.Event()
+    log = rank_log(tmp_path / "rank00000.log")
+    watchdog = Watchdog(0, 1, 0.4, log, Board, end=ended.set)
+    log.phase = "update 3"
+    with watchdog.watching():
+        for _ in range(20):
+            time.sleep(0.05)
+            if progresses:
+                log.phase = "update 4"
+    assert ended.is_set() != progresses
+    printed = capfd.readouterr().err
+    if progresses:
+        assert printed == ""
+        return
+    assert printed.startswith(
+        "bigsgan: nothing has happened for 0 s: rank 0 in phase 'update 3' at unit/test_watchdog.py:"
+    )
+    assert "test_only_a_phase_that_lasts_ends_the_run" in printed
+    assert "test_watchdog.py" in (tmp_path / "rank00000.log").read_text()
+
+
+def test_a_board_that_is_gone_does_not_keep_a_run_from_ending(tmp_path, capfd):
+    class Gone(Board):
+        def write(self, key: str, text: str = "") -> None:
+            raise RuntimeError("connection reset")
+
+        read = claim = write  # type: ignore[assignment]
+
+    ended = threading.Event()
+    log = rank_log(tmp_path / "rank00000.log")
+    with Watchdog(0, 2, 0.2, log, Gone, end=ended.set).watching():
+        assert ended.wait(10)
+    assert "ranks 0, 1 do not answer" in capfd.readouterr().err
