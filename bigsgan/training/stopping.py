@@ -6,10 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """What schedulers send: SIGTERM before they kill, SIGUSR1 as Slurm's warning (``--signal``)."""
+
+_DEEPSPEED = "deepspeed.launcher.launch"
 
 
 class StopRequests:
@@ -27,16 +30,14 @@ class StopRequests:
                 it is ended (seen in 0.19.8, launcher/runner.py).
         """
         self.signal: str | None = None
-        self._parent = os.getppid() if launched else None
+        self._chain = _launchers() if launched else []
 
     @property
     def reason(self) -> str | None:
         """What asked, or None."""
         if self.signal is not None:
             return self.signal
-        if self._parent is not None and os.getppid() != self._parent:
-            return "the end of its launcher"
-        return None
+        return "the end of its launcher" if _launchers(len(self._chain)) != self._chain else None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -50,3 +51,26 @@ class StopRequests:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number).name
+
+
+def _launchers(num: int | None = None) -> list[int]:
+    """Process numbers of the ``num`` nearest ancestors, or of those that belong to a launcher.
+
+    `deepspeed` starts a second process, which starts the ranks and outlives the first (launcher/launch.py).
+    """
+    parent = os.getppid()
+    if num is None:
+        num = 2 if _DEEPSPEED in _read(parent, "cmdline") else 1
+    return [parent, _parent_of(parent)][:num]
+
+
+def _parent_of(process: int) -> int:
+    found = [line for line in _read(process, "status").splitlines() if line.startswith("PPid:")]
+    return int(found[0].split()[1]) if found else 0
+
+
+def _read(process: int, file: str) -> str:
+    try:
+        return Path(f"/proc/{process}/{file}").read_text()
+    except OSError:  # it has ended, or this is no Linux
+        return ""

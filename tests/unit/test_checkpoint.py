@@ -185,7 +185,7 @@ def test_a_kill_at_any_instant_loses_no_intact_tag(tmp_path):
                 if not save_one(directory, 64 * (i + 1)):
                     break
             os._exit(1)
-        while checkpoint.newest(directory) is None:
+        while checkpoint.newest_or_none(directory) is None:
             time.sleep(0.001)
         time.sleep(draw.uniform(0, 0.05))
         os.kill(child, signal.SIGKILL)

@@ -1,0 +1,25 @@
+"""How tests are shared among workers (pytest-xdist): file by file, but for those that need ranks, slow to start."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait slow other workers down
+
+ON_RANKS = "tests/distributed/"
+LAUNCHING = ("test_launchers.py", "test_signals.py")
+"""Files among those that start processes of their own instead."""
+
+
+class Sharing(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return ON_RANKS if ON_RANKS in file and not file.endswith(LAUNCHING) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
+    return Sharing(config, log)

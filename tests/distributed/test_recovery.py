@@ -1,0 +1,100 @@
+"""Gradients that are not finite: a run goes back to its last checkpoint; and how ranks agree."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bigsgan import checkpoint, comm
+from bigsgan.errors import UserError
+from bigsgan.training.loop import training_loop
+from bigsgan.training.stopping import StopRequests
+from tests.distributed import scenarios
+from tests.tiny import zero
+
+
+def agreements(flags):
+    """What a rank hears when it raises its flag in some of its calls."""
+    agreement = comm.Agreement()
+    return [agreement.any_rank(flag) for flag in flags[comm.rank()]]
+
+
+def test_a_flag_on_one_rank_is_heard_on_all_one_call_later(ranks):
+    flags = [[False, True, False, False], [False, False, False, True]]
+    assert ranks(2).run(agreements, flags) == [[False, False, True, False]] * 2
+    assert ranks(1).run(agreements, [[False, True, False]]) == [[False, True, False]]
+
+
+ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discriminator")]
+SAVING = ["total_nimg=48"]
+
+
+def not_finite(overrides, ds, network, most, every=16):
+    """Train six updates; update 3 has gradients that are not finite, ``most`` times, on the last rank alone."""
+    run = scenarios.build([*ADAM, *SAVING, f"checkpoint_nimg={every}", *overrides], ds)
+    out = Path(comm.from_rank_zero(tempfile.mkdtemp()))
+    run.saver = checkpoint.Saver(out, comm, run.recipe.checkpoints)
+    run.recovery._directory = out
+    engine = getattr(run.step, network)
+
+    def poison(grad):
+        bad = run.counters.update == 3 and run.counters.rollbacks < most and comm.rank() == comm.world_size() - 1
+        return grad * float("nan") if bad else grad
+
+    next(p for p in engine.network.parameters() if p.requires_grad).register_hook(poison)
+    try:
+        assert training_loop(run, StopRequests(launched=False))
+    except UserError as error:
+        return str(error)
+    finally:
+        result = run.counters.rollbacks, run.counters.skipped, scenarios.full_state(run)
+        scenarios.destroy(run)
+    return result
+
+
+def passing_over(overrides, ds, skipped):
+    """Train six updates without the phases of the data ``skipped``."""
+    run = scenarios.build([*ADAM, *SAVING, *overrides], ds)
+    run.step._reals.rewind(0, skipped)
+    scenarios.update(run, 6)
+    result = scenarios.full_state(run)
+    scenarios.destroy(run)
+    return result
+
+
+@pytest.mark.parametrize(
+    "stage, network, most, skipped",
+    [(0, "generator", 1, (3,)), pytest.param(3, "discriminator", 2, (3, 4), marks=pytest.mark.slow)],
+)
+def test_a_run_goes_back_and_passes_over_the_data(ranks, stage, network, most, skipped):
+    """As if that data had never been there, bit for bit, but for the counts."""
+    both = {"generator": zero(stage), "discriminator": zero(stage)}
+    found = ranks(2).run(not_finite, [], both, network, most)
+    expected = ranks(2).run(passing_over, [], both, skipped)
+    for (rollbacks, passed_over, state), reference in zip(found, expected, strict=True):
+        assert (rollbacks, passed_over) == (most, skipped)
+        values = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
+        assert len(values) > 50
+        for key, value in values.items():
+            assert np.array_equal(value, reference[key]), key
+
+
+def test_too_many_rollbacks_end_the_run_with_a_report(ranks):
+    both = {"generator": zero(1), "discriminator": zero(1)}
+    for message in ranks(2).run(not_finite, ["max_rollbacks=1"], both, "discriminator", 5):
+        assert message.startswith(
+            "max_rollbacks: 1 rollbacks were not enough: update 3 is not finite (rank 1: first in "
+        )
+        assert "the gradient of " in message
+        assert "of the discriminator" in message
+
+
+def test_before_the_first_checkpoint_there_is_nothing_to_go_back_to(ranks):
+    both = {"generator": zero(0), "discriminator": zero(0)}
+    for message in ranks(2).run(not_finite, [], both, "generator", 1, 40):
+        assert message.startswith(
+            "update 3: is not finite, before there is a checkpoint to go back to (rank 1: first in"
+        )
