@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
+from bigsgan.slurm import launcher_variables
 
 DEFAULT_RECIPE = REPOSITORY / "launch" / "recipes" / "digits.yaml"
 
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(options: argparse.Namespace) -> int:
     """Check the recipe, then train (or print it)."""
+    os.environ.update(launcher_variables(os.environ))
     path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
     world_size = _world_size()
@@ -45,7 +47,7 @@ def train(options: argparse.Namespace) -> int:
             print(recipe.to_yaml(), end="")
         return 0
     _check_launcher(world_size)
-    return int(importlib.import_module("bigsgan.train").main(planned, options.allowed))
+    return int(importlib.import_module("bigsgan.train").main(planned, options.allowed, options.stopped_status))
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -144,6 +146,8 @@ def _parser() -> _Parser:
     _add_recipe(command)
     text = "go on with a run though this key of its recipe changes its meaning; may be given again"
     command.add_argument("--allow-change", dest="allowed", metavar="KEY", action="append", default=[], help=text)
+    text = "exit status where a signal stopped the run before its end (default 0)"
+    _add_number(command, "--stopped-status", int, 0, text)
     command.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     command.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
     command.set_defaults(run=train)

@@ -40,7 +40,7 @@ NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 _log = logging.getLogger(__name__)
 
 
-def main(plan: RunPlan, allowed: Collection[str] = ()) -> int:
+def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) -> int:
     """Train, and return the process's exit status: 0, or 2 after the message of a UserError.
 
     Every rank calls this. One rank prints; the others wait to be ended by the launcher, which ends all ranks as soon as
@@ -49,12 +49,14 @@ def main(plan: RunPlan, allowed: Collection[str] = ()) -> int:
     Args:
         plan: The run's.
         allowed: Keys of the recipe that may differ from a checkpoint's, though they change its meaning.
+        stopped_status: What to return where a signal stopped the run before its end.
     """
+    complete = True
     requests = StopRequests(launched=bool(os.environ.get("RANK")))
     try:
         with memory.naming_remedy(*_memory_remedy(plan)):
             comm.initialize(plan.recipe.hang_timeout_seconds + MORE_PATIENCE_SECONDS)
-            _run(plan, allowed, requests)
+            complete = _run(plan, allowed, requests)
     except UserError as error:
         return _end(error)
     except RuntimeError as error:
@@ -64,10 +66,11 @@ def main(plan: RunPlan, allowed: Collection[str] = ()) -> int:
         wait_to_be_ended()
         return EXIT_BAD_INPUT
     comm.leave()
-    return 0
+    return 0 if complete else stopped_status
 
 
-def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> None:
+def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> bool:
+    """Train, and return whether the run is complete."""
     recipe, rank = plan.recipe, comm.rank()
     out = Path(recipe.out)
     rank_log = open_rank_log(out / "logs", rank, lambda text: print(text, file=sys.stderr))
@@ -76,7 +79,7 @@ def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> Non
     if found is not None and found.nimg >= recipe.total_nimg:
         if rank == 0:
             print(f"{out} is complete at {found.nimg} images; raise total_nimg to go on")
-        return
+        return True
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
     run = build_run(plan, out, start, rank_log)
@@ -92,6 +95,7 @@ def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> Non
         run.source.close()
         run.reporter.close()
     run.reporter.message(_closing_lines(out, run.counters.nimg) if complete else _stopping_line(run, requests))
+    return complete
 
 
 def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:

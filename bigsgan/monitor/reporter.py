@@ -41,16 +41,25 @@ class Reporter:
             UserError: The run directory cannot be written. All methods may raise it.
         """
         self.last_metrics: Mapping[str, float] = {}
-        self._samples = out / "samples"
+        self._out, self._samples, self._total_nimg = out, out / "samples", total_nimg
         self._outputs: _Outputs | None = None
         if rank == 0:
             with writing(out):
                 self._samples.mkdir(parents=True, exist_ok=True)
-            self._outputs = _Outputs(
-                JsonLines(out / "metrics.jsonl", resume_nimg),
-                TensorBoard(out / "tensorboard", resume_nimg),
-                Progress(total_nimg, resume_nimg),
-            )
+            self._outputs = self._open(resume_nimg)
+
+    def rewind(self, nimg: int) -> None:
+        """Drop what was reported of images after ``nimg``, and go on from there."""
+        if self._outputs is not None:
+            self.close()
+            self._outputs = self._open(nimg)
+
+    def _open(self, nimg: int) -> _Outputs:
+        return _Outputs(
+            JsonLines(self._out / "metrics.jsonl", nimg),
+            TensorBoard(self._out / "tensorboard", nimg),
+            Progress(self._total_nimg, nimg),
+        )
 
     def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Keep and show the metrics of the images up to ``nimg``."""

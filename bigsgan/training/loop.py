@@ -84,6 +84,7 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
             with clock.paused():
                 run.saver.finish()
                 _log.warning("%s", run.recovery.roll_back(counters.update, numbers))
+            run.reporter.rewind(counters.nimg)
             clock.restart(counters.nimg)
             continue
         counters.update += 1

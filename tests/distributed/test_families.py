@@ -7,7 +7,7 @@ from tests.distributed.test_pipeline import stages
 from tests.tiny import FAMILIES, zero
 
 CASES = ["accumulation=2"]
-QUICK = ("dcgan", "stylegan2")
+QUICK = ("stylegan2",)
 
 
 @pytest.mark.parametrize(

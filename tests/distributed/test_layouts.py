@@ -107,7 +107,6 @@ def check_resumed(table, target, optimizer, sources, then):
     "target, sources",
     [
         ("stages", ["zero3"]),
-        ("1 rank, sharded", ["2 ranks"]),
         *(pytest.param(target, list(LAYOUTS), marks=pytest.mark.slow) for target in LAYOUTS),
     ],
 )

@@ -1,0 +1,50 @@
+"""Two hosts over a real ssh: `deepspeed --hostfile`, and torchrun's elastic restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigsgan import checkpoint
+from tests.clusters import laboratory
+from tests.tiny import tiny_recipe
+
+pytestmark = pytest.mark.slow
+
+
+def test_deepspeed_on_two_hosts(tmp_path):
+    tiny_recipe(tmp_path)
+    (tmp_path / "hosts").write_text("node1 slots=1\nnode2 slots=1\n")
+    script = """
+        deepspeed --hostfile hosts --master_addr node1 $REPOSITORY/launch/train.py --config tiny.yaml \
+            out=run total_nimg=64 checkpoint_nimg=64
+    """
+    done = laboratory.run("ssh", script, tmp_path)
+    assert done.returncode == 0
+    found = checkpoint.find_intact(tmp_path / "run")
+    assert (found.nimg, found.manifest["world_size"]) == (64, 2)
+    logs = [(tmp_path / "run" / "logs" / f"rank0000{rank}.log").read_text() for rank in range(2)]
+    assert [f"node{rank + 1} rank {rank}" in log for rank, log in enumerate(logs)] == [True, True]
+
+
+def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path):
+    """The second host is lost: the job goes on from its checkpoint with half the ranks, in which the batch divides."""
+    tiny_recipe(tmp_path)
+    script = """
+        start="torchrun --nnodes 1:2 --nproc_per_node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-id lab
+            --rdzv-endpoint node1:29400 --rdzv-conf keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3
+            $REPOSITORY/launch/train.py --config tiny.yaml out=run total_nimg=4000 report_nimg=8 checkpoint_nimg=80"
+        ssh node2 "cd $PWD; export PATH=$PATH; exec $start" > second.log 2>&1 &
+        $start > first.log 2>&1 &
+        first=$!
+        wait_for grep -q '"nimg": 1' run/metrics.jsonl
+        wait_for test -e run/checkpoints/latest
+        ssh node2 "pkill -KILL -f torchrun; pkill -KILL -f train.py" || true
+        wait $first
+    """
+    done = laboratory.run("ssh", script, tmp_path)
+    first = (tmp_path / "first.log").read_text()
+    print(first[-4000:])
+    assert done.returncode == 0
+    assert "going on in another layout:\n  world_size: 2 -> 1" in first
+    found = checkpoint.find_intact(tmp_path / "run")
+    assert (found.nimg, found.manifest["world_size"]) == (4000, 1)

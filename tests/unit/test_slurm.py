@@ -1,0 +1,74 @@
+"""Ranks from the variables that `srun` sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigsgan.errors import UserError
+from bigsgan.slurm import first_host, launcher_variables, tasks_on_node
+
+# As srun of Slurm 22.05 set them for the third task of two on the first node and one on the second.
+TASK = {
+    "SLURM_JOB_ID": "123456", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_STEP_NODELIST": "node[1-2]",
+}  # fmt: skip
+
+
+def test_a_task_has_the_ranks_that_torch_reads():
+    assert launcher_variables(TASK) == {
+        "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "MASTER_ADDR": "node1",
+        "MASTER_PORT": "23456",
+    }  # fmt: skip
+    own = launcher_variables({**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"})
+    assert (own["MASTER_ADDR"], own["MASTER_PORT"]) == ("10.0.0.1", "29501")
+
+
+def test_a_task_that_sees_one_device_takes_it():
+    second = {**TASK, "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
+    assert (launcher_variables(second)["LOCAL_RANK"], launcher_variables(second)["LOCAL_SIZE"]) == ("1", "2")
+    one = launcher_variables({**second, "SLURM_GPUS_PER_TASK": "1"})
+    assert (one["RANK"], one["LOCAL_RANK"], one["LOCAL_SIZE"]) == ("1", "0", "1")
+
+
+def test_what_no_srun_started_is_left_alone():
+    assert launcher_variables({}) == {}
+    assert launcher_variables({**TASK, "RANK": "0"}) == {}
+    batch = {name: value for name, value in TASK.items() if not name.startswith("SLURM_STEP")}
+    assert launcher_variables(batch) == {}
+
+
+@pytest.mark.parametrize(
+    "nodelist, first",
+    [
+        ("node1", "node1"),
+        ("node[1-2]", "node1"),
+        ("gpu[007-010,012]", "gpu007"),
+        ("gpu[007-010,012]-ib,login1", "gpu007-ib"),
+        ("a,b", "a"),
+        ("rack-3.site[4,6],b[1-2]", "rack-3.site4"),
+    ],
+)
+def test_the_first_host(nodelist, first):
+    assert first_host(nodelist) == first
+
+
+@pytest.mark.parametrize("text, counts", [("1", [1]), ("2,1", [2, 1]), ("8(x3),4", [8, 8, 8, 4])])
+def test_tasks_on_each_node(text, counts):
+    found = [tasks_on_node({"SLURM_STEP_TASKS_PER_NODE": text}, node) for node in range(len(counts))]
+    assert found == counts
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"SLURM_PROCID": ""}, "SLURM_PROCID: is not set though this is a step of Slurm; start with `srun`"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID: 'x' is no number"),
+        ({"SLURM_NODEID": "2"}, "SLURM_NODEID: 2 but the step has 2 nodes"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, "SLURM_STEP_TASKS_PER_NODE: '2;1' is not as Slurm writes it"),
+        ({"SLURM_STEP_NODELIST": "[1-2"}, "SLURM_STEP_NODELIST: '[1-2' is no list of hosts; set MASTER_ADDR"),
+    ],
+)
+def test_what_is_not_as_slurm_sets_it(changes, message):
+    with pytest.raises(UserError) as caught:
+        launcher_variables({**TASK, **changes})
+    assert str(caught.value).startswith(message)
