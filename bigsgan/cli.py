@@ -110,6 +110,18 @@ def import_(options: argparse.Namespace) -> int:
     return 0
 
 
+def data_prepare(options: argparse.Namespace) -> int:
+    """Convert a directory of images once, for training to read."""
+    importlib.import_module("bigsgan.data.prepare").main(
+        source=Path(options.source),
+        destination=Path(options.destination),
+        resolution=options.resolution,
+        format=options.format,
+        workers=options.workers,
+    )
+    return 0
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises UserError where argparse prints its usage and ends the process."""
 
@@ -128,7 +140,7 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse a command line; overrides may stand before, between and behind a command's options."""
     options, rest = _parser().parse_known_args(arguments)
-    command = f"bigsgan {options.run.__name__.rstrip('_')}"
+    command = f"bigsgan {options.run.__name__.replace('_', ' ').rstrip()}"
     for word in rest:
         if word.startswith("-"):
             raise UserError(word.partition("=")[0], None, f"is no option of `{command}`", f"see `{command} --help`")
@@ -196,7 +208,22 @@ def _parser() -> _Parser:
     command.add_argument("--discriminator", help="state dict of the discriminator, if it has a file of its own")
     command.add_argument("--out", required=True, help="run directory to make")
     command.set_defaults(run=import_)
+
+    _add_data(commands.add_parser("data", help="make data sets for training to read"))
     return parser
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    text = "convert images once, into a zip file, tar shards or a folder; run again, it goes on where it ended"
+    command = commands.add_parser("prepare", help=text)
+    command.add_argument("source", metavar="SRC", help="directory of images, with a sub-folder for each class if any")
+    command.add_argument("destination", metavar="DST", help="zip file, or directory of the shards or folders, to make")
+    _add_number(command, "--resolution", int, None, "pixels a side", required=True)
+    text = "of DST, which is the data.kind of a recipe that reads it"
+    command.add_argument("--format", choices=["zip", "tar", "folder"], required=True, help=text)
+    _add_number(command, "--workers", int, None, "processes that convert (default: one for each CPU core)")
+    command.set_defaults(run=data_prepare)
 
 
 def _add_recipe(command: argparse.ArgumentParser) -> None:
@@ -219,7 +246,12 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
 
 
 def _add_number(
-    command: argparse.ArgumentParser, flag: str, kind: Callable[[str], Any], default: float | None, text: str
+    command: argparse.ArgumentParser,
+    flag: str,
+    kind: Callable[[str], Any],
+    default: float | None,
+    text: str,
+    required: bool = False,
 ) -> None:
     """Add an option that takes a number; what is none ends with a message in our own form."""
 
@@ -230,7 +262,7 @@ def _add_number(
             what = "an integer" if kind is int else "a number"
             raise UserError(flag, word, f"is not {what}", f"write {what} such as {default or 1}") from None
 
-    command.add_argument(flag, type=convert, default=default, help=text)
+    command.add_argument(flag, type=convert, default=default, required=required, help=text)
 
 
 def _numbers(word: str) -> list[float]:

@@ -219,15 +219,18 @@ class StoreBoard:
         return self._store.add(key, 1) == 1
 
 
-def open_board() -> StoreBoard:
+def open_board(name: str) -> StoreBoard:
     """Connect to the store that the ranks met at.
+
+    Args:
+        name: Of the board, the same on all ranks.
 
     Raises:
         RuntimeError: Its host does not answer.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_BOARD_PATIENCE)
-    return StoreBoard(dist.PrefixStore("bigsgan", store))
+    return StoreBoard(dist.PrefixStore(f"bigsgan/{name}", store))
 
 
 def claim_speech() -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import uuid
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,6 @@ from bigsgan.training.state import AverageState, Counters, EngineState
 from bigsgan.training.stopping import StopRequests
 from bigsgan.training.watchdog import Watchdog
 
-MORE_PATIENCE_SECONDS = 300  # of a collective, so that the watchdog speaks first
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 
 _log = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) 
     complete = True
     requests = StopRequests(launched=bool(os.environ.get("RANK")))
     try:
-        with memory.naming_remedy(*_memory_remedy(plan)):
-            comm.initialize(plan.recipe.hang_timeout_seconds + MORE_PATIENCE_SECONDS)
+        with requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
+            comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
             complete = _run(plan, allowed, requests)
     except UserError as error:
         return _end(error)
@@ -65,6 +66,7 @@ def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) 
         _log.info("stopped after another rank", exc_info=error)  # its connection broke
         wait_to_be_ended()
         return EXIT_BAD_INPUT
+    requests.end_undisturbed()
     comm.leave()
     return 0 if complete else stopped_status
 
@@ -86,13 +88,17 @@ def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> boo
     if rank == 0:  # not before the recipe has proved to fit the data and the checkpoint
         write_recipe(recipe, out, plan.deepspeed_files)
     rank_log.write = run.reporter.message
-    watchdog = Watchdog(rank, comm.world_size(), recipe.hang_timeout_seconds, rank_log, comm.open_board)
+    board = partial(
+        comm.open_board, comm.from_rank_zero(uuid.uuid4().hex)
+    )  # a launcher may keep its store for a restart
+    watchdog = Watchdog(rank, comm.world_size(), recipe.hang_timeout_seconds, rank_log, board)
     try:
-        with watchdog.watching(), requests.listening():
+        with watchdog.watching():
             complete = training_loop(run, requests)
     finally:
         run.reals.close()
         run.source.close()
+        run.saver.close()
         run.reporter.close()
     run.reporter.message(_closing_lines(out, run.counters.nimg) if complete else _stopping_line(run, requests))
     return complete
@@ -269,7 +275,8 @@ def _stopping_line(run: Run, requests: StopRequests) -> str:
     """Say what stopped the run, which one rank alone may know. A collective."""
     reasons = comm.gather_objects(requests.reason) or []
     reason = next((reason for reason in reasons if reason), None)
-    return f"stopped by {reason} at {run.counters.nimg} images, which are saved; the same command goes on"
+    where = f"at {run.counters.nimg} images, which are saved" if run.counters.nimg else "before the first update"
+    return f"stopped by {reason} {where}; the same command goes on"
 
 
 def _closing_lines(out: Path, nimg: int) -> str:

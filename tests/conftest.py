@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -21,5 +22,14 @@ class Sharing(LoadScopeScheduling):
         return ON_RANKS if ON_RANKS in file and not file.endswith(LAUNCHING) else file
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what torch has made, which each collection would look through
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
     return Sharing(config, log)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -99,6 +99,7 @@ class Ranks(Protocol):
     def rank(self) -> int: ...  # noqa: D102
     def world_size(self) -> int: ...  # noqa: D102
     def barrier(self) -> None: ...  # noqa: D102
+    def patient_barrier(self) -> Callable[[], None]: ...  # noqa: D102
     def any_rank(self, flag: bool) -> bool: ...  # noqa: D102
     def total(self, value: float) -> float: ...  # noqa: D102
     def from_rank_zero(self, value: Any) -> Any: ...  # noqa: D102
@@ -116,6 +117,9 @@ class OneRank:
 
     def barrier(self) -> None:  # noqa: D102
         pass
+
+    def patient_barrier(self) -> Callable[[], None]:  # noqa: D102
+        return self.barrier
 
     def any_rank(self, flag: bool) -> bool:  # noqa: D102
         return flag

@@ -21,7 +21,7 @@ from torch import Tensor
 from bigsgan.atomic import fsync, write_text
 from bigsgan.checkpoint.entries import Part, Ranks, SavedEntry
 from bigsgan.checkpoint.reader import value_name
-from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, checksum, prune
+from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, checksum, prune, sealed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 
@@ -29,6 +29,7 @@ _RECEIPT = ".written.json"
 """Ending of what a rank leaves beside its file for the one that writes the manifest."""
 
 _POLL_SECONDS = 0.05
+_LINGER_SECONDS = 20.0
 _FAILURES = (OSError, SafetensorError, UserError)
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Saver:
         self._directory, self._ranks, self._section = directory, ranks, section
         self._aside: dict[str, Tensor] = {}
         self._job: _Job | None = None
+        self._meet: Callable[[], None] = ranks.barrier
 
     def save(self, nimg: int, entries: Mapping[str, SavedEntry], description: Description) -> bool:
         """Save all entries under one tag, after the save before is complete. A collective.
@@ -75,8 +77,8 @@ class Saver:
         Returns:
             False if a rank lacked disk space or could not write, as far as is known yet; older tags are untouched.
         """
-        self.finish()
         start = time.perf_counter()
+        self.finish()
         job = _Job(self._directory, nimg, self._ranks, self._section)
         parts = self._own_parts(entries)
         ready = self._together(job, lambda: job.begin(parts))
@@ -84,6 +86,7 @@ class Saver:
             numbers = {name: entry.numbers() for name, entry in entries.items()}
             if self._section.background:
                 parts = self._copied_aside(parts)
+            self._meet = self._ranks.patient_barrier()  # ranks may write for longer than collectives wait
             job.start(parts, {**description._asdict(), "numbers": numbers})
             self._job = job
         done = ready and (self._section.background or self.finish())
@@ -99,11 +102,18 @@ class Saver:
         job, self._job = self._job, None
         if job is None:
             return True
-        done = self._together(job, job.wait_for_writing) and self._together(job, job.wait_for_commit)
+        job.wait_for_writing()
+        self._meet()
+        done = self._together(job, job.check_writing) and self._together(job, job.wait_for_commit)
         if done:
             self.write_seconds = job.write_seconds
             _log.info("checkpoint at %d images: %s", job.nimg, job.summary())
         return done
+
+    def close(self) -> None:
+        """Let a save under way end, where the run ends by an error: for a while, and without the other ranks."""
+        if self._job is not None:
+            self._job.linger()
 
     def _together(self, job: _Job, phase: Callable[[], None]) -> bool:
         """Do one thing on all ranks; where it fails on any of them, give the save up on all."""
@@ -172,15 +182,10 @@ class _Job:
 
     def begin(self, parts: dict[str, list[Part]]) -> None:
         """Make room for the tag, and see that all ranks can write there. A collective."""
-        if self._ranks.rank() == 0:
-            for left in self._directory.glob(f"*{PARTIAL}"):  # by a save that was killed; before the space is counted
-                shutil.rmtree(left, ignore_errors=True)
-            made = _attempt(lambda: self._partial.mkdir(parents=True))
-        else:
-            made = None
+        made = _attempt(self._clear) if self._ranks.rank() == 0 else None
         if problem := self._ranks.from_rank_zero(made):
             raise UserError(str(self._directory), None, f"cannot be written ({problem})", "give another `out`")
-        shared = self._partial.is_dir()
+        shared = os.path.isdir(self._partial)
         self._bytes = sum(part.values.numel() * part.values.element_size() for own in parts.values() for part in own)
         needed = self._ranks.total(self._bytes)
         if not shared:
@@ -191,6 +196,11 @@ class _Job:
             problem = f"has {free / 2**30:.1f} GiB free and the ranks write {needed / 2**30:.1f} GiB"
             raise UserError(str(self._partial), None, problem, "free some space, or lower checkpoints.keep")
 
+    def _clear(self) -> None:
+        for left in self._directory.glob(f"*{PARTIAL}"):  # by a save that was killed; before the space is counted
+            shutil.rmtree(left, ignore_errors=True)
+        self._partial.mkdir(parents=True)
+
     def start(self, parts: dict[str, list[Part]], manifest: dict[str, Any]) -> None:
         """Write this rank's file in a thread, and on rank 0 complete the tag in another, once all ranks have."""
         self._writer = _Task(lambda: self._write(parts))
@@ -199,6 +209,17 @@ class _Job:
 
     def wait_for_writing(self) -> None:
         """Wait for this rank's file."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def linger(self) -> None:
+        """Wait for this rank's file and for the manifest, but not for long."""
+        for task in (self._writer, self._committer):
+            if task is not None:
+                task.join(_LINGER_SECONDS)
+
+    def check_writing(self) -> None:
+        """Raise what went wrong with this rank's file."""
         if self._writer is not None:
             self._writer.result()
 
@@ -247,15 +268,18 @@ class _Job:
         }
         for name in receipts:
             (self._partial / name).with_suffix(_RECEIPT).unlink()
-        write_text(self._partial / MANIFEST, json.dumps(whole, indent=1))
+        write_text(self._partial / MANIFEST, json.dumps(sealed(json.loads(json.dumps(whole))), indent=1))
         fsync(self._partial)
         final = self._directory / self._tag
         if final.exists():  # damaged, as a run that goes on from an older tag meets it: its own cannot come twice
             os.replace(final, self._directory / f"{self._tag}.damaged{PARTIAL}")
         os.replace(self._partial, final)
         fsync(self._directory)
-        write_text(self._directory / "latest", self._tag + "\n")
-        prune(self._directory, self._section)
+        try:
+            write_text(self._directory / "latest", self._tag + "\n")
+            prune(self._directory, self._section, self.nimg)
+        except OSError as error:
+            _log.warning("checkpoint at %d images was saved, but older ones stay: %s", self.nimg, error)
 
     def _receipts(self) -> dict[str, _Receipt] | None:
         """Receipts of all ranks, by file, as soon as all are there; None once the save is given up."""
@@ -281,9 +305,9 @@ class _Task:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait for the end."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> None:
+        """Wait for the end, or so long."""
+        self._thread.join(seconds)
 
     def result(self) -> None:
         """Wait for the end, and raise what went wrong."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
+import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ PARTIAL = ".partial"
 IMPORTED = "imported"
 """Key of a manifest's layout that names the source of imported weights."""
 
-_MANIFEST_KEYS = {"format", "nimg", "world_size", "layout", "recipe", "metrics", "numbers", "kinds", "files"}
+_MANIFEST_KEYS = {"format", "nimg", "world_size", "layout", "recipe", "metrics", "numbers", "kinds", "files", "sha256"}
 _HASHED_BYTES = 1 << 22
 
 _log = logging.getLogger(__name__)
@@ -165,9 +167,15 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def prune(directory: Path, section: Checkpoints) -> None:
-    """Remove the checkpoints that the recipe does not ask to keep; one rank calls this."""
-    found = list(complete(directory))
+def prune(directory: Path, section: Checkpoints, newest_nimg: int) -> None:
+    """Remove the checkpoints that the recipe does not ask to keep; one rank calls this.
+
+    Args:
+        directory: Of the checkpoints.
+        section: Of the recipe.
+        newest_nimg: Of the one that was just saved. What is newer is damaged, or the run had gone on from it; it stays.
+    """
+    found = [checkpoint for checkpoint in complete(directory) if checkpoint.nimg <= newest_nimg]
     kept = {c.path for c in found[: section.keep]}
     if section.keep_every_nimg:
         kept |= set(_milestones(found, section.keep_every_nimg))
@@ -175,7 +183,9 @@ def prune(directory: Path, section: Checkpoints) -> None:
         kept.add(best.path)
     for old in found:
         if old.path not in kept:
-            shutil.rmtree(old.path, ignore_errors=True)
+            going = old.path.with_name(f"{old.path.name}.old{PARTIAL}")  # or a killed removal would leave half a tag
+            os.replace(old.path, going)
+            shutil.rmtree(going, ignore_errors=True)
 
 
 def _milestones(found: list[Checkpoint], every: int) -> Iterator[Path]:
@@ -188,7 +198,7 @@ def _milestones(found: list[Checkpoint], every: int) -> Iterator[Path]:
 
 
 def _best(found: list[Checkpoint], metric: str, highest: bool) -> Checkpoint | None:
-    known = [c for c in found if metric in c.manifest["metrics"]]
+    known = [c for c in found if math.isfinite(c.manifest["metrics"].get(metric, math.nan))]
 
     def value(checkpoint: Checkpoint) -> float:
         return float(checkpoint.manifest["metrics"][metric])
@@ -209,6 +219,7 @@ def complete(directory: Path) -> Iterator[Checkpoint]:
             sizes = {name: (path / name).stat().st_size for name in manifest["files"]}
             described = {name: file["bytes"] for name, file in manifest["files"].items()}
             fits = sizes == described and int(path.name) == manifest["nimg"]
+            fits &= sealed(manifest)["sha256"] == manifest["sha256"]
             is_complete = fits and manifest.keys() >= _MANIFEST_KEYS
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _log.warning("passing over %s, which is not complete (%s)", path, error)
@@ -217,6 +228,12 @@ def complete(directory: Path) -> Iterator[Checkpoint]:
             _log.warning("passing over %s, whose files are not those that its manifest describes", path)
             continue
         yield Checkpoint(path, manifest)
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with the checksum of its own content."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return {**content, "sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

@@ -54,7 +54,7 @@ class Recipe(Section):
     checkpoints: Checkpoints = Checkpoints()
     max_rollbacks: NaturalInt = 10
     """How often a run goes back to a checkpoint because an update was not finite, before it ends instead."""
-    hang_timeout_seconds: PositiveInt = 600
+    hang_timeout_seconds: PositiveInt = 480
     """A run that spends longer in one update, report or grid of samples is ended."""
     data: Data
     generator: AnyGenerator

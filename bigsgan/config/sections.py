@@ -35,13 +35,22 @@ class Data(Section):
     """Where the real images come from. Images reach the networks as float32 in [-1, 1]."""
 
     kind: Literal[
-        "digits", "folder", "torchvision", "synthetic", "paired_folders", "side_by_side", "synthetic_pairs"
+        "digits",
+        "folder",
+        "zip",
+        "tar",
+        "torchvision",
+        "synthetic",
+        "paired_folders",
+        "side_by_side",
+        "synthetic_pairs",
     ] = "digits"
     """The last three hold pairs of an input and a target, for a generator that translates images."""
     root: str | None = None
     """Directory of ``folder`` (one sub-folder a class) and ``torchvision`` (what its ``root`` argument expects).
 
-    Of ``side_by_side`` images too, each of which holds input and target, and of the targets of ``paired_folders``.
+    The file itself of ``zip``, in which each folder is a class; directory of the shards of ``tar`` (as of WebDataset),
+    of ``side_by_side`` images, each of which holds input and target, and of the targets of ``paired_folders``.
     """
     input_root: str | None = None
     """Directory of the inputs of ``paired_folders``, which have the targets' names."""
@@ -74,8 +83,9 @@ class Data(Section):
     @model_validator(mode="after")
     def _check(self) -> Data:
         # UserError is no ValueError, so that pydantic passes it on as it is.
-        if self.kind in ("folder", "torchvision", "paired_folders", "side_by_side") and not self.root:
-            raise UserError("data.root", self.root, f"is missing: kind {self.kind} reads from it", "give the directory")
+        if self.kind not in ("digits", "synthetic", "synthetic_pairs") and not self.root:
+            remedy = "give the archive" if self.kind == "zip" else "give the directory"
+            raise UserError("data.root", self.root, f"is missing: kind {self.kind} reads from it", remedy)
         if self.kind == "torchvision" and not self.dataset:
             remedy = "give the name of a class of torchvision.datasets, such as CIFAR10"
             raise UserError("data.dataset", self.dataset, "is missing: kind torchvision needs it", remedy)

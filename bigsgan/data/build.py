@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, build_folder, build_torchvision
+from bigsgan.data.packed import build_tar, build_zip
 from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side
 
 
@@ -23,4 +24,8 @@ def build_dataset(data: Data) -> ImageDataset:
         return build_paired_folders(data)
     if data.kind == "side_by_side":
         return build_side_by_side(data)
+    if data.kind == "zip":
+        return build_zip(data)
+    if data.kind == "tar":
+        return build_tar(data)
     return build_folder(data) if data.kind == "folder" else build_torchvision(data)

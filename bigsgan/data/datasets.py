@@ -1,4 +1,4 @@
-"""Where real images come from: four kinds of data set behind one map-style protocol.
+"""Where real images come from: kinds of data set behind one map-style protocol, but for archives (packed.py) and pairs.
 
 Shapes: N images in a data set, C channels (1 grey, 3 red-green-blue), R pixels a side. Images are uint8 until the
 loader has them on the device.
@@ -10,6 +10,7 @@ import difflib
 import inspect
 import operator
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,17 +109,27 @@ class SyntheticImages:
         return image, index % self.num_classes if self.num_classes else 0
 
 
+class PathList:
+    """Millions of paths, of files or within archives, that forked processes share."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        # Not a list of str: reading a Python object writes its reference count, so that each forked loading process
+        # would end up with its own copy of millions of paths (pytorch issue 13246). One block of bytes stays shared.
+        encoded = [path.encode("utf-8", "surrogateescape") for path in paths]
+        self._paths = b"".join(encoded)
+        self._ends = np.cumsum([0, *map(len, encoded)])
+
+    def __getitem__(self, index: int) -> str:
+        return self._paths[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
+
+
 class FolderImages:
     """Image files, each with a class."""
 
     in_memory = False
 
     def __init__(self, paths: list[str], labels: list[int], resolution: int, channels: int) -> None:
-        # Not a list of str: reading a Python object writes its reference count, so that each forked loading process
-        # would end up with its own copy of millions of paths (pytorch issue 13246). One block of bytes stays shared.
-        encoded = [os.fsencode(path) for path in paths]
-        self._paths = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)])
+        self._paths = PathList(paths)
         self._labels = np.array(labels, dtype=np.int64)
         self.resolution, self.channels = resolution, channels
 
@@ -127,7 +138,7 @@ class FolderImages:
 
     def path(self, index: int) -> str:
         """Path of image ``index``."""
-        return os.fsdecode(self._paths[self._ends[index] : self._ends[index + 1]])
+        return self._paths[index]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path = self.path(index)
@@ -163,17 +174,13 @@ def build_folder(data: Data) -> FolderImages:
     With classes, each sub-folder of the root is one, in alphabetical order, as in torchvision's ImageFolder; images
     may lie deeper in it. Without, all images below the root count. Names that begin with a dot are skipped.
     """
-    root = Path(str(data.root)).expanduser()
-    if not root.is_dir():
-        problem = "is not a directory" if root.exists() else "does not exist"
-        raise UserError("data.root", data.root, problem, "give the directory that holds the images")
+    root = data_directory(data, "give the directory that holds the images")
     try:
         paths, labels = _list_classes(root, data) if data.num_classes else _list_unlabelled(root)
     except OSError as error:
-        raise UserError("data.root", data.root, f"cannot be read: {explain(error)}", "mend its permissions") from error
+        raise unreadable_root(data, error) from error
     if not paths:
-        remedy = f"give a directory with files of {', '.join(IMG_EXTENSIONS)}"
-        raise UserError("data.root", data.root, "holds no image", remedy)
+        raise no_images(data, "a directory with files")
     return FolderImages(paths, labels, data.resolution, data.image_channels)
 
 
@@ -183,19 +190,38 @@ def _list_unlabelled(root: Path) -> tuple[list[str], list[int]]:
 
 
 def _list_classes(root: Path, data: Data) -> tuple[list[str], list[int]]:
-    folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if len(folders) != data.num_classes:
-        raise _wrong_num_classes(data, len(folders), f"class folders{_some_names(folders)}")
-    files = [image_files(folder) for folder in folders]
-    empty = [folder for folder, found in zip(folders, files, strict=True) if not found]
-    if empty:
-        raise UserError(
-            "data.root",
-            data.root,
-            f"has class folders without an image{_some_names(empty)}",
-            f"fill them with files of {', '.join(IMG_EXTENSIONS)}, or remove them and lower data.num_classes",
-        )
-    return [path for found in files for path in found], [label for label, found in enumerate(files) for _ in found]
+    folders = class_folders(root)
+    check_num_folders(data, [folder.name for folder in folders])
+    files = {folder.name: image_files(folder) for folder in folders}
+    check_filled(data, files)
+    each = list(files.values())
+    return [path for found in each for path in found], [label for label, found in enumerate(each) for _ in found]
+
+
+def data_directory(data: Data, remedy: str) -> Path:
+    """Return ``data.root``, which has to be a directory.
+
+    Raises:
+        UserError: It is none.
+    """
+    root = Path(str(data.root)).expanduser()
+    if not root.is_dir():
+        problem = "is not a directory" if root.exists() else "does not exist"
+        raise UserError("data.root", data.root, problem, remedy)
+    return root
+
+
+def class_folders(root: Path) -> list[Path]:
+    """Sub-folders in the order of their classes: alphabetical, without those that begin with a dot."""
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def is_image(name: str) -> bool:
+    """Whether a file counts as an image, by its name.
+
+    One with a leading dot is often the double that macOS leaves beside a file (._cat.jpg), which is no image.
+    """
+    return name.lower().endswith(IMG_EXTENSIONS) and not name.startswith(".")
 
 
 def image_files(folder: Path) -> list[str]:
@@ -207,9 +233,7 @@ def image_files(folder: Path) -> list[str]:
     found = []
     for directory, below, names in os.walk(folder, onerror=fail, followlinks=True):
         below[:] = [name for name in below if not name.startswith(".")]
-        # A name with a leading dot is often the double that macOS leaves beside a file (._cat.jpg), which is no image.
-        images = [name for name in names if name.lower().endswith(IMG_EXTENSIONS) and not name.startswith(".")]
-        found += [os.path.join(directory, name) for name in images]
+        found += [os.path.join(directory, name) for name in names if is_image(name)]
     return sorted(found)
 
 
@@ -305,7 +329,7 @@ def _check_torchvision(source: Any, data: Data) -> None:
         ) from None
     found = _num_classes(source)
     if found is not None and found != data.num_classes:
-        raise _wrong_num_classes(data, found, "classes")
+        raise wrong_num_classes(data, found, "classes")
 
 
 def _num_classes(source: Any) -> int | None:
@@ -319,11 +343,49 @@ def _num_classes(source: Any) -> int | None:
     return None
 
 
-def _wrong_num_classes(data: Data, found: int, what: str) -> UserError:
+def check_num_folders(data: Data, folders: Sequence[str]) -> None:
+    """Compare the names of class folders with ``data.num_classes``.
+
+    Raises:
+        UserError: There are more or fewer.
+    """
+    if len(folders) != data.num_classes:
+        raise wrong_num_classes(data, len(folders), f"class folders{some_names(folders)}")
+
+
+def check_filled(data: Data, files: Mapping[str, Sequence[object]]) -> None:
+    """Check that each class folder holds an image.
+
+    Raises:
+        UserError: With the names of those that do not.
+    """
+    empty = [name for name, found in files.items() if not found]
+    if empty:
+        raise UserError(
+            "data.root",
+            data.root,
+            f"has class folders without an image{some_names(empty)}",
+            f"fill them with files of {', '.join(IMG_EXTENSIONS)}, or remove them and lower data.num_classes",
+        )
+
+
+def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
+    """Say that the data has ``found`` classes, which are called ``what``."""
     remedy = f"set data.num_classes={found}" + (", or 0 to train without classes" if found else "")
     return UserError("data.num_classes", data.num_classes, f"but {data.root} has {found} {what}", remedy)
 
 
-def _some_names(folders: list[Path]) -> str:
-    names = ", ".join(folder.name for folder in folders[:4])
-    return f" ({names}{', ...' if len(folders) > 4 else ''})" if folders else ""
+def no_images(data: Data, wanted: str) -> UserError:
+    """Say that there is none; ``wanted`` is what would hold some."""
+    return UserError("data.root", data.root, "holds no image", f"give {wanted} of {', '.join(IMG_EXTENSIONS)}")
+
+
+def unreadable_root(data: Data, error: OSError) -> UserError:
+    """Say that the file system refuses."""
+    return UserError("data.root", data.root, f"cannot be read: {explain(error)}", "mend its permissions")
+
+
+def some_names(names: Sequence[str]) -> str:
+    """Up to four names in brackets, for the end of a sentence."""
+    shown = ", ".join(names[:4])
+    return f" ({shown}{', ...' if len(names) > 4 else ''})" if names else ""

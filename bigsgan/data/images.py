@@ -5,6 +5,8 @@ Shapes: C channels (1 grey, 3 red-green-blue), R pixels a side.
 
 from __future__ import annotations
 
+from typing import BinaryIO
+
 import numpy as np
 import torch
 from PIL import Image
@@ -30,18 +32,19 @@ class CorruptImage(Exception):  # noqa: N818 - it ends no run, it is counted
         super().__init__(f"{path}: {reason}")
 
 
-def open_image(path: str) -> Image.Image:
-    """Read and decode an image file.
+def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
+    """Read and decode an image file, or ``content``, which ``path`` then only names.
 
     Raises:
         CorruptImage: It is missing, truncated or no image.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path if content is None else content) as image:
             image.load()  # here, where a truncated file fails under its own name
             return image
     except Exception as error:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
-        raise CorruptImage(path, explain(error)) from error
+        # Of bytes Pillow says the object that held them, at an address that differs from run to run.
+        raise CorruptImage(path, explain(error).replace(f" {content!r}", "")) from error
 
 
 def image_tensor(image: Image.Image, name: str, resolution: int, channels: int) -> Tensor:

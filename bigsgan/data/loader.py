@@ -5,9 +5,11 @@ Shapes: n images of one micro-batch on this rank, C channels, R pixels a side.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from bigsgan.data.images import CorruptImage
 from bigsgan.data.order import EpochOrder, data_phase, horizontal_flips, phase_positions
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
+from bigsgan.signals import kept_from_children
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +112,7 @@ class RealImages:
 
     def close(self) -> None:
         """End the loading processes. No phase can be taken afterwards, but after ``rewind``."""
-        # They end with the last reference to the DataLoader's iterator; it has no public method for it.
+        _end_workers(self._batches)
         self._batches = iter(())
 
     def _positions(self, phase: int) -> list[range]:
@@ -173,6 +176,12 @@ class RealImages:
             f"the last {path} ({reason})",
             "repair or remove the images that the log names" + (", or raise data.max_corrupt" if too_many else ""),
         )
+
+
+def _end_workers(batches: Iterator[_Batch] | None) -> None:
+    """End loading processes now. They end with the last reference too, but a traceback may hold one."""
+    if batches is not None and hasattr(batches, "_shutdown_workers"):  # torch 2.8 to 2.15; there is no public name
+        batches._shutdown_workers()
 
 
 class _Batch(NamedTuple):
@@ -243,4 +252,9 @@ def _read(dataset: ImageDataset, data: Data, indices: Iterator[list[int]], pin_m
         # The processes' seed, which nothing here uses, would else be drawn from torch's global state.
         generator=torch.Generator(),
     )
-    return iter(loader)
+    with kept_from_children():
+        batches = iter(loader)
+    # At exit multiprocessing would wait for ever for processes that no signal ends.
+    found = weakref.ref(batches)
+    atexit.register(lambda: _end_workers(found()))
+    return batches

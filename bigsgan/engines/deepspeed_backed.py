@@ -43,7 +43,7 @@ class DeepSpeedBacked:
         self._parameters: list[nn.Parameter] = list(network.parameters())
         names = {id(parameter): name for name, parameter in network.named_parameters()}
         self._pieces = deepspeed_private.pieces(engine, names, replica)
-        self._copies = (replica, num_replicas) if engine.zero_optimization_stage() == 0 else (0, 1)
+        self._copies = (replica, num_replicas) if deepspeed_private.has_whole_masters(engine) else (0, 1)
         self._buffers = list(network.buffers())
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         self.scales_loss = engine.fp16_enabled()
@@ -91,7 +91,8 @@ class DeepSpeedBacked:
     def load_scalars(self, values: dict[str, float]) -> None:
         """Restore what ``scalars`` gave."""
         self.num_applied, self.num_skipped = int(values["num_applied"]), int(values["num_skipped"])
-        self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
+        if self.scales_loss and any(key.startswith("scaler.") for key in values):  # not in another precision
+            self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
         scaler = {key.removeprefix("scaler."): v for key, v in values.items() if key.startswith("scaler.")}
         if self.scales_loss:
             deepspeed_private.set_loss_scaler_numbers(self._engine, scaler)

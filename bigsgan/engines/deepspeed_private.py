@@ -24,6 +24,13 @@ from bigsgan.engines.base import Piece
 from bigsgan.placement import Placement
 
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+_PARTITIONS = (
+    "fp32_partitioned_groups_flat",  # ZeRO 3: zero/stage3.py
+    "single_partition_of_fp32_groups",  # ZeRO 1 and 2: zero/stage_1_and_2.py
+    "fp32_groups_flat_partition",  # bf16 in a pipeline, or at ZeRO 1 with float32 accumulation: bf16_optimizer.py
+)
+"""Attributes of DeepSpeed's optimizers that hold this rank's partition of the masters."""
+
 _PINNED_BY = -1
 """Stands in ``ds_active_sub_modules``, which holds ids of modules (all >= 0), for 'in use by us'."""
 
@@ -67,16 +74,17 @@ def masters(engine: DeepSpeedEngine) -> list[Tensor]:
 def _keys(engine: DeepSpeedEngine) -> list[Any]:
     """The tensors in ``masters``'s order under which the optimizer keeps its state; empty where swapped out."""
     optimizer = engine.optimizer
-    for attribute in (
-        "fp32_partitioned_groups_flat",  # ZeRO 3: zero/stage3.py
-        "single_partition_of_fp32_groups",  # ZeRO 1 and 2: zero/stage_1_and_2.py
-        "fp32_groups_flat_partition",  # ZeRO 1, bf16 with float32 accumulation: bf16_optimizer.py
-    ):
+    for attribute in _PARTITIONS:
         if hasattr(optimizer, attribute):
             return list(getattr(optimizer, attribute))
     if hasattr(optimizer, "fp32_groups"):  # stage 0, bf16: fp16/unfused_optimizer.py
         return [parameter for group in optimizer.fp32_groups for parameter in group]
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]  # stage 0, fp32
+
+
+def has_whole_masters(engine: DeepSpeedEngine) -> bool:
+    """Whether each replica holds all masters, and not a partition: at stage 0, but for bf16 in a pipeline."""
+    return not any(hasattr(engine.optimizer, attribute) for attribute in _PARTITIONS)
 
 
 def pieces(engine: DeepSpeedEngine, names: dict[int, str], rank: int) -> list[list[Piece]]:

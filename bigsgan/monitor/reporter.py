@@ -50,6 +50,7 @@ class Reporter:
 
     def rewind(self, nimg: int) -> None:
         """Drop what was reported of images after ``nimg``, and go on from there."""
+        self.last_metrics = {}
         if self._outputs is not None:
             self.close()
             self._outputs = self._open(nimg)

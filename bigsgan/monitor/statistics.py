@@ -74,11 +74,15 @@ class Statistics:
         sums, counts, (fingerprints, num_ranks) = total.split([len(names), len(names), 2])
         if fingerprints != fingerprint * num_ranks:
             raise RuntimeError(f"the ranks report different statistics; this one has {', '.join(names) or 'none'}")
+        self.clear()
+        means = zip(names, (sums / counts).tolist(), counts.tolist(), strict=True)
+        return {name: mean for name, mean, count in means if count or name not in self._declared}
+
+    def clear(self) -> None:
+        """Forget what was added since the last ``reduce``."""
         self._device_sums.clear()
         self._host_sums.clear()
         self._counts.clear()
-        means = zip(names, (sums / counts).tolist(), counts.tolist(), strict=True)
-        return {name: mean for name, mean, count in means if count or name not in self._declared}
 
     def _vector(self, names: list[str], fingerprint: int) -> Tensor:
         """Sums, counts, fingerprint of the names and 1: (2 * len(names) + 2,) on the device."""

@@ -74,6 +74,8 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
     """
     recipe, counters = run.recipe, run.counters
     clock, agreement = _Clock(counters.nimg), comm.Agreement()
+    if comm.any_rank(requests.reason is not None):  # while the run was put together
+        return False
     if counters.nimg == 0:
         _report_samples(run)
     while counters.nimg < recipe.total_nimg:
@@ -81,10 +83,12 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         numbers = scheduled(recipe, counters.nimg)
         run.step(counters.update, numbers)
         if run.recovery.is_needed():
+            run.rank_log.phase = "rollback"
             with clock.paused():
                 run.saver.finish()
                 _log.warning("%s", run.recovery.roll_back(counters.update, numbers))
             run.reporter.rewind(counters.nimg)
+            run.statistics.clear()
             clock.restart(counters.nimg)
             continue
         counters.update += 1

@@ -100,7 +100,7 @@ class Recovery:
             if comm.rank() == 0:
                 found = checkpoint.newest_or_none(self._directory, passed_over)
             found = comm.from_rank_zero(found)
-            if found is None:
+            if found is None or found.is_imported:
                 problem = f"is not finite, before there is a checkpoint to go back to ({report})"
                 raise UserError(f"update {update}", None, problem, "lower the learning rates, or raise precision")
             if (damage := checkpoint.damage(found, comm)) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ class Counters:
     rollbacks: int = 0
     skipped: tuple[int, ...] = ()
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> list[Part]:
         """Return none."""
         return []
 

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What schedulers send: SIGTERM before they kill, SIGUSR1 as Slurm's warning (``--signal``)."""
+from bigsgan.signals import STOPPING
 
 _DEEPSPEED = "deepspeed.launcher.launch"
 
@@ -41,13 +40,26 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of signals inside the block, where they would end the process outside."""
-        before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        """Take note of signals inside the block, and after it, where the process ends in its own time.
+
+        Where the block fails, they end the process again: launchers send them to the ranks of a job that has failed.
+        """
+        before = {number: signal.signal(number, self._receive) for number in STOPPING}
         try:
             yield
-        finally:
+        except BaseException:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            raise
+
+    def end_undisturbed(self) -> None:
+        """Ignore signals from here to the end of the process, whose exit status they would replace.
+
+        `srun --kill-on-bad-exit` sends SIGTERM to all tasks as soon as the first has ended. Python itself restores the
+        signals' usual effect when it shuts down, but not that of ignored ones.
+        """
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_IGN)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number).name

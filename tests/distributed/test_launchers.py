@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 
+from bigsgan.checkpoint.tags import sealed
 from bigsgan.config.deepspeed_file import REPOSITORY
 from tests.distributed import launching
 from tests.distributed.launching import STATUS, TIMEOUT, launch, rank_processes, started
@@ -49,7 +50,7 @@ def test_a_dry_run_prints_the_recipe_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dry_run_under_deepspeed(tmp_path):
     result = launch("deepspeed", tmp_path, "--dry-run", "seed=7")
     assert result.returncode == 0
@@ -73,7 +74,7 @@ def test_what_rank_0_meets_for_all_is_answered_once(tmp_path):
     layout = {f"{network}.precision": "fp32" for network in ("generator", "discriminator")}
     manifest = {"format": 2, "nimg": 64, "world_size": 2, "layout": layout, "recipe": recipe.model_dump()}
     manifest.update({key: {} for key in ("metrics", "numbers", "kinds", "files")})
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    (checkpoint / "manifest.json").write_text(json.dumps(sealed(manifest)))
     (tmp_path / "run" / "config.yaml").write_text(recipe.to_yaml())
     result = launch("torchrun", tmp_path, "--config", "tiny.yaml", "out=run", "batch=16")
     message = "batch: 16 was 8 in the run that run holds; set it back to go on, or give another `out` to start anew"

@@ -36,6 +36,7 @@ LAYOUTS = {
     "zero3, offload": (2, [], zero(3, zero=OFFLOAD), zero(2, zero={"offload_optimizer": {"device": "cpu"}})),
     "stages": (2, stages(2, 2), zero(0), zero(1)),
     "G in stages": (2, stages(2, 1), zero(1), zero(2)),
+    "stages x replicas": (4, stages(2, 2), zero(0), zero(0)),
 }
 FIRST, THEN = 3, 3
 

@@ -49,7 +49,7 @@ def test_a_signal_saves_and_ends_all_ranks(launcher, target, number, tmp_path):
         assert process.returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # as the test on Slurm
 @two_devices
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     for name in ("stopped", "whole"):

@@ -52,7 +52,11 @@ def test_average_is_swapped_in_and_out(ranks, ds, tmp_path):
     assert np.abs(got - np.concatenate([rank["live"] for rank in by_rank])).max() > 1e-3
 
 
-RESUMED = [*QUICK, *(pytest.param(ds, marks=pytest.mark.slow) for ds in (*FP32[1:3], LOW[3], LOW[5]))]
+RESUMED = [
+    *QUICK,
+    *(pytest.param(ds, marks=pytest.mark.slow) for ds in (FP32[2], LOW[3], LOW[5])),
+    *(pytest.param(ds, marks=pytest.mark.nightly) for ds in (FP32[1], *LOW[:3], LOW[4], LOW[6])),
+]
 
 
 @pytest.mark.parametrize("ds", RESUMED, ids=name_of)

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from bigsgan import cli, comm, export, sample, train
-from bigsgan.checkpoint.tags import checksum
+from bigsgan.checkpoint.tags import checksum, sealed
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.engines import deepspeed_config
@@ -171,7 +171,7 @@ def overwrite_header_and_checksum(run: Path) -> None:
     overwrite_header(run)
     manifest = json.loads((run / MANIFEST).read_text())
     manifest["files"]["rank00000.safetensors"]["sha256"] = checksum(run / RANK_FILE)
-    (run / MANIFEST).write_text(json.dumps(manifest))
+    (run / MANIFEST).write_text(json.dumps(sealed(manifest)))
 
 
 def empty_manifest(run: Path) -> None:

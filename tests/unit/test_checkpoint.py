@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -45,6 +47,9 @@ class ThreadRank:
 
     def barrier(self) -> None:
         self._meeting.wait()
+
+    def patient_barrier(self) -> Callable[[], None]:
+        return self.barrier
 
     def any_rank(self, flag: bool) -> bool:
         return any(self._all(flag))
@@ -130,8 +135,11 @@ def test_the_manifest_tells_what_other_tools_need(tmp_path):
     assert manifest == {
         "format": 2, "nimg": 64, "world_size": 1, "layout": LAYOUT, "recipe": {"batch": 8}, "metrics": {},
         "numbers": {"generator": {"num_applied": 4}}, "kinds": {"generator": ["master"]},
-        "files": {FILE: {"bytes": file.stat().st_size, "sha256": printed}},
+        "files": {FILE: {"bytes": file.stat().st_size, "sha256": printed}}, "sha256": manifest["sha256"],
     }  # fmt: skip
+    del manifest["sha256"]
+    content = json.dumps(manifest, sort_keys=True).encode()
+    assert tags.sealed(manifest)["sha256"] == hashlib.sha256(content).hexdigest()
 
 
 def test_what_changes_after_a_save_began_is_not_saved(tmp_path, monkeypatch):
@@ -225,6 +233,12 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def replace_in(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
 def change(path: Path, **keys: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
@@ -236,6 +250,7 @@ INCOMPLETE: dict[str, Callable[[Path], Any]] = {
     "truncated manifest": lambda path: truncate(path / "manifest.json"),
     "empty manifest": lambda path: os.truncate(path / "manifest.json", 0),
     "another format": lambda path: change(path / "manifest.json", format=1),
+    "a flipped digit": lambda path: replace_in(path / "manifest.json", '"count": 3', '"count": 7'),
     "another tag's manifest": lambda path: change(path / "manifest.json", nimg=64),
 }
 
@@ -308,10 +323,23 @@ def test_milestones_and_the_best_stay(tmp_path):
         assert writer.save(nimg, entries(1.0), checkpoint.Description({}, {}, {"fid": value, "other": 1.0}))
         assert writer.finish()
     assert nimgs(tmp_path) == [128, 192, 320, 384]  # best, reaches 150, reaches 300, newest
-    tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "fid", "goal": "max"}))
+    tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "fid", "goal": "max"}), 384)
     assert nimgs(tmp_path) == [384]
-    tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "unknown"}))
+    tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "unknown"}), 384)
     assert nimgs(tmp_path) == [384]
+    assert writer.save(448, entries(1.0), checkpoint.Description({}, {}, {"fid": math.nan}))
+    assert writer.finish()
+    tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "fid"}), 448)
+    assert nimgs(tmp_path) == [384, 448]
+
+
+def test_what_is_newer_than_a_save_does_not_count(tmp_path):
+    """The run goes on from 64, as 128 is damaged inside, and saves 96, which has to stay."""
+    for nimg in (64, 128):
+        assert save_one(tmp_path, nimg, keep=2)
+    flip(tmp_path / "000000000128" / FILE)
+    assert save_one(tmp_path, 96, keep=1)
+    assert nimgs(tmp_path) == [96, 128]
 
 
 def test_a_full_disk_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
@@ -326,15 +354,15 @@ def test_a_full_disk_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("background", [True, False])
-@pytest.mark.parametrize("function", ["save_file", "write_text", "checksum", "prune"])
+@pytest.mark.parametrize("function", ["save_file", "fsync", "checksum", "prune"])
 def test_a_disk_that_fails_while_writing_costs_this_checkpoint_alone(tmp_path, monkeypatch, function, background):
     def fill(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     assert save_one(tmp_path, 64)
     monkeypatch.setattr(saver, function, fill)
-    assert not save_one(tmp_path, 128, background=background)
-    if function == "prune":  # the tag was complete by then
+    assert save_one(tmp_path, 128, background=background) == (function == "prune")  # by when the tag is complete
+    if function == "prune":
         assert_holds(checkpoint.newest(tmp_path), 128)
     else:
         assert names(tmp_path) == {"000000000064", "latest"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 
 import pytest
 import torch
@@ -229,3 +230,20 @@ def test_loading_processes_have_one_thread_each_and_their_death_is_reported():
     with pytest.raises(UserError, match=r"data.num_workers: 1 but a loading process died: DataLoader worker \(pid"):
         real.next_phase()
     real.close()
+
+
+def test_signals_that_stop_a_run_do_not_end_its_loading_processes():
+    """Torchrun and Slurm send them to every process of a rank, which has batches to make yet before it saves."""
+    before = set(multiprocessing.active_children())
+    real = real_images(NumberedImages(64), data_section(num_workers=2, prefetch=1))
+    real.next_phase()
+    workers = set(multiprocessing.active_children()) - before
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.pid, signal.SIGUSR1)
+    for _ in range(8):  # more than was read ahead
+        real.next_phase()
+    real.close()
+    for worker in workers:
+        worker.join(10)
+    assert not any(worker.is_alive() for worker in workers)

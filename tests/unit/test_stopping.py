@@ -10,19 +10,43 @@ import time
 
 import pytest
 
-from bigsgan.training.stopping import SIGNALS, StopRequests
+from bigsgan.signals import STOPPING
+from bigsgan.training.stopping import StopRequests
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_noted_inside_and_has_its_usual_effect_outside(number):
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_is_noted_and_has_its_usual_effect_after_a_failure(number):
     before = signal.getsignal(number)
     requests = StopRequests(launched=False)
     assert requests.reason is None
-    with requests.listening():
-        os.kill(os.getpid(), number)
-        os.kill(os.getpid(), signal.SIGUSR1)  # the first one counts
-        assert requests.reason == number.name
+
+    def fail() -> None:
+        with requests.listening():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGUSR1)  # the first one counts
+            assert requests.reason == number.name
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert signal.getsignal(number) is before
+
+
+def test_a_process_that_has_finished_ends_with_its_own_status():
+    code = """
+import atexit, os, signal, sys
+from bigsgan.training.stopping import StopRequests
+requests = StopRequests(launched=False)
+with requests.listening():
+    pass
+requests.end_undisturbed()
+class AtTheVeryEnd:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGTERM):
+        kill(process, number)
+sys.kept = AtTheVeryEnd()
+sys.exit(85)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 85
 
 
 CHILD = """

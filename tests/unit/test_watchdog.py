@@ -16,7 +16,7 @@ REMEDY = "; the ranks' logs hold their stacks; if it was only slow, raise hang_t
 
 
 def later(beat: _Beat, **changes: object) -> _Beat:
-    return beat._replace(count=beat.count + 2, **changes)
+    return beat._replace(number=beat.number + 2, **changes)
 
 
 def test_a_rank_that_does_not_answer_is_named():
@@ -83,6 +83,16 @@ def test_only_a_phase_that_lasts_ends_the_run(tmp_path, capfd, progresses):
     )
     assert "test_only_a_phase_that_lasts_ends_the_run" in printed
     assert "test_watchdog.py" in (tmp_path / "rank00000.log").read_text()
+
+
+def test_a_save_may_last(tmp_path):
+    ended = threading.Event()
+    log = rank_log(tmp_path / "rank00000.log")
+    log.phase = "checkpoint"
+    with Watchdog(0, 1, 0.1, log, Board, end=ended.set).watching():
+        assert not ended.wait(1)
+        log.phase = "update 5"
+        assert ended.wait(10)
 
 
 def test_a_board_that_is_gone_does_not_keep_a_run_from_ending(tmp_path, capfd):

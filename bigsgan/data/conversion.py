@@ -1,0 +1,131 @@
+"""From image files to PNG files of one size, in processes.
+
+Shapes: C channels (1 grey, 3 red-green-blue), R pixels a side.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+
+from bigsgan.atomic import replacing
+from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
+from bigsgan.errors import UserError
+
+GOES_ON = "then run the same command again, which goes on from there"
+"""The end of a remedy."""
+
+_AHEAD = 4  # images in work for each process, so that none waits for a slow one in front
+
+
+class Job(NamedTuple):
+    """One image to convert."""
+
+    path: str
+    resolution: int
+    """R."""
+    out: str | None
+    """The file to write; None gives back its content. One that exists stays as it is."""
+
+
+class Converted(NamedTuple):
+    """What became of one image."""
+
+    content: bytes
+    """Of a PNG file; empty where it was written, or could not be made."""
+    channels: int
+    """C."""
+    problem: str
+    """Why the image cannot be read; empty where it can."""
+
+
+def convert(job: Job) -> Converted:
+    """Convert one image.
+
+    Raises:
+        UserError: A disk fails, which says nothing about the image.
+    """
+    if job.out and os.path.exists(job.out):
+        with Image.open(job.out) as written:
+            return Converted(b"", len(written.getbands()), "")
+    try:
+        content = Path(job.path).read_bytes()
+    except (FileNotFoundError, PermissionError) as error:
+        return Converted(b"", 1, explain(error))
+    except OSError as error:
+        raise UserError("SRC", job.path, f"cannot be read: {explain(error)}", f"mend the disk, {GOES_ON}") from error
+    try:
+        image = open_image(job.path, io.BytesIO(content))
+        # Grey in files that say so stays grey, which is exact for recipes of either kind; all else becomes RGB.
+        channels = 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
+        pixels = image_tensor(image, job.path, job.resolution, channels)  # (C, R, R)
+    except CorruptImage as error:
+        return Converted(b"", 1, error.reason)
+    file = io.BytesIO()
+    Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy()).save(file, "PNG")  # (R, R, 3) or (R, R)
+    if not job.out:
+        return Converted(file.getvalue(), channels, "")
+    try:
+        with replacing(Path(job.out)) as unfinished:
+            unfinished.write_bytes(file.getvalue())
+    except OSError as error:
+        raise unwritable(Path(job.out), error) from error
+    return Converted(b"", channels, "")
+
+
+def _start_process() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process where the first one was killed, or it would wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def conversions(jobs: Iterator[Job], workers: int) -> Iterator[Iterator[Converted]]:
+    """Convert in ``workers`` processes, ahead of where the results are taken, which come in the order of the jobs.
+
+    Raises:
+        UserError: A disk fails.
+        BrokenProcessPool: A process died.
+    """
+    pool = ProcessPoolExecutor(workers, initializer=_start_process)
+
+    def submit(num: int) -> list[Future[Converted]]:
+        return [pool.submit(convert, job) for job in itertools.islice(jobs, num)]
+
+    def take() -> Iterator[Converted]:
+        while pending:
+            yield pending.popleft().result()
+            pending.extend(submit(1))
+
+    try:
+        pending = deque(submit(_AHEAD * workers))
+        yield take()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    """Say that the destination's file system refuses."""
+    remedy = f"free space, or mend its permissions, {GOES_ON}"
+    return UserError("DST", str(path), f"cannot be written ({explain(error)})", remedy)
