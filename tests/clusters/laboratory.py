@@ -12,7 +12,7 @@ import pytest
 from bigsgan.config.deepspeed_file import REPOSITORY
 
 LAB = Path(__file__).with_name("lab.sh")
-TIMEOUT = 300
+TIMEOUT = 540
 
 # Polls, where `sbatch --wait` looks again only after 2, 4, 8, then 10 s.
 WAIT = r"""
