@@ -29,6 +29,11 @@ class Start(NamedTuple):
     found: checkpoint.Checkpoint | None = None
     initial: InitialWeights | None = None
 
+    @property
+    def source(self) -> checkpoint.Checkpoint | None:
+        """Where any of it is read from."""
+        return self.found or (self.initial.checkpoint if self.initial else None)
+
 
 def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
     """Find what to begin from, and read all of it to see that it is intact. Every rank calls this.
@@ -41,19 +46,17 @@ def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
     Raises:
         UserError: The run directory or the checkpoint does not fit the recipe, or nothing intact is left.
     """
-    passed_over: list[Path] = []
-    while True:
+
+    def choose(passed_over: Collection[Path]) -> Start:
         start = comm.from_rank_zero(_choose(plan, out, allowed, passed_over) if comm.rank() == 0 else None)
         if isinstance(start, UserError):
             raise start
-        chosen = start.found or (start.initial and start.initial.checkpoint)
-        if chosen is None or (problem := checkpoint.damage(chosen, comm)) is None:
-            return start
-        _log.warning("passing over %s, in which %s", chosen.path, problem)
-        passed_over.append(chosen.path)
+        return start
+
+    return checkpoint.first_intact(choose, lambda start: start.source, comm)
 
 
-def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: list[Path]) -> Start | UserError:
+def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Collection[Path]) -> Start | UserError:
     """Choose among what is complete; return what is wrong instead of raising, because only rank 0 is here."""
     recipe = plan.recipe
     try:

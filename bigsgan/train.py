@@ -117,13 +117,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     statistics = Statistics(device)
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
     counters = Counters()
-    entries: dict[str, checkpoint.StateEntry] = {
-        "generator": EngineState(engines["generator"]),
-        "discriminator": EngineState(engines["discriminator"]),
-        "average": AverageState(engines["generator"], average),
-        "counters": counters,
-        **extras.entries(),
-    }
+    entries = {**_entries(engines, average, counters), **extras.entries()}
     if start.found is not None:
         _restore(start.found, entries, layout)
     slices = _slices(plan, rank)
@@ -195,10 +189,19 @@ def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
     return {n: bounds for n, bounds in found.items() if len(bounds) - 1 == plan.placement(n).num_stages}
 
 
+def _entries(
+    engines: dict[str, Engine], average: ShardedAverage, counters: Counters
+) -> dict[str, checkpoint.StateEntry]:
+    """The state that every run has, by name."""
+    return {
+        **{network: EngineState(engine) for network, engine in engines.items()},
+        "average": AverageState(engines["generator"], average),
+        "counters": counters,
+    }
+
+
 def _restore(found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any]) -> None:
-    reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
-    for name, entry in entries.items():
-        entry.load(reader.entry(name))
+    checkpoint.restore(found, entries, comm)
     if changes := checkpoint.differences(found.layout, layout):
         _log.log(NOTICE, "going on in another layout:\n  %s", "\n  ".join(changes))
 

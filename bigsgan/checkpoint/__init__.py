@@ -14,9 +14,19 @@ any layout: each rank reads the stretches that its own shards need, whatever ran
 """
 
 from bigsgan.checkpoint.entries import OneRank, Part, Ranks, SavedEntry, SavedValues, SharedState, StateEntry
-from bigsgan.checkpoint.reader import Reader
+from bigsgan.checkpoint.reader import Reader, restore
 from bigsgan.checkpoint.saver import Description, Saver
-from bigsgan.checkpoint.tags import IMPORTED, Checkpoint, damage, differences, find, find_intact, newest, newest_or_none
+from bigsgan.checkpoint.tags import (
+    IMPORTED,
+    Checkpoint,
+    damage,
+    differences,
+    find,
+    find_intact,
+    first_intact,
+    newest,
+    newest_or_none,
+)
 
 __all__ = [
     "IMPORTED",
@@ -35,6 +45,8 @@ __all__ = [
     "differences",
     "find",
     "find_intact",
+    "first_intact",
     "newest",
     "newest_or_none",
+    "restore",
 ]

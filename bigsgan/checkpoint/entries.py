@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -72,12 +73,12 @@ class StateEntry(SavedEntry, Protocol):
         ...
 
 
-class SharedState:
+class SharedState(ABC):
     """A StateEntry of tensors that are the same on all ranks."""
 
+    @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """The tensors by name, live and contiguous."""
-        raise NotImplementedError
 
     def parts(self) -> list[Part]:
         """All of them; one rank writes."""

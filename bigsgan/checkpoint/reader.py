@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bigsgan.checkpoint.entries import Ranks, StateEntry
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
 
@@ -155,6 +156,17 @@ class EntryReader:
             flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
             self.read(kind, name, 0, flat)
             tensor.copy_(flat.view(tensor.shape))
+
+
+def restore(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], ranks: Ranks) -> None:
+    """Have each entry of a run's state load what this rank's layout needs of it.
+
+    Raises:
+        UserError: Something was not saved, or a file is damaged.
+    """
+    reader = Reader(checkpoint, ranks.rank(), ranks.world_size())
+    for name, entry in entries.items():
+        entry.load(reader.entry(name))
 
 
 def value_name(entry: str, kind: str, name: str) -> str:

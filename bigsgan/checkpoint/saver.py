@@ -268,7 +268,7 @@ class _Job:
         }
         for name in receipts:
             (self._partial / name).with_suffix(_RECEIPT).unlink()
-        write_text(self._partial / MANIFEST, json.dumps(sealed(json.loads(json.dumps(whole))), indent=1))
+        write_text(self._partial / MANIFEST, json.dumps(sealed(whole), indent=1))
         fsync(self._partial)
         final = self._directory / self._tag
         if final.exists():  # damaged, as a run that goes on from an older tag meets it: its own cannot come twice

@@ -8,10 +8,10 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bigsgan.checkpoint.entries import OneRank, Ranks
 from bigsgan.config.sections import Checkpoints
@@ -27,6 +27,8 @@ IMPORTED = "imported"
 
 _MANIFEST_KEYS = {"format", "nimg", "world_size", "layout", "recipe", "metrics", "numbers", "kinds", "files", "sha256"}
 _HASHED_BYTES = 1 << 22
+
+Choice = TypeVar("Choice")
 
 _log = logging.getLogger(__name__)
 
@@ -127,11 +129,25 @@ def find_intact(run: Path, nimg: int | None = None) -> Checkpoint:
     Raises:
         UserError: There is none, or the one asked for is damaged.
     """
+    return first_intact(lambda passed_over: find(run, nimg, passed_over), lambda found: found, OneRank())
+
+
+def first_intact(
+    choose: Callable[[Collection[Path]], Choice], checkpoint_of: Callable[[Choice], Checkpoint | None], ranks: Ranks
+) -> Choice:
+    """Choose until all of the chosen checkpoint is intact; a damaged one is passed over, with a warning. A collective.
+
+    Args:
+        choose: Called with the tags passed over so far; has to choose the same on all ranks.
+        checkpoint_of: Of what was chosen; None where there is none to look at.
+        ranks: The collectives.
+    """
     passed_over: list[Path] = []
     while True:
-        found = find(run, nimg, passed_over)
-        if (problem := damage(found, OneRank())) is None:
-            return found
+        choice = choose(passed_over)
+        found = checkpoint_of(choice)
+        if found is None or (problem := damage(found, ranks)) is None:
+            return choice
         _log.warning("passing over %s, in which %s", found.path, problem)
         passed_over.append(found.path)
 

@@ -174,7 +174,7 @@ def build_folder(data: Data) -> FolderImages:
     With classes, each sub-folder of the root is one, in alphabetical order, as in torchvision's ImageFolder; images
     may lie deeper in it. Without, all images below the root count. Names that begin with a dot are skipped.
     """
-    root = data_directory(data, "give the directory that holds the images")
+    root = data_directory("data.root", data.root, "give the directory that holds the images")
     try:
         paths, labels = _list_classes(root, data) if data.num_classes else _list_unlabelled(root)
     except OSError as error:
@@ -198,16 +198,16 @@ def _list_classes(root: Path, data: Data) -> tuple[list[str], list[int]]:
     return [path for found in each for path in found], [label for label, found in enumerate(each) for _ in found]
 
 
-def data_directory(data: Data, remedy: str) -> Path:
-    """Return ``data.root``, which has to be a directory.
+def data_directory(field: str, text: str | None, remedy: str) -> Path:
+    """Return the path in a field of the recipe, which has to be a directory.
 
     Raises:
         UserError: It is none.
     """
-    root = Path(str(data.root)).expanduser()
+    root = Path(str(text)).expanduser()
     if not root.is_dir():
         problem = "is not a directory" if root.exists() else "does not exist"
-        raise UserError("data.root", data.root, problem, remedy)
+        raise UserError(field, text, problem, remedy)
     return root
 
 

@@ -226,7 +226,7 @@ def build_tar(data: Data) -> PackedImages:
     Raises:
         UserError: They are not there, one is damaged, none holds an image, or they have another number of classes.
     """
-    root = data_directory(data, "give the directory that holds the shards (*.tar)")
+    root = data_directory("data.root", data.root, "give the directory that holds the shards (*.tar)")
     try:
         paths = sorted(path for path in root.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
     except OSError as error:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.sections import Data
-from bigsgan.data.datasets import image_files
+from bigsgan.data.datasets import data_directory, image_files
 from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -118,10 +118,7 @@ def build_side_by_side(data: Data) -> FilePairs:
 
 def _by_name(field: str, text: str) -> dict[str, str]:
     """Image files below a folder, by their path in it without the ending."""
-    root = Path(text).expanduser()
-    if not root.is_dir():
-        problem = "is not a directory" if root.exists() else "does not exist"
-        raise UserError(field, text, problem, "give the directory that holds the images")
+    root = data_directory(field, text, "give the directory that holds the images")
     try:
         files = image_files(root)
     except OSError as error:

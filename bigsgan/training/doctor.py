@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-NETWORKS = ("generator", "discriminator")
+from bigsgan.config import NETWORKS
+
 DIVERSITY = "diversity/ema"
 
 _SURE, _IN_A_ROW = 0.99, 5

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.training.state import Counters
-
-_log = logging.getLogger(__name__)
 
 
 class Recovery:
@@ -85,28 +82,22 @@ class Recovery:
             problem = f"rollbacks were not enough: update {update} is not finite ({report})"
             raise UserError("max_rollbacks", self._most, problem, remedy)
         found = self._last_good(update, report)
-        reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
-        for name, entry in self._entries.items():
-            entry.load(reader.entry(name))
+        checkpoint.restore(found, self._entries, comm)
         counters.rollbacks, counters.skipped = rollbacks, skipped
         self._rewind(counters.update)
         self._skipped = self._num_skipped()
         return f"update {update} is not finite ({report}); going on from {found.path}, passing over its real images"
 
     def _last_good(self, update: int, report: str) -> checkpoint.Checkpoint:
-        passed_over: list[Path] = []
-        while True:
-            found = None
-            if comm.rank() == 0:
-                found = checkpoint.newest_or_none(self._directory, passed_over)
-            found = comm.from_rank_zero(found)
+        def choose(passed_over: Collection[Path]) -> checkpoint.Checkpoint:
+            newest = checkpoint.newest_or_none(self._directory, passed_over) if comm.rank() == 0 else None
+            found: checkpoint.Checkpoint | None = comm.from_rank_zero(newest)
             if found is None or found.is_imported:
                 problem = f"is not finite, before there is a checkpoint to go back to ({report})"
                 raise UserError(f"update {update}", None, problem, "lower the learning rates, or raise precision")
-            if (damage := checkpoint.damage(found, comm)) is None:
-                return found
-            _log.warning("passing over %s, in which %s", found.path, damage)
-            passed_over.append(found.path)
+            return found
+
+        return checkpoint.first_intact(choose, lambda found: found, comm)
 
     def _rewind(self, update: int) -> None:
         for images in (self._reals, self._source):

@@ -36,7 +36,8 @@ class StopRequests:
         """What asked, or None."""
         if self.signal is not None:
             return self.signal
-        return "the end of its launcher" if _launchers(len(self._chain)) != self._chain else None
+        ended = bool(self._chain) and _launchers(len(self._chain)) != self._chain
+        return "the end of its launcher" if ended else None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -73,7 +74,7 @@ def _launchers(num: int | None = None) -> list[int]:
     parent = os.getppid()
     if num is None:
         num = 2 if _DEEPSPEED in _read(parent, "cmdline") else 1
-    return [parent, _parent_of(parent)][:num]
+    return [parent] if num == 1 else [parent, _parent_of(parent)]  # this is asked in every update
 
 
 def _parent_of(process: int) -> int:

@@ -9,19 +9,13 @@ import torch
 
 from bigsgan import checkpoint, comm
 from tests.distributed import scenarios
+from tests.distributed.test_pipeline import stages
 from tests.reference import distance
 from tests.tiny import zero
 
 MOMENTUM = [f"optimizer.{n}={{kind: sgd, lr: 0.002, momentum: 0.9}}" for n in ("generator", "discriminator")]
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3, betas: [0.5, 0.9]}}" for n in ("generator", "discriminator")]
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
-
-
-def stages(generator, discriminator):
-    return [
-        f"engines.generator.pipeline_stages={generator}",
-        f"engines.discriminator.pipeline_stages={discriminator}",
-    ]
 
 
 # Name: ranks, overrides, DeepSpeed's files of G and of D.
@@ -59,9 +53,7 @@ def resumed_runs(overrides, ds, directories, then):
     results = []
     for directory in directories:
         if results:  # engines that have trained since are loaded as new ones are
-            reader = checkpoint.Reader(checkpoint.newest(Path(directory)), comm.rank(), comm.world_size())
-            for name, entry in run.entries.items():
-                entry.load(reader.entry(name))
+            checkpoint.restore(checkpoint.newest(Path(directory)), run.entries, comm)
             run.reals.rewind(run.counters.update)
         begun = scenarios.saved_parts(run)
         scenarios.update(run, then)
