@@ -216,7 +216,7 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 def _equal(a: Any, b: Any) -> bool:
     if not (torch.is_tensor(a) and torch.is_tensor(b)):
         return a is b or a == b
-    # Bits, not numbers: DeepSpeed leaves the padding of partitions at stage 3 uninitialised, and NaN differs from itself.
+    # Bits, not numbers: padding at stage 3 is uninitialised, and NaN differs from itself.
     return a.shape == b.shape and torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (a, b)))
 
 
