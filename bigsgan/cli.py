@@ -8,6 +8,7 @@ be good.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import math
 import os
@@ -19,6 +20,8 @@ from typing import Any, NoReturn
 
 from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.config.metrics import KINDS as METRIC_KINDS
+from bigsgan.config.metrics import FeatureNetwork, parse_metric
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
 from bigsgan.slurm import launcher_variables
 
@@ -110,6 +113,29 @@ def import_(options: argparse.Namespace) -> int:
     return 0
 
 
+def evaluate(options: argparse.Namespace) -> int:
+    """Measure the quality of a run's samples."""
+    os.environ.update(launcher_variables(os.environ))
+    _check_launcher(_world_size())
+    features = {"network": options.features, "weights": options.weights, "resizer": options.resizer}
+    metrics = [parse_metric(name, "--metrics") for name in options.metrics.split(",")]
+    with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed then logs to: results alone go to standard output
+        module = importlib.import_module("bigsgan.evaluate")
+    asked = module.Options(
+        run=Path(options.run_directory),
+        nimg=options.nimg,
+        live=options.live,
+        metrics=metrics,
+        features=FeatureNetwork(**features),
+        batch=options.batch,
+        seed=options.seed,
+        truncation=options.truncation,
+        overrides=options.overrides,
+        json=options.json,
+    )
+    return int(module.main(asked))
+
+
 def data_prepare(options: argparse.Namespace) -> int:
     """Convert a directory of images once, for training to read."""
     importlib.import_module("bigsgan.data.prepare").main(
@@ -188,6 +214,22 @@ def _parser() -> _Parser:
     _add_number(command, "--mix", int, 0, "so many coarse styles by row, the fine ones by column (StyleGAN2)")
     command.add_argument("--files", action="store_true", help="single PNG files; with torchrun, shared among the ranks")
     command.set_defaults(run=sample)
+
+    command = commands.add_parser("evaluate", help="measure the quality of a run's samples: FID and the like")
+    _add_run(command)
+    text = f"names and numbers of images, such as fid50k,kid50k,is50k,pr50k; of {', '.join(METRIC_KINDS)}"
+    command.add_argument("--metrics", default="fid10k", help=f"{text} (default fid10k)")
+    text = "inception, digits, torchvision:NAME or a TorchScript file (default: digits for the digits, else inception)"
+    command.add_argument("--features", default="auto", help=text)
+    command.add_argument("--weights", help="file of the weights of inception or torchvision:NAME")
+    text = "how images get to inception's size (default tensorflow)"
+    command.add_argument("--resizer", choices=["tensorflow", "antialiased"], default="tensorflow", help=text)
+    _add_number(command, "--seed", int, 0, "of the latents (default 0)")
+    command.add_argument("--live", action="store_true", help="the live generator instead of its average")
+    _add_sampling(command)
+    command.add_argument("--json", action="store_true", help="print the records as JSON")
+    command.add_argument("overrides", nargs="*", metavar="data.key=value", help="where the real images are now")
+    command.set_defaults(run=evaluate)
 
     command = commands.add_parser("export", help="write a network's float32 weights as safetensors")
     _add_run(command)

@@ -21,15 +21,17 @@ from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
 from bigsgan.data import RealImages, build_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
+from bigsgan.ending import exit_status
 from bigsgan.engines import Engine, MicroBatch, OnDemand
 from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
+from bigsgan.errors import UserError
 from bigsgan.initial_weights import freeze_first_layers, load_initial_weights
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.start import Start, find_start
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.loop import Run, training_loop
+from bigsgan.training.measuring import Measuring
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
 from bigsgan.training.state import AverageState, Counters, EngineState
@@ -42,33 +44,24 @@ _log = logging.getLogger(__name__)
 
 
 def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) -> int:
-    """Train, and return the process's exit status: 0, or 2 after the message of a UserError.
-
-    Every rank calls this. One rank prints; the others wait to be ended by the launcher, which ends all ranks as soon as
-    one exits.
+    """Train, and return the process's exit status: 0, or 2 after the message of a UserError. Every rank calls this.
 
     Args:
         plan: The run's.
         allowed: Keys of the recipe that may differ from a checkpoint's, though they change its meaning.
         stopped_status: What to return where a signal stopped the run before its end.
     """
-    complete = True
     requests = StopRequests(launched=bool(os.environ.get("RANK")))
-    try:
+
+    def work() -> int:
         with requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
             comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
             complete = _run(plan, allowed, requests)
-    except UserError as error:
-        return _end(error)
-    except RuntimeError as error:
-        if not comm.another_rank_spoke():
-            raise
-        _log.info("stopped after another rank", exc_info=error)  # its connection broke
-        wait_to_be_ended()
-        return EXIT_BAD_INPUT
-    requests.end_undisturbed()
-    comm.leave()
-    return 0 if complete else stopped_status
+        requests.end_undisturbed()
+        comm.leave()
+        return 0 if complete else stopped_status
+
+    return exit_status(work)
 
 
 def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> bool:
@@ -141,7 +134,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     )
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     _say_where_from(reporter, start, counters.nimg)
-    checkpoints = out / "checkpoints"
+    checkpoints, sampling_batch = out / "checkpoints", slices["generator"]["generator"].num_samples
     return Run(
         recipe=recipe,
         out=out,
@@ -150,7 +143,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         step=step,
         average=average,
         grid=_build_grid(recipe, dataset, reporter, counters.nimg),
-        sampling_batch=slices["generator"]["generator"].num_samples,
+        sampling_batch=sampling_batch,
         standing=standing,
         counters=counters,
         entries=entries,
@@ -162,6 +155,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         statistics=statistics,
         reporter=reporter,
         rank_log=rank_log,
+        measuring=Measuring(plan, out, dataset, sampling_batch, rank_log) if recipe.metrics else None,
     )
 
 
@@ -293,16 +287,6 @@ def _closing_lines(out: Path, nimg: int) -> str:
             f"go on:         deepspeed launch/train.py --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
         ]
     )
-
-
-def _end(error: UserError) -> int:
-    # INFO, for the log file alone: as an error it would be printed twice.
-    _log.info("stopped: %s", error, exc_info=error)
-    if comm.claim_speech():
-        print(f"bigsgan: {error}", file=sys.stderr, flush=True)
-    else:
-        wait_to_be_ended()
-    return EXIT_BAD_INPUT
 
 
 def _memory_remedy(plan: RunPlan) -> tuple[str, str]:

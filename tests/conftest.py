@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+os.environ.setdefault("BIGSGAN_CACHE", str(Path(tempfile.gettempdir()) / f"bigsgan-tests-cache-{os.getuid()}"))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait slow other workers down
 
 ON_RANKS = "tests/distributed/"

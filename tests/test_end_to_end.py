@@ -36,6 +36,7 @@ def train(directory: Path, total: int, out: str = "run") -> str:
         "report_nimg=8",
         "sample_nimg=32",
         "checkpoint_nimg=16",
+        "metrics={names: [fid64, pr64, labels64], every_nimg: 16}",
     ]
     command = [sys.executable, "launch/train.py", "--config", directory / "tiny.yaml", *overrides]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
@@ -48,6 +49,60 @@ def train(directory: Path, total: int, out: str = "run") -> str:
 def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("end")
     return directory, train(directory, 32)
+
+
+def test_metrics_are_measured_on_the_way(run):
+    directory, output = run
+    rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
+    measured = {row["nimg"]: row for row in rows if "metrics/fid64" in row}
+    assert list(measured) == [16, 32]
+    assert "fid64 " in output
+    records = [json.loads(line) for line in (directory / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert [(record["metric"], record["nimg"]) for record in records] == [
+        (name, nimg) for nimg in (16, 32) for name in ("fid64", "pr64", "labels64")
+    ]
+    for record in records[::3]:
+        assert record["fid64"] == measured[record["nimg"]]["metrics/fid64"] > 0
+        about = ("weights", "num_real", "num_fake", "features", "resizer")
+        assert [record[key] for key in about] == ["ema", 1797, 64, "digits", "none"]
+        assert len(record["features_sha256"]) == 16
+    events = EventAccumulator(str(directory / "run" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("metrics/pr64_recall")] == [16, 32]
+
+
+def test_evaluate(run, capsys):
+    directory, _ = run
+    kept = directory / "run" / "evaluations.jsonl"
+    before = kept.read_text()
+    arguments = ["evaluate", "--run", str(directory / "run"), "--metrics", "fid64,is64", "--seed", "3", "--json"]
+    assert cli.main(arguments) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [json.loads(line) for line in kept.read_text().removeprefix(before).splitlines()] == records
+    assert [(r["metric"], r["nimg"], r["seed"], r["weights"]) for r in records] == [
+        ("fid64", 32, 3, "ema"),
+        ("is64", 32, 3, "ema"),
+    ]
+    assert 1 <= records[1]["is64"] <= 10
+    assert cli.main(arguments) == 0  # the same numbers again
+    again = json.loads(capsys.readouterr().out)
+    assert [record["fid64"] for record in again[:1]] == [records[0]["fid64"]]
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--metrics", "fid"], "--metrics: 'fid' is no metric; write one of fid, cfid,"),
+        (["--metrics", "ppl100"], "--metrics: 'ppl100' needs a generator with styles, and biggan has none"),
+        (["--features", "nothing"], "features: 'nothing' is no feature network and no file"),
+        (["batch=3"], "argument: 'batch=3' changes more than where the data is read from"),
+        (["--truncation", "nan"], "--truncation: nan is no threshold for resampling"),
+        (["data.resolution=32"], "data.resolution: 32 differs from what the run's networks were made for"),
+    ],
+)
+def test_wrong_questions(run, capsys, more, message):
+    directory, _ = run
+    assert cli.main(["evaluate", "--run", str(directory / "run"), "--metrics", "fid64", *more]) == 2
+    assert capsys.readouterr().err.startswith(f"bigsgan: {message}")
 
 
 def test_last_lines_say_where_things_are(run):

@@ -130,12 +130,16 @@ def test_train_look_sample_and_export(clone, capsys):
     (tensorboard,) = [words for words in COMMANDS if words[0] == "tensorboard"]
     assert "loss/generator" in execute([*tensorboard, "--inspect"])  # which ends, where the server does not
     rest = [words for words in COMMANDS if words[0] == "bigsgan" and "--dry-run" not in words]
-    assert {words[1] for words in rest} == {"plan", "sample", "export", "import"}
+    assert {words[1] for words in rest} == {"plan", "sample", "evaluate", "export", "import"}
     shutil.copy(ROOT / "tests" / "data" / "stylegan2" / "snapshot.pkl", clone / "ffhq.pkl")
     for words in rest:
         assert cli.main(words[1:]) == 0
         if words[1] == "plan":
             assert ("expected bubble" if "--pipeline" in words else "parameters") in capsys.readouterr().out
+            continue
+        if words[1] == "evaluate":
+            names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]]
+            assert names == ["fid2k", "kid2k", "pr2k_precision", "pr2k_recall"]
             continue
         out = words[words.index("--out") + 1]
         if words[1] == "sample":

@@ -12,6 +12,7 @@ from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.families import AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
+from bigsgan.config.metrics import Metrics
 from bigsgan.config.sections import (
     Average,
     Checkpoints,
@@ -63,6 +64,7 @@ class Recipe(Section):
     augmentation: Augmentation | None = None
     optimizer: Optimizers
     ema: Average
+    metrics: Metrics | None = None
     init_from: InitFrom | None = None
     engines: Engines = Engines()
     pipeline: Pipeline = Pipeline()

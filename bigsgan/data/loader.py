@@ -79,8 +79,8 @@ class RealImages:
         self._slices = partial(_phase_slices, batch=batch, accumulation=accumulation, rank=rank, world_size=world_size)
         self.reads = reads
         self._dataset = dataset
-        self._corrupt: set[str] = set()
-        self._batches: Iterator[_Batch] = iter(())
+        self._corrupt = CorruptImages(data.max_corrupt, rank)
+        self._batches: Iterator[Batch] = iter(())
         self.rewind(first_phase, skipped)
 
     def rewind(self, phase: int, skipped: Sequence[int] = ()) -> None:
@@ -90,7 +90,7 @@ class RealImages:
         if self.reads:
             phases = map(self._positions, itertools.count(phase))
             indices = _endless_indices(EpochOrder(self.draws, len(self._dataset)), phases)
-            self._batches = _read(self._dataset, self.data, indices, pin_memory=self.device.type == "cuda")
+            self._batches = read_batches(self._dataset, self.data, indices, pin_memory=self.device.type == "cuda")
 
     @property
     def phase(self) -> int:
@@ -120,7 +120,7 @@ class RealImages:
 
     def _next_micro_batch(self, positions: range) -> LabelledImages:
         batch = self._next_batch()
-        self._count_corrupt(batch)
+        self._corrupt.count(batch)
         self._check_labels(batch.labels)
         images = self._to_device(batch.images)
         if self.data.horizontal_flip:
@@ -136,7 +136,7 @@ class RealImages:
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
-    def _next_batch(self) -> _Batch:
+    def _next_batch(self) -> Batch:
         try:
             return next(self._batches)
         except RuntimeError as error:
@@ -160,37 +160,63 @@ class RealImages:
                 f"classes count from 0; set data.num_classes to {highest + 1} or more",
             )
 
-    def _count_corrupt(self, batch: _Batch) -> None:
+
+class CorruptImages:
+    """Images that could not be read, each logged once; too many of them end the run."""
+
+    def __init__(self, tolerated: int, rank: int) -> None:
+        """Begin with none.
+
+        Args:
+            tolerated: ``data.max_corrupt``.
+            rank: Index of this data-parallel rank, for the message.
+        """
+        self._tolerated, self._rank = tolerated, rank
+        self._paths: set[str] = set()
+
+    def count(self, batch: Batch) -> None:
+        """Log those that were met on the way to a batch.
+
+        Raises:
+            UserError: They are too many, or some sample could not be replaced.
+        """
         for path, reason in batch.corrupt:
-            if path not in self._corrupt:
-                self._corrupt.add(path)
+            if path not in self._paths:
+                self._paths.add(path)
                 _log.warning("skipped an image that cannot be read: %s: %s", path, reason)
-        too_many = len(self._corrupt) > self.data.max_corrupt
+        too_many = len(self._paths) > self._tolerated
         if batch.complete and not too_many:
             return
         path, reason = batch.corrupt[-1]
         raise UserError(
             "data.max_corrupt",
-            self.data.max_corrupt,
-            f"but {len(self._corrupt)} images could not be read on data-parallel rank {self.rank}, "
+            self._tolerated,
+            f"but {len(self._paths)} images could not be read on data-parallel rank {self._rank}, "
             f"the last {path} ({reason})",
             "repair or remove the images that the log names" + (", or raise data.max_corrupt" if too_many else ""),
         )
 
 
-def _end_workers(batches: Iterator[_Batch] | None) -> None:
+def _end_workers(batches: Iterator[Batch] | None) -> None:
     """End loading processes now. They end with the last reference too, but a traceback may hold one."""
     if batches is not None and hasattr(batches, "_shutdown_workers"):  # torch 2.8 to 2.15; there is no public name
         batches._shutdown_workers()
 
 
-class _Batch(NamedTuple):
-    """What a loading process sends: one micro-batch, and the images that it met and could not read."""
+class Batch(NamedTuple):
+    """What a loading process sends: one micro-batch, and the images that it met and could not read.
 
-    images: Tensor  # uint8 (n, C, R, R)
-    labels: Tensor  # int64 (n,)
-    corrupt: list[tuple[str, str]]  # path and reason
-    complete: bool  # False where no readable image was found for some sample
+    Attributes:
+        images: uint8 (n, C, R, R).
+        labels: int64 (n,).
+        corrupt: Path and reason of each image that another one stands in for.
+        complete: False where no readable image was found for some sample.
+    """
+
+    images: Tensor
+    labels: Tensor
+    corrupt: list[tuple[str, str]]
+    complete: bool
 
 
 class _Sample(NamedTuple):
@@ -219,12 +245,12 @@ class _Readable:
         return _Sample(None, 0, corrupt)
 
 
-def _collate(samples: list[_Sample]) -> _Batch:
+def _collate(samples: list[_Sample]) -> Batch:
     images = [sample.image for sample in samples if sample.image is not None]
     labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
     corrupt = [report for sample in samples for report in sample.corrupt]
     stacked = torch.stack(images) if images else torch.empty(0, dtype=torch.uint8)
-    return _Batch(stacked, labels, corrupt, len(images) == len(samples))
+    return Batch(stacked, labels, corrupt, len(images) == len(samples))
 
 
 def _phase_slices(phase: int, *, batch: int, accumulation: int, rank: int, world_size: int) -> list[range]:
@@ -237,8 +263,15 @@ def _endless_indices(order: EpochOrder, phases: Iterator[list[range]]) -> Iterat
             yield order.indices(positions).tolist()
 
 
-def _read(dataset: ImageDataset, data: Data, indices: Iterator[list[int]], pin_memory: bool) -> Iterator[_Batch]:
-    """Read micro-batches in the given order, in this process or ahead of it in ``data.num_workers`` others."""
+def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]], pin_memory: bool) -> Iterator[Batch]:
+    """Read batches in the given order, in this process or ahead of it in ``data.num_workers`` others.
+
+    Args:
+        dataset: The images.
+        data: The recipe's section.
+        indices: Images of each batch.
+        pin_memory: Whether batches shall lie in pinned memory, for copies to a GPU that nothing waits for.
+    """
     readable = _Readable(dataset, data.max_corrupt)
     if dataset.in_memory or not data.num_workers:
         return (_collate([readable[index] for index in batch]) for batch in indices)

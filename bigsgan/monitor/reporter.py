@@ -25,7 +25,7 @@ class Reporter:
     Every rank may call every method: on the others they show and write nothing.
 
     Attributes:
-        last_metrics: Those of the last report.
+        last_metrics: By name, each as last reported.
     """
 
     def __init__(self, out: Path, rank: int, total_nimg: int, resume_nimg: int) -> None:
@@ -64,11 +64,20 @@ class Reporter:
 
     def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Keep and show the metrics of the images up to ``nimg``."""
-        self.last_metrics = metrics
+        self.last_metrics = {**self.last_metrics, **metrics}
         if self._outputs is not None:
             self._outputs.json_lines.add_scalars(metrics, nimg)
             self._outputs.tensorboard.add_scalars(metrics, nimg)
             self._outputs.progress.update(nimg, metrics)
+
+    def measured(self, nimg: int, metrics: Mapping[str, float]) -> None:
+        """Keep and print metrics of the state at ``nimg`` images, beside those of the last report."""
+        self.last_metrics = {**self.last_metrics, **metrics}
+        if self._outputs is not None:
+            self._outputs.json_lines.add_scalars(metrics, nimg)
+            self._outputs.tensorboard.add_scalars(metrics, nimg)
+            shown = "  ".join(f"{name.partition('/')[2]} {value:.4g}" for name, value in metrics.items())
+            self.message(f"nimg {nimg}/{self._total_nimg}  {shown}")
 
     def images(self, tag: str, images: Tensor, columns: int, nimg: int) -> None:
         """Keep images (n, C, H, W) in [-1, 1] as one grid, in samples/ and in TensorBoard."""

@@ -23,6 +23,7 @@ from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.training import doctor
 from bigsgan.training.doctor import Doctor
 from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.measuring import Measuring
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
 from bigsgan.training.schedules import average_decay, is_due, scheduled
@@ -39,6 +40,7 @@ class Run:
     """Everything that a run consists of, put together by train.py.
 
     Attributes:
+        measuring: Where the recipe asks for metrics.
         diversity: Of the average's last samples, on rank 0; see doctor.diversity.
     """
 
@@ -59,6 +61,7 @@ class Run:
     statistics: Statistics
     reporter: Reporter
     rank_log: RankLog
+    measuring: Measuring | None
     doctor: Doctor = field(default_factory=Doctor)
     diversity: float | None = None
 
@@ -103,6 +106,9 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         if complete or is_due(recipe.sample_nimg, counters.nimg, recipe.batch):
             with clock.paused():
                 _report_samples(run)
+        if recipe.metrics and (complete or is_due(recipe.metrics.every_nimg, counters.nimg, recipe.batch)):
+            with clock.paused():
+                _measure(run)
         if done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch):
             with clock.paused():
                 _save(run, must=done)
@@ -182,6 +188,15 @@ def _report_samples(run: Run) -> None:
         images = report("samples/ema")
     if grid.reals is not None:
         run.diversity = doctor.diversity(images, grid.columns, grid.reals)
+
+
+def _measure(run: Run) -> None:
+    """Report metrics of the average's samples; every rank computes, rank 0 writes."""
+    assert run.measuring is not None
+    nimg = run.counters.nimg
+    values = run.measuring(run.step.generator, run.average, run.standing, nimg)
+    run.reporter.measured(nimg, values)
+    _log.info("%d images: %s", nimg, values)
 
 
 def _save(run: Run, must: bool) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -177,10 +178,17 @@ def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int, st
         chunk: Images at a time.
         statistics: ``running`` or ``batch``; see ``Recipe.sample_statistics``.
     """
-    network.train(statistics == "batch")
-    try:
+    with sampling_mode(network, statistics):
         pieces = zip(*(tensor.split(chunk) for tensor in inputs), strict=True)
         return torch.cat([infer(piece, False).cpu() for piece in pieces])
+
+
+@contextmanager
+def sampling_mode(network: LayerStack, statistics: str) -> Iterator[None]:
+    """Let a network compute inside the block as ``Recipe.sample_statistics`` says."""
+    network.train(statistics == "batch")
+    try:
+        yield
     finally:
         network.train()
 

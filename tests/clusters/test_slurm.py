@@ -39,6 +39,9 @@ def jobs(tmp_path_factory):
         swept=$(sbatch --parsable --array 2 $REPOSITORY/launch/slurm/train.sbatch --sweep sweep.txt --config tiny.yaml \
             total_nimg=16)
         echo "swept $(wait_job ${{swept}}_2)"
+        measured=$(sbatch --parsable --nodes 2 $REPOSITORY/launch/slurm/evaluate.sbatch --run whole --metrics fid40 \
+            --features means.pt)
+        echo "measured $(wait_job $measured)"
     """
     done = laboratory.run("slurm", script, directory)
     return directory, done.stdout

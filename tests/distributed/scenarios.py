@@ -45,6 +45,16 @@ def destroy(run: Run) -> None:
     run.step.discriminator.destroy()
 
 
+def measured(overrides: list[str], ds: dict[str, Any]) -> dict[str, float]:
+    """Metrics of the average's samples after two updates."""
+    run = build(overrides, ds)
+    update(run, 2)
+    assert run.measuring is not None
+    values = run.measuring(run.step.generator, run.average, run.standing, run.counters.nimg)
+    destroy(run)
+    return values
+
+
 def save(run: Run, directory: Path) -> None:
     """Save one tag; complete when this returns."""
     saver = checkpoint.Saver(directory, comm, Checkpoints())

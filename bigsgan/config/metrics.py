@@ -1,0 +1,100 @@
+"""What a run measures of its samples while it trains, and how metrics are named: ``fid50k`` is FID of 50,000 images."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from bigsgan.config.sections import PositiveInt, Section
+from bigsgan.errors import UserError
+
+KINDS = {
+    "fid": "Frechet inception distance",
+    "cfid": "Frechet inception distance within each class, averaged over the classes",
+    "kid": "kernel inception distance",
+    "is": "inception score",
+    "pr": "precision and recall",
+    "dc": "density and coverage",
+    "labels": "divergences between the histograms of recognised classes",
+    "ppl": "perceptual path length",
+}
+"""What can be measured, by the letters that a metric's name begins with."""
+
+LEAST_IMAGES, MOST_IMAGES = 10, 10**8
+
+_NAME = re.compile(rf"({'|'.join(KINDS)})([0-9]{{1,9}})(k?)")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric over a number of samples.
+
+    Attributes:
+        name: As it was asked for.
+        kind: A key of ``KINDS``.
+        num: Samples; for ``ppl`` pairs of them.
+    """
+
+    name: str
+    kind: str
+    num: int
+
+
+def parse_metric(name: str, field: str) -> Metric:
+    """Read a metric's name.
+
+    Args:
+        name: Such as fid50k, kid1000 or is5k.
+        field: Where it was given, for the message.
+
+    Raises:
+        UserError: It is none.
+    """
+    found = _NAME.fullmatch(name.strip().lower())
+    if found is None:
+        known = ", ".join(KINDS)
+        raise UserError(field, name, "is no metric", f"write one of {known} and a number of images, such as fid50k")
+    num = int(found[2]) * (1000 if found[3] else 1)
+    if not LEAST_IMAGES <= num <= MOST_IMAGES:
+        raise UserError(field, name, "is no number of images", f"give {LEAST_IMAGES} to {MOST_IMAGES}, such as 50k")
+    return Metric(found[0], found[1], num)
+
+
+class FeatureNetwork(Section):
+    """The network whose features images are compared by."""
+
+    network: str = "auto"
+    """``inception`` (as published for FID), ``digits`` (a classifier that is trained on the spot), ``torchvision:NAME``
+    or the path of a TorchScript file; ``auto`` is ``digits`` for the digits and ``inception`` for all else."""
+    weights: str | None = None
+    """File of the weights of ``inception`` and ``torchvision:NAME``; from the usual cache unless given."""
+    resizer: Literal["tensorflow", "antialiased"] = "tensorflow"
+    """How ``inception`` gets to 299 pixels: bilinear as in the original graph, or bicubic with antialiasing as in
+    clean-fid (Parmar et al. 2022, arXiv 2104.11222)."""
+
+
+class Metrics(Section):
+    """What is measured of the average's samples during training, and when."""
+
+    names: Annotated[list[str], Field(min_length=1)]
+    """Such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k."""
+    every_nimg: PositiveInt
+    """Images between two measurements; the end of the run is measured too."""
+    features: FeatureNetwork = FeatureNetwork()
+
+    @field_validator("names")
+    @classmethod
+    def _check_names(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if parse_metric(name, "metrics.names").kind == "ppl":
+                remedy = "leave it out, and measure it of a checkpoint: `bigsgan evaluate --metrics ppl10k`"
+                raise UserError("metrics.names", name, "is not measured during training", remedy)
+        return names
+
+    @property
+    def asked(self) -> list[Metric]:
+        """The metrics, parsed."""
+        return [parse_metric(name, "metrics.names") for name in self.names]

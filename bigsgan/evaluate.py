@@ -1,0 +1,156 @@
+"""`bigsgan evaluate`: quality metrics of a run's generator, measured by all ranks that were started."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from bigsgan import comm, memory
+from bigsgan.config import Recipe, load_recipe
+from bigsgan.config.metrics import FeatureNetwork, Metric
+from bigsgan.config.run_directory import RECIPE_FILE
+from bigsgan.config.sections import LARGEST_INT
+from bigsgan.data import build_dataset
+from bigsgan.draws import Draws
+from bigsgan.ending import exit_status
+from bigsgan.engines import MicroBatch
+from bigsgan.errors import UserError
+from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
+from bigsgan.metrics.path_length import path_length
+from bigsgan.metrics.real_cache import directory
+from bigsgan.sheets import Sampler
+from bigsgan.trained import TrainedNetwork, open_trained
+from bigsgan.training.measuring import RECORDS_FILE, keep_records, records, samples_of
+from bigsgan.training.sampling import check_batch, check_truncation, generator_inputs, smaller_batch
+
+
+class Options(NamedTuple):
+    """What to measure.
+
+    Attributes:
+        run: Run directory.
+        nimg: Which checkpoint; None for the newest.
+        live: The live weights instead of the average.
+        metrics: Which.
+        features: The network to compare by.
+        batch: Images at a time.
+        seed: Of the latents.
+        truncation: Of the latents, or psi of styles.
+        overrides: Changes to ``data`` of the run's recipe.
+        json: Print the records as JSON.
+    """
+
+    run: Path
+    nimg: int | None
+    live: bool
+    metrics: Sequence[Metric]
+    features: FeatureNetwork
+    batch: int
+    seed: int
+    truncation: float | None
+    overrides: Sequence[str]
+    json: bool
+
+
+def main(options: Options) -> int:
+    """Measure, print, keep the records in the run directory, and return the exit status. Every rank calls this."""
+
+    def work() -> int:
+        with memory.naming_remedy(f"with {options.batch} images at a time", smaller_batch(options.batch)):
+            if os.environ.get("RANK"):
+                comm.initialize(comm.PATIENCE_HOURS * 3600)
+            _evaluate(options)
+        comm.leave()
+        return 0
+
+    return exit_status(work)
+
+
+def _evaluate(options: Options) -> None:
+    _check(options)
+    device = comm.device()
+    trained = open_trained(options.run, "generator", options.live, options.nimg, device)
+    recipe = _with_data(trained.recipe, options)
+    if options.truncation is not None:
+        check_truncation(recipe, options.truncation)
+    dataset = build_dataset(recipe.data)
+    features = open_features(options.features, recipe.data, directory())
+    of_images = [metric for metric in options.metrics if metric.kind != "ppl"]
+    with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
+        evaluation = Evaluation(
+            of_images, features, dataset, recipe.data, options.batch, directory(), bar.set_description_str
+        )
+        sampler = Sampler(trained, options.seed, options.batch, device)
+        sampler.prepare(options.truncation)
+        threshold = None if recipe.generator.has_styles else options.truncation
+        source = samples_of(recipe, trained.network, trained.infer, dataset, device, options.seed, threshold)
+        found = evaluation.measure(source, Replica(comm.rank(), comm.world_size())) if of_images else []
+        for metric in options.metrics:
+            if metric.kind == "ppl":
+                found.append(_path_length(trained, features, metric, options, bar))
+    if comm.rank() == 0:
+        about = {
+            "nimg": trained.nimg,
+            "weights": "live" if options.live else "ema",
+            "seed": options.seed,
+            "truncation": options.truncation,
+        }
+        lines = records(found, evaluation, about)
+        keep_records(options.run, lines)
+        _print(lines, options)
+
+
+def _check(options: Options) -> None:
+    check_batch(options.batch)
+    if not 0 <= options.seed <= LARGEST_INT:
+        raise UserError("--seed", options.seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
+    for override in options.overrides:
+        if not override.startswith("data."):
+            problem = "changes more than where the data is read from"
+            raise UserError("argument", override, problem, "give keys such as data.root alone")
+
+
+def _with_data(recipe: Recipe, options: Options) -> Recipe:
+    """The run's recipe with another place of the data."""
+    changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides))
+    for key in ("resolution", "image_channels", "num_classes"):
+        if getattr(changed.data, key) != getattr(recipe.data, key):
+            problem = "differs from what the run's networks were made for"
+            raise UserError(f"data.{key}", getattr(changed.data, key), problem, "leave it out")
+    return changed
+
+
+def _path_length(trained: TrainedNetwork, features: Features, metric: Metric, options: Options, bar: tqdm) -> Measured:
+    recipe, device, draws = trained.recipe, comm.device(), Draws(options.seed)
+    if not recipe.generator.has_styles:
+        problem = f"needs a generator with styles, and {recipe.generator.family} has none"
+        raise UserError("--metrics", metric.name, problem, "leave it out")
+
+    def inputs(first: int, num: int) -> MicroBatch:
+        classes = draws.integers("metrics/path", (0,), first, num, max(recipe.data.num_classes, 1))
+        return generator_inputs(recipe, draws, "metrics/path", first, torch.from_numpy(classes), None, device)
+
+    features.network.to(device)
+    value = path_length(trained.network, inputs, features, metric.num, options.batch, bar.set_description_str)
+    return Measured(metric, {metric.name: value}, 0, metric.num)
+
+
+def _print(lines: Sequence[dict[str, Any]], options: Options) -> None:
+    if options.json:
+        print(json.dumps(lines, indent=2))
+        return
+    for line in lines:
+        values = {name: value for name, value in line.items() if name.startswith(line["metric"])}
+        for name, value in values.items():
+            print(f"{name:<24}{'not finite' if value is None else f'{value:.5g}'}")
+    first = lines[0]
+    print(
+        f"{first['weights']} weights at {first['nimg']} images; features of {first['features']} "
+        f"({first['features_sha256']}), resizer {first['resizer']}; full records in {options.run / RECORDS_FILE}"
+    )

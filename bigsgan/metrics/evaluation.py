@@ -1,0 +1,270 @@
+"""Measures a generator's samples against the real images: one pass over samples for all metrics.
+
+Shapes: n images (n, C, R, R).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from bigsgan import comm
+from bigsgan.config.metrics import LEAST_IMAGES, Metric
+from bigsgan.config.sections import Data
+from bigsgan.data.datasets import ImageDataset
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+from bigsgan.metrics.features import Features
+from bigsgan.metrics.impressions import Impressions
+from bigsgan.metrics.moments import Moments, frechet_distance
+from bigsgan.metrics.pairwise import Manifold, Shared, Tell, kernel_distance, manifold_metrics, share
+from bigsgan.metrics.reals import num_labels, see_reals
+from bigsgan.metrics.scores import jensen_shannon, kullback_leibler
+
+_BY_ROWS = ("kid", "pr", "dc", "cfid")
+_BY_LOGITS = ("is", "labels")
+
+
+class Generate(Protocol):
+    """Makes samples; every rank of a replica calls it and gets the same."""
+
+    def __call__(self, first: int, labels: Tensor) -> Tensor:
+        """Samples from number ``first`` on, by their classes (n,): (n, C, R, R) in [-1, 1] on the device."""
+        ...
+
+
+class Replica(NamedTuple):
+    """Which samples this rank makes, and which of those it looks at.
+
+    Attributes:
+        number: Which copy of the generator this rank belongs to.
+        num: Copies.
+        part: Which of that copy's ranks this one is.
+        num_parts: Ranks of a copy.
+    """
+
+    number: int
+    num: int
+    part: int = 0
+    num_parts: int = 1
+
+
+class Measured(NamedTuple):
+    """What came out of one metric.
+
+    Attributes:
+        metric: Which.
+        values: By name, such as fid50k, or pr50k_precision and pr50k_recall.
+        num_real: Real images that it is against.
+        num_fake: Samples that it is of.
+    """
+
+    metric: Metric
+    values: dict[str, float]
+    num_real: int
+    num_fake: int
+
+
+class Evaluation:
+    """Some metrics of samples against one set of real images, which is looked at once.
+
+    Attributes:
+        features: The network, on the host between measurements.
+        seconds: That the last measurement took.
+    """
+
+    def __init__(
+        self,
+        asked: Sequence[Metric],
+        features: Features,
+        dataset: ImageDataset,
+        data: Data,
+        batch: int,
+        cache: Path,
+        tell: Tell = lambda _: None,
+    ) -> None:
+        """Prepare; no image is looked at yet.
+
+        Args:
+            asked: Metrics of images; not ``ppl``, which is no comparison.
+            features: The network.
+            dataset: The real images.
+            data: The recipe's section.
+            batch: Images at a time.
+            cache: Directory for statistics of real images.
+            tell: Called with where it stands, again and again.
+
+        Raises:
+            UserError: A metric does not go with the network or the data.
+        """
+        self._asked, self.features, self._dataset, self._data = asked, features, dataset, data
+        self._batch, self._cache, self._tell = batch, cache, tell
+        self._reals: Impressions | None = None
+        self.seconds = 0.0
+        if len(dataset) < LEAST_IMAGES:
+            raise UserError("data.root", data.root, f"holds fewer than {LEAST_IMAGES} images", "measure nothing of it")
+        for metric in asked:
+            if metric.kind in _BY_LOGITS and features.num_classes is None:
+                problem = f"needs class logits, which {features.name} does not give"
+                raise UserError("metrics", metric.name, problem, "choose a network that classifies, such as inception")
+            if metric.kind == "cfid" and not data.num_classes:
+                raise UserError("metrics", metric.name, "goes by class, and the data has none", "ask for fid")
+
+    def measure(self, generate: Generate, replica: Replica) -> list[Measured]:
+        """Make samples, look at them, compare. A collective; results are the same on all ranks."""
+        start = time.perf_counter()
+        device = comm.device()
+        self.features.network.to(device)
+        try:
+            reals = self._see_reals(device)
+            fakes = self._see_fakes(generate, replica, reals.labels, device)
+        finally:
+            self.features.network.cpu()  # the memory is for training
+        comparison = _Comparison(reals, fakes, device, self._tell)
+        found = [comparison.measure(metric, self._num(metric)) for metric in self._asked]
+        self.seconds = time.perf_counter() - start
+        return list(comm.from_rank_zero(found))
+
+    def _num(self, metric: Metric) -> int:
+        """Samples for a metric: each pair of data once, where samples are translations."""
+        return min(metric.num, len(self._dataset)) if self._data.paired else metric.num
+
+    def _see_reals(self, device: torch.device) -> Impressions:
+        if self._reals is None:
+            whole = len(self._dataset)
+            kept = [whole if m.kind == "cfid" else self._num(m) for m in self._asked if m.kind in _BY_ROWS]
+            self._reals = see_reals(
+                self._dataset,
+                self._data,
+                self.features,
+                max(kept, default=0),
+                self._batch,
+                device,
+                self._cache,
+                self._tell,
+            )
+        return self._reals
+
+    def _see_fakes(self, generate: Generate, replica: Replica, labels: Tensor, device: torch.device) -> Impressions:
+        """Replicas take batches in turn, all of them as many, since engines compute together."""
+        nums = {self._num(metric) for metric in self._asked}
+        kept = max((self._num(metric) for metric in self._asked if metric.kind in _BY_ROWS), default=0)
+        width, num_classes = self.features.width, self.features.num_classes
+        found = Impressions(max(nums), width, num_classes, num_labels(self._data), nums, kept)
+        step = self._batch * replica.num
+        for start in range(0, max(nums), step):
+            self._tell(f"sample {start} of {max(nums)}")
+            first = start + self._batch * replica.number
+            asked = drawn_labels(first, self._batch, labels)
+            images = generate(first, asked)
+            positions = torch.arange(first, first + self._batch)
+            own = slice(replica.part, None, replica.num_parts)
+            if len(positions[own]):
+                found.add(self.features(as_bytes(images[own])), positions[own], asked[own])
+        found.over_ranks(comm.sum_over_ranks, device)
+        return found
+
+
+class _Comparison:
+    """Metrics of what was seen of real images and of samples."""
+
+    def __init__(self, reals: Impressions, fakes: Impressions, device: torch.device, tell: Tell) -> None:
+        self._reals, self._fakes, self._device, self._tell = reals, fakes, device, tell
+        self._manifolds: dict[int, Manifold] = {}
+
+    def measure(self, metric: Metric, num: int) -> Measured:
+        """A collective; complete on rank 0."""
+        self._tell(metric.name)
+        measures: dict[str, Callable[[int], dict[str, float]]] = {
+            "fid": self._fid,
+            "cfid": self._class_fid,
+            "kid": self._kid,
+            "is": self._inception_score,
+            "pr": self._precision_and_recall,
+            "dc": self._density_and_coverage,
+            "labels": self._divergences,
+        }
+        values = measures[metric.kind](num)
+        whole = metric.kind in ("fid", "cfid", "labels", "is")
+        named = {f"{metric.name}{ending}": value for ending, value in values.items()}
+        return Measured(metric, named, self._reals.num_images if whole else min(num, self._reals.num_images), num)
+
+    def _fid(self, num: int) -> dict[str, float]:
+        if comm.rank() != 0:  # seconds on the host, and no use in all ranks' doing the same
+            return {}
+        return {"": frechet_distance(self._reals.moments[self._reals.num_images], self._fakes.moments[num])}
+
+    def _class_fid(self, num: int) -> dict[str, float]:
+        """Mean over classes that have two or more images on both sides; ranks share the classes."""
+        own, num_own = 0.0, 0
+        for label in range(len(self._reals.labels)):
+            self._tell(f"class {label}")
+            sides = [
+                self._class_moments(seen, label, limit) for seen, limit in ((self._reals, None), (self._fakes, num))
+            ]
+            if label % comm.world_size() == comm.rank() and min(side.num for side in sides) > 1:
+                own, num_own = own + frechet_distance(*sides), num_own + 1
+        total, num_classes = comm.total(own), comm.total(num_own)
+        return {"": total / num_classes if num_classes else float("nan")}
+
+    def _class_moments(self, seen: Impressions, label: int, limit: int | None) -> Moments:
+        inside = seen.rows.labels == label
+        if limit is not None:
+            inside &= seen.rows.positions < limit
+        moments = Moments(seen.rows.features.shape[1])
+        moments.add(seen.rows.features[inside])
+        return moments.over_ranks(comm.sum_over_ranks, self._device)
+
+    def _kid(self, num: int) -> dict[str, float]:
+        return {"": kernel_distance(*self._shared(num))}
+
+    def _manifold(self, num: int) -> Manifold:
+        if num not in self._manifolds:
+            self._manifolds[num] = manifold_metrics(*self._shared(num))
+        return self._manifolds[num]
+
+    def _precision_and_recall(self, num: int) -> dict[str, float]:
+        found = self._manifold(num)
+        return {"_precision": found.precision, "_recall": found.recall}
+
+    def _density_and_coverage(self, num: int) -> dict[str, float]:
+        found = self._manifold(num)
+        return {"_density": found.density, "_coverage": found.coverage}
+
+    def _shared(self, num: int) -> tuple[Shared, Shared]:
+        real, fake = (
+            share(seen.rows.features[seen.rows.positions < num], comm, self._device, self._tell)
+            for seen in (self._reals, self._fakes)
+        )
+        return real, fake
+
+    def _inception_score(self, num: int) -> dict[str, float]:
+        mean, deviation = self._fakes.scores[num].inception_score()
+        return {"": mean, "_std": deviation}
+
+    def _divergences(self, num: int) -> dict[str, float]:
+        real, fake = self._reals.scores[self._reals.num_images].histogram, self._fakes.scores[num].histogram
+        return {"_kl": kullback_leibler(fake, real), "_js": jensen_shannon(fake, real)}
+
+
+def drawn_labels(first: int, num: int, counts: Tensor) -> Tensor:
+    """Classes of the samples from number ``first`` on, (num,), as frequent as among the real images.
+
+    Args:
+        first: Number of the first sample; what is drawn depends on it alone, and not on the ranks.
+        num: Samples.
+        counts: Real images of each class.
+    """
+    shares = torch.from_numpy(Draws(seed=0).uniform("metrics/labels", (), first, num, 1)[:, 0]).double()
+    bounds = counts.cumsum(0) / counts.sum()
+    return torch.searchsorted(bounds, shares, right=True).clamp(max=len(counts) - 1)
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """Images in [-1, 1] as a file would hold them: uint8, rounded."""
+    return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)

@@ -1,0 +1,197 @@
+"""Networks that turn images into features and class logits, from local files or trained on the spot.
+
+Shapes: n images (n, C, R, R), 0 to 255 in any type, C being 1 (grey) or 3; D features, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from bigsgan import comm
+from bigsgan.checkpoint.tags import checksum
+from bigsgan.config.metrics import FeatureNetwork
+from bigsgan.config.sections import Data
+from bigsgan.errors import UserError
+from bigsgan.metrics.digits import DigitClassifier, cached_classifier
+from bigsgan.metrics.inception import load_inception, resized
+from bigsgan.metrics.weight_files import find_weights, load_weights
+
+CHUNK = 32
+"""Images that a feature network sees at a time: less memory than a training step of a network worth measuring takes."""
+
+DIGITS_OF_HASH = 16
+
+
+class Seen(NamedTuple):
+    """What a network says of images.
+
+    Attributes:
+        features: (n, D).
+        logits: (n, K); None where the network classifies nothing.
+    """
+
+    features: Tensor
+    logits: Tensor | None
+
+
+@dataclass
+class Features:
+    """A feature network, frozen.
+
+    Attributes:
+        name: Which it is.
+        resizer: How images get to the size that it needs; ``none`` where it takes any.
+        hash: First 16 digits of the SHA-256 of its weights, or of its file.
+        network: On some device.
+        look: Sees images on that device.
+        width: D.
+        num_classes: K; None without logits.
+    """
+
+    name: str
+    resizer: str
+    hash: str
+    network: nn.Module
+    look: Callable[[Tensor], Seen]
+    width: int = 0
+    num_classes: int | None = None
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Seen:
+        """See images, ``CHUNK`` at a time: float32 features and logits."""
+        parts = [self.look(chunk) for chunk in images.split(CHUNK)]
+        logits = [part.logits.float() for part in parts if part.logits is not None]
+        return Seen(torch.cat([part.features.float() for part in parts]), torch.cat(logits) if logits else None)
+
+
+def open_features(section: FeatureNetwork, data: Data, cache: Path) -> Features:
+    """Build a feature network on the host and load its weights.
+
+    Args:
+        section: Of the recipe, or of the command line.
+        data: What it shall see.
+        cache: Directory where a classifier that has to be trained is kept.
+
+    Raises:
+        UserError: A file is missing or is another than expected, or the network does not fit the data.
+    """
+    features = _open(section, data, cache)
+    black = torch.zeros(1, data.image_channels, data.resolution, data.resolution, dtype=torch.uint8)
+    seen = features(black)
+    features.width = seen.features.shape[1]
+    features.num_classes = None if seen.logits is None else seen.logits.shape[1]
+    return features
+
+
+def _open(section: FeatureNetwork, data: Data, cache: Path) -> Features:
+    name = section.network
+    if name == "auto":
+        name = "digits" if data.kind == "digits" else "inception"
+    if name == "digits":
+        if data.kind != "digits":
+            raise UserError("features", name, f"knows digits alone, and data.kind is {data.kind}", "choose inception")
+        return _digits(data.resolution, cache)
+    if name == "inception":
+        return _inception(section)
+    if name.startswith("torchvision:"):
+        return _torchvision(name.partition(":")[2], section.weights)
+    return _torchscript(Path(name).expanduser())
+
+
+def _digits(resolution: int, cache: Path) -> Features:
+    """One rank trains it, or finds it in the cache: what it says has to be the same on all."""
+    network = cached_classifier(resolution, cache) if comm.rank() == 0 else DigitClassifier()
+    network.load_state_dict(comm.from_rank_zero(network.state_dict()))
+    network.eval().requires_grad_(False)
+
+    def look(images: Tensor) -> Seen:
+        return Seen(*network(images.float() / 127.5 - 1))
+
+    return Features("digits", "none", _hash_of_weights(network), network, look)
+
+
+def _inception(section: FeatureNetwork) -> Features:
+    network = load_inception(section.weights)
+
+    def look(images: Tensor) -> Seen:
+        return Seen(*network(resized(_coloured(images).float(), section.resizer)))
+
+    return Features("inception", section.resizer, _hash_of_weights(network), network, look)
+
+
+def _torchvision(name: str, weights: str | None) -> Features:
+    """A classifier of torchvision: features are what its last linear layer reads."""
+    field = f"torchvision:{name}"
+    try:
+        published = next(iter(torchvision.models.get_model_weights(name)))
+    except (ValueError, KeyError):
+        remedy = "give a classifier such as torchvision:resnet50"
+        raise UserError("features", field, "is no network of torchvision", remedy) from None
+    file = published.url.rpartition("/")[2]  # resnet50-11ad3fa6.pth
+    path = find_weights(weights, [file], published.url, digest=file.rpartition("-")[2].partition(".")[0])
+    with torch.device("meta"):  # nothing to initialise
+        network = torchvision.models.get_model(name, weights=None)
+    load_weights(network, path)
+    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise UserError("features", field, "has no linear layer to take features from", "choose another")
+    transform = published.transforms()
+
+    def look(images: Tensor) -> Seen:
+        seen: list[Tensor] = []
+        hook = linear[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            logits = network(transform(_coloured(images).float() / 255))
+        finally:
+            hook.remove()
+        return Seen(seen[-1].flatten(1), logits)
+
+    return Features(field, "torchvision", _hash_of_weights(network), network, look)
+
+
+def _torchscript(path: Path) -> Features:
+    """A TorchScript file: takes images (n, 3, R, R), 0 to 255, and gives features, or features and logits.
+
+    The files that the StyleGAN papers measure with take ``return_features``, ``return_lpips`` and ``no_output_bias``.
+    """
+    if not path.is_file():
+        remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
+        raise UserError("features", str(path), "is no feature network and no file", remedy)
+    try:
+        network = torch.jit.load(str(path), map_location="cpu").eval()
+    except RuntimeError as error:
+        problem = f"is no TorchScript file ({str(error).splitlines()[0]})"
+        raise UserError("features", str(path), problem, "save it with torch.jit.save") from None
+    takes = {argument.name for argument in network.forward.schema.arguments}
+    for_features: dict[str, Any] = {name: True for name in ("return_features", "return_lpips") if name in takes}
+
+    def look(images: Tensor) -> Seen:
+        found = network(_coloured(images), **for_features)
+        if isinstance(found, tuple):
+            return Seen(found[0].flatten(1), found[1])
+        logits = None
+        if "no_output_bias" in takes:  # such files end in a softmax
+            logits = network(_coloured(images), no_output_bias=True).float().clamp(min=1e-30).log()
+        return Seen(found.flatten(1), logits)
+
+    return Features(str(path), "its own", checksum(path)[:DIGITS_OF_HASH], network, look)
+
+
+def _coloured(images: Tensor) -> Tensor:
+    return images.expand(-1, 3, -1, -1)
+
+
+def _hash_of_weights(network: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:DIGITS_OF_HASH]

@@ -1,0 +1,82 @@
+"""Sums of features in float64, which ranks add up, and the Frechet distance between two of them.
+
+Shapes: N features (N, D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Sum = Callable[[Tensor], Tensor]
+"""Sums a tensor elementwise over the ranks; the identity on one rank."""
+
+
+class Moments:
+    """Number, sum and sum of outer products of features, float64 on the host.
+
+    Attributes:
+        num: N.
+        total: Sum of the features, (D,).
+        products: Sum of their outer products, (D, D).
+    """
+
+    def __init__(self, width: int) -> None:
+        self.num = 0
+        self.total = torch.zeros(width, dtype=torch.float64)
+        self.products = torch.zeros(width, width, dtype=torch.float64)
+
+    def add(self, features: Tensor) -> None:
+        """Count features (n, D) of any device and float type."""
+        values = features.double()
+        self.num += len(values)
+        self.total += values.sum(0).cpu()
+        self.products += (values.T @ values).cpu()
+
+    def over_ranks(self, sum_over_ranks: Sum, device: torch.device) -> Moments:
+        """Those of all ranks' features. A collective.
+
+        Args:
+            sum_over_ranks: The collective.
+            device: Where it takes its tensors.
+        """
+        merged = Moments(len(self.total))
+        packed = torch.cat([torch.tensor([float(self.num)], dtype=torch.float64), self.total, self.products.flatten()])
+        packed = sum_over_ranks(packed.to(device)).cpu()
+        merged.num = round(float(packed[0]))
+        merged.total = packed[1 : 1 + len(self.total)]
+        merged.products = packed[1 + len(self.total) :].view_as(self.products)
+        return merged
+
+    @property
+    def mean(self) -> Tensor:
+        """(D,)."""
+        return self.total / self.num
+
+    @property
+    def covariance(self) -> Tensor:
+        """Unbiased, (D, D)."""
+        return (self.products - self.num * torch.outer(self.mean, self.mean)) / (self.num - 1)
+
+
+def frechet_distance(a: Moments, b: Moments) -> float:
+    """|mean difference|^2 + tr(A + B - 2 (A B)^(1/2)) of covariances A and B (Heusel et al. 2017, arXiv 1706.08500).
+
+    Symmetric decompositions alone: tr (A B)^(1/2) is the sum of the roots of the eigenvalues of A^(1/2) B A^(1/2).
+
+    Args:
+        a: At least two features.
+        b: Likewise, as wide.
+    """
+    root = _square_root(a.covariance)
+    inner = torch.linalg.eigvalsh(root @ b.covariance @ root).clamp(min=0).sqrt().sum()
+    traces = a.covariance.trace() + b.covariance.trace()
+    return float((a.mean - b.mean).square().sum() + traces - 2 * inner)
+
+
+def _square_root(matrix: Tensor) -> Tensor:
+    """Of a symmetric matrix without negative eigenvalues, but for rounding."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T

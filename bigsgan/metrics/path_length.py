@@ -1,0 +1,75 @@
+"""Perceptual path length: how far images move, in a network's features, when their styles move a little.
+
+Shapes: n samples, S styles of W numbers each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bigsgan import comm
+from bigsgan.engines.sequences import MicroBatch
+from bigsgan.metrics.features import Features
+from bigsgan.models.network import LayerStack
+
+EPSILON = 1e-4
+TRIMMED = 0.01
+"""Share of the shortest, and of the longest paths that do not count."""
+
+LARGEST_RESOLUTION = 256
+"""Larger images are averaged down to this, which the published feature network was trained at."""
+
+
+def path_length(
+    network: LayerStack,
+    inputs: Callable[[int, int], MicroBatch],
+    features: Features,
+    num: int,
+    batch: int,
+    tell: Callable[[str], None],
+) -> float:
+    """Mean squared distance of features over EPSILON^2, at the ends of paths between styles. A collective.
+
+    Karras et al. 2020 (arXiv 1912.04958), section 3, which compares in the features of a VGG network that was fitted to
+    human judgement (LPIPS); with other networks the number has another scale.
+
+    Args:
+        network: A generator whose first layer makes styles, on the device, whole on every rank.
+        inputs: Gives latents, labels and seeds of so many samples from a number on.
+        features: The network to compare with, on the device.
+        num: Paths, over all ranks.
+        batch: Paths at a time.
+        tell: Called with where it stands, again and again.
+    """
+    mapping, synthesis = network.part(0, 1), network.part(1, len(network.layers))
+    distances = []
+    for first in range(comm.rank() * batch, num, batch * comm.world_size()):
+        tell(f"path {first} of {num}")
+        n = min(batch, num - first)
+        latents, labels, seeds = inputs(2 * first, 2 * n)
+        labels, seeds = labels[:n].repeat(2), seeds[:n].repeat(2)  # a path keeps class and noise
+        with torch.no_grad():
+            styles, _ = mapping.fold(latents, labels, seeds)  # (2n, S, W)
+            ends = torch.cat([styles[:n], torch.lerp(styles[:n], styles[n:], EPSILON)])
+            seen = features(_comparable(synthesis(ends, seeds))).features
+        distances.append((seen[:n] - seen[n:]).double().square().sum(1).cpu() / EPSILON**2)
+    gathered = comm.gather_objects(torch.cat(distances) if distances else torch.empty(0, dtype=torch.float64))
+    return float(comm.from_rank_zero(None if gathered is None else trimmed_mean(torch.cat(gathered))))
+
+
+def trimmed_mean(distances: Tensor) -> float:
+    """Mean of distances (n,) without the shortest and the longest, TRIMMED of each."""
+    low = torch.quantile(distances, TRIMMED, interpolation="lower")
+    high = torch.quantile(distances, 1 - TRIMMED, interpolation="higher")
+    return float(distances[(distances >= low) & (distances <= high)].mean())
+
+
+def _comparable(images: Tensor) -> Tensor:
+    """Images in [-1, 1] as 0 to 255, not rounded, as the differences are small."""
+    factor = max(images.shape[-1] // LARGEST_RESOLUTION, 1)
+    images = F.avg_pool2d(images.float(), factor) if factor > 1 else images.float()
+    return (images + 1) * 127.5

@@ -1,0 +1,139 @@
+"""What was seen of real images, kept in files: sums in one, and one of rows for each rank that wrote them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bigsgan import comm
+from bigsgan.atomic import replacing
+from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.images import CorruptImage
+from bigsgan.metrics.features import Features
+from bigsgan.metrics.impressions import Impressions
+
+FORMAT = 1
+PRINTED_IMAGES = 32
+"""Of a data set, from all over it, that its fingerprint is made of."""
+
+_SUMS, _CONTENT, _ABOUT = "sums.safetensors", "content", "about"
+
+_log = logging.getLogger(__name__)
+
+
+def directory() -> Path:
+    """Where all is kept: BIGSGAN_CACHE, or ~/.cache/bigsgan."""
+    chosen = os.environ.get("BIGSGAN_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bigsgan"
+
+
+def key(dataset: ImageDataset, about: Mapping[str, Any]) -> str:
+    """Name of a cache entry: a hash of what it depends on.
+
+    Args:
+        dataset: Some of its images count, as they are after cropping and resizing, with their classes.
+        about: What else it depends on.
+    """
+    digest = hashlib.sha256(json.dumps({"format": FORMAT, **about}, sort_keys=True).encode())
+    for i in range(PRINTED_IMAGES):
+        try:
+            image, label = dataset[i * len(dataset) // PRINTED_IMAGES]
+            digest.update(image.numpy().tobytes() + str(label).encode())
+        except CorruptImage:
+            digest.update(b"corrupt")
+    return digest.hexdigest()[:32]
+
+
+def save(found: Impressions, place: Path, about: Mapping[str, Any]) -> None:
+    """Keep what was seen; where that fails, warn and go on. A collective.
+
+    Args:
+        found: With one limit, the number of images; sums over all ranks, this rank's rows.
+        place: Directory of the entry.
+        about: What it is about, for people.
+    """
+    rows = found.rows
+    name = f"rows-{comm.rank()}-of-{comm.world_size()}.safetensors"
+    tensors = {"features": rows.features, "positions": rows.positions, "labels": rows.labels}
+    gathered = comm.gather_objects((name, _problem(place / name, tensors, {})))
+    if gathered is None:
+        return
+    problem = next((problem for _, problem in gathered if problem), None)
+    if problem is None:  # last of all, as it makes the entry complete
+        content = {"rows_limit": found.rows_limit, "parts": [name for name, _ in gathered]}
+        metadata = {_CONTENT: json.dumps(content), _ABOUT: json.dumps(about)}
+        problem = _problem(place / _SUMS, _sums(found), metadata)
+    if problem:
+        _log.warning("statistics of the real images are not kept: %s", problem)
+
+
+def load(place: Path, features: Features, num_labels: int, rows_limit: int) -> Impressions | None:
+    """Return an entry that has at least ``rows_limit`` rows, with this rank's share of them, or None. A collective."""
+    try:
+        found = _read(place, features, num_labels, rows_limit)
+    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError):  # none yet, incomplete, damaged
+        found = None
+    return None if comm.any_rank(found is None) else found
+
+
+def _read(place: Path, features: Features, num_labels: int, rows_limit: int) -> Impressions | None:
+    with safe_open(place / _SUMS, "pt") as file:
+        content = json.loads(file.metadata()[_CONTENT])
+        sums = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if content["rows_limit"] < rows_limit:
+        return None
+    num = int(sums["num"])
+    found = Impressions(num, features.width, features.num_classes, num_labels, [num], content["rows_limit"])
+    for name, tensor in sums.items():
+        _set(found, name, tensor)
+    rank, num_ranks = comm.rank(), comm.world_size()
+    for name in content["parts"]:
+        with safe_open(place / name, "pt") as file:
+            total = file.get_slice("positions").get_shape()[0]
+            own = slice(total * rank // num_ranks, total * (rank + 1) // num_ranks)
+            found.rows.add(*(file.get_slice(name)[own] for name in ("features", "positions", "labels")))
+    found.rows.close()
+    return found
+
+
+def _sums(found: Impressions) -> dict[str, Tensor]:
+    (moments,) = found.moments.values()
+    sums = {"num": torch.tensor(moments.num), "total": moments.total, "products": moments.products}
+    sums["labels"] = found.labels
+    for scores in found.scores.values():
+        sums.update({f"scores.{name}": tensor for name, tensor in vars(scores).items()})
+    return sums
+
+
+def _set(found: Impressions, name: str, tensor: Tensor) -> None:
+    (moments,) = found.moments.values()
+    if name == "num":
+        moments.num = int(tensor)
+    elif name == "labels":
+        found.labels = tensor
+    elif name.startswith("scores."):
+        (scores,) = found.scores.values()
+        setattr(scores, name.removeprefix("scores."), tensor)
+    else:
+        setattr(moments, name, tensor)
+
+
+def _problem(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str | None:
+    """Write a file; return what went wrong."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as unfinished:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, metadata)
+    except (OSError, SafetensorError) as error:
+        return f"{path}: {error}"
+    return None

@@ -1,0 +1,98 @@
+"""Looks at the real images, by all ranks together, or takes from the cache what was seen of them before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigsgan import comm
+from bigsgan.config.sections import Data
+from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.loader import CorruptImages, read_batches
+from bigsgan.draws import Draws
+from bigsgan.metrics import real_cache
+from bigsgan.metrics.features import Features
+from bigsgan.metrics.impressions import Impressions
+
+
+def see_reals(
+    dataset: ImageDataset,
+    data: Data,
+    features: Features,
+    rows_limit: int,
+    batch: int,
+    device: torch.device,
+    cache: Path,
+    tell: Callable[[str], None],
+) -> Impressions:
+    """Return what the network sees of all real images. A collective.
+
+    Args:
+        dataset: The images.
+        data: The recipe's section.
+        features: The network, on the device.
+        rows_limit: Images of which features are kept as rows; each rank has some.
+        batch: Images at a time.
+        device: Of this rank.
+        cache: Directory that the ranks share; where they do not see each other's files, nothing is taken from it.
+        tell: Called with where it stands, again and again.
+
+    Returns:
+        With one limit, the number of images.
+    """
+    rows_limit = min(rows_limit, len(dataset))
+    tell("real images: cache")
+    about = {
+        "kind": data.kind,
+        "root": data.root,
+        "num_images": len(dataset),
+        "resolution": data.resolution,
+        "num_classes": data.num_classes,
+        "features": features.name,
+        "features_sha256": features.hash,
+        "resizer": features.resizer,
+    }
+    place = cache / f"reals-{comm.from_rank_zero(real_cache.key(dataset, about) if comm.rank() == 0 else None)}"
+    found = real_cache.load(place, features, num_labels(data), rows_limit)
+    if found is None:
+        found = _look(dataset, data, features, rows_limit, batch, device, tell)
+        tell("real images: writing the cache")
+        real_cache.save(found, place, about)
+    return found
+
+
+def target_of(images: Tensor, data: Data) -> Tensor:
+    """The part of a data set's images that is to be generated: of pairs, the target."""
+    return images[:, data.input_channels :] if data.paired else images
+
+
+def num_labels(data: Data) -> int:
+    """Classes of a data set's images; 1 where they have none."""
+    return max(data.num_classes, 1)
+
+
+def _look(
+    dataset: ImageDataset,
+    data: Data,
+    features: Features,
+    rows_limit: int,
+    batch: int,
+    device: torch.device,
+    tell: Callable[[str], None],
+) -> Impressions:
+    num, rank = len(dataset), comm.rank()
+    found = Impressions(num, features.width, features.num_classes, num_labels(data), [num], rows_limit)
+    order = Draws(seed=0).permutation("metrics/reals", (), num)  # so that the first of them are of all kinds
+    positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
+    own = positions[rank :: comm.world_size()]
+    indices: Iterator[list[int]] = (order[part.numpy()].tolist() for part in own)
+    corrupt = CorruptImages(data.max_corrupt, rank)
+    for part, read in zip(own, read_batches(dataset, data, indices, pin_memory=False), strict=True):
+        tell(f"real image {int(part[0])} of {num}")
+        corrupt.count(read)
+        found.add(features(target_of(read.images, data).to(device)), part, read.labels)
+    found.over_ranks(comm.sum_over_ranks, device)
+    return found

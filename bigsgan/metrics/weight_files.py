@@ -1,0 +1,53 @@
+"""Files of weights of feature networks: where they belong, what they have to be, and how they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bigsgan.checkpoint.tags import checksum
+from bigsgan.errors import UserError
+
+
+def find_weights(given: str | None, names: list[str], url: str, digest: str) -> Path:
+    """Return the file of weights: the one that was given, or one of the usual cache that is what it should be.
+
+    Args:
+        given: Path, or None.
+        names: What the file may be called in torch.hub's cache.
+        url: Where it is published.
+        digest: First digits of its SHA-256.
+
+    Raises:
+        UserError: There is none, or the cached one is another file.
+    """
+    if given is not None:
+        if not Path(given).is_file():
+            raise UserError("weights", given, "does not exist", f"download {url} and name that file")
+        return Path(given)
+    cache = Path(torch.hub.get_dir()) / "checkpoints"
+    path = next((cache / name for name in names if (cache / name).is_file()), None)
+    if path is None:
+        remedy = f"download {url} to that place, or name the file by --weights (metrics.features.weights)"
+        wanted = f"does not exist; its SHA-256 begins with {digest}"
+        raise UserError("weights", str(cache / names[0]), wanted, remedy)
+    if not checksum(path).startswith(digest):
+        problem = f"is another file than expected: its SHA-256 does not begin with {digest}"
+        raise UserError("weights", str(path), problem, f"download {url} again")
+    return path
+
+
+def load_weights(network: nn.Module, path: Path) -> None:
+    """Give a network, which may be on the meta device, the tensors of a file that holds nothing else, and freeze it.
+
+    Raises:
+        UserError: It is none, or of another network.
+    """
+    try:
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True), assign=True)
+    except Exception as error:  # pickle, zip and torch each have their own
+        problem = f"does not hold the network's weights ({str(error).splitlines()[0]})"
+        raise UserError("weights", str(path), problem, "download the file again") from None
+    network.eval().requires_grad_(False)

@@ -1,0 +1,156 @@
+"""Measures samples with the metrics of a recipe or of a command, and keeps what came out."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigsgan import comm
+from bigsgan.config import Recipe, RunPlan
+from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.loader import CorruptImages, read_batches
+from bigsgan.draws import Draws
+from bigsgan.engines import Engine, MicroBatch
+from bigsgan.metrics import Evaluation, Generate, Measured, Replica, open_features
+from bigsgan.metrics.real_cache import directory
+from bigsgan.models.network import LayerStack
+from bigsgan.monitor import RankLog
+from bigsgan.monitor.sinks import writing
+from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, stand_statistics
+
+RECORDS_FILE = "evaluations.jsonl"
+
+
+class Measuring:
+    """Measures the average's samples while a run trains."""
+
+    def __init__(self, plan: RunPlan, out: Path, dataset: ImageDataset, batch: int, rank_log: RankLog) -> None:
+        """Open the feature network.
+
+        Args:
+            plan: Of a run whose recipe asks for metrics.
+            out: The run directory.
+            dataset: Its images.
+            batch: Samples at a time: no more than a micro-batch, for which there is memory.
+            rank_log: Learns how far a measurement is, for the watchdog.
+
+        Raises:
+            UserError: The feature network is not there, or does not fit.
+        """
+        section, data = plan.recipe.metrics, plan.recipe.data
+        assert section is not None
+        self._recipe, self._out, self._dataset, self._rank_log = plan.recipe, out, dataset, rank_log
+        features = open_features(section.features, data, directory())
+        self._evaluation = Evaluation(section.asked, features, dataset, data, batch, directory(), self._tell)
+        place, rank = plan.placement("generator"), comm.rank()
+        self._replica = Replica(place.replica(rank), place.num_replicas, place.stage(rank), place.num_stages)
+
+    def __call__(
+        self, generator: Engine, average: ShardedAverage, standing: Sequence[MicroBatch], nimg: int
+    ) -> dict[str, float]:
+        """Values by name; rank 0 keeps the full records in the run directory. A collective.
+
+        Args:
+            generator: The engine.
+            average: Of its weights.
+            standing: Inputs for standing statistics.
+            nimg: Images seen.
+        """
+        recipe, network, infer = self._recipe, generator.network, generator.infer_everywhere
+        self._tell("standing statistics")
+        with average.swapped():
+            stand_statistics(network, infer, standing)
+            source = samples_of(recipe, network, infer, self._dataset, comm.device(), recipe.seed)
+            found = self._evaluation.measure(source, self._replica)
+        if comm.rank() == 0:
+            about = {"nimg": nimg, "weights": "ema", "seed": recipe.seed, "truncation": None}
+            keep_records(self._out, records(found, self._evaluation, about))
+        values = {f"metrics/{name}": value for measured in found for name, value in measured.values.items()}
+        return {**values, "metrics/seconds": self._evaluation.seconds}
+
+    def _tell(self, text: str) -> None:
+        self._rank_log.phase = f"metrics: {text}"
+
+
+def samples_of(
+    recipe: Recipe,
+    network: LayerStack,
+    infer: Infer,
+    dataset: ImageDataset,
+    device: torch.device,
+    seed: int,
+    truncation: float | None = None,
+) -> Generate:
+    """Return what makes samples of a generator for metrics.
+
+    Args:
+        recipe: Of the run.
+        network: The generator's layers on this rank, with standing statistics where it needs them.
+        infer: Of that network.
+        dataset: Where inputs come from, if it translates images.
+        device: Of the network.
+        seed: Of the latents.
+        truncation: Threshold of the latents.
+    """
+    draws = Draws(seed)
+
+    def inputs(first: int, labels: Tensor) -> MicroBatch:
+        if not recipe.data.paired:
+            return generator_inputs(recipe, draws, "metrics", first, labels, truncation, device)
+        indices = [(first + i) % len(dataset) for i in range(len(labels))]
+        (read,) = read_batches(dataset, recipe.data.model_copy(update={"num_workers": 0}), iter([indices]), False)
+        CorruptImages(recipe.data.max_corrupt, comm.rank()).count(read)
+        sources = read.images[:, : recipe.data.input_channels].to(device).float() / 127.5 - 1
+        seeds = torch.from_numpy(draws.seeds("metrics/seed", (0,), first, len(labels)))
+        return sources, labels.to(device), seeds.to(device)
+
+    def generate(first: int, labels: Tensor) -> Tensor:
+        with sampling_mode(network, recipe.sample_statistics):
+            return infer(inputs(first, labels), False)
+
+    return generate
+
+
+def records(found: Sequence[Measured], evaluation: Evaluation, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Everything that a number depends on beside it: one record for each metric, fit for JSON.
+
+    Args:
+        found: Results.
+        evaluation: What they come from.
+        about: The samples: checkpoint, weights, seed, truncation.
+    """
+    features = evaluation.features
+    return [
+        {
+            "metric": measured.metric.name,
+            **{name: value if math.isfinite(value) else None for name, value in measured.values.items()},
+            **about,
+            "num_real": measured.num_real,
+            "num_fake": measured.num_fake,
+            "features": features.name,
+            "features_sha256": features.hash,
+            "resizer": features.resizer,
+            "seconds": round(evaluation.seconds, 2),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        for measured in found
+    ]
+
+
+def keep_records(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Append records to a run directory's ``evaluations.jsonl``; one rank calls this.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    path = run / RECORDS_FILE
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)

@@ -1,0 +1,162 @@
+"""Feature networks: Inception against torch-fidelity's, the digits classifier by its accuracy, files and messages."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import nn
+from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
+
+from bigsgan.config.metrics import FeatureNetwork
+from bigsgan.config.sections import Data
+from bigsgan.errors import UserError
+from bigsgan.metrics import digits, inception
+from bigsgan.metrics.digits import digit_images, train_classifier
+from bigsgan.metrics.features import open_features
+
+COLOUR = Data(kind="synthetic", resolution=40, image_channels=3, num_classes=0)
+
+
+def images(num=2, channels=3, resolution=40):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (num, channels, resolution, resolution), generator=generator, dtype=torch.uint8)
+
+
+@pytest.fixture
+def random_weights(tmp_path):
+    """A file of random weights with statistics as if they had been trained: outputs of order one."""
+    torch.manual_seed(0)
+    network = inception.Inception()
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+            elif isinstance(module, nn.BatchNorm2d):
+                module.bias.uniform_(-0.5, 0.5)
+                module.running_mean.uniform_(-0.1, 0.1)
+    path = tmp_path / "weights.pth"
+    torch.save(network.state_dict(), path)
+    return path
+
+
+@pytest.mark.slow
+def test_inception_is_torch_fidelitys(random_weights):
+    theirs = FeatureExtractorInceptionV3("x", ["2048", "logits_unbiased"], str(random_weights))
+    features = open_features(FeatureNetwork(network="inception", weights=str(random_weights)), COLOUR, random_weights)
+    seen, (expected, logits) = features(images()), theirs(images())
+    assert expected.std() > 0.01
+    torch.testing.assert_close(seen.features, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen.logits, logits, rtol=1e-4, atol=1e-4)
+    assert (features.width, features.num_classes, features.resizer) == (2048, 1008, "tensorflow")
+
+
+@pytest.mark.parametrize("resolution", [32, 299, 500])
+def test_resizer_is_tensorflows(resolution):
+    pixels = images(resolution=resolution).float()
+    theirs = interpolate_bilinear_2d_like_tensorflow1x(pixels, size=(299, 299), align_corners=False)
+    torch.testing.assert_close(inception.resized(pixels, "tensorflow"), theirs, rtol=0, atol=2e-3)
+
+
+def test_antialiased_resizer_is_pillows():
+    pixels = images(num=1, channels=1, resolution=500).float()
+    picture = torchvision.transforms.functional.to_pil_image(pixels[0], mode="F")
+    theirs = torch.from_numpy(np.array(picture.resize((299, 299), Image.Resampling.BICUBIC)))[None, None]
+    torch.testing.assert_close(inception.resized(pixels, "antialiased"), theirs, rtol=0, atol=1e-2)
+
+
+@pytest.mark.slow
+def test_digits_classifier_is_right_on_held_out_digits():
+    pixels, labels = digit_images(16)
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    held, rest = order[:360], order[360:]
+    state = torch.get_rng_state()
+    network = train_classifier(pixels[rest], labels[rest])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert float((network(pixels[held])[1].argmax(1) == labels[held]).float().mean()) >= 0.97
+
+
+def test_digits_classifier_is_trained_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(digits, "_EPOCHS", 1)
+    data = Data(kind="digits", resolution=16, image_channels=1, num_classes=10)
+    first = open_features(FeatureNetwork(), data, tmp_path)
+    (file,) = tmp_path.iterdir()
+    written = file.stat().st_mtime_ns
+    again = open_features(FeatureNetwork(), data, tmp_path)
+    assert file.stat().st_mtime_ns == written
+    assert (first.name, first.hash, first.width, first.num_classes) == ("digits", again.hash, 64, 10)
+    file.write_bytes(b"damaged")
+    assert open_features(FeatureNetwork(), data, tmp_path).num_classes == 10
+
+
+def test_torchvision_features_are_what_the_last_layer_reads(tmp_path):
+    network = torchvision.models.resnet18(weights=None).eval()
+    path = tmp_path / "resnet18.pth"
+    torch.save(network.state_dict(), path)
+    seen = open_features(FeatureNetwork(network="torchvision:resnet18", weights=str(path)), COLOUR, tmp_path)(images())
+    torch.testing.assert_close(network.fc(seen.features), seen.logits, rtol=1e-4, atol=1e-5)
+    transform = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
+    torch.testing.assert_close(network(transform(images().float() / 255)), seen.logits, rtol=1e-4, atol=1e-5)
+
+
+class Means(nn.Module):
+    """Features: the mean of each colour; as in StyleGAN's files, probabilities unless they are asked for."""
+
+    def forward(self, img: torch.Tensor, return_features: bool = False, no_output_bias: bool = False) -> torch.Tensor:
+        means = img.float().mean(dim=(2, 3))
+        if return_features:
+            return means
+        return torch.softmax(means / 10 + (0.0 if no_output_bias else 1.0) * torch.arange(3), dim=1)
+
+
+def test_torchscript_files(tmp_path):
+    path = tmp_path / "means.pt"
+    torch.jit.script(Means()).save(str(path))
+    features = open_features(FeatureNetwork(network=str(path)), COLOUR, tmp_path)
+    seen, means = features(images()), images().float().mean(dim=(2, 3))
+    torch.testing.assert_close(seen.features, means)
+    torch.testing.assert_close(seen.logits.softmax(1), (means / 10).softmax(1))
+    assert features.hash == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def test_missing_weights_are_named_with_hash_and_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(UserError) as caught:
+        open_features(FeatureNetwork(network="inception"), COLOUR, tmp_path)
+    text = str(caught.value)
+    assert "pt_inception-2015-12-05-6726825d.pth' does not exist" in text
+    for part in ("weights: ", str(tmp_path / "checkpoints"), "SHA-256 begins with 6726825d", "https://", "--weights"):
+        assert part in text
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "pt_inception-2015-12-05-6726825d.pth").write_bytes(b"another")
+    with pytest.raises(UserError, match="is another file than expected"):
+        open_features(FeatureNetwork(network="inception"), COLOUR, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "section, message",
+    [
+        ({"network": "digits"}, "features: 'digits' knows digits alone, and data.kind is synthetic"),
+        ({"network": "torchvision:nothing"}, "features: 'torchvision:nothing' is no network of torchvision"),
+        ({"network": "nothing.pt"}, "features: 'nothing.pt' is no feature network and no file"),
+        ({"network": "inception", "weights": "nowhere.pth"}, "weights: 'nowhere.pth' does not exist"),
+    ],
+)
+def test_wrong_networks(section, message, tmp_path):
+    with pytest.raises(UserError) as caught:
+        open_features(FeatureNetwork(**section), COLOUR, tmp_path)
+    assert str(caught.value).startswith(message)
+
+
+def test_damaged_files(tmp_path):
+    path = tmp_path / "damaged"
+    path.write_bytes(b"PK no archive")
+    for section, message in (
+        ({"network": str(path)}, "is no TorchScript file"),
+        ({"network": "inception", "weights": str(path)}, "does not hold the network's weights"),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_features(FeatureNetwork(**section), COLOUR, tmp_path)
