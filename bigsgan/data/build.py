@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+
 from bigsgan.config.sections import Data
-from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, build_folder, build_torchvision
+from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, build_folder
 from bigsgan.data.packed import build_tar, build_zip
 from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side
 
@@ -28,4 +30,7 @@ def build_dataset(data: Data) -> ImageDataset:
         return build_zip(data)
     if data.kind == "tar":
         return build_tar(data)
-    return build_folder(data) if data.kind == "folder" else build_torchvision(data)
+    if data.kind == "folder":
+        return build_folder(data)
+    found: ImageDataset = importlib.import_module("bigsgan.data.from_torchvision").build_torchvision(data)
+    return found

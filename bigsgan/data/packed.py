@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import (
+    IMAGE_EXTENSIONS,
     PathList,
     check_filled,
     check_num_folders,
@@ -257,7 +257,7 @@ def _index_shard(data: Data, path: Path) -> _Shard:
                 if parts is None or not member.isreg():
                     continue
                 key, field = parts[1], parts[2].lower()
-                if f".{field}" in IMG_EXTENSIONS:
+                if f".{field}" in IMAGE_EXTENSIONS:
                     images.append((key, member.name, member.offset_data, member.size))
                 elif field == "cls" and data.num_classes:
                     classes[key] = _class_number(archive, member, data)

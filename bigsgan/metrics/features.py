@@ -6,13 +6,13 @@ Shapes: n images (n, C, R, R), 0 to 255 in any type, C being 1 (grey) or 3; D fe
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from bigsgan import comm
@@ -21,7 +21,6 @@ from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.metrics.digits import DigitClassifier, cached_classifier
-from bigsgan.metrics.inception import load_inception, resized
 from bigsgan.metrics.weight_files import find_weights, load_weights
 
 CHUNK = 32
@@ -119,26 +118,28 @@ def _digits(resolution: int, cache: Path) -> Features:
 
 
 def _inception(section: FeatureNetwork) -> Features:
-    network = load_inception(section.weights)
+    inception = importlib.import_module("bigsgan.metrics.inception")  # and torchvision, which takes seconds
+    network = inception.load_inception(section.weights)
 
     def look(images: Tensor) -> Seen:
-        return Seen(*network(resized(_coloured(images).float(), section.resizer)))
+        return Seen(*network(inception.resized(_coloured(images).float(), section.resizer)))
 
     return Features("inception", section.resizer, _hash_of_weights(network), network, look)
 
 
 def _torchvision(name: str, weights: str | None) -> Features:
     """A classifier of torchvision: features are what its last linear layer reads."""
+    models = importlib.import_module("torchvision.models")  # takes seconds
     field = f"torchvision:{name}"
     try:
-        published = next(iter(torchvision.models.get_model_weights(name)))
+        published = next(iter(models.get_model_weights(name)))
     except (ValueError, KeyError):
         remedy = "give a classifier such as torchvision:resnet50"
         raise UserError("features", field, "is no network of torchvision", remedy) from None
     file = published.url.rpartition("/")[2]  # resnet50-11ad3fa6.pth
     path = find_weights(weights, [file], published.url, digest=file.rpartition("-")[2].partition(".")[0])
     with torch.device("meta"):  # nothing to initialise
-        network = torchvision.models.get_model(name, weights=None)
+        network = models.get_model(name, weights=None)
     load_weights(network, path)
     linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
     if not linear:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from bigsgan.config.sections import Data
-from bigsgan.data import build_dataset
+from bigsgan.data import build_dataset, datasets
 from bigsgan.data.images import CorruptImage
 from bigsgan.errors import UserError
 
@@ -252,6 +253,10 @@ def test_unreadable_files_are_reported_by_path(tmp_path):
         assert caught.value.path == str(tmp_path / name)
         assert reason in caught.value.reason
     assert dataset[4][0].shape == (1, 2, 2)
+
+
+def test_images_are_what_torchvision_takes_for_them():
+    assert datasets.IMAGE_EXTENSIONS == IMG_EXTENSIONS
 
 
 @pytest.mark.parametrize("resolution", [4, 8, 16, 32])

@@ -175,3 +175,10 @@ def test_sampling_and_exporting_need_no_deepspeed():
     loaded = loaded_after("import bigsgan.sample, bigsgan.export")
     assert "torch" in loaded
     assert "deepspeed" not in loaded
+
+
+def test_training_on_digits_loads_nothing_that_takes_seconds():
+    digits = "from bigsgan.config.sections import Data; bigsgan.train.build_dataset(Data())"
+    loaded = loaded_after(f"import bigsgan.train; {digits}")
+    assert "deepspeed" in loaded
+    assert not loaded & {"torchvision", "sklearn", "scipy"}

@@ -1,0 +1,148 @@
+"""Data sets of torchvision, which takes seconds to import: a module that is imported only where one is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import operator
+import os
+from typing import Any
+
+import numpy as np
+import torchvision.datasets
+from PIL import Image
+from torch import Tensor
+
+from bigsgan.config.sections import Data
+from bigsgan.data.datasets import wrong_num_classes
+from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
+from bigsgan.errors import UserError
+
+
+class TorchvisionImages:
+    """A data set of torchvision, its images converted as those of a folder."""
+
+    in_memory = False
+
+    def __init__(self, source: Any, data: Data) -> None:
+        self.source, self.data = source, data
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        name = f"{self.data.root}: image {index} of {self.data.dataset}"
+        try:
+            sample = self.source[index]
+        except CorruptImage:
+            raise
+        except Exception as error:  # whatever the decoders of some sixty data sets raise
+            raise CorruptImage(name, explain(error)) from error
+        image = image_tensor(sample[0], name, self.data.resolution, self.data.image_channels)
+        return image, operator.index(sample[1]) if self.data.num_classes else 0
+
+
+def build_torchvision(data: Data) -> TorchvisionImages:
+    """Open a class of torchvision.datasets in ``data.root``, without downloading.
+
+    Split arguments (``train``, ``split``) keep torchvision's defaults, the training split wherever there is one.
+    """
+    name = str(data.dataset)
+    known = _torchvision_classes()
+    if name not in known:
+        names = {each.lower(): each for each in known}
+        close = difflib.get_close_matches(name.lower(), names, n=1)
+        remedy = (
+            f"did you mean {names[close[0]]}?" if close else "give a class of torchvision.datasets, such as CIFAR10"
+        )
+        raise UserError("data.dataset", name, "is not a data set of torchvision", remedy)
+    source_class = known[name]
+    parameters = _constructor_parameters(source_class)
+    # Files go through our own reader, which knows alpha and 16 bits and names the file that it cannot read.
+    given = {"root": os.path.expanduser(str(data.root)), "download": False, "loader": open_image}
+    missing = [
+        key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given
+    ]
+    if missing:
+        raise UserError(
+            "data.dataset",
+            name,
+            f"needs {', '.join(missing)}, which a recipe cannot give",
+            "store its images in class folders and use data.kind=folder",
+        )
+    try:
+        source = source_class(**{key: value for key, value in given.items() if key in parameters})
+    except ImportError as error:
+        remedy = "install the package that it names"
+        raise UserError("data.dataset", name, f"cannot be read: {explain(error)}", remedy) from error
+    except Exception as error:  # each class has its own way to find its files missing or damaged
+        raise UserError(
+            "data.root",
+            data.root,
+            f"cannot be read as {name}: {explain(error)}",
+            f"put the files of {name} there, as torchvision.datasets.{name} expects or downloads them",
+        ) from error
+    _check_torchvision(source, data)
+    return TorchvisionImages(source, data)
+
+
+def _torchvision_classes() -> dict[str, Any]:
+    base = torchvision.datasets.VisionDataset
+    each = {name: getattr(torchvision.datasets, name) for name in torchvision.datasets.__all__}
+    return {
+        name: found
+        for name, found in each.items()
+        if inspect.isclass(found) and issubclass(found, base) and found is not base
+    }
+
+
+def _constructor_parameters(source_class: type) -> dict[str, inspect.Parameter]:
+    """Return what a constructor takes, with what it hands on to its base classes as ``**kwargs``."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in source_class.__mro__:
+        own = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+        named = {name: p for name, p in own.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        found = named | found
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
+            break
+    found.pop("self", None)
+    return found
+
+
+def _check_torchvision(source: Any, data: Data) -> None:
+    """Check the number of images and classes, and that the first sample is an image with a class number."""
+    if not len(source):
+        raise UserError("data.root", data.root, f"holds no image of {data.dataset}", "put its files there")
+    try:
+        sample = source[0]
+    except Exception:  # the loader meets it again, counts it and reports it
+        return
+    if not isinstance(sample, tuple) or not isinstance(sample[0], Image.Image):
+        raise UserError(
+            "data.dataset", data.dataset, "does not consist of images", "choose a data set of images, such as CIFAR10"
+        )
+    if not data.num_classes:
+        return
+    try:
+        operator.index(sample[1])
+    except TypeError:
+        raise UserError(
+            "data.num_classes",
+            data.num_classes,
+            f"but the labels of {data.dataset} are no class numbers",
+            "set data.num_classes=0 to train without classes",
+        ) from None
+    found = _num_classes(source)
+    if found is not None and found != data.num_classes:
+        raise wrong_num_classes(data, found, "classes")
+
+
+def _num_classes(source: Any) -> int | None:
+    """Classes of a data set of torchvision, by the attribute that it happens to keep them in."""
+    for name in ("classes", "categories"):
+        if hasattr(source, name):
+            return len(getattr(source, name))
+    for name in ("targets", "labels"):
+        if hasattr(source, name):
+            return int(np.max(np.asarray(getattr(source, name)))) + 1
+    return None
