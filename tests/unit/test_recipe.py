@@ -88,6 +88,7 @@ def test_defaults_are_filled_in(tmp_path):
             "orthogonal": {"generator": 0.0, "discriminator": 0.0},
         },
         "augmentation": None,
+        "metrics": None,
         "init_from": None,
         "optimizer": {"generator": {**adam, "lr": 1.0}, "discriminator": {**adam, "lr": 2e-4}},
         "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None, "warmup_nimg": 0},
