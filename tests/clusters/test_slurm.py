@@ -39,8 +39,7 @@ def jobs(tmp_path_factory):
         swept=$(sbatch --parsable --array 2 $REPOSITORY/launch/slurm/train.sbatch --sweep sweep.txt --config tiny.yaml \
             total_nimg=16)
         echo "swept $(wait_job ${{swept}}_2)"
-        measured=$(sbatch --parsable --nodes 2 $REPOSITORY/launch/slurm/evaluate.sbatch --run whole --metrics fid40 \
-            --features means.pt)
+        measured=$(sbatch --parsable --nodes 2 $REPOSITORY/launch/slurm/evaluate.sbatch --run whole --metrics fid40)
         echo "measured $(wait_job $measured)"
     """
     done = laboratory.run("slurm", script, directory)
@@ -77,6 +76,13 @@ def test_a_task_of_an_array_takes_its_line(jobs):
     recipe = yaml.safe_load((directory / "second" / "config.yaml").read_text())
     assert (recipe["seed"], recipe["batch"]) == (12, 16)
     assert checkpoint.find_intact(directory / "second").nimg == 16
+
+
+def test_a_job_measures_on_two_nodes(jobs):
+    directory, said = jobs
+    assert "measured JobState=COMPLETED" in said
+    (record,) = [json.loads(line) for line in (directory / "whole" / "evaluations.jsonl").read_text().splitlines()]
+    assert (record["metric"], record["nimg"], record["num_fake"], record["num_real"]) == ("fid40", TOTAL, 40, 1797)
 
 
 def test_a_failing_rank_makes_the_job_fail(tmp_path):
