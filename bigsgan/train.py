@@ -18,7 +18,7 @@ from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, Pair
 from bigsgan.adversarial.extras import build_extras
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
-from bigsgan.data import RealImages, build_dataset, readable_images
+from bigsgan.data import RealImages, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch, OnDemand
@@ -111,7 +111,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
     recipe, device, rank = plan.recipe, comm.device(), comm.rank()
-    dataset = build_dataset(recipe.data)
+    shown = build_dataset(recipe.data)
+    dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
     engines, layout = _build_engines(plan, start)
     average = ShardedAverage(engines["generator"])
     statistics = Statistics(device)
@@ -149,7 +150,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         source=source,
         step=step,
         average=average,
-        grid=_build_grid(recipe, dataset, reporter, counters.nimg),
+        grid=_build_grid(recipe, shown, reporter, counters.nimg),
         sampling_batch=slices["generator"]["generator"].num_samples,
         standing=standing,
         counters=counters,

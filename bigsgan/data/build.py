@@ -29,3 +29,12 @@ def build_dataset(data: Data) -> ImageDataset:
     if data.kind == "tar":
         return build_tar(data)
     return build_folder(data) if data.kind == "folder" else build_torchvision(data)
+
+
+def build_training_dataset(data: Data) -> ImageDataset:
+    """Open it as ``RealImages`` reads it: where random squares are cut, in the size that they are cut from.
+
+    Raises:
+        UserError: As ``build_dataset`` does.
+    """
+    return build_dataset(data.model_copy(update={"resolution": data.crop_from or data.resolution, "crop_from": None}))
