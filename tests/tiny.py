@@ -134,13 +134,17 @@ def tiny_recipe(directory: Path, *overrides: str) -> Recipe:
     return load_recipe(path, [f"out={directory / 'run'}", *overrides])
 
 
-def tiny_plan(directory: Path, world_size: int, overrides: list[str], ds: dict[str, Any]) -> RunPlan:
-    """Plan of a tiny run whose networks use the DeepSpeed contents ``ds[network]``."""
+def tiny_plan(
+    directory: Path, world_size: int, overrides: list[str], ds: dict[str, Any], recipe: Path | None = None
+) -> RunPlan:
+    """Plan of a run, tiny unless a recipe is given, whose networks use the DeepSpeed contents ``ds[network]``."""
     files = []
     for network, content in ds.items():
         path = directory / f"{network}.json"
         path.write_text(json.dumps(content))
         files.append(f"engines.{network}.ds_config={path}")
+    if recipe is not None:
+        return plan_run(load_recipe(recipe, [f"out={directory / 'run'}", *files, *overrides]), world_size)
     return plan_run(tiny_recipe(directory, *files, *overrides), world_size)
 
 
