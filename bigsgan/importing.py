@@ -59,6 +59,8 @@ def make_recipe(found: Found, out: Path) -> Recipe:
     family = found.sections["generator"]["family"]
     tree = read_yaml(REPOSITORY / "launch" / "recipes" / f"{_RECIPES[family]}.yaml")
     tree["out"] = str(out)
+    if "crop_from" in tree["data"]:
+        tree["data"]["crop_from"] = tree["data"]["crop_from"] * found.data["resolution"] // tree["data"]["resolution"]
     tree["data"].update(found.data)
     for network in NETWORKS:
         tree[network] = found.sections.get(network) or _partner(found.sections["generator"])

@@ -19,7 +19,7 @@ from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, Pair
 from bigsgan.adversarial.extras import build_extras
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
-from bigsgan.data import RealImages, build_dataset, readable_images
+from bigsgan.data import RealImages, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.ending import exit_status
@@ -134,7 +134,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
     recipe, device, rank = plan.recipe, comm.device(), comm.rank()
-    dataset = build_dataset(recipe.data)
+    shown = build_dataset(recipe.data)
+    dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
     engines, layout = _build_engines(plan, start)
     average = ShardedAverage(engines["generator"])
     statistics = Statistics(device)
@@ -172,7 +173,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         source=source,
         step=step,
         average=average,
-        grid=_build_grid(recipe, dataset, reporter, counters.nimg),
+        grid=_build_grid(recipe, shown, reporter, counters.nimg),
         sampling_batch=sampling_batch,
         standing=standing,
         counters=counters,
@@ -193,7 +194,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         statistics=statistics,
         reporter=reporter,
         rank_log=rank_log,
-        measuring=Measuring(plan, out, dataset, sampling_batch, rank_log) if recipe.metrics else None,
+        measuring=Measuring(plan, out, shown, sampling_batch, rank_log) if recipe.metrics else None,
     )
 
 

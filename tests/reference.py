@@ -13,25 +13,23 @@ import torch.nn.functional as F
 
 from bigsgan.adversarial import LatentSource, SampleDraws, Slice
 from bigsgan.config import Recipe
-from bigsgan.data import RealImages, build_dataset
+from bigsgan.data import RealImages, build_training_dataset
 from bigsgan.draws import Draws
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
-from bigsgan.models.layers import SelfAttention, moving_state
+from bigsgan.models.layers import moving_state
 from bigsgan.models.network import initialize
-from tests.tiny import attend
+from tests.tiny import awake
 
 
 def build_networks(recipe: Recipe):
-    networks = build_network(recipe, "generator"), build_network(recipe, "discriminator")
-    for network, seed in zip(networks, (recipe.seed, recipe.seed + 2**32), strict=True):
-        network.checkpointing = False
-        for layer in network.spectral_layers():
-            layer.orthogonal = 0.0  # added below, from its definition
-        initialize(network, seed)
-        for layer in network.modules():
-            if isinstance(layer, SelfAttention):
-                attend(layer)
+    with awake():
+        networks = build_network(recipe, "generator"), build_network(recipe, "discriminator")
+        for network, seed in zip(networks, (recipe.seed, recipe.seed + 2**32), strict=True):
+            network.checkpointing = False
+            for layer in network.spectral_layers():
+                layer.orthogonal = 0.0  # added below, from its definition
+            initialize(network, seed)
     return networks
 
 
@@ -71,7 +69,7 @@ class Reference:
         self.source = LatentSource(self.draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
         self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in ("generator", "discriminator")}
         self.reals = RealImages(
-            build_dataset(recipe.data), recipe.data, draws, batch=recipe.batch,
+            build_training_dataset(recipe.data), recipe.data, draws, batch=recipe.batch,
             accumulation=self.parts["discriminator"].accumulation, rank=0, world_size=1, device=cpu,
         )  # fmt: skip
 

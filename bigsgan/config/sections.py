@@ -67,6 +67,8 @@ class Data(Section):
     """0 trains unconditionally, whatever labels the data has."""
     num_images: PositiveInt = 50_000
     """Size of the ``synthetic`` data set."""
+    crop_from: PositiveInt | None = None
+    """Make training images so many pixels large first, of which a random square of ``resolution`` is cut."""
     horizontal_flip: bool = False
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
     """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
@@ -93,6 +95,9 @@ class Data(Section):
         for field, number in (("data.image_channels", channels), ("data.input_channels", self.input_channels)):
             if number not in (1, 3):
                 raise UserError(field, number, "is neither grey nor colour", "set 1 for grey or 3 for colour")
+        if self.crop_from is not None and self.crop_from <= self.resolution:
+            problem = f"leaves no place to choose for a square of data.resolution ({self.resolution})"
+            raise UserError("data.crop_from", self.crop_from, problem, "raise it, or remove it for no crops")
         if self.kind == "paired_folders" and not self.input_root:
             problem = "is missing: kind paired_folders reads the inputs from it"
             raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")

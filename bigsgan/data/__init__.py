@@ -1,7 +1,7 @@
 """Real images: data sets, their order, and the loader that brings them to the device."""
 
-from bigsgan.data.build import build_dataset
+from bigsgan.data.build import build_dataset, build_training_dataset
 from bigsgan.data.datasets import readable_images
 from bigsgan.data.loader import LabelledImages, RealImages
 
-__all__ = ["LabelledImages", "RealImages", "build_dataset", "readable_images"]
+__all__ = ["LabelledImages", "RealImages", "build_dataset", "build_training_dataset", "readable_images"]

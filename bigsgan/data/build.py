@@ -35,3 +35,12 @@ def build_dataset(data: Data) -> ImageDataset:
         return build_folder(data)
     found: ImageDataset = importlib.import_module("bigsgan.data.from_torchvision").build_torchvision(data)
     return found
+
+
+def build_training_dataset(data: Data) -> ImageDataset:
+    """Open it as ``RealImages`` reads it: where random squares are cut, in the size that they are cut from.
+
+    Raises:
+        UserError: As ``build_dataset`` does.
+    """
+    return build_dataset(data.model_copy(update={"resolution": data.crop_from or data.resolution, "crop_from": None}))

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.images import CorruptImage
-from bigsgan.data.order import EpochOrder, data_phase, horizontal_flips, phase_positions
+from bigsgan.data.order import EpochOrder, data_phase, horizontal_flips, phase_positions, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.signals import kept_from_children
@@ -63,9 +63,9 @@ class RealImages:
         """Take slice ``rank`` of ``world_size`` of every micro-batch.
 
         Args:
-            dataset: The images.
-            data: The recipe's section: loading processes, flips, tolerated corrupt images.
-            draws: The source of the order and the flips.
+            dataset: The images, as ``build_training_dataset`` opens them.
+            data: The recipe's section: loading processes, crops, flips, tolerated corrupt images.
+            draws: The source of the order, the crops and the flips.
             batch: Images of a phase, over all micro-batches and ranks.
             accumulation: Micro-batches of a phase.
             rank: Index of this data-parallel rank.
@@ -123,6 +123,10 @@ class RealImages:
         self._corrupt.count(batch)
         self._check_labels(batch.labels)
         images = self._to_device(batch.images)
+        if self.data.crop_from is not None:
+            margin = self.data.crop_from - self.data.resolution
+            offsets = self._to_device(torch.from_numpy(random_crops(self.draws, positions, margin)))
+            images = _crop(images, offsets, self.data.resolution)
         if self.data.horizontal_flip:
             mirrored = self._to_device(torch.from_numpy(horizontal_flips(self.draws, positions)))
             images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
@@ -195,6 +199,15 @@ class CorruptImages:
             f"the last {path} ({reason})",
             "repair or remove the images that the log names" + (", or raise data.max_corrupt" if too_many else ""),
         )
+
+
+def _crop(images: Tensor, offsets: Tensor, size: int) -> Tensor:
+    """Squares of ``size`` whose top left corners are at ``offsets`` (n, 2): (n, C, R, R) -> (n, C, size, size)."""
+    n, channels, *_ = images.shape
+    reach = torch.arange(size, device=images.device)
+    rows, columns = (offsets[:, :, None] + reach).unbind(1)  # (n, size) each
+    image, channel = (torch.arange(num, device=images.device) for num in (n, channels))
+    return images[image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def _end_workers(batches: Iterator[Batch] | None) -> None:

@@ -1,4 +1,4 @@
-"""Which real image comes when, and whether it is mirrored: functions of the global position alone.
+"""Which real image comes when, where it is cut and whether it is mirrored: functions of the global position alone.
 
 A run reads images at the positions 0, 1, 2, ... whatever the number of ranks, so every layout trains on the same images
 in the same batches. Phase p, one discriminator step, takes the positions p * batch up to (p + 1) * batch.
@@ -60,3 +60,11 @@ class EpochOrder:
 def horizontal_flips(draws: Draws, positions: range) -> np.ndarray:
     """Whether the image at each position is mirrored, with probability 1/2: bool (n,)."""
     return draws.integers("flip", (), positions.start, len(positions), 2) == 1
+
+
+def random_crops(draws: Draws, positions: range, margin: int) -> np.ndarray:
+    """Rows and columns to leave out above and to the left of each image, 0 to ``margin``: int64 (n, 2)."""
+    sides = [
+        draws.integers(f"crop/{side}", (), positions.start, len(positions), margin + 1) for side in ("top", "left")
+    ]
+    return np.stack(sides, axis=1)

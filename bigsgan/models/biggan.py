@@ -26,6 +26,7 @@ from bigsgan.models.layers import (
     SpectralConv2d,
     SpectralEmbedding,
     SpectralLinear,
+    full,
 )
 from bigsgan.models.light import STANDARD, Makers, pair
 
@@ -123,7 +124,7 @@ class GeneratorOutput(nn.Module):
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C, H, W) -> (N, image channels, H, W) in [-1, 1], float32 whatever the network's type."""
-        return (torch.tanh(self.conv(F.relu(self.norm(h))).float()),)
+        return (torch.tanh(full(self.conv(F.relu(self.norm(h))))),)
 
 
 class DiscriminatorBlock(nn.Module):
@@ -170,7 +171,7 @@ class DiscriminatorHead(nn.Module):
         logits = self.linear(features).squeeze(1)
         if self.embedding is not None:
             logits = logits + (self.embedding(labels) * features).sum(dim=1)
-        return (logits.float(),)
+        return (full(logits),)
 
 
 def generator_layers(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
-from bigsgan.models.layers import AffineBatchNorm, SpectralConv2d, SpectralEmbedding, SpectralLinear
+from bigsgan.models.layers import AffineBatchNorm, SpectralConv2d, SpectralEmbedding, SpectralLinear, full
 from bigsgan.models.light import STANDARD, Makers, single
 from bigsgan.models.plain import Conv2d, ConvTranspose2d, Embedding, LatentWithClass, Linear
 
@@ -58,7 +58,7 @@ class GeneratorOutput(nn.Module):
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C, H, W) -> (N, image channels, 2H, 2W) in [-1, 1], float32 whatever the network's type."""
-        return (torch.tanh(self.conv(h).float()),)
+        return (torch.tanh(full(self.conv(h))),)
 
 
 class DiscriminatorBlock(nn.Module):
@@ -98,7 +98,7 @@ class DiscriminatorHead(nn.Module):
         logits = self.conv(h).flatten()
         if self.embedding is not None:
             logits = logits + (self.embedding(labels) * h.sum(dim=(2, 3))).sum(dim=1)
-        return (logits.float(),)
+        return (full(logits),)
 
 
 def _conv(

@@ -23,6 +23,11 @@ Generators = Callable[[str], torch.Generator]
 """Gives the generator of a parameter or buffer, by its name in its module."""
 
 
+def full(x: Tensor) -> Tensor:
+    """Return ``x`` in float32, or in float64 if it was: gradients are checked in that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class StatefulLayer(nn.Module):
     """A layer whose forward pass moves buffers, but only while ``moving`` is set."""
 
@@ -58,7 +63,7 @@ class _OrthogonalGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (weight,) = ctx.saved_tensors
-        matrix = ctx.layer.as_matrix(weight.float())
+        matrix = ctx.layer.as_matrix(full(weight))
         gram = matrix @ matrix.mT  # filters of different groups see different inputs: orthogonal as they are
         gram.diagonal(dim1=-2, dim2=-1).zero_()
         scale = 4 * ctx.layer.orthogonal * ctx.layer.gradient_scale
@@ -123,8 +128,8 @@ class SpectralLayer(StatefulLayer):
     def normalized_weight(self) -> Tensor:
         """Return weight / sigma, in the weight's shape and type; moves u and v by one iteration while ``moving``."""
         weight = _OrthogonalGradient.apply(self.weight, self) if self.orthogonal else self.weight
-        full = weight.float()  # bf16 keeps 8 bits of sigma, which would scale every layer by up to 0.4 %
-        matrix = self.as_matrix(full)
+        exact = full(weight)  # bf16 keeps 8 bits of sigma, which would scale every layer by up to 0.4 %
+        matrix = self.as_matrix(exact)
         u, v = self.u, self.v
         if self.moving:
             with torch.no_grad():
@@ -133,7 +138,7 @@ class SpectralLayer(StatefulLayer):
                 self.v.copy_(v)
         sigma = torch.dot(u, _product(matrix, v))
         self.sigma = sigma.detach()
-        return (full / sigma).to(weight.dtype)
+        return (exact / sigma).to(weight.dtype)
 
     def as_matrix(self, weight: Tensor) -> Tensor:
         """(rows, ...) -> (rows, columns), or (groups, rows / groups, columns) where there are groups."""
@@ -263,14 +268,14 @@ class BatchStatistics(RankAverages):
 
         Differentiable twice.
         """
-        full = x.float()  # sums over N * H * W values need more than 8 or 11 bits
+        exact = full(x)  # sums over N * H * W values need more than 8 or 11 bits
         if not self.training:
-            return F.batch_norm(full, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
+            return F.batch_norm(exact, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
         if self.segments == 1:
-            return self._normalize(full).to(x.dtype)
+            return self._normalize(exact).to(x.dtype)
         n, c, h, w = x.shape
         # Segments become channels, which batch norm keeps apart.
-        apart = full.view(self.segments, -1, c, h, w).transpose(0, 1).reshape(-1, self.segments * c, h, w)
+        apart = exact.view(self.segments, -1, c, h, w).transpose(0, 1).reshape(-1, self.segments * c, h, w)
         normalized = self._normalize(apart).view(-1, self.segments, c, h, w).transpose(0, 1)
         return normalized.reshape(n, c, h, w).to(x.dtype)
 

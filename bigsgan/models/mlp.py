@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
+from bigsgan.models.layers import full
 from bigsgan.models.plain import Embedding, LatentWithClass, Linear
 
 _SLOPE = 0.2
@@ -53,7 +54,7 @@ class GeneratorOutput(nn.Module):
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, F) -> (N, C, H, W) in [-1, 1], float32 whatever the network's type."""
-        return (torch.tanh(self.linear(h).float()).view(-1, *self.shape),)
+        return (torch.tanh(full(self.linear(h))).view(-1, *self.shape),)
 
 
 class DiscriminatorBlock(nn.Module):
@@ -81,7 +82,7 @@ class DiscriminatorHead(nn.Module):
         logits = self.linear(h).squeeze(1)
         if self.embedding is not None:
             logits = logits + (self.embedding(labels) * h).sum(dim=1)
-        return (logits.float(),)
+        return (full(logits),)
 
 
 def _hidden(in_features: int, out_features: int) -> Linear:

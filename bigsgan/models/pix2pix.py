@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator, pix2pix_levels
 from bigsgan.models import noise
-from bigsgan.models.layers import AffineBatchNorm
+from bigsgan.models.layers import AffineBatchNorm, full
 from bigsgan.models.plain import Conv2d, ConvTranspose2d
 
 _STD = 0.02
@@ -96,7 +96,7 @@ class GeneratorOutput(nn.Module):
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C, H, W) -> (N, image channels, 2H, 2W) in [-1, 1], float32 whatever the network's type."""
-        return (torch.tanh(self.conv(F.relu(h)).float()),)
+        return (torch.tanh(full(self.conv(F.relu(h)))),)
 
 
 class DiscriminatorInput(nn.Module):
@@ -133,7 +133,7 @@ class DiscriminatorHead(nn.Module):
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C, H, W) -> logits (N, P), float32 whatever the network's type."""
-        return (self.conv(h).flatten(1).float(),)
+        return (full(self.conv(h).flatten(1)),)
 
 
 class InstanceNorm(nn.Module):
@@ -141,7 +141,7 @@ class InstanceNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W)."""
-        return F.instance_norm(x.float()).to(x.dtype)  # float32: sums over H * W values
+        return F.instance_norm(full(x)).to(x.dtype)  # float32: sums over H * W values
 
 
 def _norm(norm: str, channels: int) -> nn.Module:

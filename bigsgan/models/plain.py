@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.models.layers import Generators
+from bigsgan.models.layers import Generators, full
 
 
 class Weighted(nn.Module):
@@ -119,4 +119,4 @@ class LatentWithClass(nn.Module):
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
         """(N, Z), (N,) -> (N, features)."""
-        return latents if self.embedding is None else torch.cat([latents, self.embedding(labels).float()], dim=1)
+        return latents if self.embedding is None else torch.cat([latents, full(self.embedding(labels))], dim=1)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator, R3GANNetwork
-from bigsgan.models.layers import Generators
+from bigsgan.models.layers import Generators, full
 from bigsgan.models.plain import Embedding, Linear, Weighted
 
 _BOTTOM = 4
@@ -157,7 +157,7 @@ class GeneratorOutput(nn.Module):
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C, H, W) -> (N, image channels, H, W), not bounded, float32 whatever the network's type."""
-        return (self.conv(h).float(),)
+        return (full(self.conv(h)),)
 
 
 class DiscriminatorInput(nn.Module):
@@ -201,8 +201,8 @@ class DiscriminatorHead(nn.Module):
         features = self.linear(self.basis(h).flatten(1))
         if self.embedding is not None:
             # A product of many small terms, which 8 or 11 bits would round one by one.
-            return ((features.float() * self.embedding(labels).float()).sum(dim=1),)
-        return (features.squeeze(1).float(),)
+            return ((full(features) * full(self.embedding(labels))).sum(dim=1),)
+        return (full(features.squeeze(1)),)
 
 
 def upsample(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigsgan.models import fir, noise
-from bigsgan.models.layers import Generators
+from bigsgan.models.layers import Generators, full
 from bigsgan.models.plain import Weighted
 
 SLOPE = 0.2
@@ -24,11 +24,6 @@ ACTIVATION_GAIN = math.sqrt(2)
 """Keeps the variance of what a leaky rectifier halves, nearly."""
 
 _EPS = 1e-8
-
-
-def full(x: Tensor) -> Tensor:
-    """Return ``x`` in float32, or in float64 if it was."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def normalize(x: Tensor) -> Tensor:

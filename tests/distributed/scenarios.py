@@ -21,10 +21,10 @@ from bigsgan.training.schedules import average_decay, scheduled
 from tests.tiny import tiny_plan
 
 
-def build(overrides: list[str], ds: dict[str, Any], found: Any = None) -> Run:
-    """A run of the tiny recipe on this pool's ranks, put together as the product does."""
+def build(overrides: list[str], ds: dict[str, Any], found: Any = None, recipe: Path | None = None) -> Run:
+    """A run on this pool's ranks, of the tiny recipe unless one is given, put together as the product does."""
     directory = Path(tempfile.mkdtemp())
-    plan = tiny_plan(directory, comm.world_size(), overrides, ds)
+    plan = tiny_plan(directory, comm.world_size(), overrides, ds, recipe)
     return build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), print))
 
 
@@ -112,8 +112,8 @@ def merge(states: list[dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
     return merged
 
 
-def train(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[str, Any]:
-    run = build(overrides, ds)
+def train(overrides: list[str], ds: dict[str, Any], num_updates: int, recipe: Path | None = None) -> dict[str, Any]:
+    run = build(overrides, ds, recipe=recipe)
     update(run, num_updates)
     state = local_state(run)
     destroy(run)

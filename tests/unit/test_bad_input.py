@@ -107,6 +107,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "data.num_classes=1000": ("data.num_classes", "1000 but there are 10 digits", "set 10, or 0"),
     "data.resolution=48": ("data.resolution", "48 is none of BigGAN's [16, 32,", "set data.resolution=64"),
     "data.resolution=16.0": ("data.resolution", "16.0 is not an integer", "write 16"),
+    "data.crop_from=16": ("data.crop_from", "16 leaves no place to choose for a square", "raise it"),
     "data.horizontal_flip=1": ("data.horizontal_flip", "1 is not true or false", "write true or false"),
     "data.horizontal_flip=yes": ("data.horizontal_flip", "'yes' is not true or false", "write true or false"),
     "data.num_workers=100000": ("data.num_workers", "100000 is too large", "give at most 256"),

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from bigsgan.config.sections import Data
-from bigsgan.data import RealImages
+from bigsgan.data import RealImages, build_dataset, build_training_dataset
 from bigsgan.data.datasets import SyntheticImages
 from bigsgan.data.images import CorruptImage
-from bigsgan.data.order import EpochOrder, horizontal_flips
+from bigsgan.data.order import EpochOrder, horizontal_flips, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 
@@ -54,7 +54,7 @@ class DeadlyImages(NumberedImages):
 
 
 def data_section(**changes) -> Data:
-    return Data(kind="synthetic", resolution=2, **{"num_workers": 0, "max_corrupt": 2, **changes})
+    return Data(**{"kind": "synthetic", "resolution": 2, "num_workers": 0, "max_corrupt": 2, **changes})
 
 
 def real_images(dataset, data=None, *, batch=12, accumulation=1, rank=0, world_size=1, first_phase=0) -> RealImages:
@@ -124,6 +124,33 @@ def test_flips_mirror_the_images_at_their_positions():
         for index, mirror in enumerate(mirrored):
             columns = [1, 0] if mirror else [0, 1]
             assert torch.equal(after.images[index], before.images[index][:, :, columns])
+
+
+def test_crops_are_cut_at_their_positions_before_the_flips():
+    data = data_section(crop_from=5, num_images=30, image_channels=3)
+    dataset = build_training_dataset(data)
+    plain, flipped = (real_images(dataset, data.model_copy(update={"horizontal_flip": f})) for f in (False, True))
+    for phase in range(3):
+        positions = range(phase * 12, phase * 12 + 12)
+        indices, offsets = EpochOrder(DRAWS, 30).indices(positions), random_crops(DRAWS, positions, 3)
+        cut = [dataset[int(i)][0][:, y : y + 2, x : x + 2] for i, (y, x) in zip(indices, offsets, strict=True)]
+        expected = torch.stack(cut).float() / 127.5 - 1
+        torch.testing.assert_close(plain.next_phase()[0].images, expected, rtol=0, atol=1e-6)
+        mirrored = torch.from_numpy(horizontal_flips(DRAWS, positions))[:, None, None, None]
+        expected = torch.where(mirrored, expected.flip(3), expected)
+        torch.testing.assert_close(flipped.next_phase()[0].images, expected, rtol=0, atol=1e-6)
+
+
+def test_input_and_target_of_a_pair_are_cut_at_one_place():
+    data = data_section(kind="synthetic_pairs", num_classes=0, resolution=16, crop_from=24, image_channels=3)
+    large, real = build_training_dataset(data), real_images(build_training_dataset(data), data)
+    assert large[0][0].shape == (6, 24, 24)
+    index, (top, left) = EpochOrder(DRAWS, len(large)).indices(range(1))[0], random_crops(DRAWS, range(1), 8)[0]
+    source, target = large[int(index)][0].float().div(127.5).sub(1).split(3)
+    got = real.next_phase()[0].images[0]
+    for whole, part in ((source, got[:3]), (target, got[3:])):
+        torch.testing.assert_close(part, whole[:, top : top + 16, left : left + 16], rtol=0, atol=1e-6)
+    assert build_dataset(data)[0][0].shape == (6, 16, 16)
 
 
 def test_resuming_at_a_phase_equals_going_on():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bigsgan.data.order import EpochOrder, horizontal_flips, phase_positions
+from bigsgan.data.order import EpochOrder, horizontal_flips, phase_positions, random_crops
 from bigsgan.draws import Draws
 
 LAYOUTS = [(accumulation, world_size) for accumulation in (1, 2, 3) for world_size in (1, 2, 4)]
@@ -86,3 +86,16 @@ def test_flips_are_a_function_of_the_position():
     assert abs(flips.mean() - 0.5) < 4 * 0.5 / num**0.5  # four standard deviations of a fair coin
     assert not np.array_equal(flips, horizontal_flips(draws, range(num, 2 * num)))
     assert not np.array_equal(flips, horizontal_flips(Draws(12), range(num)))
+
+
+def test_crops_are_a_function_of_the_position():
+    draws, num, margin = Draws(11), 4096, 3
+    offsets = random_crops(draws, range(num), margin)
+    assert (offsets.dtype, offsets.shape) == (np.int64, (num, 2))
+    split = [random_crops(draws, range(first, first + 128), margin) for first in range(0, num, 128)]
+    assert np.array_equal(offsets, np.concatenate(split))
+    # Each of the 16 corners as often as chance has it: four standard deviations.
+    counts = np.bincount(offsets @ (margin + 1, 1), minlength=16)
+    assert (np.abs(counts - num / 16) < 4 * (num / 16 * 15 / 16) ** 0.5).all()
+    assert not np.array_equal(offsets, random_crops(draws, range(num, 2 * num), margin))
+    assert not np.array_equal(offsets, random_crops(Draws(12), range(num), margin))

@@ -12,6 +12,7 @@ import bigsgan
 from bigsgan.cli import main
 from bigsgan.errors import UserError
 from bigsgan.models.stylegan2_layers import SynthesisLayer
+from bigsgan.weights.sources import read_source
 from tests.unit.test_weights_pix2pix import Maker
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -22,14 +23,18 @@ def part(record, prefix):
 
 
 def imported(tmp_path, source, generator, discriminator=None):
-    """Import state dicts; return the exported generator, opened."""
+    """Import state dicts; return the exported generator, opened, whose numbers are those imported, bit for bit."""
     arguments = ["import", "--from", source, "--weights", str(tmp_path / "g.pth"), "--out", str(tmp_path / "run")]
     torch.save(generator, tmp_path / "g.pth")
     if discriminator is not None:
         save_file(discriminator, tmp_path / "d.safetensors")
         arguments += ["--discriminator", str(tmp_path / "d.safetensors")]
     assert main(arguments) == 0
-    return exported(tmp_path)
+    network = exported(tmp_path)
+    ours = network.network.state_dict()
+    for name, tensor in read_source(source, tmp_path / "g.pth", None).states["generator"].items():
+        assert torch.equal(ours[name], tensor), name
+    return network
 
 
 def exported(tmp_path):
@@ -84,6 +89,7 @@ def test_pix2pix_without_a_discriminator(tmp_path):
     g = imported(tmp_path, "pix2pix", maker.state)
     with torch.no_grad():
         torch.testing.assert_close(g(images), expected, atol=1e-5, rtol=1e-5)
+    assert (g.recipe.data.resolution, g.recipe.data.crop_from) == (64, 71)  # 64 * 286 / 256
 
 
 def test_an_imported_run_is_sampled(tmp_path):

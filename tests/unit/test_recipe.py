@@ -74,7 +74,8 @@ def test_defaults_are_filled_in(tmp_path):
         "data": {
             "kind": "digits", "root": None, "input_root": None, "input_side": "left", "input_channels": 3,
             "dataset": None, "resolution": 16, "image_channels": 1, "num_classes": 10,
-            "num_images": 50_000, "horizontal_flip": False, "num_workers": 4, "prefetch": 4, "max_corrupt": 10,
+            "num_images": 50_000, "crop_from": None, "horizontal_flip": False,
+            "num_workers": 4, "prefetch": 4, "max_corrupt": 10,
         },
         "generator": {
             "family": "biggan", "channels": 96, "latent_size": 60, "embedding_size": 128, "hierarchical": True,

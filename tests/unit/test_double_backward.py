@@ -1,0 +1,48 @@
+"""Exact penalties differentiate gradients: each family's whole discriminator against finite differences, in float64."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
+from tests.tiny import FAMILIES, awake, tiny_recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+
+BIGGAN = {"biggan": ["discriminator={channels: 2, attention: [8]}"]}
+
+
+LONG = ("biggan_deep", "biggan_light", "dcgan_light")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=pytest.mark.slow if f in LONG else ()) for f in (*BIGGAN, *FAMILIES)]
+)
+def test_discriminators_are_differentiable_twice(family, tmp_path: Path):
+    recipe = tiny_recipe(tmp_path, *{**BIGGAN, **FAMILIES}[family])
+    with awake():
+        network = build_network(recipe, "discriminator")
+        initialize(network, 1)
+    network.double()
+    with torch.no_grad():
+        for parameter in network.parameters():  # a bias of 0 leaves rectifiers at their kink where their input is 0
+            parameter += 0.1 * torch.randn(parameter.shape)
+    network.checkpointing = False
+    size, channels = recipe.data.resolution, recipe.data.image_channels
+    images = torch.tanh(torch.randn(4, channels, size, size)).double().requires_grad_()
+    conditions = [torch.arange(4) if recipe.data.num_classes else torch.zeros(4, dtype=torch.int64)]
+    if recipe.data.paired:
+        conditions.append(torch.randn(4, recipe.data.input_channels, size, size).double())
+    names = [name for name, _ in network.named_parameters()]
+
+    def logits(x: Tensor, *values: Tensor) -> Tensor:
+        state = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(network, state, (x, *conditions))
+
+    inputs = (images, *network.parameters())
+    assert logits(*inputs).dtype == torch.float64
+    assert torch.autograd.gradcheck(logits, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(logits, inputs, fast_mode=True)
