@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +22,13 @@ from bigsgan.draws import Draws
 from bigsgan.ending import exit_status
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
-from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
+from bigsgan.metrics import Evaluation, Features, Measured, Replica, full_precision, open_features
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
 from bigsgan.sheets import Sampler
 from bigsgan.trained import TrainedNetwork, open_trained
 from bigsgan.training.measuring import RECORDS_FILE, keep_records, records, samples_of
-from bigsgan.training.sampling import check_batch, check_truncation, generator_inputs, smaller_batch
+from bigsgan.training.sampling import check_batch, check_truncation, generator_inputs, sampling_mode, smaller_batch
 
 
 class Options(NamedTuple):
@@ -77,8 +78,7 @@ def _evaluate(options: Options) -> None:
     device = comm.device()
     trained = open_trained(options.run, "generator", options.live, options.nimg, device)
     recipe = _with_data(trained.recipe, options)
-    if options.truncation is not None:
-        check_truncation(recipe, options.truncation)
+    _check_run(recipe, options)
     dataset = build_dataset(recipe.data)
     features = open_features(options.features, recipe.data, directory())
     of_images = [metric for metric in options.metrics if metric.kind != "ppl"]
@@ -91,19 +91,19 @@ def _evaluate(options: Options) -> None:
         threshold = None if recipe.generator.has_styles else options.truncation
         source = samples_of(recipe, trained.network, trained.infer, dataset, device, options.seed, threshold)
         found = evaluation.measure(source, Replica(comm.rank(), comm.world_size())) if of_images else []
-        for metric in options.metrics:
-            if metric.kind == "ppl":
-                found.append(_path_length(trained, features, metric, options, bar))
+        found += [_path_length(trained, features, m, options, bar) for m in options.metrics if m.kind == "ppl"]
     if comm.rank() == 0:
         about = {
             "nimg": trained.nimg,
             "weights": "live" if options.live else "ema",
             "seed": options.seed,
             "truncation": options.truncation,
+            "precision": "fp32",
+            "batch": options.batch,
         }
-        lines = records(found, evaluation, about)
-        keep_records(options.run, lines)
+        lines = records(found, features, {"by": "evaluate", **about})
         _print(lines, options)
+        keep_records(options.run, lines)
 
 
 def _check(options: Options) -> None:
@@ -114,6 +114,18 @@ def _check(options: Options) -> None:
         if not override.startswith("data."):
             problem = "changes more than where the data is read from"
             raise UserError("argument", override, problem, "give keys such as data.root alone")
+
+
+def _check_run(recipe: Recipe, options: Options) -> None:
+    """Refuse what the run's generator cannot do."""
+    if options.truncation is not None:
+        if recipe.data.paired:
+            raise UserError("--truncation", options.truncation, "is for generators from latents", "leave it out")
+        check_truncation(recipe, options.truncation)
+    for metric in options.metrics:
+        if metric.kind == "ppl" and not recipe.generator.has_styles:
+            problem = f"needs a generator with styles, and {recipe.generator.family} has none"
+            raise UserError("--metrics", metric.name, problem, "leave it out")
 
 
 def _with_data(recipe: Recipe, options: Options) -> Recipe:
@@ -127,18 +139,19 @@ def _with_data(recipe: Recipe, options: Options) -> Recipe:
 
 
 def _path_length(trained: TrainedNetwork, features: Features, metric: Metric, options: Options, bar: tqdm) -> Measured:
-    recipe, device, draws = trained.recipe, comm.device(), Draws(options.seed)
-    if not recipe.generator.has_styles:
-        problem = f"needs a generator with styles, and {recipe.generator.family} has none"
-        raise UserError("--metrics", metric.name, problem, "leave it out")
+    recipe, device, draws, start = trained.recipe, comm.device(), Draws(options.seed), time.perf_counter()
 
     def inputs(first: int, num: int) -> MicroBatch:
-        classes = draws.integers("metrics/path", (0,), first, num, max(recipe.data.num_classes, 1))
-        return generator_inputs(recipe, draws, "metrics/path", first, torch.from_numpy(classes), None, device)
+        labels = draws.integers("metrics/path/label", (0,), first, num, max(recipe.data.num_classes, 1))
+        return generator_inputs(recipe, draws, "metrics/path", first, torch.from_numpy(labels), None, device)
 
+    for layer in trained.network.modules():
+        if hasattr(layer, "half_type"):
+            setattr(layer, "half_type", None)  # noqa: B010 - which only the classes that have it declare
     features.network.to(device)
-    value = path_length(trained.network, inputs, features, metric.num, options.batch, bar.set_description_str)
-    return Measured(metric, {metric.name: value}, 0, metric.num)
+    with full_precision(), sampling_mode(trained.network, "running"):
+        value = path_length(trained.network, inputs, features, metric.num, options.batch, bar.set_description_str)
+    return Measured(metric, {metric.name: value}, 0, metric.num, time.perf_counter() - start)
 
 
 def _print(lines: Sequence[dict[str, Any]], options: Options) -> None:

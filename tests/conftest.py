@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-os.environ.setdefault("BIGSGAN_CACHE", str(Path(tempfile.gettempdir()) / f"bigsgan-tests-cache-{os.getuid()}"))
+if "BIGSGAN_CACHE" not in os.environ:  # workers inherit the first process's
+    os.environ["BIGSGAN_CACHE"] = tempfile.mkdtemp(prefix="bigsgan-tests-")
+    atexit.register(shutil.rmtree, os.environ["BIGSGAN_CACHE"], ignore_errors=True)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait slow other workers down
 
 ON_RANKS = "tests/distributed/"

@@ -119,9 +119,8 @@ class RealImages:
         return self._slices(data_phase(phase, self._skipped))
 
     def _next_micro_batch(self, positions: range) -> LabelledImages:
-        batch = self._next_batch()
+        batch = next_batch(self._batches, self.data)
         self._corrupt.count(batch)
-        self._check_labels(batch.labels)
         images = self._to_device(batch.images)
         if self.data.crop_from is not None:
             margin = self.data.crop_from - self.data.resolution
@@ -140,29 +139,35 @@ class RealImages:
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
-    def _next_batch(self) -> Batch:
-        try:
-            return next(self._batches)
-        except RuntimeError as error:
-            if not re.match(r"DataLoader worker \(pid", str(error)):  # torch has no type of its own for it
-                raise
-            raise UserError(
-                "data.num_workers",
-                self.data.num_workers,
-                f"but a loading process died: {str(error).splitlines()[0]}",
-                "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)",
-            ) from error
 
-    def _check_labels(self, labels: Tensor) -> None:
-        # While they are on the CPU: on a GPU a label out of range ends in an assertion that names nothing.
-        num_classes, lowest, highest = self.data.num_classes, int(labels.min()), int(labels.max())
-        if num_classes and not 0 <= lowest <= highest < num_classes:
-            raise UserError(
-                "data.num_classes",
-                num_classes,
-                f"but the data has the labels {lowest} and {highest}",
-                f"classes count from 0; set data.num_classes to {highest + 1} or more",
-            )
+def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
+    """Take the next batch of ``read_batches``.
+
+    Raises:
+        UserError: A label is outside ``data.num_classes``, or a loading process died.
+        StopIteration: There is none.
+    """
+    try:
+        batch = next(batches)
+    except RuntimeError as error:
+        if not re.match(r"DataLoader worker \(pid", str(error)):  # torch has no type of its own for it
+            raise
+        raise UserError(
+            "data.num_workers",
+            data.num_workers,
+            f"but a loading process died: {str(error).splitlines()[0]}",
+            "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)",
+        ) from error
+    # While they are on the CPU: on a GPU a label out of range ends in an assertion that names nothing.
+    num_classes, lowest, highest = data.num_classes, int(batch.labels.min()), int(batch.labels.max())
+    if num_classes and not 0 <= lowest <= highest < num_classes:
+        raise UserError(
+            "data.num_classes",
+            num_classes,
+            f"but the data has the labels {lowest} and {highest}",
+            f"classes count from 0; set data.num_classes to {highest + 1} or more",
+        )
+    return batch
 
 
 class CorruptImages:

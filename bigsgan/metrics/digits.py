@@ -18,6 +18,9 @@ from bigsgan.atomic import replacing
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import DigitImages
 
+VERSION = 1
+"""Of the network and its training: what another version trained says something else."""
+
 NUM_CLASSES, NUM_FEATURES = 10, 64
 _EPOCHS, _BATCH, _LR = 8, 64, 2e-3
 
@@ -65,7 +68,7 @@ def train_classifier(images: Tensor, labels: Tensor, seed: int = 0) -> DigitClas
 
 def cached_classifier(resolution: int, cache: Path) -> DigitClassifier:
     """The classifier of digits of a size, trained where the cache has none."""
-    path = cache / f"digits-classifier-{resolution}.safetensors"
+    path = cache / f"digits-classifier-{VERSION}-{resolution}.safetensors"
     network = DigitClassifier()
     try:
         network.load_state_dict(load_file(path))

@@ -6,9 +6,10 @@ Shapes: n images (n, C, R, R).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -62,12 +63,14 @@ class Measured(NamedTuple):
         values: By name, such as fid50k, or pr50k_precision and pr50k_recall.
         num_real: Real images that it is against.
         num_fake: Samples that it is of.
+        seconds: That all took which was measured together with it.
     """
 
     metric: Metric
     values: dict[str, float]
     num_real: int
     num_fake: int
+    seconds: float = 0.0
 
 
 class Evaluation:
@@ -75,7 +78,6 @@ class Evaluation:
 
     Attributes:
         features: The network, on the host between measurements.
-        seconds: That the last measurement took.
     """
 
     def __init__(
@@ -105,7 +107,6 @@ class Evaluation:
         self._asked, self.features, self._dataset, self._data = asked, features, dataset, data
         self._batch, self._cache, self._tell = batch, cache, tell
         self._reals: Impressions | None = None
-        self.seconds = 0.0
         if len(dataset) < LEAST_IMAGES:
             raise UserError("data.root", data.root, f"holds fewer than {LEAST_IMAGES} images", "measure nothing of it")
         for metric in asked:
@@ -115,20 +116,32 @@ class Evaluation:
             if metric.kind == "cfid" and not data.num_classes:
                 raise UserError("metrics", metric.name, "goes by class, and the data has none", "ask for fid")
 
-    def measure(self, generate: Generate, replica: Replica) -> list[Measured]:
-        """Make samples, look at them, compare. A collective; results are the same on all ranks."""
+    def measure(
+        self, generate: Generate, replica: Replica, stopped: Callable[[], bool] = lambda: False
+    ) -> list[Measured]:
+        """Make samples, look at them, compare. A collective.
+
+        Args:
+            generate: Makes the samples.
+            replica: This rank's part in that.
+            stopped: Asked after each batch, on all ranks, and answered alike: whether to give up.
+
+        Returns:
+            The same on all ranks; nothing where it was stopped.
+        """
         start = time.perf_counter()
         device = comm.device()
-        self.features.network.to(device)
-        try:
+        with full_precision():
+            self.features.network.to(device)
             reals = self._see_reals(device)
-            fakes = self._see_fakes(generate, replica, reals.labels, device)
-        finally:
+            fakes = self._see_fakes(generate, replica, reals.labels, device, stopped)
             self.features.network.cpu()  # the memory is for training
-        comparison = _Comparison(reals, fakes, device, self._tell)
-        found = [comparison.measure(metric, self._num(metric)) for metric in self._asked]
-        self.seconds = time.perf_counter() - start
-        return list(comm.from_rank_zero(found))
+            if fakes is None:
+                return []
+            comparison = _Comparison(reals, fakes, device, self._tell)
+            found = [comparison.measure(metric, self._num(metric)) for metric in self._asked]
+        seconds = time.perf_counter() - start
+        return [measured._replace(seconds=seconds) for measured in comm.from_rank_zero(found)]
 
     def _num(self, metric: Metric) -> int:
         """Samples for a metric: each pair of data once, where samples are translations."""
@@ -150,8 +163,10 @@ class Evaluation:
             )
         return self._reals
 
-    def _see_fakes(self, generate: Generate, replica: Replica, labels: Tensor, device: torch.device) -> Impressions:
-        """Replicas take batches in turn, all of them as many, since engines compute together."""
+    def _see_fakes(
+        self, generate: Generate, replica: Replica, labels: Tensor, device: torch.device, stopped: Callable[[], bool]
+    ) -> Impressions | None:
+        """Replicas take batches in turn, all of them as many, since engines compute together; None where stopped."""
         nums = {self._num(metric) for metric in self._asked}
         kept = max((self._num(metric) for metric in self._asked if metric.kind in _BY_ROWS), default=0)
         width, num_classes = self.features.width, self.features.num_classes
@@ -164,6 +179,8 @@ class Evaluation:
             images = generate(first, asked)
             positions = torch.arange(first, first + self._batch)
             own = slice(replica.part, None, replica.num_parts)
+            if stopped():
+                return None
             if len(positions[own]):
                 found.add(self.features(as_bytes(images[own])), positions[own], asked[own])
         found.over_ranks(comm.sum_over_ranks, device)
@@ -201,14 +218,16 @@ class _Comparison:
 
     def _class_fid(self, num: int) -> dict[str, float]:
         """Mean over classes that have two or more images on both sides; ranks share the classes."""
-        own, num_own = 0.0, 0
-        for label in range(len(self._reals.labels)):
-            self._tell(f"class {label}")
-            sides = [
-                self._class_moments(seen, label, limit) for seen, limit in ((self._reals, None), (self._fakes, num))
-            ]
-            if label % comm.world_size() == comm.rank() and min(side.num for side in sides) > 1:
-                own, num_own = own + frechet_distance(*sides), num_own + 1
+        own, num_own, num_ranks = 0.0, 0, comm.world_size()
+        for first in range(0, len(self._reals.labels), num_ranks):
+            self._tell(f"classes from {first} on")
+            mine: list[Moments] = []
+            for label in range(first, min(first + num_ranks, len(self._reals.labels))):
+                limits = ((self._reals, None), (self._fakes, num))
+                sides = [self._class_moments(seen, label, limit) for seen, limit in limits]
+                mine = sides if label == first + comm.rank() else mine
+            if mine and min(side.num for side in mine) > 1:  # all ranks at the same time, each one class
+                own, num_own = own + frechet_distance(*mine), num_own + 1
         total, num_classes = comm.total(own), comm.total(num_own)
         return {"": total / num_classes if num_classes else float("nan")}
 
@@ -263,6 +282,20 @@ def drawn_labels(first: int, num: int, counts: Tensor) -> Tensor:
     shares = torch.from_numpy(Draws(seed=0).uniform("metrics/labels", (), first, num, 1)[:, 0]).double()
     bounds = counts.cumsum(0) / counts.sum()
     return torch.searchsorted(bounds, shares, right=True).clamp(max=len(counts) - 1)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Let float32 be float32 inside the block: TF32 has ten bits, which features show."""
+    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 def as_bytes(images: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from bigsgan.errors import UserError
 from bigsgan.metrics.digits import DigitClassifier, cached_classifier
 from bigsgan.metrics.weight_files import find_weights, load_weights
 
+LARGEST_WIDTH = 2**14
 CHUNK = 32
 """Images that a feature network sees at a time: less memory than a training step of a network worth measuring takes."""
 
@@ -51,6 +52,7 @@ class Features:
         hash: First 16 digits of the SHA-256 of its weights, or of its file.
         network: On some device.
         look: Sees images on that device.
+        look_for_paths: Features to compare images with that differ little; those of ``look`` unless given.
         width: D.
         num_classes: K; None without logits.
     """
@@ -60,6 +62,7 @@ class Features:
     hash: str
     network: nn.Module
     look: Callable[[Tensor], Seen]
+    look_for_paths: Callable[[Tensor], Tensor] | None = None
     width: int = 0
     num_classes: int | None = None
 
@@ -84,9 +87,16 @@ def open_features(section: FeatureNetwork, data: Data, cache: Path) -> Features:
     """
     features = _open(section, data, cache)
     black = torch.zeros(1, data.image_channels, data.resolution, data.resolution, dtype=torch.uint8)
-    seen = features(black)
-    features.width = seen.features.shape[1]
-    features.num_classes = None if seen.logits is None else seen.logits.shape[1]
+    try:
+        seen = features(black)
+        _, features.width = seen.features.shape
+        features.num_classes = None if seen.logits is None else seen.logits.shape[1]
+    except Exception as error:  # whatever a foreign network raises at images of a size, or returns
+        problem = f"does not turn images of {data.resolution} pixels into features ({str(error).splitlines()[-1]})"
+        raise UserError("features", section.network, problem, "choose another network") from error
+    if features.width > LARGEST_WIDTH:
+        problem = f"gives {features.width} features, too many for their covariance"
+        raise UserError("features", section.network, problem, "choose a network with fewer")
     return features
 
 
@@ -132,14 +142,18 @@ def _torchvision(name: str, weights: str | None) -> Features:
     models = importlib.import_module("torchvision.models")  # takes seconds
     field = f"torchvision:{name}"
     try:
-        published = next(iter(models.get_model_weights(name)))
+        known = list(models.get_model_weights(name))
     except (ValueError, KeyError):
         remedy = "give a classifier such as torchvision:resnet50"
         raise UserError("features", field, "is no network of torchvision", remedy) from None
-    file = published.url.rpartition("/")[2]  # resnet50-11ad3fa6.pth
+    given = Path(weights or "").name
+    published = next((each for each in known if each.url.endswith(f"/{given}")), known[0])
+    file = published.url.rpartition("/")[2]  # such as resnet50-0676ba61.pth
     path = find_weights(weights, [file], published.url, digest=file.rpartition("-")[2].partition(".")[0])
     with torch.device("meta"):  # nothing to initialise
-        network = models.get_model(name, weights=None)
+        # Without weights, these two would leave out what their builders add for published ones.
+        options = {"transform_input": True} if name.lower() in ("inception_v3", "googlenet") else {}
+        network = models.get_model(name, weights=None, **options)
     load_weights(network, path)
     linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
     if not linear:
@@ -161,7 +175,7 @@ def _torchvision(name: str, weights: str | None) -> Features:
 def _torchscript(path: Path) -> Features:
     """A TorchScript file: takes images (n, 3, R, R), 0 to 255, and gives features, or features and logits.
 
-    The files that the StyleGAN papers measure with take ``return_features``, ``return_lpips`` and ``no_output_bias``.
+    The files that the StyleGAN papers measure with take ``return_features``, ``no_output_bias`` and ``return_lpips``.
     """
     if not path.is_file():
         remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
@@ -172,7 +186,7 @@ def _torchscript(path: Path) -> Features:
         problem = f"is no TorchScript file ({str(error).splitlines()[0]})"
         raise UserError("features", str(path), problem, "save it with torch.jit.save") from None
     takes = {argument.name for argument in network.forward.schema.arguments}
-    for_features: dict[str, Any] = {name: True for name in ("return_features", "return_lpips") if name in takes}
+    for_features: dict[str, Any] = {"return_features": True} if "return_features" in takes else {}
 
     def look(images: Tensor) -> Seen:
         found = network(_coloured(images), **for_features)
@@ -183,7 +197,12 @@ def _torchscript(path: Path) -> Features:
             logits = network(_coloured(images), no_output_bias=True).float().clamp(min=1e-30).log()
         return Seen(found.flatten(1), logits)
 
-    return Features(str(path), "its own", checksum(path)[:DIGITS_OF_HASH], network, look)
+    def look_for_paths(images: Tensor) -> Tensor:
+        lpips: Tensor = network(_coloured(images), resize_images=False, return_lpips=True)
+        return lpips
+
+    for_paths = look_for_paths if {"resize_images", "return_lpips"} <= takes else None
+    return Features(str(path), "its own", checksum(path)[:DIGITS_OF_HASH], network, look, for_paths)
 
 
 def _coloured(images: Tensor) -> Tensor:

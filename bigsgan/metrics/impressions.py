@@ -14,6 +14,9 @@ from bigsgan.metrics.features import Seen
 from bigsgan.metrics.moments import Moments, Sum
 from bigsgan.metrics.scores import SPLITS, ClassScores
 
+COUNTED_TOGETHER = 1024
+"""Images: sums of outer products cost as much for a few features as for many."""
+
 
 class Rows:
     """Features that are kept one by one, on the host.
@@ -74,18 +77,32 @@ class Impressions:
             rows_limit: See ``rows``; 0 to keep none.
         """
         self.num_images, self.rows_limit, self.rows = num_images, rows_limit, Rows(width)
+        self._pending: list[tuple[Seen, Tensor, Tensor]] = []
         self.labels = torch.zeros(num_labels, dtype=torch.float64)
         self.moments = {limit: Moments(width) for limit in limits}
         self.scores = {} if num_classes is None else {limit: ClassScores(num_classes) for limit in self.moments}
 
     def add(self, seen: Seen, positions: Tensor, labels: Tensor) -> None:
-        """Count what was seen of n images.
+        """Count what was seen of n images, sooner or later.
 
         Args:
             seen: Of the images.
             positions: In the set, (n,); those at or behind ``num_images`` count for nothing.
             labels: Classes, (n,); of generated images those that were asked for.
         """
+        self._pending.append((seen, positions, labels))
+        if sum(len(positions) for _, positions, _ in self._pending) >= COUNTED_TOGETHER:
+            self._count()
+
+    def _count(self) -> None:
+        if not self._pending:
+            return
+        logits = [seen.logits for seen, _, _ in self._pending if seen.logits is not None]
+        features = torch.cat([seen.features for seen, _, _ in self._pending])
+        seen = Seen(features, torch.cat(logits) if logits else None)
+        positions = torch.cat([positions for _, positions, _ in self._pending])
+        labels = torch.cat([labels for _, _, labels in self._pending])
+        self._pending.clear()
         known = labels[positions < self.num_images]
         self.labels += torch.bincount(known, minlength=len(self.labels))
         for limit, moments in self.moments.items():
@@ -100,6 +117,7 @@ class Impressions:
 
     def over_ranks(self, sum_over_ranks: Sum, device: torch.device) -> None:
         """End the collection: make the sums those of all ranks. A collective."""
+        self._count()
         self.rows.close()
         self.labels = sum_over_ranks(self.labels.to(device)).cpu()
         self.moments = {limit: sums.over_ranks(sum_over_ranks, device) for limit, sums in self.moments.items()}

@@ -28,6 +28,7 @@ class Ranks(Protocol):
     def rank(self) -> int: ...  # noqa: D102
     def world_size(self) -> int: ...  # noqa: D102
     def total(self, value: float) -> float: ...  # noqa: D102
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...  # noqa: D102
     def broadcast(self, tensors: list[Tensor], source: int = 0) -> None: ...  # noqa: D102
 
 
@@ -81,8 +82,9 @@ class Shared(NamedTuple):
 
 def share(rows: Tensor, ranks: Ranks, device: torch.device, tell: Tell = lambda _: None) -> Shared:
     """Learn how many rows (n, D) the other ranks have. A collective."""
-    sizes = [round(ranks.total(len(rows) if rank == ranks.rank() else 0)) for rank in range(ranks.world_size())]
-    return Shared(rows.float().cpu(), sizes, ranks, device, tell)
+    sizes = torch.zeros(ranks.world_size(), dtype=torch.float64, device=device)
+    sizes[ranks.rank()] = len(rows)
+    return Shared(rows.float().cpu(), ranks.sum_over_ranks(sizes).long().tolist(), ranks, device, tell)
 
 
 def kernel_distance(real: Shared, fake: Shared) -> float:

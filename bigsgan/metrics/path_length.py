@@ -20,6 +20,9 @@ EPSILON = 1e-4
 TRIMMED = 0.01
 """Share of the shortest, and of the longest paths that do not count."""
 
+_PAIRS = 8
+"""Compared at a time."""
+
 LARGEST_RESOLUTION = 256
 """Larger images are averaged down to this, which the published feature network was trained at."""
 
@@ -38,27 +41,36 @@ def path_length(
     human judgement (LPIPS); with other networks the number has another scale.
 
     Args:
-        network: A generator whose first layer makes styles, on the device, whole on every rank.
+        network: A generator whose first layer makes styles, on the device, whole on every rank, in evaluation mode, and
+            in float32: half precision does not see such small differences.
         inputs: Gives latents, labels and seeds of so many samples from a number on.
         features: The network to compare with, on the device.
         num: Paths, over all ranks.
-        batch: Paths at a time.
+        batch: Images at a time.
         tell: Called with where it stands, again and again.
     """
     mapping, synthesis = network.part(0, 1), network.part(1, len(network.layers))
-    distances = []
-    for first in range(comm.rank() * batch, num, batch * comm.world_size()):
+    distances, step = [], max(batch // 2, 1)
+    for first in range(comm.rank() * step, num, step * comm.world_size()):
         tell(f"path {first} of {num}")
-        n = min(batch, num - first)
+        n = min(step, num - first)
         latents, labels, seeds = inputs(2 * first, 2 * n)
         labels, seeds = labels[:n].repeat(2), seeds[:n].repeat(2)  # a path keeps class and noise
         with torch.no_grad():
             styles, _ = mapping.fold(latents, labels, seeds)  # (2n, S, W)
             ends = torch.cat([styles[:n], torch.lerp(styles[:n], styles[n:], EPSILON)])
-            seen = features(_comparable(synthesis(ends, seeds))).features
-        distances.append((seen[:n] - seen[n:]).double().square().sum(1).cpu() / EPSILON**2)
+            images = _comparable(synthesis(ends, seeds))
+            pairs = zip(*(end.split(_PAIRS) for end in images.split(n)), strict=True)
+            distances += [_distances(features, a, b) for a, b in pairs]
     gathered = comm.gather_objects(torch.cat(distances) if distances else torch.empty(0, dtype=torch.float64))
     return float(comm.from_rank_zero(None if gathered is None else trimmed_mean(torch.cat(gathered))))
+
+
+def _distances(features: Features, a: Tensor, b: Tensor) -> Tensor:
+    """Squared, over EPSILON^2, between images (n, C, R, R) and images: (n,) on the host."""
+    look = features.look_for_paths or (lambda images: features.look(images).features)
+    seen = [look(images).flatten(1).float() for images in (a, b)]  # millions of numbers an image, in LPIPS
+    return (seen[0] - seen[1]).square().sum(1).double().cpu() / EPSILON**2
 
 
 def trimmed_mean(distances: Tensor) -> float:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,27 +64,39 @@ def save(found: Impressions, place: Path, about: Mapping[str, Any]) -> None:
         about: What it is about, for people.
     """
     rows = found.rows
-    name = f"rows-{comm.rank()}-of-{comm.world_size()}.safetensors"
-    tensors = {"features": rows.features, "positions": rows.positions, "labels": rows.labels}
-    gathered = comm.gather_objects((name, _problem(place / name, tensors, {})))
+    name, problem = None, None
+    if len(rows.positions):
+        name = f"rows-{uuid.uuid4().hex}.safetensors"  # another writer's, or an older one's, must not be taken for it
+        tensors = {"features": rows.features, "positions": rows.positions, "labels": rows.labels}
+        problem = _problem(place / name, tensors, {})
+    gathered = comm.gather_objects((name, problem))
     if gathered is None:
         return
     problem = next((problem for _, problem in gathered if problem), None)
+    parts = [name for name, _ in gathered if name]
     if problem is None:  # last of all, as it makes the entry complete
-        content = {"rows_limit": found.rows_limit, "parts": [name for name, _ in gathered]}
-        metadata = {_CONTENT: json.dumps(content), _ABOUT: json.dumps(about)}
+        metadata = {
+            _CONTENT: json.dumps({"rows_limit": found.rows_limit, "parts": parts}),
+            _ABOUT: json.dumps(about),
+        }
         problem = _problem(place / _SUMS, _sums(found), metadata)
     if problem:
         _log.warning("statistics of the real images are not kept: %s", problem)
+        return
+    for old in place.glob("rows-*"):
+        if old.name not in parts:
+            old.unlink(missing_ok=True)
 
 
 def load(place: Path, features: Features, num_labels: int, rows_limit: int) -> Impressions | None:
     """Return an entry that has at least ``rows_limit`` rows, with this rank's share of them, or None. A collective."""
     try:
         found = _read(place, features, num_labels, rows_limit)
-    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError):  # none yet, incomplete, damaged
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError):  # none yet, incomplete, damaged
         found = None
-    return None if comm.any_rank(found is None) else found
+    if comm.any_rank(found is None) or found is None:
+        return None
+    return found if comm.total(len(found.rows.positions)) == rows_limit else None
 
 
 def _read(place: Path, features: Features, num_labels: int, rows_limit: int) -> Impressions | None:
@@ -93,15 +106,17 @@ def _read(place: Path, features: Features, num_labels: int, rows_limit: int) -> 
     if content["rows_limit"] < rows_limit:
         return None
     num = int(sums["num"])
-    found = Impressions(num, features.width, features.num_classes, num_labels, [num], content["rows_limit"])
+    found = Impressions(num, features.width, features.num_classes, num_labels, [num], rows_limit)
     for name, tensor in sums.items():
         _set(found, name, tensor)
     rank, num_ranks = comm.rank(), comm.world_size()
-    for name in content["parts"]:
+    for name in content["parts"] if rows_limit else []:
         with safe_open(place / name, "pt") as file:
             total = file.get_slice("positions").get_shape()[0]
             own = slice(total * rank // num_ranks, total * (rank + 1) // num_ranks)
-            found.rows.add(*(file.get_slice(name)[own] for name in ("features", "positions", "labels")))
+            rows = [file.get_slice(kind)[own] for kind in ("features", "positions", "labels")]
+            asked = rows[1] < rows_limit
+            found.rows.add(*(row[asked] for row in rows))
     found.rows.close()
     return found
 

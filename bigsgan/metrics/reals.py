@@ -11,7 +11,7 @@ from torch import Tensor
 from bigsgan import comm
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
-from bigsgan.data.loader import CorruptImages, read_batches
+from bigsgan.data.loader import CorruptImages, next_batch, read_batches
 from bigsgan.draws import Draws
 from bigsgan.metrics import real_cache
 from bigsgan.metrics.features import Features
@@ -90,8 +90,10 @@ def _look(
     own = positions[rank :: comm.world_size()]
     indices: Iterator[list[int]] = (order[part.numpy()].tolist() for part in own)
     corrupt = CorruptImages(data.max_corrupt, rank)
-    for part, read in zip(own, read_batches(dataset, data, indices, pin_memory=False), strict=True):
+    batches = read_batches(dataset, data, indices, pin_memory=False)
+    for part in own:
         tell(f"real image {int(part[0])} of {num}")
+        read = next_batch(batches, data)
         corrupt.count(read)
         found.add(features(target_of(read.images, data).to(device)), part, read.labels)
     found.over_ranks(comm.sum_over_ranks, device)

@@ -25,7 +25,7 @@ class Reporter:
     Every rank may call every method: on the others they show and write nothing.
 
     Attributes:
-        last_metrics: By name, each as last reported.
+        last_metrics: Those of the last report.
     """
 
     def __init__(self, out: Path, rank: int, total_nimg: int, resume_nimg: int) -> None:
@@ -41,6 +41,7 @@ class Reporter:
             UserError: The run directory cannot be written. All methods may raise it.
         """
         self.last_metrics: Mapping[str, float] = {}
+        self._measured: tuple[int, Mapping[str, float]] = (-1, {})
         self._out, self._samples, self._total_nimg = out, out / "samples", total_nimg
         self._outputs: _Outputs | None = None
         if rank == 0:
@@ -64,20 +65,25 @@ class Reporter:
 
     def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Keep and show the metrics of the images up to ``nimg``."""
-        self.last_metrics = {**self.last_metrics, **metrics}
+        self.last_metrics = metrics
         if self._outputs is not None:
             self._outputs.json_lines.add_scalars(metrics, nimg)
             self._outputs.tensorboard.add_scalars(metrics, nimg)
             self._outputs.progress.update(nimg, metrics)
 
     def measured(self, nimg: int, metrics: Mapping[str, float]) -> None:
-        """Keep and print metrics of the state at ``nimg`` images, beside those of the last report."""
-        self.last_metrics = {**self.last_metrics, **metrics}
+        """Keep and print quality metrics of the state at ``nimg`` images."""
+        self._measured = nimg, metrics
         if self._outputs is not None:
             self._outputs.json_lines.add_scalars(metrics, nimg)
             self._outputs.tensorboard.add_scalars(metrics, nimg)
             shown = "  ".join(f"{name.partition('/')[2]} {value:.4g}" for name, value in metrics.items())
             self.message(f"nimg {nimg}/{self._total_nimg}  {shown}")
+
+    def metrics_at(self, nimg: int) -> dict[str, float]:
+        """Those of the last report, and quality metrics if they were measured at ``nimg`` images."""
+        measured_nimg, measured = self._measured
+        return {**self.last_metrics, **(measured if measured_nimg == nimg else {})}
 
     def images(self, tag: str, images: Tensor, columns: int, nimg: int) -> None:
         """Keep images (n, C, H, W) in [-1, 1] as one grid, in samples/ and in TensorBoard."""

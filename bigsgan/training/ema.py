@@ -43,16 +43,15 @@ class ShardedAverage:
     def swapped(self) -> Iterator[None]:
         """Let the network compute with the average inside the block; everything is restored bit for bit after it.
 
-        Buffers may move inside the block (standing statistics); neither the live ones nor the average's keep it.
+        Buffers may move inside the block (standing statistics); neither the live ones nor the average's keep it. After
+        an error, which ends the run, nothing is restored: that takes collectives, and other ranks may be elsewhere.
         """
         live = {name: buffer.clone() for name, buffer in self._live_buffers.items()}
         self._swap()
         self._set_buffers(self.buffers)
-        try:
-            yield
-        finally:
-            self._swap()
-            self._set_buffers(live)
+        yield
+        self._swap()
+        self._set_buffers(live)
 
     @torch.no_grad()
     def _swap(self) -> None:

@@ -106,9 +106,9 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         if complete or is_due(recipe.sample_nimg, counters.nimg, recipe.batch):
             with clock.paused():
                 _report_samples(run)
-        if recipe.metrics and (complete or is_due(recipe.metrics.every_nimg, counters.nimg, recipe.batch)):
+        if run.measuring and (complete or (not done and run.measuring.is_due(counters.nimg))):
             with clock.paused():
-                _measure(run)
+                _measure(run, run.measuring, requests)
         if done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch):
             with clock.paused():
                 _save(run, must=done)
@@ -190,11 +190,17 @@ def _report_samples(run: Run) -> None:
         run.diversity = doctor.diversity(images, grid.columns, grid.reals)
 
 
-def _measure(run: Run) -> None:
-    """Report metrics of the average's samples; every rank computes, rank 0 writes."""
-    assert run.measuring is not None
+def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
+    """Report metrics of the average's samples, unless any rank is asked to stop; all compute, rank 0 writes."""
     nimg = run.counters.nimg
-    values = run.measuring(run.step.generator, run.average, run.standing, nimg)
+
+    def stopped() -> bool:
+        return comm.any_rank(requests.reason is not None)
+
+    values = measuring(run.step.generator, run.average, run.standing, nimg, stopped)
+    if values is None:
+        _log.info("asked to stop, and so without metrics at %d images", nimg)
+        return
     run.reporter.measured(nimg, values)
     _log.info("%d images: %s", nimg, values)
 
@@ -202,7 +208,8 @@ def _measure(run: Run) -> None:
 def _save(run: Run, must: bool) -> None:
     """Begin to save; with ``must``, wait until the checkpoint is complete."""
     run.rank_log.phase = "checkpoint"
-    description = checkpoint.Description(run.recipe.model_dump(), run.layout, run.reporter.last_metrics)
+    metrics = run.reporter.metrics_at(run.counters.nimg)
+    description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
     saved = run.saver.save(run.counters.nimg, run.entries, description)
     if must and not (saved and run.saver.finish()):
         raise UserError(

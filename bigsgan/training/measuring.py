@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
-from bigsgan.metrics import Evaluation, Generate, Measured, Replica, open_features
+from bigsgan.metrics import Evaluation, Features, Generate, Measured, Replica, open_features
 from bigsgan.metrics.real_cache import directory
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import RankLog
 from bigsgan.monitor.sinks import writing
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, stand_statistics
+from bigsgan.training.schedules import is_due
 
 RECORDS_FILE = "evaluations.jsonl"
 
@@ -50,31 +52,46 @@ class Measuring:
         self._recipe, self._out, self._dataset, self._rank_log = plan.recipe, out, dataset, rank_log
         features = open_features(section.features, data, directory())
         self._evaluation = Evaluation(section.asked, features, dataset, data, batch, directory(), self._tell)
+        self._precision, self._batch = plan.deepspeed_files["generator"].precision, batch
         place, rank = plan.placement("generator"), comm.rank()
         self._replica = Replica(place.replica(rank), place.num_replicas, place.stage(rank), place.num_stages)
 
+    def is_due(self, nimg: int) -> bool:
+        """Whether it is time, after the batch that ``nimg`` images were seen with."""
+        section = self._recipe.metrics
+        return section is not None and is_due(section.every_nimg, nimg, self._recipe.batch)
+
     def __call__(
-        self, generator: Engine, average: ShardedAverage, standing: Sequence[MicroBatch], nimg: int
-    ) -> dict[str, float]:
-        """Values by name; rank 0 keeps the full records in the run directory. A collective.
+        self,
+        generator: Engine,
+        average: ShardedAverage,
+        standing: Sequence[MicroBatch],
+        nimg: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float] | None:
+        """Values by name, or None where it was stopped; rank 0 keeps the records in the run directory. A collective.
 
         Args:
             generator: The engine.
             average: Of its weights.
             standing: Inputs for standing statistics.
             nimg: Images seen.
+            stopped: See ``Evaluation.measure``.
         """
         recipe, network, infer = self._recipe, generator.network, generator.infer_everywhere
         self._tell("standing statistics")
         with average.swapped():
             stand_statistics(network, infer, standing)
             source = samples_of(recipe, network, infer, self._dataset, comm.device(), recipe.seed)
-            found = self._evaluation.measure(source, self._replica)
+            found = self._evaluation.measure(source, self._replica, stopped)
+        if not found:
+            return None
         if comm.rank() == 0:
-            about = {"nimg": nimg, "weights": "ema", "seed": recipe.seed, "truncation": None}
-            keep_records(self._out, records(found, self._evaluation, about))
+            about = {"by": "train", "nimg": nimg, "weights": "ema", "seed": recipe.seed, "truncation": None}
+            about |= {"precision": self._precision, "batch": self._batch}
+            keep_records(self._out, records(found, self._evaluation.features, about))
         values = {f"metrics/{name}": value for measured in found for name, value in measured.values.items()}
-        return {**values, "metrics/seconds": self._evaluation.seconds}
+        return {**values, "metrics/seconds": found[0].seconds}
 
     def _tell(self, text: str) -> None:
         self._rank_log.phase = f"metrics: {text}"
@@ -100,14 +117,14 @@ def samples_of(
         seed: Of the latents.
         truncation: Threshold of the latents.
     """
-    draws = Draws(seed)
+    draws, corrupt = Draws(seed), CorruptImages(recipe.data.max_corrupt, comm.rank())
 
     def inputs(first: int, labels: Tensor) -> MicroBatch:
         if not recipe.data.paired:
             return generator_inputs(recipe, draws, "metrics", first, labels, truncation, device)
         indices = [(first + i) % len(dataset) for i in range(len(labels))]
         (read,) = read_batches(dataset, recipe.data.model_copy(update={"num_workers": 0}), iter([indices]), False)
-        CorruptImages(recipe.data.max_corrupt, comm.rank()).count(read)
+        corrupt.count(read)
         sources = read.images[:, : recipe.data.input_channels].to(device).float() / 127.5 - 1
         seeds = torch.from_numpy(draws.seeds("metrics/seed", (0,), first, len(labels)))
         return sources, labels.to(device), seeds.to(device)
@@ -119,15 +136,14 @@ def samples_of(
     return generate
 
 
-def records(found: Sequence[Measured], evaluation: Evaluation, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+def records(found: Sequence[Measured], features: Features, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Everything that a number depends on beside it: one record for each metric, fit for JSON.
 
     Args:
         found: Results.
-        evaluation: What they come from.
-        about: The samples: checkpoint, weights, seed, truncation.
+        features: The network that they were compared by.
+        about: The samples: checkpoint, weights, seed, truncation, precision, images at a time.
     """
-    features = evaluation.features
     return [
         {
             "metric": measured.metric.name,
@@ -138,7 +154,7 @@ def records(found: Sequence[Measured], evaluation: Evaluation, about: Mapping[st
             "features": features.name,
             "features_sha256": features.hash,
             "resizer": features.resizer,
-            "seconds": round(evaluation.seconds, 2),
+            "seconds": round(measured.seconds, 2),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         for measured in found
@@ -152,5 +168,9 @@ def keep_records(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         UserError: The file cannot be written.
     """
     path = run / RECORDS_FILE
-    with writing(path), path.open("a", encoding="utf-8") as file:
+    with writing(path), path.open("a+", encoding="utf-8") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if file.read() not in ("", "\n"):  # a kill left half a line
+            file.write("\n")
         file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)

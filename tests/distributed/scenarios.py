@@ -1,5 +1,6 @@
 """What ranks of a pool do; results go back to the test as plain tensors on rank 0's pipe."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +46,9 @@ def destroy(run: Run) -> None:
     run.step.discriminator.destroy()
 
 
-def measured(overrides: list[str], ds: dict[str, Any]) -> dict[str, float]:
+def measured(overrides: list[str], ds: dict[str, Any], cache: str) -> dict[str, float] | None:
     """Metrics of the average's samples after two updates."""
+    os.environ["BIGSGAN_CACHE"] = cache
     run = build(overrides, ds)
     update(run, 2)
     assert run.measuring is not None

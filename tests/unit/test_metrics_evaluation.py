@@ -28,7 +28,7 @@ def random_features():
         features = F.adaptive_avg_pool2d(images.double() / 255, 4).flatten(1) @ projection
         return Seen(features, features[:, :5])
 
-    return Features("random", "none", "0" * 16, torch.nn.Identity(), look, WIDTH, 5)
+    return Features("random", "none", "0" * 16, torch.nn.Identity(), look, width=WIDTH, num_classes=5)
 
 
 def evaluation(names, cache, data=DIGITS, batch=200, tell=lambda _: None):
@@ -160,3 +160,28 @@ def test_what_does_not_go_with_network_or_data(tmp_path):
 
 def test_images_become_bytes_as_in_a_file():
     assert as_bytes(torch.tensor([-1.2, -1.0, 0.0, 0.5, 1.0, 3.0])).tolist() == [0, 0, 128, 191, 255, 255]
+
+
+def test_a_stopped_evaluation_gives_nothing(tmp_path):
+    asked, answers = evaluation(["fid1000"], tmp_path, batch=100), iter([False, False, True])
+    assert asked.measure(real_images, Replica(0, 1), lambda: next(answers)) == []
+    assert next(answers, "asked three times") == "asked three times"
+
+
+def test_replicas_share_the_samples(tmp_path):
+    """Two replicas, one of two ranks, played one after the other: together they look at each sample once."""
+    looked_at = []
+    for replica in (Replica(0, 2, 0, 2), Replica(0, 2, 1, 2), Replica(1, 2)):
+        asked = evaluation(["fid250"], tmp_path, batch=60)
+        see = asked.features.look
+
+        def look(images, see=see):
+            looked_at.append(images)
+            return see(images)
+
+        asked._see_reals(torch.device("cpu"))
+        asked.features.look = look
+        asked.measure(real_images, replica)
+    seen = torch.cat(looked_at)[:, 0].flatten(1)
+    expected = as_bytes(real_images(0, torch.zeros(360)))[:, 0].flatten(1)  # 250 fill three rounds of two batches
+    assert sorted(map(bytes, seen.numpy())) == sorted(map(bytes, expected.numpy()))

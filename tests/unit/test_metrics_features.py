@@ -160,3 +160,30 @@ def test_damaged_files(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             open_features(FeatureNetwork(**section), COLOUR, tmp_path)
+
+
+class PerceptualDistance(nn.Module):
+    """With the arguments of the file that StyleGAN2's path lengths are measured with."""
+
+    def forward(
+        self, x: torch.Tensor, resize_images: bool = True, return_features: bool = False, return_lpips: bool = False
+    ) -> torch.Tensor:
+        assert return_features != return_lpips
+        flat = x.float().mean(dim=(2, 3))
+        return flat if return_features else torch.cat([flat, flat * (2 if resize_images else 3)], dim=1)
+
+
+def test_torchscript_files_for_path_lengths(tmp_path):
+    path = tmp_path / "vgg16.pt"
+    torch.jit.script(PerceptualDistance()).save(str(path))
+    features = open_features(FeatureNetwork(network=str(path)), COLOUR, tmp_path)
+    means = images().float().mean(dim=(2, 3))
+    torch.testing.assert_close(features(images()).features, means)
+    torch.testing.assert_close(features.look_for_paths(images()), torch.cat([means, 3 * means], dim=1))
+
+
+def test_a_network_that_gives_no_features(tmp_path):
+    path = tmp_path / "scalar.pt"
+    torch.jit.script(nn.Conv2d(1, 1, 1)).save(str(path))  # one channel alone, and images behind it
+    with pytest.raises(UserError, match="does not turn images of 40 pixels into features"):
+        open_features(FeatureNetwork(network=str(path)), COLOUR, tmp_path)
