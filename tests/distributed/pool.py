@@ -75,7 +75,8 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     # torch computes fp16 on every CPU, if slowly; DeepSpeed refuses it where there are no fast instructions.
     accelerator.is_fp16_supported = lambda: True
     comm.initialize()
-    importlib.import_module("tests.tiny").awake().__enter__()  # as the reference's networks are
+    awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
+    awake.__enter__()  # which would be undone with the last reference to it
     keep = set(dist.distributed_c10d._world.pg_map)
     importlib.import_module("tests.distributed.scenarios")
     gc.collect()

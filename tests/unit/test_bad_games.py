@@ -7,7 +7,7 @@ from bigsgan.errors import UserError
 from tests.tiny import FAMILIES, TINY
 
 STAGES = [f"engines.{network}.pipeline_stages=2" for network in ("generator", "discriminator")]
-PAIRS = FAMILIES["pix2pix"]
+PAIRS = [override for override in FAMILIES["pix2pix"] if not override.startswith("data.crop_from")]
 STYLES = FAMILIES["stylegan2"]
 
 CASES = {

@@ -127,8 +127,8 @@ def test_missing_weights_are_named_with_hash_and_place(tmp_path, monkeypatch):
     with pytest.raises(UserError) as caught:
         open_features(FeatureNetwork(network="inception"), COLOUR, tmp_path)
     text = str(caught.value)
-    assert "pt_inception-2015-12-05-6726825d.pth' does not exist" in text
-    for part in ("weights: ", str(tmp_path / "checkpoints"), "SHA-256 begins with 6726825d", "https://", "--weights"):
+    assert caught.value.value == str(tmp_path / "checkpoints" / "pt_inception-2015-12-05-6726825d.pth")
+    for part in ("weights: ", "does not exist; its SHA-256 begins with 6726825d", "https://", "--weights"):
         assert part in text
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "pt_inception-2015-12-05-6726825d.pth").write_bytes(b"another")
