@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import UserError
 from bigsgan.initial_weights import freeze_first_layers, load_initial_weights
+from bigsgan.locking import hold
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.start import Start, find_start
 from bigsgan.training.ema import ShardedAverage
@@ -66,9 +68,37 @@ def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) 
 
 def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> bool:
     """Train, and return whether the run is complete."""
+    out = Path(plan.recipe.out)
+    rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
+    with _alone_in(out):
+        return _train(plan, allowed, requests, out, rank_log)
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Keep other jobs from training in a run directory; a collective.
+
+    Raises:
+        UserError: One does already.
+    """
+    refused, release = None, None
+    if comm.rank() == 0:
+        remedy = "wait for the end of that job, or end it; or give another `out`"
+        try:
+            release = hold(out / ".lock", "out", str(out), remedy)
+        except UserError as error:
+            refused = error
+    if refused := comm.from_rank_zero(refused):
+        raise refused
+    try:
+        yield
+    finally:
+        if release is not None:
+            release()
+
+
+def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out: Path, rank_log: RankLog) -> bool:
     recipe, rank = plan.recipe, comm.rank()
-    out = Path(recipe.out)
-    rank_log = open_rank_log(out / "logs", rank, lambda text: print(text, file=sys.stderr))
     start = find_start(plan, out, allowed)
     found = start.found
     if found is not None and found.nimg >= recipe.total_nimg:

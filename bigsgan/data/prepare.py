@@ -7,7 +7,6 @@ the part is complete, and the whole has a plan, so that a second run goes on whe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ import zipfile
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,14 +26,17 @@ from tqdm import tqdm
 
 from bigsgan.atomic import replacing, write_text
 from bigsgan.data.conversion import GOES_ON, Converted, Job, conversions, unwritable
-from bigsgan.data.datasets import class_folders, image_files, is_image, some_names
+from bigsgan.data.datasets import some_names
 from bigsgan.data.images import explain
 from bigsgan.data.packed import write_tar, write_zip
+from bigsgan.data.source import Source, list_source
 from bigsgan.errors import UserError
+from bigsgan.locking import hold
 
 _log = logging.getLogger(__name__)
 
 _PART_SIZE = 1_000
+_LOCK = ".lock"
 _SHOWN_UNREADABLE = 10
 
 
@@ -90,22 +93,26 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
 
     Raises:
         UserError: The source is no directory of images, or the destination is something else or of another source or
-            resolution; the disk is full or cannot be read or written; a process died; or a class has no readable image.
+            resolution, or being made by another process; the disk is full or cannot be read or written; a process
+            died; or a class has no readable image.
     """
     for field, number in (("--resolution", resolution), ("--workers", workers)):
         if number < 1:
             raise UserError(field, number, "is not positive", "give 1 or more")
-    task = _Task(_list_source(source), destination, resolution, format)
+    task = _Task(list_source(source), destination, resolution, format)
     if destination.resolve().is_relative_to(source.resolve()):
         raise UserError("DST", str(destination), "lies in SRC, which has to stay as it is", "give another place")
     try:
         if format == "zip" and destination.is_file():
             return _already_joined(task)
-        _begin(task)
-        _convert_parts(task, workers)
+        if format == "zip" or not _is_complete(task):
+            with _begun(task):
+                _convert_parts(task, workers)
+                if format == "zip":
+                    _join(task)
         made = _sum_up(task)
         if format == "zip":
-            _join(task, made)
+            shutil.rmtree(task.work)  # not before the lock in there is let go of: NFS would leave a file behind
     except OSError as error:
         raise unwritable(destination, error) from error
     except BrokenProcessPool as error:
@@ -114,57 +121,11 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
     return made
 
 
-class _Source(NamedTuple):
-    root: Path
-    classes: list[str]  # names of the class folders; empty where the images have no class
-    paths: list[str]
-    labels: list[int]
-
-    def digest(self) -> str:
-        """Hash of paths, sizes and times of change: equal as long as nobody has touched the files."""
-        digest = hashlib.sha256()
-        for path in self.paths:
-            try:
-                found = os.stat(path)
-                state = f"{found.st_size} {found.st_mtime_ns}"
-            except OSError:  # a link to nowhere: an image that cannot be read
-                state = "unreadable"
-            digest.update(os.fsencode(path.removeprefix(f"{self.root}/")) + f"\0{state}\n".encode())
-        return digest.hexdigest()
-
-
-def _list_source(root: Path) -> _Source:
-    if not root.is_dir():
-        problem = "is not a directory" if root.exists() else "does not exist"
-        raise UserError("SRC", str(root), problem, "give the directory that holds the images")
-    try:
-        loose = sorted(str(entry) for entry in root.iterdir() if is_image(entry.name) and not entry.is_dir())
-        files = {folder.name: image_files(folder) for folder in class_folders(root)}
-    except OSError as error:
-        raise UserError("SRC", str(root), f"cannot be read: {explain(error)}", "mend its permissions") from error
-    filled, empty = [name for name in files if files[name]], [name for name in files if not files[name]]
-    if not filled and not loose:
-        raise UserError("SRC", str(root), "holds no image", "give a directory with images, or with a folder a class")
-    if not filled:
-        return _Source(root, [], loose, [0] * len(loose))
-    if loose:
-        problem = f"holds images beside its class folders{some_names([Path(path).name for path in loose])}"
-        raise UserError("SRC", str(root), problem, "move them into the folder of their class, or elsewhere")
-    if empty:
-        problem = f"has class folders without an image{some_names(empty)}"
-        raise UserError("SRC", str(root), problem, "fill or remove them")
-    for name in filled:
-        if any("\ud800" <= letter <= "\udfff" for letter in name):  # how Python reads bytes that are no UTF-8
-            raise UserError("SRC", str(root), f"has a class folder whose name is no UTF-8, {name!r}", "rename it")
-    labels = [label for label, name in enumerate(filled) for _ in files[name]]
-    return _Source(root, filled, [path for name in filled for path in files[name]], labels)
-
-
 @dataclass(frozen=True)
 class _Task:
     """What is to be made, and where its parts lie until then."""
 
-    source: _Source
+    source: Source
     destination: Path
     resolution: int
     format: str
@@ -217,25 +178,52 @@ class _Task:
         return f"{folder}{index:08d}"
 
 
-def _begin(task: _Task) -> None:
-    """Write the plan, or compare it with the one that is there.
+@contextmanager
+def _begun(task: _Task) -> Iterator[None]:
+    """Keep other processes from making the same inside the block, and write the plan if it is not there.
+
+    Raises:
+        UserError: The destination is something else, was begun with another plan, or is being made.
+        OSError: It cannot be written.
+    """
+    _check_destination(task)
+    task.work.mkdir(parents=True, exist_ok=True)
+    release = hold(task.work / _LOCK, "DST", str(task.destination), "wait for its end, or give another place")
+    try:
+        if not _check_destination(task):  # again, as it may have been begun and left since
+            write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
+        yield
+    finally:
+        release()
+
+
+def _check_destination(task: _Task) -> bool:
+    """Return whether the destination was begun with this plan; nothing else may be there.
 
     Raises:
         UserError: The destination is something else, or was begun with another plan.
-        OSError: It cannot be written.
+        OSError: It cannot be read.
     """
     if task.destination.exists() and (task.format == "zip" or not task.destination.is_dir()):
         raise _not_ours(task)
-    work = task.work
     if task.plan_file.is_file():
         _check_plan(task, _read_json(task.plan_file.read_text()))
-        return
-    begun = {work.name, f"{task.plan_file.name}.tmp"}  # all that a run leaves which is killed before its plan stands
-    for directory in {work, work if task.format == "zip" else task.destination}:
+        return True
+    # All that a run leaves which is killed before its plan stands.
+    begun = {task.work.name, _LOCK, f"{task.plan_file.name}.tmp"}
+    for directory in {task.work, task.work if task.format == "zip" else task.destination}:
         if directory.exists() and any(entry.name not in begun for entry in directory.iterdir()):
             raise _not_ours(task)
-    work.mkdir(parents=True, exist_ok=True)
-    write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
+    return False
+
+
+def _is_complete(task: _Task) -> bool:
+    """Whether the destination has been made already, so that nothing is left to write.
+
+    Raises:
+        UserError: As of ``_check_destination``.
+    """
+    return _check_destination(task) and not _parts_left(task)
 
 
 def _already_joined(task: _Task) -> Prepared:
@@ -285,8 +273,7 @@ def _read_json(text: str) -> Any:
 
 def _convert_parts(task: _Task, workers: int) -> None:
     """Write the parts that are not there yet."""
-    parts = task.parts()
-    left = {number: part for number, part in parts.items() if not task.is_complete(number)}
+    left = _parts_left(task)
     if not left:
         return
     if task.format == "folder":
@@ -301,6 +288,10 @@ def _convert_parts(task: _Task, workers: int) -> None:
     ):
         for number, part in left.items():
             _write_part(task, number, part, results, bar)
+
+
+def _parts_left(task: _Task) -> dict[int, range]:
+    return {number: part for number, part in task.parts().items() if not task.is_complete(number)}
 
 
 def _job(task: _Task, index: int) -> Job:
@@ -357,8 +348,8 @@ def _sum_up(task: _Task) -> Prepared:
     return Prepared(num - len(named), len(source.classes), channels, len(named), named)
 
 
-def _join(task: _Task, made: Prepared) -> None:
-    """Make one zip file of the parts, with the plan as its comment, and remove the parts."""
+def _join(task: _Task) -> None:
+    """Make one zip file of the parts, with the plan as its comment."""
 
     def members() -> Iterator[tuple[str, bytes]]:
         for number in task.parts():
@@ -370,7 +361,6 @@ def _join(task: _Task, made: Prepared) -> None:
                 problem = f"is damaged: {explain(error)}"
                 raise UserError("DST", str(task.archive(number)), problem, f"delete it, {GOES_ON}") from error
 
-    comment = json.dumps({"plan": task.plan, "image_channels": made.image_channels}).encode()
+    comment = json.dumps({"plan": task.plan, "image_channels": _sum_up(task).image_channels}).encode()
     with replacing(task.destination) as unfinished:
         write_zip(unfinished, members(), comment)
-    shutil.rmtree(task.work)

@@ -7,7 +7,6 @@ write over each other's weights, and it leaves them behind. deepspeed_private.py
 from __future__ import annotations
 
 import atexit
-import fcntl
 import mmap
 import os
 import shutil
@@ -20,6 +19,7 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
 from bigsgan.errors import UserError
+from bigsgan.locking import hold
 
 _ALIGNMENT = 1024
 """Sizes of swap files are multiples of it (DeepSpeed 0.19.8, swap_tensor/utils.py: AIO_ALIGNED_BYTES)."""
@@ -75,15 +75,11 @@ def open_swap_directory(file: DeepSpeedFile, network: str, rank: int) -> tuple[P
     with ExitStack() as resources:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lock = resources.enter_context(open(path.with_suffix(".lock"), "w"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
-            resources.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+            resources.callback(hold(path.with_suffix(".lock"), where, nvme_path, "give each run its own directory"))
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
             resources.callback(shutil.rmtree, path, ignore_errors=True)
             _write_directly(path / "probe")
-        except BlockingIOError:
-            raise UserError(where, nvme_path, "is in use by another run", "give each run its own directory") from None
         except OSError as error:
             problem = f"cannot be written to by O_DIRECT in blocks of {_ALIGNMENT} bytes, as DeepSpeed does ({error})"
             raise UserError(where, nvme_path, problem, "give a directory on a local NVMe drive") from None

@@ -154,4 +154,4 @@ def second_run(ds):
 def test_two_runs_do_not_share_their_files(ranks, files):
     for message in ranks(1).run(second_run, files(True), timeout=SECONDS):
         assert "nvme_path" in message
-        assert "is in use by another run" in message
+        assert "is in use by process " in message

@@ -1,7 +1,8 @@
-"""Gradients that are not finite: a run goes back to its last checkpoint; and how ranks agree."""
+"""Gradients that are not finite: a run goes back to its last checkpoint; how ranks agree, and stay alone in a run."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from bigsgan import checkpoint, comm
 from bigsgan.errors import UserError
+from bigsgan.locking import hold
+from bigsgan.train import _alone_in
 from bigsgan.training.loop import training_loop
 from bigsgan.training.stopping import StopRequests
 from tests.distributed import scenarios
@@ -26,6 +29,25 @@ def test_a_flag_on_one_rank_is_heard_on_all_one_call_later(ranks):
     flags = [[False, True, False, False], [False, False, False, True]]
     assert ranks(2).run(agreements, flags) == [[False, False, True, False]] * 2
     assert ranks(1).run(agreements, [[False, True, False]]) == [[False, True, False]]
+
+
+def alone(out):
+    """What ranks are told of a run directory that another job trains in, and whether they get it afterwards."""
+    release = hold(Path(out) / ".lock", "out", out, "wait") if comm.rank() == 1 else None
+    comm.barrier()
+    with pytest.raises(UserError) as caught, _alone_in(Path(out)):
+        pass
+    if release is not None:
+        release()
+    comm.barrier()
+    with _alone_in(Path(out)):
+        return str(caught.value), os.getpid()
+
+
+def test_all_ranks_are_told_of_another_job(ranks, tmp_path):
+    (first, _), (second, pid) = ranks(2).run(alone, str(tmp_path))
+    assert first == second
+    assert f"is in use by process {pid} on " in first
 
 
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discriminator")]

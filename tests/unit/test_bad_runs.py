@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.engines import deepspeed_config
 from bigsgan.errors import UserError
+from bigsgan.locking import hold
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.alone import save, whole
@@ -68,8 +70,8 @@ def run(made_run, tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file but the logs."""
-    files = [path for path in directory.rglob("*") if path.is_file() and path.parent.name != "logs"]
+    """Every file but the logs and the lock."""
+    files = [p for p in directory.rglob("*") if p.is_file() and p.parent.name != "logs" and p.name != ".lock"]
     return {str(path): path.read_bytes() for path in files}
 
 
@@ -312,6 +314,20 @@ def test_run_directories(name, run, capsys):
     arguments = train_arguments(*overrides, *([] if "out=" in "".join(overrides) else ["out=run"]))
     damage()
     check(capsys, arguments, *expected)
+
+
+@pytest.mark.parametrize("command", ["train", "sample", "export"])
+def test_a_run_that_another_job_trains(command, run, capsys):
+    """Training is refused; what only reads goes on."""
+    release = hold(run / ".lock", "out", "run", "wait")
+    if command == "train":
+        remedy = "wait for the end of that job, or end it; or give another `out`"
+        check(capsys, train_arguments("out=run"), "out", f"'run' is in use by process {os.getpid()} on ", remedy)
+        release()
+        check(capsys, train_arguments("out=run", "batch=16"), "batch")  # as far as the recipe's check
+    else:
+        assert cli.main([command, "--run", "run", "--out", "x"] + ["--num", "4"] * (command == "sample")) == 0
+        release()
 
 
 def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):

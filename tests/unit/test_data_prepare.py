@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import tarfile
 import zipfile
 from pathlib import Path
@@ -125,7 +126,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_processes_or_on_time(tmp_path,
         prepare.prepare(source, destination(place, kind), SIZE, kind, workers)
         found.append(files(place))
     assert found[0] == found[1]
-    assert len(found[0]) == {"zip": 1, "tar": 4 + 4 + 1, "folder": 14 + 4 + 1}[kind]
+    assert len(found[0]) == {"zip": 1, "tar": 4 + 4 + 2, "folder": 14 + 4 + 2}[kind]
 
 
 def test_shards_have_the_layout_of_webdataset(tmp_path, source):
@@ -246,6 +247,25 @@ def test_a_complete_destination_is_left_alone(tmp_path, source, kind, monkeypatc
     assert again[:4] == first[:4] == (14, 3, 3, 1)
     assert again.unreadable == ([] if kind == "zip" else first.unreadable)
     assert identities(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_second_process_is_refused_as_long_as_one_works(tmp_path, source, kind, monkeypatch):
+    place, real, told = destination(tmp_path, kind), prepare.conversions, []
+
+    def conversions(jobs, workers):  # in the midst of the first
+        with pytest.raises(UserError) as caught:
+            prepare.prepare(source, place, SIZE, kind, 1)
+        told.append(str(caught.value))
+        return real(jobs, workers)
+
+    monkeypatch.setattr(prepare, "conversions", conversions)
+    prepare.prepare(source, place, SIZE, kind, 2)
+    (message,) = told
+    holder = f"process {os.getpid()} on {socket.gethostname()} since "
+    assert message.startswith(f"DST: '{place}' is in use by {holder}")
+    assert message.endswith("; wait for its end, or give another place")
+    assert len(opened(kind, place)) == 14
 
 
 def test_a_part_that_was_deleted_is_made_again(tmp_path, source):

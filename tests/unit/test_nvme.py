@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 
 import pytest
 
@@ -63,7 +64,8 @@ def test_a_directory_is_one_engines_of_one_rank(tmp_path):
             paths.add(path)
             releases.append(release)
     assert len(paths) == 4
-    with pytest.raises(UserError, match=r"nvme_path: .* is in use by another run; give each run its own directory"):
+    holder = rf"is in use by process {os.getpid()} on {socket.gethostname()} since .*; give each run its own directory"
+    with pytest.raises(UserError, match=rf"nvme_path: .* {holder}$"):
         nvme.open_swap_directory(file_for(tmp_path), "generator", 1)
     for release in releases:
         release()
