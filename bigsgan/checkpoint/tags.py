@@ -79,12 +79,14 @@ def newest(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | 
         passed_over: Tags that are damaged inside; see ``damage``.
 
     Raises:
-        UserError: There are checkpoints and all of them are damaged.
+        UserError: There are checkpoints, and all of them are damaged or of another version.
     """
     found = newest_or_none(directory, passed_over)
-    if found is None and _tags(directory):
+    if found is None and (found_tags := _tags(directory)):
         remedy = "put an undamaged copy back, or remove that directory to start anew"
-        raise UserError(str(directory), None, "holds damaged checkpoints only", remedy)
+        raise UserError(
+            str(directory), None, *(_of_other_versions(found_tags) or ("holds damaged checkpoints only", remedy))
+        )
     return found
 
 
@@ -104,11 +106,11 @@ def find(run: Path, nimg: int | None = None, passed_over: Collection[Path] = ())
     Raises:
         UserError: There is none.
     """
-    found = list(complete(run / "checkpoints"))
+    directory = run / "checkpoints"
+    found = list(complete(directory))
     if not found:
-        raise UserError(
-            "--run", str(run), "holds no complete checkpoint", "give the `out` directory of a run that has saved"
-        )
+        answer = "holds no complete checkpoint", "give the `out` directory of a run that has saved"
+        raise UserError("--run", str(run), *(_of_other_versions(_tags(directory)) or answer))
     left = [checkpoint for checkpoint in found if checkpoint.path not in passed_over]
     if not left:
         remedy = "put an undamaged copy back"
@@ -119,6 +121,8 @@ def find(run: Path, nimg: int | None = None, passed_over: Collection[Path] = ())
         if checkpoint.nimg == nimg:
             return checkpoint
     known = ", ".join(str(c.nimg) for c in left)
+    if other := _of_other_versions([path for path in _tags(directory) if int(path.name) == nimg]):
+        raise UserError("--nimg", nimg, other[0], f"use that version, or choose from {known}")
     is_damaged = len(left) < len(found) and any(c.nimg == nimg for c in found)
     raise UserError("--nimg", nimg, "is damaged" if is_damaged else "is no saved checkpoint", f"choose from {known}")
 
@@ -230,7 +234,8 @@ def complete(directory: Path) -> Iterator[Checkpoint]:
         try:
             manifest = json.loads((path / MANIFEST).read_text())
             if manifest["format"] != FORMAT:
-                _log.warning("passing over %s, saved in format %s by another version", path, manifest["format"])
+                text = "passing over %s, saved in format %s by another version: this one reads format %d"
+                _log.warning(text, path, manifest["format"], FORMAT)
                 continue
             sizes = {name: (path / name).stat().st_size for name in manifest["files"]}
             described = {name: file["bytes"] for name, file in manifest["files"].items()}
@@ -244,6 +249,28 @@ def complete(directory: Path) -> Iterator[Checkpoint]:
             _log.warning("passing over %s, whose files are not those that its manifest describes", path)
             continue
         yield Checkpoint(path, manifest)
+
+
+def _of_other_versions(paths: list[Path]) -> tuple[str, str] | None:
+    """Problem and remedy where none of some tags can be read, and another version of bigsgan can read some of them."""
+    found = [_format(path) for path in paths]
+    others = {number for number in found if isinstance(number, int) and number != FORMAT}
+    if not others:
+        return None
+    version = f"{'an older' if max(others) < FORMAT else 'another'} version"
+    saved = f"saved in format {' and '.join(map(str, sorted(others)))} by {version}, and this one reads {FORMAT}"
+    if others.issuperset(found):
+        return f"was {saved}", "finish the run with that version, or start a new `out`"
+    problem = f"holds damaged checkpoints, and others {saved}"
+    return problem, "put an undamaged copy back, finish the run with that version, or start a new `out`"
+
+
+def _format(path: Path) -> Any:
+    """Of a tag's manifest; None where it cannot be told."""
+    try:
+        return json.loads((path / MANIFEST).read_text())["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:

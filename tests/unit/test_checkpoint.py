@@ -263,12 +263,44 @@ def test_what_is_not_complete_is_passed_over_for_an_older_one(tmp_path, what):
     INCOMPLETE[what](directory / "000000000128")
     assert_holds(checkpoint.newest(directory), 64)
     assert_holds(checkpoint.find(tmp_path), 64)
-    with pytest.raises(UserError, match=r"is no saved checkpoint; choose from 64$"):
+    expected = "saved in format 1" if what == "another format" else "is no saved checkpoint"
+    with pytest.raises(UserError, match=rf"{expected}.*; .*choose from 64$"):
         checkpoint.find(tmp_path, 128)
     shutil.rmtree(directory / "000000000064")
+    if what == "another format":
+        return
     with pytest.raises(UserError, match="no complete checkpoint"):
         checkpoint.find(tmp_path)
     with pytest.raises(UserError, match="holds damaged checkpoints only"):
+        checkpoint.newest(directory)
+
+
+def test_tags_of_other_versions_are_not_called_damaged(tmp_path):
+    directory = tmp_path / "checkpoints"
+    for nimg in (64, 128):
+        assert save_one(directory, nimg)
+        change(directory / f"{nimg:012d}" / "manifest.json", format=1)
+    truth = r"was saved in format 1 by an older version, and this one reads 2; "
+    remedy = "finish the run with that version, or start a new `out`$"
+    for look, field in (
+        (checkpoint.find, tmp_path),
+        (checkpoint.find_intact, tmp_path),
+        (checkpoint.newest, directory),
+    ):
+        with pytest.raises(UserError, match=truth + remedy) as caught:
+            look(field)
+        assert str(field) in str(caught.value)
+    change(directory / "000000000128" / "manifest.json", format=3)
+    with pytest.raises(UserError, match=r"was saved in format 1 and 3 by another version, and this one reads 2; "):
+        checkpoint.newest(directory)
+    assert save_one(directory, 256)
+    with pytest.raises(UserError, match=rf"^--nimg: 64 {truth}use that version, or choose from 256$"):
+        checkpoint.find(tmp_path, 64)
+    assert_holds(checkpoint.newest(directory), 256)
+    truncate(directory / "000000000256" / FILE)
+    with pytest.raises(
+        UserError, match=r"holds damaged checkpoints, and others saved in format 1 and 3 by another ver"
+    ):
         checkpoint.newest(directory)
 
 
