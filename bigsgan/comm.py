@@ -214,9 +214,9 @@ class StoreBoard:
         """Return a text, or None where there is none."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
-    def claim(self, key: str) -> bool:
-        """Return True to the first of the ranks that ask."""
-        return self._store.add(key, 1) == 1
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number of the ranks, which begins at 0, and return it."""
+        return self._store.add(key, amount)
 
 
 def open_board(name: str) -> StoreBoard:

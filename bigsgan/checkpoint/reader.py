@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bigsgan.checkpoint.entries import Ranks, StateEntry
+from bigsgan.checkpoint.files import Moved, unnoticed
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
 
@@ -34,8 +35,8 @@ class Reader:
     as itself: in the layout that saved, with its own.
     """
 
-    def __init__(self, checkpoint: Checkpoint, rank: int = 0, world_size: int = 1) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, rank: int = 0, world_size: int = 1, moved: Moved = unnoticed) -> None:
+        self.checkpoint, self._moved = checkpoint, moved
         files = sorted(checkpoint.manifest["files"])
         near = rank * len(files) // world_size
         self._unopened = sorted(files, key=lambda name: abs(files.index(name) - near), reverse=True)
@@ -64,6 +65,7 @@ class Reader:
                 for start in range(first, last, _READ_ELEMENTS):
                     end = min(last, start + _READ_ELEMENTS)
                     out[start - offset : end - offset].copy_(saved[start - stretch.offset : end - stretch.offset])
+                    self._moved((end - start) * out.element_size())
             missing -= last - first
             if missing <= 0:
                 return
@@ -158,13 +160,13 @@ class EntryReader:
             tensor.copy_(flat.view(tensor.shape))
 
 
-def restore(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], ranks: Ranks) -> None:
+def restore(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], ranks: Ranks, moved: Moved = unnoticed) -> None:
     """Have each entry of a run's state load what this rank's layout needs of it.
 
     Raises:
         UserError: Something was not saved, or a file is damaged.
     """
-    reader = Reader(checkpoint, ranks.rank(), ranks.world_size())
+    reader = Reader(checkpoint, ranks.rank(), ranks.world_size(), moved)
     for name, entry in entries.items():
         entry.load(reader.entry(name))
 

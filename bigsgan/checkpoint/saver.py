@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bigsgan.atomic import fsync, write_text
 from bigsgan.checkpoint.entries import Part, Ranks, SavedEntry
+from bigsgan.checkpoint.files import Moved, unnoticed, write_tensors
 from bigsgan.checkpoint.reader import value_name
-from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, checksum, prune, sealed
+from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, prune, sealed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 
@@ -30,7 +29,7 @@ _RECEIPT = ".written.json"
 
 _POLL_SECONDS = 0.05
 _LINGER_SECONDS = 20.0
-_FAILURES = (OSError, SafetensorError, UserError)
+_FAILURES = (OSError, UserError)
 
 _log = logging.getLogger(__name__)
 
@@ -57,14 +56,16 @@ class Saver:
         write_seconds: How long this rank's part of it took to write, in the background or not.
     """
 
-    def __init__(self, directory: Path, ranks: Ranks, section: Checkpoints) -> None:
+    def __init__(self, directory: Path, ranks: Ranks, section: Checkpoints, moved: Moved = unnoticed) -> None:
         """Begin without a save.
 
         Args:
             directory: ``checkpoints`` of the run; on a file system that all ranks share.
             ranks: The collectives.
             section: Of the recipe.
+            moved: Told of what is written.
         """
+        self._moved = moved
         self.stall_seconds = self.write_seconds = 0.0
         self._directory, self._ranks, self._section = directory, ranks, section
         self._aside: dict[str, Tensor] = {}
@@ -79,7 +80,7 @@ class Saver:
         """
         start = time.perf_counter()
         self.finish()
-        job = _Job(self._directory, nimg, self._ranks, self._section)
+        job = _Job(self._directory, nimg, self._ranks, self._section, self._moved)
         parts = self._own_parts(entries)
         ready = self._together(job, lambda: job.begin(parts))
         if ready:
@@ -170,11 +171,11 @@ class _Job:
         write_seconds: Time that this rank's file took.
     """
 
-    def __init__(self, directory: Path, nimg: int, ranks: Ranks, section: Checkpoints) -> None:
+    def __init__(self, directory: Path, nimg: int, ranks: Ranks, section: Checkpoints, moved: Moved) -> None:
         self.nimg, self.write_seconds = nimg, 0.0
         self._directory, self._tag = directory, f"{nimg:012d}"
         self._partial = directory / f"{self._tag}{PARTIAL}"
-        self._ranks, self._section = ranks, section
+        self._ranks, self._section, self._moved = ranks, section, moved
         self._writer: _Task | None = None
         self._committer: _Task | None = None
         self._cancelled = threading.Event()
@@ -242,14 +243,11 @@ class _Job:
 
     def _write(self, parts: dict[str, list[Part]]) -> None:
         start = time.perf_counter()
-        tensors = {
-            _tensor_name(entry, part): part.values.detach().contiguous() for entry, own in parts.items() for part in own
-        }
+        tensors = {_tensor_name(entry, part): part.values for entry, own in parts.items() for part in own}
         path = self._partial / f"rank{self._ranks.rank():05d}.safetensors"
-        save_file(tensors, path, metadata={"format": str(FORMAT)})
-        fsync(path)
+        sha256 = write_tensors(path, tensors, {"format": str(FORMAT)}, self._moved)
         kinds = {entry: sorted({part.kind for part in own}) for entry, own in parts.items()}
-        receipt = _Receipt(path.stat().st_size, checksum(path), kinds)
+        receipt = _Receipt(path.stat().st_size, sha256, kinds)
         write_text(path.with_suffix(_RECEIPT), json.dumps(vars(receipt)))
         self.write_seconds = time.perf_counter() - start
 

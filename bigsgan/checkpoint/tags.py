@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bigsgan.checkpoint.entries import OneRank, Ranks
+from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 
@@ -26,7 +27,6 @@ IMPORTED = "imported"
 """Key of a manifest's layout that names the source of imported weights."""
 
 _MANIFEST_KEYS = {"format", "nimg", "world_size", "layout", "recipe", "metrics", "numbers", "kinds", "files", "sha256"}
-_HASHED_BYTES = 1 << 22
 
 Choice = TypeVar("Choice")
 
@@ -137,7 +137,10 @@ def find_intact(run: Path, nimg: int | None = None) -> Checkpoint:
 
 
 def first_intact(
-    choose: Callable[[Collection[Path]], Choice], checkpoint_of: Callable[[Choice], Checkpoint | None], ranks: Ranks
+    choose: Callable[[Collection[Path]], Choice],
+    checkpoint_of: Callable[[Choice], Checkpoint | None],
+    ranks: Ranks,
+    moved: Moved = unnoticed,
 ) -> Choice:
     """Choose until all of the chosen checkpoint is intact; a damaged one is passed over, with a warning. A collective.
 
@@ -145,46 +148,38 @@ def first_intact(
         choose: Called with the tags passed over so far; has to choose the same on all ranks.
         checkpoint_of: Of what was chosen; None where there is none to look at.
         ranks: The collectives.
+        moved: Told of what is read.
     """
     passed_over: list[Path] = []
     while True:
         choice = choose(passed_over)
         found = checkpoint_of(choice)
-        if found is None or (problem := damage(found, ranks)) is None:
+        if found is None or (problem := damage(found, ranks, moved)) is None:
             return choice
         _log.warning("passing over %s, in which %s", found.path, problem)
         passed_over.append(found.path)
 
 
-def damage(checkpoint: Checkpoint, ranks: Ranks) -> str | None:
+def damage(checkpoint: Checkpoint, ranks: Ranks, moved: Moved = unnoticed) -> str | None:
     """Compare every byte with the manifest's checksums; the ranks share the files. Every rank calls this.
 
     Returns:
         What is wrong, the same on all ranks, or None.
     """
-    found = ranks.gather_objects(_first_damage(checkpoint, ranks.rank(), ranks.world_size()))
+    found = ranks.gather_objects(_first_damage(checkpoint, ranks.rank(), ranks.world_size(), moved))
     problem: str | None = ranks.from_rank_zero(next((text for text in found or [] if text), None))
     return problem
 
 
-def _first_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | None:
+def _first_damage(checkpoint: Checkpoint, rank: int, world_size: int, moved: Moved) -> str | None:
     for name, expected in sorted(checkpoint.manifest["files"].items())[rank::world_size]:
         try:
-            same = checksum(checkpoint.path / name) == expected["sha256"]
+            same = checksum(checkpoint.path / name, moved) == expected["sha256"]
         except OSError as error:
             return f"{name} cannot be read ({error})"
         if not same:
             return f"{name} does not have the checksum that the manifest gives"
     return None
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, as ``sha256sum`` prints it."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_HASHED_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def prune(directory: Path, section: Checkpoints, newest_nimg: int) -> None:

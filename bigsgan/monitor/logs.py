@@ -21,13 +21,14 @@ class RankLog(logging.Filter):
     Attributes:
         path: The log file.
         num_phases: Phases that were begun, a sign of life.
+        num_moved: Bytes of checkpoints that were brought to the disk or read, another.
         write: Prints a warning on rank 0's terminal; assign to change it, as when a progress bar begins.
     """
 
     def __init__(self, path: Path, rank: int, write: Callable[[str], None]) -> None:
         super().__init__()
         self.path, self.write = path, write
-        self.num_phases = 0
+        self.num_phases = self.num_moved = 0
         self._phase = "start"
         self._rank, self._host = rank, socket.gethostname()
         self._handlers: list[tuple[logging.Logger, logging.Handler]] = []
@@ -41,6 +42,10 @@ class RankLog(logging.Filter):
     def phase(self, phase: str) -> None:
         self._phase = phase
         self.num_phases += 1
+
+    def moved(self, num_bytes: int) -> None:
+        """Count bytes of checkpoints, in any thread: of two at once, one may get lost."""
+        self.num_moved += num_bytes
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add host, rank and phase to the record; let every record through."""

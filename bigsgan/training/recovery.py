@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Recovery:
         directory: Path,
         d_steps: int,
         most: int,
+        moved: Callable[[int], None],
     ) -> None:
         """Look after a run.
 
@@ -47,9 +48,11 @@ class Recovery:
             directory: Its checkpoints.
             d_steps: Phases of real images in an update.
             most: Rollbacks after which the run ends instead.
+            moved: Told of what is read of checkpoints.
         """
         self._step, self._reals, self._source, self._counters = step, reals, source, counters
         self._entries, self._directory, self._d_steps, self._most = entries, directory, d_steps, most
+        self._moved = moved
         self._engines = [engine for engine in (step.generator, step.discriminator) if not engine.scales_loss]
         self._skipped = self._num_skipped()
 
@@ -82,7 +85,7 @@ class Recovery:
             problem = f"rollbacks were not enough: update {update} is not finite ({report})"
             raise UserError("max_rollbacks", self._most, problem, remedy)
         found = self._last_good(update, report)
-        checkpoint.restore(found, self._entries, comm)
+        checkpoint.restore(found, self._entries, comm, self._moved)
         counters.rollbacks, counters.skipped = rollbacks, skipped
         self._rewind(counters.update)
         self._skipped = self._num_skipped()
@@ -97,7 +100,7 @@ class Recovery:
                 raise UserError(f"update {update}", None, problem, "lower the learning rates, or raise precision")
             return found
 
-        return checkpoint.first_intact(choose, lambda found: found, comm)
+        return checkpoint.first_intact(choose, lambda found: found, comm, self._moved)
 
     def _rewind(self, update: int) -> None:
         for images in (self._reals, self._source):

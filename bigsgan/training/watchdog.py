@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from bigsgan.monitor import RankLog
 
-UNLIMITED = frozenset({"checkpoint", "rollback"})
-"""Phases that may last: ranks write, read and wait for large files there."""
+MOVING = frozenset({"checkpoint", "rollback"})
+"""Phases in which ranks write, read and wait for large files: they may last as long as any rank's files move."""
 
 _POLLS = 8
 """Looks at the run in the time after which it counts as hanging."""
@@ -36,7 +36,7 @@ class Board(Protocol):
 
     def write(self, key: str, text: str) -> None: ...  # noqa: D102
     def read(self, key: str) -> str | None: ...  # noqa: D102
-    def claim(self, key: str) -> bool: ...  # noqa: D102
+    def add(self, key: str, amount: int) -> int: ...  # noqa: D102
 
 
 class _Beat(NamedTuple):
@@ -76,8 +76,9 @@ class Watchdog:
         Args:
             rank: This process's.
             world_size: Number of ranks.
-            timeout: Seconds in one phase after which a run counts as hanging.
-            rank_log: Knows the phase; gets the stacks of a rank that hangs.
+            timeout: Seconds in one phase, or there without a byte of a checkpoint that moves on any rank, after which
+                a run counts as hanging.
+            rank_log: Knows the phase and what has moved; gets the stacks of a rank that hangs.
             open_board: Called in the thread, before the watch begins.
             end: Ends this process.
         """
@@ -86,6 +87,7 @@ class Watchdog:
         self._stopped = threading.Event()
         self._main = threading.get_ident()
         self._count = 0
+        self._told = self._moved = 0  # bytes of this rank that the others know of, and of all ranks
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -99,19 +101,28 @@ class Watchdog:
 
     def _watch(self) -> None:
         board = _Courteous(self._open_board)
-        seen, since = -1, time.monotonic()
+        seen, since = self._progress(board), time.monotonic()
         pause = min(_LONGEST_POLL_SECONDS, self._timeout / _POLLS)
         while not self._stopped.wait(pause):
             self._beat(board)
-            if self._rank_log.num_phases != seen or self._rank_log.phase in UNLIMITED:
-                seen, since = self._rank_log.num_phases, time.monotonic()
+            if (now := self._progress(board)) != seen:
+                seen, since = now, time.monotonic()
             elif time.monotonic() - since > self._timeout:
                 before = self._beats(board)
                 if self._stopped.wait(2 * pause):  # long enough for every process that lives to beat again
                     return
-                if self._rank_log.num_phases == seen:
+                if self._progress(board) == seen:
                     self._give_up(board, before)
                     return
+
+    def _progress(self, board: _Courteous) -> tuple[int, int]:
+        """What changes as long as the run goes on."""
+        phase, num_phases, moved = self._rank_log.phase, self._rank_log.num_phases, self._rank_log.num_moved
+        # One sum, as each rank cannot ask each other one. A board that is silent knows of this rank alone.
+        total = board.ask("add", "moved", moved - self._told)
+        self._moved = self._moved + moved - self._told if total is None else total
+        self._told = moved
+        return num_phases, self._moved if phase in MOVING else 0
 
     def _beat(self, board: _Courteous) -> None:
         self._count += 1
@@ -123,7 +134,7 @@ class Watchdog:
     def _give_up(self, board: _Courteous, before: dict[int, _Beat]) -> None:
         self._beat(board)
         text = describe(before, self._beats(board), self._timeout, self._world_size)
-        if board.ask("claim", "speaker") is not False:  # nor where nobody can be asked
+        if board.ask("add", "speaker", 1) in (1, None):  # the first, or where nobody can be asked
             print(f"bigsgan: {text}", file=sys.stderr, flush=True)
         # In a thread, as it may be the file system that hangs.
         logging_ = threading.Thread(target=self._log_stacks, args=(text,), daemon=True)
@@ -152,7 +163,7 @@ class _Courteous:
         self._board: Board | None = None
         self._busy: threading.Thread | None = None
 
-    def ask(self, method: str, *arguments: str) -> Any:
+    def ask(self, method: str, *arguments: str | int) -> Any:
         """What the board answers; None where it does not."""
         if self._busy is not None and self._busy.is_alive():
             return None
@@ -162,7 +173,7 @@ class _Courteous:
         self._busy.join(_BOARD_PATIENCE_SECONDS)
         return answers[0] if answers else None
 
-    def _ask(self, answers: list[Any], method: str, arguments: tuple[str, ...]) -> None:
+    def _ask(self, answers: list[Any], method: str, arguments: tuple[str | int, ...]) -> None:
         try:
             self._board = self._board or self._open_board()
             answers.append(getattr(self._board, method)(*arguments))
@@ -175,7 +186,8 @@ def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, 
 
     Args:
         before: Beats by rank.
-        after: Beats some time later, long enough for every process that lives to beat again.
+        after: Beats some time later, long enough for every process that lives to beat again; none where the board
+            does not answer.
         timeout: Seconds without progress.
         world_size: Number of ranks.
     """
@@ -186,6 +198,8 @@ def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, 
     if len(behind) == len(answering):
         behind = [rank for rank in answering if not after[rank].waits]
     text = f"nothing has happened for {timeout:.0f} s: "
+    if not after:  # rank 0 keeps the store itself, or under torchrun its launcher does
+        return f"{text}rank 0 does not answer, nor does the store of the ranks that it or its launcher keeps{_remedy()}"
     if silent:
         last = after.get(silent[0])
         where = f", last seen in phase '{last.phase}' on {last.host}" if last else ""

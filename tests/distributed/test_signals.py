@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -84,3 +89,43 @@ def test_a_rank_that_hangs_is_named_and_ends_the_job(tmp_path):
     (line,) = [line for line in output.splitlines() if "bigsgan: " in line]
     assert "bigsgan: nothing has happened for 6 s: rank 1 does not answer, last seen in phase 'update " in line
     assert 'File "' in (tmp_path / "run" / "logs" / "rank00000.log").read_text()  # the stacks
+
+
+@pytest.mark.slow
+@two_devices
+def test_a_first_rank_that_hangs_is_named_too(tmp_path):
+    """It keeps the store in which ranks leave texts for each other. Started without a launcher, as by srun."""
+    tiny_recipe(tmp_path)
+    processes = start_ranks(tmp_path, *RUN, "hang_timeout_seconds=6")
+    try:
+        report = tmp_path / "run" / "metrics.jsonl"
+        while not (report.exists() and report.read_text()):
+            assert [process.poll() for process in processes] == [None, None]
+            time.sleep(0.2)
+        processes[0].send_signal(signal.SIGSTOP)
+        hung = time.monotonic()
+        output, _ = processes[1].communicate(timeout=TIMEOUT)
+        assert time.monotonic() - hung < 40
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert processes[1].returncode == 1
+    (line,) = [line for line in output.splitlines() if "bigsgan: " in line]
+    assert "bigsgan: nothing has happened for 6 s: rank 0 does not answer, nor does the store of the ranks" in line
+    assert 'File "' in (tmp_path / "run" / "logs" / "rank00001.log").read_text()  # the stacks
+
+
+def start_ranks(directory: Path, *arguments: str) -> list[subprocess.Popen[str]]:
+    """Two ranks, each with the variables that srun's tasks have in the end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {**os.environ, "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env.pop("DS_ACCELERATOR", None)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, launching.SCRIPT, *arguments]
+    return [
+        subprocess.Popen(command, cwd=directory, env={**env, "RANK": rank, "LOCAL_RANK": rank}, **pipes)
+        for rank in ("0", "1")
+    ]

@@ -145,13 +145,13 @@ def test_the_manifest_tells_what_other_tools_need(tmp_path):
 def test_what_changes_after_a_save_began_is_not_saved(tmp_path, monkeypatch):
     """The writer waits until the state has moved on."""
     moved = threading.Event()
-    real = saver.save_file
+    real = saver.write_tensors
 
-    def save_file(*arguments: Any, **options: Any) -> None:
+    def write_tensors(*arguments: Any) -> str:
         assert moved.wait(20)
-        real(*arguments, **options)
+        return real(*arguments)
 
-    monkeypatch.setattr(saver, "save_file", save_file)
+    monkeypatch.setattr(saver, "write_tensors", write_tensors)
     state = torch.zeros(1000)
     live = Entry([Part("master", "a", 0, state[:500]), Part("master", "a", 500, state[500:])])
     writer = checkpoint.Saver(tmp_path, checkpoint.OneRank(), Checkpoints())
@@ -386,7 +386,7 @@ def test_a_full_disk_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("background", [True, False])
-@pytest.mark.parametrize("function", ["save_file", "fsync", "checksum", "prune"])
+@pytest.mark.parametrize("function", ["write_tensors", "fsync", "prune"])
 def test_a_disk_that_fails_while_writing_costs_this_checkpoint_alone(tmp_path, monkeypatch, function, background):
     def fill(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -514,13 +514,13 @@ def test_a_network_of_another_size_is_refused(tmp_path):
 
 def test_one_rank_that_cannot_write_stops_all(tmp_path, monkeypatch):
     assert on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), rank_entries()) == [True, True]
-    real = saver.save_file
+    real = saver.write_tensors
 
-    def save_file(tensors: Any, path: Path, metadata: Any) -> None:
+    def write_tensors(path: Path, *arguments: Any) -> str:
         if path.name != FILE:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(tensors, path, metadata)
+        return real(path, *arguments)
 
-    monkeypatch.setattr(saver, "save_file", save_file)
+    monkeypatch.setattr(saver, "write_tensors", write_tensors)
     assert on_ranks(lambda ranks, part: save(tmp_path, 128, part, ranks), rank_entries()) == [False, False]
     assert names(tmp_path) == {"000000000064", "latest"}

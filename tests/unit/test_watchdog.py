@@ -7,9 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from bigsgan import checkpoint
+from bigsgan.checkpoint import files
+from bigsgan.config.sections import Checkpoints
 from bigsgan.monitor import RankLog
 from bigsgan.training.watchdog import Watchdog, _Beat, describe
+from tests.alone import entry
 
 UPDATE = _Beat(10, 7, "update 6", "gloo/ops.py:3 (all_reduce)", True, "host-a")
 REMEDY = "; the ranks' logs hold their stacks; if it was only slow, raise hang_timeout_seconds"
@@ -54,8 +59,9 @@ class Board(dict):
     def read(self, key: str) -> str | None:
         return self.get(key)
 
-    def claim(self, key: str) -> bool:
-        return self.setdefault(key, threading.get_ident()) == threading.get_ident()
+    def add(self, key: str, amount: int) -> int:
+        self[key] = self.get(key, 0) + amount
+        return self[key]
 
 
 def rank_log(path: Path) -> RankLog:
@@ -85,14 +91,70 @@ def test_only_a_phase_that_lasts_ends_the_run(tmp_path, capfd, progresses):
     assert "test_watchdog.py" in (tmp_path / "rank00000.log").read_text()
 
 
-def test_a_save_may_last(tmp_path):
+@pytest.mark.parametrize("phase", ["checkpoint", "rollback"])
+@pytest.mark.parametrize("mover", ["this rank", "another"])
+def test_files_may_take_long_as_long_as_they_move(tmp_path, capfd, phase, mover):
+    ended, moving = threading.Event(), threading.Event()
+    log, board = rank_log(tmp_path / "rank00000.log"), Board()
+
+    def move() -> None:
+        while not moving.wait(0.05):
+            log.moved(1) if mover == "this rank" else board.add("moved", 1)
+
+    log.phase = phase
+    with Watchdog(0, 1, 0.4, log, lambda: board, end=ended.set).watching():
+        mover_thread = threading.Thread(target=move)
+        mover_thread.start()
+        assert not ended.wait(2)
+        moving.set()
+        mover_thread.join()
+        assert ended.wait(10)
+    assert f"nothing has happened for 0 s: rank 0 in phase '{phase}' at " in capfd.readouterr().err
+
+
+def test_what_moves_beside_an_update_does_not_keep_it_alive(tmp_path):
+    """The save before may still be written then."""
     ended = threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
+    log.phase = "update 5"
+    with Watchdog(0, 1, 0.2, log, Board, end=ended.set).watching():
+        until = time.monotonic() + 10
+        while not ended.wait(0.02) and time.monotonic() < until:
+            log.moved(1)
+    assert ended.is_set()
+
+
+def test_a_disk_that_is_slow_is_told_from_one_that_hangs(tmp_path, monkeypatch, capfd):
+    """A save in many pieces, each soon enough; and one whose second piece never comes back from the disk."""
+    ended, gone = threading.Event(), threading.Event()
+    log = rank_log(tmp_path / "rank00000.log")
+    saver = checkpoint.Saver(tmp_path, checkpoint.OneRank(), Checkpoints(), log.moved)
+    state = {"generator": entry({"a": torch.rand(300)})}
+    description = checkpoint.Description({}, {}, {})
+    syncs = []
+
+    def fdatasync(descriptor: int) -> None:
+        syncs.append(descriptor)
+        if len(syncs) == 20:
+            gone.wait(60)
+        time.sleep(0.15)
+
+    monkeypatch.setattr(files, "_PIECE_BYTES", 120)
+    monkeypatch.setattr(files.os, "fdatasync", fdatasync)
     log.phase = "checkpoint"
-    with Watchdog(0, 1, 0.1, log, Board, end=ended.set).watching():
-        assert not ended.wait(1)
-        log.phase = "update 5"
-        assert ended.wait(10)
+    with Watchdog(0, 1, 1, log, Board, end=ended.set).watching():
+        assert saver.save(64, state, description)
+        assert saver.finish()  # 11 pieces of 0.15 s
+        assert len(syncs) == 11
+        assert not ended.is_set()
+        log.phase = "update 1"
+        log.phase = "checkpoint"
+        assert saver.save(128, state, description)
+        assert ended.wait(20)
+    assert len(syncs) == 20
+    assert "rank 0 in phase 'checkpoint' at " in capfd.readouterr().err
+    gone.set()
+    assert saver.finish()
 
 
 def test_a_board_that_is_gone_does_not_keep_a_run_from_ending(tmp_path, capfd):
@@ -100,10 +162,10 @@ def test_a_board_that_is_gone_does_not_keep_a_run_from_ending(tmp_path, capfd):
         def write(self, key: str, text: str = "") -> None:
             raise RuntimeError("connection reset")
 
-        read = claim = write  # type: ignore[assignment]
+        read = add = write  # type: ignore[assignment]
 
     ended = threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
     with Watchdog(0, 2, 0.2, log, Gone, end=ended.set).watching():
         assert ended.wait(10)
-    assert "ranks 0, 1 do not answer" in capfd.readouterr().err
+    assert "rank 0 does not answer, nor does the store of the ranks" in capfd.readouterr().err
