@@ -53,7 +53,7 @@ def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
             raise start
         return start
 
-    return checkpoint.first_intact(choose, lambda start: start.source, comm)
+    return checkpoint.first_intact(choose, lambda start: start.source, lambda found: checkpoint.damage(found, comm))
 
 
 def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Collection[Path]) -> Start | UserError:

@@ -60,8 +60,8 @@ def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: 
         UserError: There is no such run or checkpoint, or a file is damaged.
     """
     recipe = read_saved_recipe(run)
-    found = checkpoint.find_intact(run, nimg)
-    stack = build_network(recipe, network)
     entry = "average" if network == "generator" and not live else network
+    found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry))
+    stack = build_network(recipe, network)
     checkpoint.Reader(found).entry(entry).read_network(stack)
     return TrainedNetwork(recipe, found.nimg, stack.to(device))

@@ -14,7 +14,7 @@ any layout: each rank reads the stretches that its own shards need, whatever ran
 """
 
 from bigsgan.checkpoint.entries import OneRank, Part, Ranks, SavedEntry, SavedValues, SharedState, StateEntry
-from bigsgan.checkpoint.reader import Reader, restore
+from bigsgan.checkpoint.reader import Reader, files_with, restore
 from bigsgan.checkpoint.saver import Description, Saver
 from bigsgan.checkpoint.tags import (
     IMPORTED,
@@ -43,6 +43,7 @@ __all__ = [
     "StateEntry",
     "damage",
     "differences",
+    "files_with",
     "find",
     "find_intact",
     "first_intact",

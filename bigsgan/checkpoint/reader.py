@@ -160,6 +160,19 @@ class EntryReader:
             tensor.copy_(flat.view(tensor.shape))
 
 
+def files_with(checkpoint: Checkpoint, entry: str) -> list[str]:
+    """Names of the files that hold anything of an entry, and of those whose headers cannot be read."""
+    found = []
+    for name in checkpoint.manifest["files"]:
+        try:
+            with safe_open(checkpoint.path / name, framework="pt") as file:
+                if any(tensor.startswith(f"{entry}/") for tensor in file.keys()):  # noqa: SIM118 - as above
+                    found.append(name)
+        except (OSError, SafetensorError):
+            found.append(name)
+    return found
+
+
 def restore(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], ranks: Ranks, moved: Moved = unnoticed) -> None:
     """Have each entry of a run's state load what this rank's layout needs of it.
 

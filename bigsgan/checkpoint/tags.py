@@ -9,7 +9,9 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +28,7 @@ PARTIAL = ".partial"
 IMPORTED = "imported"
 """Key of a manifest's layout that names the source of imported weights."""
 
+_HASHING_THREADS = 8
 _MANIFEST_KEYS = {"format", "nimg", "world_size", "layout", "recipe", "metrics", "numbers", "kinds", "files", "sha256"}
 
 Choice = TypeVar("Choice")
@@ -127,59 +130,76 @@ def find(run: Path, nimg: int | None = None, passed_over: Collection[Path] = ())
     raise UserError("--nimg", nimg, "is damaged" if is_damaged else "is no saved checkpoint", f"choose from {known}")
 
 
-def find_intact(run: Path, nimg: int | None = None) -> Checkpoint:
-    """Like ``find``, after reading all of it in this process; a damaged newest one is passed over, with a warning.
+def find_intact(
+    run: Path, nimg: int | None = None, needed: Callable[[Checkpoint], Collection[str]] | None = None
+) -> Checkpoint:
+    """Like ``find``, after this process has read what is needed; a newest one damaged there is passed over.
+
+    Args:
+        run: Run directory.
+        nimg: Images seen; None for the newest.
+        needed: Names of the files that will be used of a checkpoint; None for all of them.
 
     Raises:
         UserError: There is none, or the one asked for is damaged.
     """
-    return first_intact(lambda passed_over: find(run, nimg, passed_over), lambda found: found, OneRank())
+
+    def look(found: Checkpoint) -> str | None:
+        return damage(found, OneRank(), None if needed is None else needed(found))
+
+    return first_intact(lambda passed_over: find(run, nimg, passed_over), lambda found: found, look)
 
 
 def first_intact(
     choose: Callable[[Collection[Path]], Choice],
     checkpoint_of: Callable[[Choice], Checkpoint | None],
-    ranks: Ranks,
-    moved: Moved = unnoticed,
+    look: Callable[[Checkpoint], str | None],
 ) -> Choice:
-    """Choose until all of the chosen checkpoint is intact; a damaged one is passed over, with a warning. A collective.
+    """Choose until the chosen checkpoint is intact; a damaged one is passed over, with a warning.
 
     Args:
         choose: Called with the tags passed over so far; has to choose the same on all ranks.
         checkpoint_of: Of what was chosen; None where there is none to look at.
-        ranks: The collectives.
-        moved: Told of what is read.
+        look: Says what is wrong with one, the same on all ranks, or None; see ``damage``.
     """
     passed_over: list[Path] = []
     while True:
         choice = choose(passed_over)
         found = checkpoint_of(choice)
-        if found is None or (problem := damage(found, ranks, moved)) is None:
+        if found is None or (problem := look(found)) is None:
             return choice
         _log.warning("passing over %s, in which %s", found.path, problem)
         passed_over.append(found.path)
 
 
-def damage(checkpoint: Checkpoint, ranks: Ranks, moved: Moved = unnoticed) -> str | None:
-    """Compare every byte with the manifest's checksums; the ranks share the files. Every rank calls this.
+def damage(
+    checkpoint: Checkpoint, ranks: Ranks, names: Collection[str] | None = None, moved: Moved = unnoticed
+) -> str | None:
+    """Compare every byte with the manifest's checksums; the ranks share the files. A collective.
+
+    Args:
+        checkpoint: To look at.
+        ranks: The collectives.
+        names: Of the files to look at, the same on all ranks; None for all of them.
+        moved: Told of what is read.
 
     Returns:
         What is wrong, the same on all ranks, or None.
     """
-    found = ranks.gather_objects(_first_damage(checkpoint, ranks.rank(), ranks.world_size(), moved))
-    problem: str | None = ranks.from_rank_zero(next((text for text in found or [] if text), None))
+    own = sorted(checkpoint.manifest["files"] if names is None else names)[ranks.rank() :: ranks.world_size()]
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib and the disk let others work meanwhile
+        found = next(filter(None, threads.map(partial(_damage_of, checkpoint, moved=moved), own)), None)
+        threads.shutdown(cancel_futures=True)
+    problem: str | None = ranks.from_rank_zero(next(filter(None, ranks.gather_objects(found) or []), None))
     return problem
 
 
-def _first_damage(checkpoint: Checkpoint, rank: int, world_size: int, moved: Moved) -> str | None:
-    for name, expected in sorted(checkpoint.manifest["files"].items())[rank::world_size]:
-        try:
-            same = checksum(checkpoint.path / name, moved) == expected["sha256"]
-        except OSError as error:
-            return f"{name} cannot be read ({error})"
-        if not same:
-            return f"{name} does not have the checksum that the manifest gives"
-    return None
+def _damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:
+    try:
+        same = checksum(checkpoint.path / name, moved) == checkpoint.manifest["files"][name]["sha256"]
+    except OSError as error:
+        return f"{name} cannot be read ({error})"
+    return None if same else f"{name} does not have the checksum that the manifest gives"
 
 
 def prune(directory: Path, section: Checkpoints, newest_nimg: int) -> None:

@@ -100,7 +100,9 @@ class Recovery:
                 raise UserError(f"update {update}", None, problem, "lower the learning rates, or raise precision")
             return found
 
-        return checkpoint.first_intact(choose, lambda found: found, comm, self._moved)
+        return checkpoint.first_intact(
+            choose, lambda found: found, lambda found: checkpoint.damage(found, comm, moved=self._moved)
+        )
 
     def _rewind(self, update: int) -> None:
         for images in (self._reals, self._source):

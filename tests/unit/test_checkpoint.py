@@ -333,6 +333,55 @@ def test_ranks_share_the_reading_and_agree(tmp_path):
         assert problems == ["rank00001.safetensors does not have the checksum that the manifest gives"] * count
 
 
+def test_only_what_is_needed_is_looked_at(tmp_path, caplog):
+    """As where G and D lie on different ranks: damage to D's file does not keep G from sampling."""
+    parts = [{"average": entry({"a": A}), "generator": entry({"a": A})}, {"discriminator": entry({"b": B})}]
+    directory = tmp_path / "checkpoints"
+    for nimg in (64, 128):
+        assert on_ranks(lambda ranks, part, nimg=nimg: save(directory, nimg, part, ranks), parts) == [True, True]
+    found = checkpoint.find(tmp_path, 128)
+    files = {name: checkpoint.files_with(found, name) for name in ("average", "generator", "discriminator", "none")}
+    second = "rank00001.safetensors"
+    assert files == {"average": [FILE], "generator": [FILE], "discriminator": [second], "none": []}
+    flip(found.path / second)
+
+    def intact(name: str) -> int:
+        return checkpoint.find_intact(tmp_path, None, lambda found: checkpoint.files_with(found, name)).nimg
+
+    assert (intact("average"), intact("generator"), intact("discriminator")) == (128, 128, 64)
+    (found.path / second).write_bytes(b"\xff" * (found.path / second).stat().st_size)
+    assert checkpoint.files_with(found, "average") == [FILE, second]  # whose header could hide anything
+    assert (intact("average"), intact("discriminator")) == (64, 64)
+    assert caplog.text.count(f"{second} does not have the checksum that the manifest gives") == 3
+    flip(directory / "000000000064" / FILE)
+    with pytest.raises(UserError, match="holds no checkpoint that is not damaged"):
+        intact("average")
+
+
+def test_files_are_read_side_by_side_and_each_is_looked_at(tmp_path, monkeypatch):
+    parts = [{"g": Entry([Part("master", "a", r, A[r : r + 1])])} for r in range(12)]
+    assert all(on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), parts))
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    together, real, moved = threading.Barrier(2, timeout=20), tags.checksum, []
+
+    def checksum(path: Path, tell: Callable[[int], None]) -> str:
+        together.wait()  # for ever, if one were read after the other
+        return real(path, tell)
+
+    monkeypatch.setattr(tags, "checksum", checksum)
+    assert checkpoint.damage(found, checkpoint.OneRank(), moved=moved.append) is None
+    assert sum(moved) == sum(file["bytes"] for file in found.manifest["files"].values())
+    monkeypatch.setattr(tags, "checksum", real)
+    for name in found.manifest["files"]:
+        flip(found.path / name)
+        assert (
+            checkpoint.damage(found, checkpoint.OneRank())
+            == f"{name} does not have the checksum that the manifest gives"
+        )
+        flip(found.path / name)
+
+
 def nimgs(directory: Path) -> list[int]:
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
