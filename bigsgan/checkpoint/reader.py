@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bigsgan.checkpoint.entries import Ranks, StateEntry
+from bigsgan.checkpoint.entries import Part, Ranks, StateEntry
 from bigsgan.checkpoint.files import Moved, unnoticed
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
@@ -187,3 +187,8 @@ def restore(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], ranks: Ra
 def value_name(entry: str, kind: str, name: str) -> str:
     """Name of a flat value among an entry's files; ``@`` and the offset of a stretch follow it."""
     return f"{entry}/{kind}/{name}"
+
+
+def tensor_name(entry: str, part: Part) -> str:
+    """Name of a stretch among a file's tensors."""
+    return f"{value_name(entry, part.kind, part.name)}@{part.offset}"

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from bigsgan.atomic import fsync, write_text
+from bigsgan.checkpoint.aside import Aside
 from bigsgan.checkpoint.entries import Part, Ranks, SavedEntry
 from bigsgan.checkpoint.files import Moved, unnoticed, write_tensors
-from bigsgan.checkpoint.reader import value_name
+from bigsgan.checkpoint.reader import tensor_name
 from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, prune, sealed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
@@ -68,7 +66,7 @@ class Saver:
         self._moved = moved
         self.stall_seconds = self.write_seconds = 0.0
         self._directory, self._ranks, self._section = directory, ranks, section
-        self._aside: dict[str, Tensor] = {}
+        self._aside = Aside() if section.background else None
         self._job: _Job | None = None
         self._meet: Callable[[], None] = ranks.barrier
 
@@ -85,12 +83,15 @@ class Saver:
         ready = self._together(job, lambda: job.begin(parts))
         if ready:
             numbers = {name: entry.numbers() for name, entry in entries.items()}
-            if self._section.background:
-                parts = self._copied_aside(parts)
+            if self._aside is not None and (problem := self._aside.refusal(parts, self._ranks)):
+                _log.warning("checkpoints are written in the foreground from now on, as %s", problem)
+                self._aside = None
+            if self._aside is not None:
+                parts = self._aside.copied(parts)
             self._meet = self._ranks.patient_barrier()  # ranks may write for longer than collectives wait
             job.start(parts, {**description._asdict(), "numbers": numbers})
             self._job = job
-        done = ready and (self._section.background or self.finish())
+        done = ready and (self._aside is not None or self.finish())
         self.stall_seconds = time.perf_counter() - start
         return done
 
@@ -133,25 +134,6 @@ class Saver:
     def _own_parts(self, entries: Mapping[str, SavedEntry]) -> dict[str, list[Part]]:
         first = self._ranks.rank() == 0
         return {name: [p for p in entry.parts() if first or not p.everywhere] for name, entry in entries.items()}
-
-    def _copied_aside(self, parts: dict[str, list[Part]]) -> dict[str, list[Part]]:
-        """Copies in host memory, which is kept from save to save."""
-        waits = False
-        copied: dict[str, list[Part]] = {}
-        for entry, live in parts.items():
-            copied[entry] = []
-            for part in live:
-                name, values = _tensor_name(entry, part), part.values.detach()
-                aside = self._aside.get(name)
-                if aside is None or aside.shape != values.shape:
-                    pinned = values.is_cuda
-                    aside = self._aside[name] = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned)
-                aside.copy_(values, non_blocking=True)
-                waits |= values.is_cuda
-                copied[entry].append(part._replace(values=aside))
-        if waits:
-            torch.cuda.current_stream().synchronize()
-        return copied
 
 
 @dataclass
@@ -243,7 +225,7 @@ class _Job:
 
     def _write(self, parts: dict[str, list[Part]]) -> None:
         start = time.perf_counter()
-        tensors = {_tensor_name(entry, part): part.values for entry, own in parts.items() for part in own}
+        tensors = {tensor_name(entry, part): part.values for entry, own in parts.items() for part in own}
         path = self._partial / f"rank{self._ranks.rank():05d}.safetensors"
         sha256 = write_tensors(path, tensors, {"format": str(FORMAT)}, self._moved)
         kinds = {entry: sorted({part.kind for part in own}) for entry, own in parts.items()}
@@ -326,7 +308,3 @@ def _attempt(work: Callable[[], Any]) -> str | None:
     except OSError as error:
         return str(error)
     return None
-
-
-def _tensor_name(entry: str, part: Part) -> str:
-    return f"{value_name(entry, part.kind, part.name)}@{part.offset}"

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 import torch
 
-from bigsgan import checkpoint
-from bigsgan.checkpoint import Part, saver, tags
+from bigsgan import checkpoint, memory
+from bigsgan.checkpoint import Part, aside, saver, tags
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 from tests.alone import Entry, entry, save
@@ -167,6 +167,48 @@ def test_what_changes_after_a_save_began_is_not_saved(tmp_path, monkeypatch):
         loaded(checkpoint.newest(tmp_path), {"generator": out})
         assert torch.equal(out.loaded[0]["a"], torch.full((1000,), value))
     assert writer.write_seconds > 0
+
+
+@pytest.mark.parametrize("free, is_aside", [(89, True), (88, False), (None, True)])
+def test_where_copies_do_not_fit_saves_are_in_the_foreground(tmp_path, monkeypatch, caplog, free, is_aside):
+    """Two ranks of 48 and 32 bytes on one host: 80 in all, of which nine tenths of what is free have to suffice."""
+    parts = [{"g": entry({"a": torch.ones(12)})}, {"g": Entry([Part("master", "a", 12, torch.ones(8))])}]
+    monkeypatch.setattr(memory, "free_host_bytes", lambda: free)
+    gate, real = threading.Event(), saver.write_tensors
+
+    def write_tensors(*arguments: Any) -> str:
+        assert gate.wait(20)
+        return real(*arguments)
+
+    def saves(ranks: ThreadRank, part: dict[str, Entry]) -> None:
+        writer = checkpoint.Saver(tmp_path, ranks, Checkpoints())
+        for nimg in (64, 128):
+            if not is_aside:
+                gate.set()
+            assert writer.save(nimg, part, checkpoint.Description({}, {}, {}))
+            assert (tmp_path / f"{nimg:012d}").exists() != is_aside
+            ranks.barrier()
+            gate.set()
+            assert writer.finish()
+            ranks.barrier()
+            gate.clear()
+            ranks.barrier()
+
+    monkeypatch.setattr(saver, "write_tensors", write_tensors)
+    on_ranks(saves, parts)
+    expected = "checkpoints are written in the foreground from now on, as copies of the state of 2 ranks take "
+    assert [text.startswith(expected) for text in caplog.messages] == [True, True] * (not is_aside)  # one for each rank
+
+
+def test_memory_is_counted_by_host(monkeypatch):
+    def problem(*needs: tuple[str, int, int | None]) -> str | None:
+        return aside._problem([aside._Need(*need) for need in needs])
+
+    gib = 2**30
+    assert problem(("a", 5 * gib, 10 * gib), ("b", 5 * gib, 10 * gib)) is None
+    expected = "copies of the state of 2 ranks take 10.0 GiB on b, where 9.0 GiB are free"
+    assert problem(("a", 8 * gib, 10 * gib), ("b", 5 * gib, 10 * gib), ("b", 5 * gib, 9 * gib)) == expected
+    assert problem(("a", 8 * gib, None), ("a", 8 * gib, None)) is None
 
 
 def test_a_damaged_tag_is_saved_again(tmp_path):

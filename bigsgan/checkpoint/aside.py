@@ -1,0 +1,90 @@
+"""Copies of a run's state in the host's memory, which are written while training goes on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigsgan import memory
+from bigsgan.checkpoint.entries import Part, Ranks
+from bigsgan.checkpoint.reader import tensor_name
+
+_MOST = 0.9
+"""Of the free memory of a host: the rest is for loading processes and what else will be allocated."""
+
+Parts = dict[str, list[Part]]
+"""By entry."""
+
+
+class _Need(NamedTuple):
+    """What one rank would allocate, and what is free where it runs."""
+
+    host: str
+    num_bytes: int
+    free: int | None
+
+
+class Aside:
+    """Copies that are kept from save to save, as pinned memory takes long to get."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def refusal(self, parts: Parts, ranks: Ranks) -> str | None:
+        """Say why the copies would not fit into the memory of some host. A collective.
+
+        Returns:
+            The end of a sentence, the same on all ranks; None where they fit, or have been allocated before.
+        """
+        needed = sum(_allocated(part.values) for _, part in self._new(parts))
+        if not ranks.any_rank(needed > 0):
+            return None
+        needs = ranks.gather_objects(_Need(socket.gethostname(), needed, memory.free_host_bytes()))
+        problem: str | None = ranks.from_rank_zero(None if needs is None else _problem(needs))
+        return problem
+
+    def copied(self, parts: Parts) -> Parts:
+        """Copy this rank's parts; what was copied before is overwritten."""
+        for name, part in self._new(parts):
+            values = part.values
+            self._kept[name] = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
+        waits = False
+        for entry, live in parts.items():
+            for part in live:
+                self._kept[tensor_name(entry, part)].copy_(part.values.detach(), non_blocking=True)
+                waits |= part.values.is_cuda
+        if waits:
+            torch.cuda.current_stream().synchronize()
+        return {
+            entry: [part._replace(values=self._kept[tensor_name(entry, part)]) for part in live]
+            for entry, live in parts.items()
+        }
+
+    def _new(self, parts: Parts) -> Iterator[tuple[str, Part]]:
+        """Parts that no kept copy has room for, by the name that theirs will have."""
+        for entry, live in parts.items():
+            for part in live:
+                kept = self._kept.get(name := tensor_name(entry, part))
+                if kept is None or kept.shape != part.values.shape:
+                    yield name, part
+
+
+def _allocated(values: Tensor) -> int:
+    """Bytes that a copy takes: torch gives pinned memory in powers of 2 (seen in 2.15, CachingHostAllocator)."""
+    num_bytes = values.numel() * values.element_size()
+    return 1 << (num_bytes - 1).bit_length() if values.is_cuda and num_bytes else num_bytes
+
+
+def _problem(needs: list[_Need]) -> str | None:
+    for host in sorted({need.host for need in needs}):
+        here = [need for need in needs if need.host == host]
+        num_bytes = sum(need.num_bytes for need in here)
+        free = min((need.free for need in here if need.free is not None), default=None)
+        if free is not None and num_bytes > _MOST * free:
+            copies = f"copies of the state of {len(here)} ranks take {num_bytes / 2**30:.1f} GiB on {host}"
+            return f"{copies}, where {free / 2**30:.1f} GiB are free"
+    return None
