@@ -32,6 +32,9 @@ LAYOUTS = {
     "G in stages": (2, stages(2, 1), zero(1), zero(2)),
     "stages x replicas": (4, stages(2, 2), zero(0), zero(0)),
 }
+BF16 = zero(0, bf16={"enabled": True})
+# Whose updates are rounded, so that they agree with no other's as closely as those of the table.
+ROUNDED = {"stages, bf16": (2, stages(2, 2), BF16, BF16)}
 FIRST, THEN = 3, 3
 
 
@@ -69,7 +72,7 @@ class Table:
         self.ranks, self.directory, self._saved = ranks, tempfile.mkdtemp(), {}
 
     def call(self, name, optimizer, function, *arguments):
-        num_ranks, overrides, generator, discriminator = LAYOUTS[name]
+        num_ranks, overrides, generator, discriminator = {**LAYOUTS, **ROUNDED}[name]
         ds = {"generator": generator, "discriminator": discriminator}
         return list(zip(*self.ranks(num_ranks).run(function, [*optimizer, *overrides], ds, *arguments), strict=True))
 
@@ -113,6 +116,26 @@ def test_every_pair(table, target, sources):
         worst = max(names, key=lambda name: apart(found[name], reference[name]))
         assert apart(found[worst], reference[worst]) <= 1e-5, f"from {source}: {worst}"
         assert any(apart(found[name], before[name]) > 1e-4 for name in found if "/master/" in name)
+
+
+@pytest.mark.parametrize(
+    "target, sources",
+    [
+        pytest.param("stages, bf16", ["zero3", "stages, bf16"], marks=pytest.mark.slow),
+        pytest.param("zero2", ["stages, bf16"], marks=pytest.mark.slow),
+        pytest.param("stages, bf16", list(LAYOUTS), marks=pytest.mark.nightly),
+        *(pytest.param(target, list(ROUNDED), marks=pytest.mark.nightly) for target in LAYOUTS),
+    ],
+)
+def test_to_and_from_stages_in_bf16(table, target, sources):
+    """All values are float32 and equal bit for bit; in the same precision, so are the next updates."""
+    for source, begun, later, end in check_resumed(table, target, MOMENTUM, sources, THEN):
+        before, found, reference = (scenarios.whole_values(each) for each in (begun, later, end))
+        assert {value.dtype for name, value in before.items() if "/master/" in name} == {np.dtype("float32")}
+        moved = {name for name in found if not np.array_equal(found[name], before[name])}
+        assert len([name for name in moved if "/master/" in name]) > 20, source
+        if source == target:
+            assert all(np.array_equal(found[name], reference[name]) for name in reference)
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from torch.utils import cpp_extension
 
 from bigsgan.engines import deepspeed_private
 from bigsgan.errors import UserError
-from tests.distributed import scenarios
+from tests.distributed import scenarios, test_layouts
+from tests.distributed.test_pipeline import stages
 from tests.tiny import zero
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -136,6 +137,28 @@ def test_non_finite_gradients_skip_the_update(ranks, files, network):
         assert result["moved"] == []
         assert result["other_moved"]
         assert result["finite"]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["from memory", "to memory"])
+def test_a_checkpoint_goes_to_and_from_nvme(ranks, files, tmp_path, there):
+    """Parameters, moments, average and buffers are equal bit for bit, and so are the next updates."""
+    overrides, directory = [*ADAM, *WIDE], str(tmp_path / "checkpoints")
+    saved = ranks(2).run(test_layouts.saved_run, overrides, files(there), directory, timeout=SECONDS)
+    expected, end = zip(*saved, strict=True)
+    resumed = ranks(2).run(
+        test_layouts.resumed_runs, overrides, files(not there), [directory], test_layouts.THEN, timeout=SECONDS
+    )
+    begun, later = zip(*(results[0] for results in resumed), strict=True)
+    test_layouts.check_equal(expected, begun)
+    test_layouts.check_equal(end, later)
+
+
+def test_a_checkpoint_in_stages_goes_to_nvme(ranks, files, tmp_path):
+    overrides, directory = [*ADAM, *WIDE], str(tmp_path / "checkpoints")
+    staged = [*overrides, *stages(2, 2)], dict.fromkeys(("generator", "discriminator"), zero(0))
+    saved = ranks(2).run(test_layouts.saved_run, *staged, directory, timeout=SECONDS)
+    resumed = ranks(2).run(test_layouts.resumed_runs, overrides, files(True), [directory], 0, timeout=SECONDS)
+    test_layouts.check_equal([first for first, _ in saved], [results[0][0] for results in resumed])
 
 
 def second_run(ds):
