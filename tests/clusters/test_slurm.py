@@ -96,3 +96,51 @@ def test_a_failing_rank_makes_the_job_fail(tmp_path):
     message = "bigsgan: batch: 63 does not divide into 1 micro-batches on 2 ranks for the generator"
     assert sum(text.count(message) for text in outputs) == 1
     assert rows(tmp_path / "killed")[-1]["nimg"] < 1_000_000
+
+
+GPUS = {
+    # Options of sbatch: GPUs and ranks of a node, and what the tasks of a node are to see, by local rank as we set it.
+    "": [("0", "0,1"), ("1", "0,1")],
+    "--gpus-per-node 2": [("0", "0,1"), ("1", "0,1")],
+    "--gpus-per-node 1": [("0", "0")],
+    "--gpus 4": [("0", "0,1"), ("1", "0,1")],
+    "--gres gpu:2": [("0", "0,1"), ("1", "0,1")],
+    "--gpus-per-task 1 --ntasks-per-node 2": [("0", "0"), ("0", "1")],
+}
+STAND_IN = """#!/bin/bash
+exec python - <<'END'
+import json, os, sys
+from bigsgan.slurm import launcher_variables
+known = launcher_variables(os.environ)
+known |= {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "SLURMD_NODENAME", "SLURM_JOB_ID")}
+with open(f"{known['SLURM_JOB_ID']}.{known['RANK']}.json", "w") as file:
+    json.dump(known, file)
+END
+"""
+
+
+def test_each_gpu_has_a_task(tmp_path):
+    """Two nodes with two GPUs, which are none, and in the place of `bigsgan train` what says what it was given."""
+    (tmp_path / "bigsgan").write_text(STAND_IN)
+    (tmp_path / "bigsgan").chmod(0o755)
+    script = """
+        export PATH=$PWD:$PATH PYTHONPATH=$REPOSITORY
+        submit() {
+            local job=$(sbatch --parsable --nodes 2 "$@" $REPOSITORY/launch/slurm/train.sbatch)
+            echo "$job $(wait_job $job)"
+        }
+    """
+    script += "\n".join(f"submit {options}" for options in GPUS)
+    said = laboratory.run("slurm", script, tmp_path, "-g", "2").stdout.splitlines()
+    assert len(said) == len(GPUS)
+    for line, (options, expected) in zip(said, GPUS.items(), strict=True):
+        job, state, *_ = line.split()
+        assert state == "JobState=COMPLETED", options
+        tasks = [json.loads(path.read_text()) for path in tmp_path.glob(f"{job}.*.json")]
+        assert {int(task["RANK"]) for task in tasks} == set(range(2 * len(expected))), options
+        assert {task["WORLD_SIZE"] for task in tasks} == {str(2 * len(expected))}
+        for node in ("node1", "node2"):
+            here = [task for task in tasks if task["SLURMD_NODENAME"] == node]
+            assert sorted((task["LOCAL_RANK"], task["CUDA_VISIBLE_DEVICES"]) for task in here) == expected, options
+            # So that comm.initialize finds as many devices as ranks that share them.
+            assert {len(task["CUDA_VISIBLE_DEVICES"].split(",")) for task in here} == {int(here[0]["LOCAL_SIZE"])}
