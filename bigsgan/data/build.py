@@ -6,8 +6,9 @@ import importlib
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, build_folder
-from bigsgan.data.packed import build_tar, build_zip
+from bigsgan.data.packed import build_zip
 from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side
+from bigsgan.data.shards import build_tar
 
 
 def build_dataset(data: Data) -> ImageDataset:

@@ -1,4 +1,4 @@
-"""Images in archives, for file systems on which millions of small files are slow: one zip file, or shards of tar.
+"""Images in archives, for file systems on which millions of small files are slow: one zip file, or tar (shards.py).
 
 An index of all images is made when an archive is opened; an image is then read by its offset, in any order.
 """
@@ -7,32 +7,25 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import resource
 import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import (
-    IMAGE_EXTENSIONS,
     PathList,
     check_filled,
     check_num_folders,
-    data_directory,
     is_image,
     no_images,
     unreadable_root,
-    wrong_num_classes,
 )
 from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
 from bigsgan.errors import UserError
@@ -40,20 +33,13 @@ from bigsgan.errors import UserError
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 # Half of what a process may have open (often 1,024), as torch's queues between processes need some too.
 _MOST_OPEN = 32_768 if _FILE_LIMIT == resource.RLIM_INFINITY else max(1, _FILE_LIMIT // 2)
-_READERS = 16  # threads that read the headers of shards; they wait for the file system most of the time
-
-# WebDataset: all up to the first dot of the file's name is the sample's key, the rest says what the member holds.
-_KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
-_CLASS_NUMBER = re.compile(rb"\s*([0-9]{1,9})\s*")
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # zip, APPNOTE 4.3.7: signature, ..., length of name and of extra field
 _ENCRYPTED = 0x1  # zip, APPNOTE 4.4.4
-_TAR_BLOCK = 512
 
 _ZIP_ENTRY = np.dtype(
     [("archive", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("deflated", "?"), ("crc", "u4")]
 )
-_TAR_ENTRY = np.dtype([("archive", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i8")])
 
 
 class OpenFiles:
@@ -109,7 +95,7 @@ class PackedImages:
         Args:
             archives: Paths of the archives.
             names: What the images are called in them.
-            entries: Place and class of each image, (N,), with the fields of ``_TAR_ENTRY`` or ``_ZIP_ENTRY``.
+            entries: Place and class of each image, (N,), with ``archive``, ``label`` and what ``content`` reads.
             content: Reads the image file of an entry.
             data: The recipe's section.
         """
@@ -152,7 +138,7 @@ def build_zip(data: Data) -> PackedImages:
     except OSError as error:
         raise unreadable_root(data, error) from error
     except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError, ...
-        raise _damaged(data, "is a damaged archive", error) from error
+        raise damaged(data, "is a damaged archive", error) from error
     visible = [info for info in members if not _is_hidden(info.filename)]
     images, labels = _list_zip_classes(visible, data) if data.num_classes else _list_zip(visible)
     if not images:
@@ -212,88 +198,8 @@ def _zip_content(files: OpenFiles, entry: np.void) -> bytes:
     return content
 
 
-class _Shard(NamedTuple):
-    names: list[str]
-    entries: list[tuple[int, int, int]]  # offset, size and class
-
-
-def build_tar(data: Data) -> PackedImages:
-    """Open the shards ``*.tar`` in the directory ``data.root``, in WebDataset's layout: ``<key>.png``, ``<key>.cls``.
-
-    Images come in the order of the shards' names, and within one as they stand there. An image without a class has
-    class 0.
-
-    Raises:
-        UserError: They are not there, one is damaged, none holds an image, or they have another number of classes.
-    """
-    root = data_directory("data.root", data.root, "give the directory that holds the shards (*.tar)")
-    try:
-        paths = sorted(path for path in root.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
-    except OSError as error:
-        raise unreadable_root(data, error) from error
-    if not paths:
-        raise UserError("data.root", data.root, "holds no shard (*.tar)", "give the directory that holds the shards")
-    with ThreadPoolExecutor(_READERS) as threads:
-        shards = list(threads.map(partial(_index_shard, data), paths))
-    names = [name for shard in shards for name in shard.names]
-    if not names:
-        raise no_images(data, "a directory with shards (*.tar) of files")
-    entries = np.array(
-        [(number, *place) for number, shard in enumerate(shards) for place in shard.entries], dtype=_TAR_ENTRY
-    )
-    num_classes = int(entries["label"].max()) + 1
-    if data.num_classes and num_classes != data.num_classes:
-        raise wrong_num_classes(data, num_classes, "classes")
-    return PackedImages([str(path) for path in paths], names, entries, _tar_content, data)
-
-
-def _index_shard(data: Data, path: Path) -> _Shard:
-    images: list[tuple[str, str, int, int]] = []  # key, name, offset, size
-    classes: dict[str, int] = {}
-    try:
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                parts = _KEY_AND_FIELD.fullmatch(member.name)
-                if parts is None or not member.isreg():
-                    continue
-                key, field = parts[1], parts[2].lower()
-                if f".{field}" in IMAGE_EXTENSIONS:
-                    images.append((key, member.name, member.offset_data, member.size))
-                elif field == "cls" and data.num_classes:
-                    classes[key] = _class_number(archive, member, data)
-            _check_end(path, archive.offset)
-    except UserError:
-        raise
-    except OSError as error:
-        raise unreadable_root(data, error) from error
-    except Exception as error:  # TarError, EOFError, ValueError, ...: whatever tarfile meets in damaged headers
-        raise _damaged(data, f"holds a damaged shard, {path.name}", error) from error
-    places = [(offset, size, classes.get(key, 0)) for key, _, offset, size in images]
-    return _Shard([name for _, name, _, _ in images], places)
-
-
-def _class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, data: Data) -> int:
-    file = archive.extractfile(member)
-    found = _CLASS_NUMBER.fullmatch(file.read()) if file else None
-    if found is None:
-        problem = f"has no class number in {member.name} of {os.fsdecode(archive.name or b'')}"
-        raise UserError("data.root", data.root, problem, "pack it anew, or set data.num_classes=0")
-    return int(found[1])
-
-
-def _check_end(path: Path, offset: int) -> None:
-    """Raise EOFError unless the archive ends where reading did: tarfile takes any damaged header for the end."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        if file.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):
-            raise EOFError(f"no header at byte {offset}, and no end of the archive")
-
-
-def _tar_content(files: OpenFiles, entry: np.void) -> bytes:
-    return files.read(int(entry["archive"]), int(entry["offset"]), int(entry["size"]))
-
-
-def _damaged(data: Data, problem: str, error: Exception) -> UserError:
+def damaged(data: Data, problem: str, error: Exception) -> UserError:
+    """Say what is wrong with an archive."""
     return UserError("data.root", data.root, f"{problem}: {explain(error)}", "pack it anew")
 
 

@@ -1,0 +1,89 @@
+"""The index that is kept of tar shards: headers are read once, and again where a shard or the index has changed."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsgan.config.sections import Data
+from bigsgan.data import build_dataset, shards
+from tests.unit.test_data_packed import image_bytes, section, write_tar
+
+
+@pytest.fixture
+def opened(monkeypatch) -> list[str]:
+    """Names of the shards whose headers are read, as they are."""
+    names, real = [], shards._read_headers
+
+    def read_headers(data: Data, path: Path) -> Any:
+        names.append(path.name)
+        return real(data, path)
+
+    monkeypatch.setattr(shards, "_read_headers", read_headers)
+    return names
+
+
+def everything(dataset: Any) -> list[tuple[list, int, str]]:
+    return [(dataset[i][0].tolist(), dataset[i][1], dataset.path(i)) for i in range(len(dataset))]
+
+
+def test_headers_of_shards_that_stay_are_read_once(tmp_path, opened):
+    root = tmp_path / "shards"
+    for number in range(3):
+        members = {f"{i}ü.png": image_bytes(10 * number + i) for i in range(number + 1)}
+        write_tar(root / f"{number}.tar", {**members, "0ü.cls": str(number).encode()})
+    write_tar(root / "3.tar", {})
+    with_classes, without = section("tar", root, num_classes=3), section("tar", root)
+    first, plain = everything(build_dataset(with_classes)), everything(build_dataset(without))
+    assert [label for _, label, _ in first] == [0, 1, 0, 2, 0, 0]
+    assert sorted(opened) == [f"{number}.tar" for number in (0, 0, 1, 1, 2, 2, 3, 3)]  # with classes, and without
+    opened.clear()
+    assert everything(build_dataset(with_classes)) == first
+    assert everything(build_dataset(without)) == plain
+    assert [label for _, label, _ in plain] == [0] * 6
+    assert opened == []
+    write_tar(root / "1.tar", {"new.png": image_bytes(50), "new.cls": b"1"})
+    (root / "2.tar").rename(root / "4.tar")
+    changed = everything(build_dataset(with_classes))
+    assert sorted(opened) == ["1.tar", "4.tar"]
+    assert [path for *_, path in changed] == [
+        f"{root}/{name}" for name in ("0.tar/0ü.png", "1.tar/new.png", "4.tar/0ü.png", "4.tar/1ü.png", "4.tar/2ü.png")
+    ]
+    assert changed[1][0] == everything(build_dataset(section("tar", root, num_classes=3)))[1][0] != first[1][0]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "format"])
+def test_a_damaged_index_of_shards_is_made_anew(tmp_path, opened, damage, monkeypatch):
+    root = tmp_path / "shards"
+    write_tar(root / "0.tar", {f"{i}.png": image_bytes(i) for i in range(3)})
+    expected = everything(build_dataset(section("tar", root)))
+    (index,) = root.glob(".bigsgan-index-*")
+    content = bytearray(index.read_bytes())
+    if damage == "flipped":
+        content[content.index(b"0.png")] ^= 1
+    index.write_bytes(content[:-40] if damage == "cut" else b"" if damage == "empty" else content)
+    if damage == "format":
+        monkeypatch.setattr(shards, "_FORMAT", 2)
+    opened.clear()
+    assert everything(build_dataset(section("tar", root))) == expected
+    assert opened == ["0.tar"]
+    assert everything(build_dataset(section("tar", root))) == expected
+    assert opened == ["0.tar"]
+    assert {path.name for path in root.iterdir()} == {"0.tar", index.name}
+
+
+def test_shards_that_may_not_be_written_to_are_read_each_time(tmp_path, opened, monkeypatch):
+    root = tmp_path / "shards"
+    write_tar(root / "0.tar", {"1.png": image_bytes(0)})
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(shards, "replacing", refuse)
+    for times in (1, 2):
+        assert len(build_dataset(section("tar", root))) == 1
+        assert opened == ["0.tar"] * times
+    assert [path.name for path in root.iterdir()] == ["0.tar"]
