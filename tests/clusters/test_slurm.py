@@ -98,14 +98,17 @@ def test_a_failing_rank_makes_the_job_fail(tmp_path):
     assert rows(tmp_path / "killed")[-1]["nimg"] < 1_000_000
 
 
+TWO = [("0", "0,1"), ("1", "0,1")]
+# Script and options of sbatch: for each task of a node, its local rank as we set it, and the GPUs that it sees.
 GPUS = {
-    # Options of sbatch: GPUs and ranks of a node, and what the tasks of a node are to see, by local rank as we set it.
-    "": [("0", "0,1"), ("1", "0,1")],
-    "--gpus-per-node 2": [("0", "0,1"), ("1", "0,1")],
-    "--gpus-per-node 1": [("0", "0")],
-    "--gpus 4": [("0", "0,1"), ("1", "0,1")],
-    "--gres gpu:2": [("0", "0,1"), ("1", "0,1")],
-    "--gpus-per-task 1 --ntasks-per-node 2": [("0", "0"), ("0", "1")],
+    "train": TWO,
+    "train --gpus-per-node 2": TWO,
+    "train --gpus-per-node 1": [("0", "0")],
+    "train --gpus 4": TWO,
+    "train --gres gpu:2": TWO,
+    "train --gpus-per-task 1 --ntasks-per-node 2": [("0", "0"), ("0", "1")],
+    "evaluate": TWO,
+    "evaluate --gpus-per-node 1": [("0", "0")],
 }
 STAND_IN = """#!/bin/bash
 exec python - <<'END'
@@ -120,13 +123,13 @@ END
 
 
 def test_each_gpu_has_a_task(tmp_path):
-    """Two nodes with two GPUs, which are none, and in the place of `bigsgan train` what says what it was given."""
+    """Two nodes with two GPUs, which are none, and in the place of `bigsgan` what says what it was given."""
     (tmp_path / "bigsgan").write_text(STAND_IN)
     (tmp_path / "bigsgan").chmod(0o755)
     script = """
         export PATH=$PWD:$PATH PYTHONPATH=$REPOSITORY
         submit() {
-            local job=$(sbatch --parsable --nodes 2 "$@" $REPOSITORY/launch/slurm/train.sbatch)
+            local job=$(sbatch --parsable --nodes 2 "${@:2}" $REPOSITORY/launch/slurm/$1.sbatch)
             echo "$job $(wait_job $job)"
         }
     """
