@@ -57,7 +57,8 @@ def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) 
 
     def work() -> int:
         with requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
-            comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
+            with requests.joining(stopped_status):
+                comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
             complete = _run(plan, allowed, requests)
         requests.end_undisturbed()
         comm.leave()

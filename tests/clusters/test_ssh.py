@@ -35,7 +35,7 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path):
         start="$start --rdzv-conf keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=15"
         start="$start $REPOSITORY/launch/train.py --config tiny.yaml out=run"
         start="$start total_nimg=800 report_nimg=8 checkpoint_nimg=40"
-        ssh node2 "cd $PWD; export PATH=$PATH; exec $start" > second.log 2>&1 &
+        ssh node2 "cd $PWD; export PATH=$PATH PYTHONPATH=${PYTHONPATH:-}; exec $start" > second.log 2>&1 &
         $start > first.log 2>&1 &
         first=$!
         wait_for grep -q '"nimg": 1' run/metrics.jsonl
