@@ -1,0 +1,153 @@
+"""What a computation holds in memory, counted without any: storages that come and go on the meta device."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True)
+class Use:
+    """A module's parameters are needed from moment ``start`` of a stretch up to moment ``stop``.
+
+    Attributes:
+        sizes: Elements of each parameter, by a number that is the same wherever the parameter is used.
+    """
+
+    start: int
+    stop: int
+    sizes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a computation, moment by moment.
+
+    Attributes:
+        live: Bytes that it holds at each moment, (T,) int64, beyond what was there before.
+        arrived: Elements of parameters whose gradients are complete by then, (T,) int64.
+        uses: Of parameters, in order of their starts.
+    """
+
+    live: np.ndarray
+    arrived: np.ndarray
+    uses: tuple[Use, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Bytes that are held when it is over."""
+        return int(self.live[-1]) if len(self.live) else 0
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that it holds at any moment."""
+        return int(self.live.max(initial=0))
+
+    def until(self, moment: int) -> Stretch:
+        """Its first moments."""
+        return Stretch(self.live[:moment], self.arrived[:moment], tuple(u for u in self.uses if u.start < moment))
+
+    def above(self, held: int, arrived: int = 0) -> Stretch:
+        """The same on top of ``held`` bytes and ``arrived`` gradients."""
+        return Stretch(self.live + held, self.arrived + arrived, self.uses)
+
+
+def join(stretches: Sequence[Stretch]) -> Stretch:
+    """One after the other, each as it is."""
+    if not stretches:
+        return Stretch(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    starts = np.cumsum([0, *(len(stretch.live) for stretch in stretches)]).tolist()
+    uses = tuple(
+        Use(use.start + start, use.stop + start, use.sizes)
+        for start, stretch in zip(starts, stretches, strict=False)
+        for use in stretch.uses
+    )
+    live, arrived = (np.concatenate([getattr(s, name) for s in stretches]) for name in ("live", "arrived"))
+    return Stretch(live, arrived, uses)
+
+
+class Census(TorchDispatchMode):
+    """Counts the storages that operations inside the block make, as long as anything refers to them.
+
+    What was made before the block does not count. Of an operation the results count, and not what a kernel holds while
+    it computes them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = self._arrived = 0
+        self._known: dict[int, weakref.ref] = {}
+        self._moments: list[tuple[int, int]] = [(0, 0)]
+        self._uses: list[list[Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute, and take note of what is new."""
+        results = func(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, Tensor):
+                self._observe(result.untyped_storage())
+        return results
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held now."""
+        return self._held
+
+    @property
+    def num_moments(self) -> int:
+        """Since ``take``."""
+        return len(self._moments)
+
+    def ignore(self, tensors: Sequence[Tensor]) -> None:
+        """Take storages as there already."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self._known.setdefault(id(storage), weakref.ref(storage, partial(self._forget, id(storage), 0)))
+
+    def gradient_arrived(self, numel: int) -> None:
+        """Take note that the gradient of a parameter is complete."""
+        self._arrived += numel
+        self._note()
+
+    def begin_use(self, sizes: tuple[tuple[int, int], ...]) -> list[Any]:
+        """Take note that parameters are needed from now on."""
+        use = [len(self._moments), None, sizes]
+        self._uses.append(use)
+        return use
+
+    def end_use(self, use: list[Any]) -> None:
+        """Take note that they are not needed any more."""
+        use[1] = len(self._moments)
+
+    def take(self) -> Stretch:
+        """What happened since the last call, of which it begins with what is held."""
+        live, arrived = np.array(self._moments, dtype=np.int64).T
+        uses = tuple(Use(u[0], len(live) if u[1] is None else u[1], u[2]) for u in self._uses)
+        self._moments, self._uses = [(self._held, self._arrived)], []
+        return Stretch(live, arrived, uses)
+
+    def _observe(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)
+        if key in self._known:
+            return
+        size = storage.nbytes()
+        self._known[key] = weakref.ref(storage, partial(self._forget, key, size))
+        self._held += size
+        self._note()
+
+    def _forget(self, key: int, size: int, _: Any) -> None:
+        del self._known[key]
+        self._held -= size
+        self._note()
+
+    def _note(self) -> None:
+        self._moments.append((self._held, self._arrived))

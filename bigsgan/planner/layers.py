@@ -1,0 +1,275 @@
+"""What each layer of a network holds in memory, forward and backward, traced on the meta device."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bigsgan.engines.pipeline.partition import TensorSpec
+from bigsgan.models.network import LayerStack
+from bigsgan.planner.census import Census, Stretch
+
+Mode = Literal["train", "judge"]
+"""Gradients of the parameters, or of the first input with the parameters frozen."""
+
+_META = torch.device("meta")
+
+
+class Entry(NamedTuple):
+    """One tensor of the carry that a layer returns.
+
+    Attributes:
+        size: Bytes of its storage; 0 if another entry has the same.
+        alias: Which entry of the carry that came in shares its storage; None for one of its own.
+        kept: Whether the layer's graph keeps it for the backward pass.
+        gradient: Bytes of its gradient; 0 where it has none.
+    """
+
+    size: int
+    alias: int | None
+    kept: bool
+    gradient: int
+
+
+@dataclass(frozen=True)
+class LayerTape:
+    """One layer on one micro-batch.
+
+    Attributes:
+        keeps_in: Which entries of the carry that came in its graph keeps for the backward pass.
+        outs: What it returns.
+        kept: Bytes beyond both that its graph keeps.
+        plain: The forward pass without a graph; what it returns is held at its end.
+        forward: With a graph.
+        recomputed: As much of that as a checkpointed layer repeats, which ends when all that the backward pass reads
+            is there (torch.utils.checkpoint's early stop).
+        backward: From the gradients of what it returns to those of what came in, which are held at its end. It begins
+            with ``kept`` and those of ``outs`` that are kept.
+    """
+
+    keeps_in: tuple[bool, ...]
+    outs: tuple[Entry, ...]
+    kept: int
+    plain: Stretch
+    forward: Stretch
+    recomputed: Stretch
+    backward: Stretch
+
+
+def trace_layers(network: LayerStack, inputs: Sequence[Tensor], mode: Mode, segments: int) -> list[LayerTape]:
+    """Trace a network on the meta device, one layer after the other.
+
+    Args:
+        network: All of its layers, or some, without activation checkpointing.
+        inputs: On the meta device.
+        mode: What gradients are taken of.
+        segments: See ``LayerStack.forward``.
+    """
+    network.requires_grad_(mode == "train")
+    carry = [_Carried(TensorSpec(t.shape, t.dtype), mode == "judge" and k == 0) for k, t in enumerate(inputs)]
+    known: dict[Any, tuple[LayerTape, list[_Carried]]] = {}
+    tapes = []
+    for i in range(len(network.layers)):
+        part = network.part(i, i + 1)
+        key = _signature(part), tuple(carry)
+        if key not in known:
+            known[key] = _trace_layer(part, carry, segments)
+        tape, carry = known[key]
+        tapes.append(tape)
+    return tapes
+
+
+class _Carried(NamedTuple):
+    """A tensor between two layers, and whether gradients pass there."""
+
+    spec: TensorSpec
+    tracked: bool
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _signature(part: LayerStack) -> Any:
+    """Equal for layers that compute the same on other parameters."""
+    found = []
+    for layer in part.layers.values():
+        for name, module in layer.named_modules():
+            own = {key: repr(value) for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
+            tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            found.append((name, type(module), *own.items(), *((key, t.shape, t.dtype) for key, t in tensors)))
+    return tuple(found)
+
+
+def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -> tuple[LayerTape, list[_Carried]]:
+    """Trace one layer, and say what it returns."""
+    census = Census()
+    specs = [carried.spec for carried in came_in]
+    with watched(part, census):
+        carry = [spec.empty(_META) for spec in specs]
+        census.ignore(carry)
+        with census, torch.no_grad():
+            outs = part.fold(*carry, segments=segments)
+            plain = census.take()
+        del carry, outs
+        census.take()
+        received: list[Tensor] = []
+        carry = [_source(spec, received) if tracked else spec.empty(_META) for spec, tracked in came_in]
+        census.ignore(carry)
+        with census:
+            with _counting_saved(census) as saved:
+                outs = part.fold(*carry, segments=segments)
+            forward = census.take()
+            found = [_Carried(TensorSpec(t.shape, t.dtype), t.requires_grad) for t in outs]
+            ins = [weakref.ref(t.untyped_storage()) for t in carry]
+            entries = _entries(outs, carry)
+            references = [weakref.ref(t.untyped_storage()) for t in outs]
+            sink = _Sink.apply(*(t for t in outs if t.requires_grad)) if any(c.tracked for c in found) else None
+            del carry, outs
+            keeps_in = tuple(ref() is not None for ref in ins)
+            entries = [e._replace(kept=ref() is not None) for e, ref in zip(entries, references, strict=True)]
+            kept = census.held - sum(entry.size for entry in entries if entry.kept and entry.alias is None)
+            census.take()
+            if sink is not None:
+                sink.backward()
+            backward = census.take()
+    return LayerTape(keeps_in, tuple(entries), kept, plain, forward, forward.until(max(saved)), backward), found
+
+
+@contextmanager
+def _counting_saved(census: Census) -> Iterator[list[int]]:
+    """Moments at which something is saved for the backward pass, and 1."""
+    moments = [1]
+
+    def pack(tensor: Tensor) -> Tensor:
+        moments.append(census.num_moments)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield moments
+
+
+def _entries(outs: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Entry]:
+    came_in = {id(t.untyped_storage()): number for number, t in reversed(list(enumerate(carry)))}
+    entries, seen = [], set()
+    for tensor in outs:
+        key = id(tensor.untyped_storage())
+        size = 0 if key in seen else tensor.untyped_storage().nbytes()
+        gradient = tensor.numel() * tensor.element_size() if tensor.requires_grad else 0
+        entries.append(Entry(size, came_in.get(key), False, gradient))
+        seen.add(key)
+    return entries
+
+
+@contextmanager
+def watched(network: nn.Module, census: Census) -> Iterator[None]:
+    """Let a census know, inside the block, when parameters are used, and when their gradients arrive and are taken away.
+
+    A module's parameters are used during its forward pass, and in the backward pass from the gradients of what it
+    returned to those of what it was given, as ZeRO stage 3 gathers them (deepspeed/runtime/zero/parameter_offload.py).
+    """
+    census.ignore([*network.parameters(), *network.buffers()])
+    numbers = {id(parameter): number for number, parameter in enumerate(network.parameters())}
+    handles: list[Any] = []
+    for module in network.modules():
+        own = list(module.parameters(recurse=False))
+        if own:
+            watch = _Watch(census, tuple((numbers[id(p)], p.numel()) for p in own))
+            handles += [module.register_forward_pre_hook(watch.enter), module.register_forward_hook(watch.leave)]
+            handles += [p.register_post_accumulate_grad_hook(watch.take_gradient) for p in own if p.requires_grad]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Watch:
+    """Hooks of one module with parameters of its own."""
+
+    def __init__(self, census: Census, sizes: tuple[tuple[int, int], ...]) -> None:
+        self._census, self._sizes = census, sizes
+        self._forward: list[Any] = []
+        self._backward: list[Any] = []
+        self._missing = 0
+
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Before the forward pass."""
+        self._forward.append(self._census.begin_use(self._sizes))
+        return tuple(self._marked(value, self._arrived_at_input, True) for value in inputs)
+
+    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        """After the forward pass."""
+        self._census.end_use(self._forward.pop())
+        if isinstance(output, tuple):
+            return tuple(self._marked(value, self._arrived_at_output, False) for value in output)
+        return self._marked(output, self._arrived_at_output, False)
+
+    def take_gradient(self, parameter: Tensor) -> None:
+        """After a parameter's gradient is complete."""
+        parameter.grad = None
+        self._census.gradient_arrived(parameter.numel())
+
+    def _marked(self, value: Any, call: Any, is_input: bool) -> Any:
+        if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()):
+            return value
+        self._missing += is_input
+        return _Mark.apply(value, call)
+
+    def _arrived_at_output(self) -> None:
+        if not self._backward:
+            self._backward.append(self._census.begin_use(self._sizes))
+
+    def _arrived_at_input(self) -> None:
+        self._missing -= 1
+        if self._missing == 0 and self._backward:
+            self._census.end_use(self._backward.pop())
+
+
+class _Mark(torch.autograd.Function):
+    """The identity; calls a function when the gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.call()
+        return grad, None
+
+
+def _source(spec: TensorSpec, received: list[Tensor]) -> Tensor:
+    """A tensor in the middle of a graph, which goes on to a place that holds the gradients that arrive."""
+    return _Source.apply(spec.empty(_META).requires_grad_(), received)
+
+
+class _Source(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, received: list[Tensor]) -> Tensor:
+        ctx.received = received
+        return torch.empty_like(leaf)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        ctx.received.append(grad)
+        return None, None
+
+
+class _Sink(torch.autograd.Function):
+    """A scalar that holds none of the tensors it depends on; their gradients appear when it is differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        ctx.specs = [TensorSpec(t.shape, t.dtype) for t in tensors]
+        return torch.zeros((), device=_META)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return tuple(spec.empty(_META) for spec in ctx.specs)

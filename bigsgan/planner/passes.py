@@ -1,0 +1,89 @@
+"""Forward and backward passes over several layers, put together from what was traced of each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from bigsgan.planner.census import Stretch, join
+from bigsgan.planner.layers import LayerTape
+
+
+class Passes:
+    """The passes of a network, or of a stage of it, on one micro-batch.
+
+    What comes into the first layer and, after the forward pass, what the last one returns do not count: whoever asks for
+    a pass holds them.
+
+    Attributes:
+        plain: The forward pass without a graph.
+        forward: With one.
+        kept: Bytes that the graph keeps for the backward pass.
+        backward: From the gradients of what the last layer returns.
+    """
+
+    def __init__(self, tapes: Sequence[LayerTape], checkpointing: bool) -> None:
+        """Put layers together.
+
+        Args:
+            tapes: Of neighbouring layers.
+            checkpointing: Whether each layer is recomputed in the backward pass.
+        """
+        self._tapes, self._checkpointing = tapes, checkpointing
+        self._carries, self._sizes = _number_tensors(tapes)
+        self._own = [0 if checkpointing else tape.kept for tape in tapes]
+        self._ins, self._outs = self._find_kept()
+        forward = [tape.plain if checkpointing else tape.forward for tape in tapes]
+        self.plain = join([tape.plain.above(self._size(self._carries[i])) for i, tape in enumerate(tapes)])
+        self.forward = join([step.above(self._kept_by(i, i, self._carries[i])) for i, step in enumerate(forward)])
+        self.kept = self._kept_by(len(tapes), len(tapes))
+        self.backward = self._join_backward()
+
+    def _find_kept(self) -> tuple[list[set[int]], list[set[int]]]:
+        """Numbers of the tensors that came into each layer, and of those it returned, that its graph keeps."""
+        ins, outs = [], []
+        for i, tape in enumerate(self._tapes):
+            came_in, returned = self._carries[i], self._carries[i + 1]
+            everything = [True] * len(came_in)
+            keeps = everything if self._checkpointing else tape.keeps_in
+            ins.append({number for number, kept in zip(came_in, keeps, strict=True) if kept})
+            kept_outs = {number for number, e in zip(returned, tape.outs, strict=True) if e.kept and e.alias is None}
+            outs.append(set() if self._checkpointing else kept_outs)
+        outs[-1] = set()  # whoever asked for the pass holds them
+        return ins, outs
+
+    def _kept_by(self, num_outs: int, num_ins: int, besides: Iterable[int] = ()) -> int:
+        """Bytes that the graphs of the first layers keep: of so many what they returned, of so many what came in."""
+        numbers = set(besides).union(*self._ins[:num_ins], *self._outs[:num_outs])
+        return sum(self._own[:num_outs]) + self._size(numbers)
+
+    def _size(self, numbers: Iterable[int]) -> int:
+        return sum(self._sizes[number] for number in set(numbers))
+
+    def _join_backward(self) -> Stretch:
+        steps, arrived = [], 0
+        for i in reversed(range(len(self._tapes))):
+            tape, held = self._tapes[i], self._kept_by(i, i + 1)
+            if self._checkpointing:
+                gradients = sum(entry.gradient for entry in tape.outs)
+                steps.append(tape.recomputed.above(held + gradients, arrived))
+            elif i == len(self._tapes) - 1:
+                held -= sum(entry.size for entry in tape.outs if entry.kept and entry.alias is None)
+            steps.append(tape.backward.above(held, arrived))
+            arrived += int(tape.backward.arrived[-1])
+        return join(steps)
+
+
+def _number_tensors(tapes: Sequence[LayerTape]) -> tuple[list[list[int]], dict[int, int]]:
+    """Number the tensors between layers, of which one may pass several; and their sizes, without what comes in first."""
+    numbers = itertools.count()
+    carries = [[next(numbers) for _ in tapes[0].keeps_in]]
+    sizes = dict.fromkeys(carries[0], 0)
+    for tape in tapes:
+        carry = []
+        for entry in tape.outs:
+            number = next(numbers) if entry.alias is None else carries[-1][entry.alias]
+            sizes.setdefault(number, entry.size)
+            carry.append(number)
+        carries.append(carry)
+    return carries, sizes
