@@ -6,6 +6,7 @@ from typing import Any
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 
 from bigsgan.config import RunPlan
@@ -55,6 +56,13 @@ def size_buckets(config: dict[str, Any], numel: int) -> None:
     zero = config["zero_optimization"]
     for key, limit in _BUCKETS.get(zero["stage"], {}).items():
         zero.setdefault(key, max(2, min(limit, numel + numel % 2)))  # an even number is asked for (0.19.8)
+
+
+def zero_settings(plan: RunPlan, network: str, numel: int) -> DeepSpeedZeroConfig:
+    """The section about ZeRO as an engine with ``numel`` parameters on this rank gets it, with DeepSpeed's defaults."""
+    config = deepspeed_config(plan, network)
+    size_buckets(config, numel)
+    return DeepSpeedZeroConfig(**config["zero_optimization"])
 
 
 def _let_deepspeed_check(file: DeepSpeedFile, config: dict[str, Any], plan: RunPlan) -> None:

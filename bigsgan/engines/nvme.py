@@ -47,10 +47,8 @@ def num_swap_buffers(file: DeepSpeedFile, optimizer: Optimizer) -> int:
         UserError: The file gives fewer, at which DeepSpeed would stop in the midst of an update.
     """
     section = file.content["zero_optimization"]["offload_optimizer"]
-    momentum = optimizer.kind != "adam" and optimizer.momentum > 0
-    num_states = {"adam": 2, "rmsprop": 1, "sgd": 0}[optimizer.kind] + momentum
     num_sub_groups = 1 + bool(section.get("pipeline_read")) + bool(section.get("pipeline_write"))
-    needed = (2 + num_states) * num_sub_groups
+    needed = (2 + num_state_tensors(optimizer)) * num_sub_groups
     given = int(section.get("buffer_count", needed))
     if given < needed:
         where = f"{file.path}: {_SECTION}.buffer_count"

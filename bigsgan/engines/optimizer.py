@@ -23,3 +23,9 @@ def build_optimizer(section: Optimizer, stack: LayerStack, file: DeepSpeedFile) 
         cpu_adam = build_cpu_adam()
         return cpu_adam(parameters, lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, adamw_mode=False)
     return torch.optim.Adam(parameters, lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+
+
+def num_state_tensors(section: Optimizer) -> int:
+    """How many numbers the optimizer keeps for each weight."""
+    momentum = section.kind != "adam" and section.momentum > 0
+    return {"adam": 2, "rmsprop": 1, "sgd": 0}[section.kind] + momentum

@@ -17,15 +17,15 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Use:
-    """A module's parameters are needed from moment ``start`` of a stretch up to moment ``stop``.
+    """A module's parameters are needed from moment ``start`` of a stretch on, and not any more at moment ``stop``.
 
     Attributes:
-        sizes: Elements of each parameter, by a number that is the same wherever the parameter is used.
+        parameters: Their places among the network's.
     """
 
     start: int
     stop: int
-    sizes: tuple[tuple[int, int], ...]
+    parameters: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,11 @@ class Stretch:
         """The same on top of ``held`` bytes and ``arrived`` gradients."""
         return Stretch(self.live + held, self.arrived + arrived, self.uses)
 
+    def renumbered(self, offset: int) -> Stretch:
+        """The same in a network in which ``offset`` parameters come before."""
+        uses = tuple(Use(u.start, u.stop, tuple(p + offset for p in u.parameters)) for u in self.uses)
+        return Stretch(self.live, self.arrived, uses)
+
 
 def join(stretches: Sequence[Stretch]) -> Stretch:
     """One after the other, each as it is."""
@@ -67,7 +72,7 @@ def join(stretches: Sequence[Stretch]) -> Stretch:
         return Stretch(np.zeros(0, np.int64), np.zeros(0, np.int64))
     starts = np.cumsum([0, *(len(stretch.live) for stretch in stretches)]).tolist()
     uses = tuple(
-        Use(use.start + start, use.stop + start, use.sizes)
+        Use(use.start + start, use.stop + start, use.parameters)
         for start, stretch in zip(starts, stretches, strict=False)
         for use in stretch.uses
     )
@@ -118,15 +123,17 @@ class Census(TorchDispatchMode):
         self._arrived += numel
         self._note()
 
-    def begin_use(self, sizes: tuple[tuple[int, int], ...]) -> list[Any]:
+    def begin_use(self, parameters: tuple[int, ...]) -> list[Any]:
         """Take note that parameters are needed from now on."""
-        use = [len(self._moments), None, sizes]
+        self._note()
+        use = [len(self._moments) - 1, None, parameters]
         self._uses.append(use)
         return use
 
     def end_use(self, use: list[Any]) -> None:
         """Take note that they are not needed any more."""
-        use[1] = len(self._moments)
+        self._note()
+        use[1] = len(self._moments) - 1
 
     def take(self) -> Stretch:
         """What happened since the last call, of which it begins with what is held."""

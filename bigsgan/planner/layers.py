@@ -25,12 +25,14 @@ class Entry(NamedTuple):
     """One tensor of the carry that a layer returns.
 
     Attributes:
-        size: Bytes of its storage; 0 if another entry has the same.
+        sent: Its bytes.
+        size: Those of its storage; 0 if another entry has the same.
         alias: Which entry of the carry that came in shares its storage; None for one of its own.
         kept: Whether the layer's graph keeps it for the backward pass.
         gradient: Bytes of its gradient; 0 where it has none.
     """
 
+    sent: int
     size: int
     alias: int | None
     kept: bool
@@ -51,6 +53,7 @@ class LayerTape:
             is there (torch.utils.checkpoint's early stop).
         backward: From the gradients of what it returns to those of what came in, which are held at its end. It begins
             with ``kept`` and those of ``outs`` that are kept.
+        num_parameters: Of the layer.
     """
 
     keeps_in: tuple[bool, ...]
@@ -60,6 +63,11 @@ class LayerTape:
     forward: Stretch
     recomputed: Stretch
     backward: Stretch
+    num_parameters: int
+
+
+STRETCHES = ("plain", "forward", "recomputed", "backward")
+"""Of a LayerTape."""
 
 
 def trace_layers(network: LayerStack, inputs: Sequence[Tensor], mode: Mode, segments: int) -> list[LayerTape]:
@@ -138,7 +146,8 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
             if sink is not None:
                 sink.backward()
             backward = census.take()
-    return LayerTape(keeps_in, tuple(entries), kept, plain, forward, forward.until(max(saved)), backward), found
+    num = sum(1 for _ in part.parameters())
+    return LayerTape(keeps_in, tuple(entries), kept, plain, forward, forward.until(max(saved)), backward, num), found
 
 
 @contextmanager
@@ -160,8 +169,8 @@ def _entries(outs: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Entry]:
     for tensor in outs:
         key = id(tensor.untyped_storage())
         size = 0 if key in seen else tensor.untyped_storage().nbytes()
-        gradient = tensor.numel() * tensor.element_size() if tensor.requires_grad else 0
-        entries.append(Entry(size, came_in.get(key), False, gradient))
+        sent = tensor.numel() * tensor.element_size()
+        entries.append(Entry(sent, size, came_in.get(key), False, sent if tensor.requires_grad else 0))
         seen.add(key)
     return entries
 
@@ -179,7 +188,7 @@ def watched(network: nn.Module, census: Census) -> Iterator[None]:
     for module in network.modules():
         own = list(module.parameters(recurse=False))
         if own:
-            watch = _Watch(census, tuple((numbers[id(p)], p.numel()) for p in own))
+            watch = _Watch(census, tuple(numbers[id(p)] for p in own))
             handles += [module.register_forward_pre_hook(watch.enter), module.register_forward_hook(watch.leave)]
             handles += [p.register_post_accumulate_grad_hook(watch.take_gradient) for p in own if p.requires_grad]
     try:
@@ -192,15 +201,15 @@ def watched(network: nn.Module, census: Census) -> Iterator[None]:
 class _Watch:
     """Hooks of one module with parameters of its own."""
 
-    def __init__(self, census: Census, sizes: tuple[tuple[int, int], ...]) -> None:
-        self._census, self._sizes = census, sizes
+    def __init__(self, census: Census, parameters: tuple[int, ...]) -> None:
+        self._census, self._parameters = census, parameters
         self._forward: list[Any] = []
         self._backward: list[Any] = []
         self._missing = 0
 
     def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Before the forward pass."""
-        self._forward.append(self._census.begin_use(self._sizes))
+        self._forward.append(self._census.begin_use(self._parameters))
         return tuple(self._marked(value, self._arrived_at_input, True) for value in inputs)
 
     def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
@@ -223,7 +232,7 @@ class _Watch:
 
     def _arrived_at_output(self) -> None:
         if not self._backward:
-            self._backward.append(self._census.begin_use(self._sizes))
+            self._backward.append(self._census.begin_use(self._parameters))
 
     def _arrived_at_input(self) -> None:
         self._missing -= 1

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from bigsgan.planner.census import Stretch, join
-from bigsgan.planner.layers import LayerTape
+from bigsgan.planner.layers import STRETCHES, LayerTape
+
+
+class WholePass(NamedTuple):
+    """A forward and a backward pass through a whole network.
+
+    Attributes:
+        forward: Up to the loss.
+        kept: Bytes that are held between the two.
+        backward: From the loss.
+    """
+
+    forward: Stretch
+    kept: int
+    backward: Stretch
 
 
 class Passes:
@@ -20,6 +36,8 @@ class Passes:
         forward: With one.
         kept: Bytes that the graph keeps for the backward pass.
         backward: From the gradients of what the last layer returns.
+        returned: Bytes of what the last layer returns.
+        gradients: Bytes of its gradients.
     """
 
     def __init__(self, tapes: Sequence[LayerTape], checkpointing: bool) -> None:
@@ -29,7 +47,8 @@ class Passes:
             tapes: Of neighbouring layers.
             checkpointing: Whether each layer is recomputed in the backward pass.
         """
-        self._tapes, self._checkpointing = tapes, checkpointing
+        self._tapes, self._checkpointing = _renumber(tapes), checkpointing
+        tapes = self._tapes
         self._carries, self._sizes = _number_tensors(tapes)
         self._own = [0 if checkpointing else tape.kept for tape in tapes]
         self._ins, self._outs = self._find_kept()
@@ -38,6 +57,8 @@ class Passes:
         self.forward = join([step.above(self._kept_by(i, i, self._carries[i])) for i, step in enumerate(forward)])
         self.kept = self._kept_by(len(tapes), len(tapes))
         self.backward = self._join_backward()
+        self.returned = sum(entry.sent for entry in tapes[-1].outs)
+        self.gradients = sum(entry.gradient for entry in tapes[-1].outs)
 
     def _find_kept(self) -> tuple[list[set[int]], list[set[int]]]:
         """Numbers of the tensors that came into each layer, and of those it returned, that its graph keeps."""
@@ -87,3 +108,13 @@ def _number_tensors(tapes: Sequence[LayerTape]) -> tuple[list[list[int]], dict[i
             carry.append(number)
         carries.append(carry)
     return carries, sizes
+
+
+def _renumber(tapes: Sequence[LayerTape]) -> list[LayerTape]:
+    """Number the parameters through all layers."""
+    renumbered, offset = [], 0
+    for tape in tapes:
+        stretches = {name: getattr(tape, name).renumbered(offset) for name in STRETCHES}
+        renumbered.append(replace(tape, **stretches))
+        offset += tape.num_parameters
+    return renumbered

@@ -20,7 +20,7 @@ from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_EQUAL = Cost(1.0, 2.0)
+EQUAL = Cost(1.0, 2.0)
 """Of a stage that was not measured: a backward pass costs about two forward passes."""
 
 
@@ -53,7 +53,7 @@ class Division:
         """Of each stage, in seconds a sample where they were measured."""
         stages = [self.of_stage(stage) for stage in range(self.num_stages)]
         if not any(layer.forward for layer in self.layers):
-            return [_EQUAL] * self.num_stages
+            return [EQUAL] * self.num_stages
         return [Cost(sum(c.forward for c in stage), sum(c.backward for c in stage)) for stage in stages]
 
     def table(self, num_samples: int) -> str:
@@ -194,7 +194,7 @@ def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float |
 
 def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]:
     """Bring costs of which some were measured and some were not to one unit: the mean forward pass of a stage."""
-    measured = [list(stages) != [_EQUAL] * len(stages) for stages in costs.values()]
+    measured = [list(stages) != [EQUAL] * len(stages) for stages in costs.values()]
     if all(measured) or not any(measured):
         return dict(costs)
     scaled: dict[str, Sequence[Cost]] = {}

@@ -1,0 +1,197 @@
+"""Memory of a network's passes on micro-batches of any size, from traces on two sizes.
+
+What a layer holds is a constant (its weights' copies) plus so much for each sample, so that two traces tell of every size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bigsgan.adversarial.objectives import DiscriminatorObjective
+from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.config import RunPlan
+from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
+from bigsgan.engines.zero import Root
+from bigsgan.errors import UserError
+from bigsgan.models.layers import RankAverages
+from bigsgan.models.network import LayerStack
+from bigsgan.monitor import Statistics
+from bigsgan.planner.census import Census, Stretch
+from bigsgan.planner.layers import STRETCHES, LayerTape, Mode, trace_layers, watched
+from bigsgan.planner.passes import Passes, WholePass
+
+_META = torch.device("meta")
+_SMALLEST = 2
+"""Samples of a trace: batch statistics want more than one."""
+
+_SIZES = ("sent", "size", "gradient")
+"""Of an Entry."""
+
+T = TypeVar("T")
+
+
+class Traces:
+    """Traces of a recipe's networks. Layouts of one recipe share them: they differ in how much of them they use."""
+
+    def __init__(self) -> None:
+        self._networks: dict[tuple, LayerStack] = {}
+        self._tapes: dict[tuple, tuple[list[LayerTape], list[LayerTape]]] = {}
+        self._wholes: dict[tuple, tuple[WholePass, WholePass]] = {}
+        self._passes: dict[tuple, Passes] = {}
+
+    def network(self, plan: RunPlan, network: str) -> LayerStack:
+        """All layers, on the meta device."""
+        key = network, plan.deepspeed_files[network].precision
+        if key not in self._networks:
+            self._networks[key] = build_on_meta(plan, network)
+        return self._networks[key]
+
+    def passes(
+        self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int, bounds: tuple[int, int]
+    ) -> Passes:
+        """Passes of some layers.
+
+        Args:
+            plan: The run's.
+            network: Which.
+            mode: What gradients are taken of.
+            segments: Of a micro-batch; see ``LayerStack.forward``.
+            num_samples: In a segment, on one replica.
+            bounds: Layers ``bounds[0]`` up to ``bounds[1]``.
+        """
+        checkpointing = plan.recipe.engine(network).activation_checkpointing
+        key = self._key(plan, network), mode, segments
+        found = self._passes.get((*key, num_samples, bounds, checkpointing))
+        if found is None:
+            if key not in self._tapes:
+                trace = partial(self._trace_tapes, plan, network, mode, segments)
+                self._tapes[key] = self._at_two_sizes(plan, network, trace)
+            between = _Between(self._unit(plan, network), num_samples)
+            pairs = zip(*(tapes[slice(*bounds)] for tapes in self._tapes[key]), strict=True)
+            found = Passes([between.tapes(first, second) for first, second in pairs], checkpointing)
+            self._passes[*key, num_samples, bounds, checkpointing] = found
+        return found
+
+    def entering(
+        self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int, layer: int
+    ) -> tuple[int, int]:
+        """Bytes of what comes into a layer that is not the first, and of its gradients."""
+        before = self.passes(plan, network, mode, segments, num_samples, (layer - 1, layer))
+        return before.returned, before.gradients
+
+    def penalised(self, plan: RunPlan, network: str, num_samples: int) -> WholePass:
+        """The passes of a network through which a penalty is differentiated twice: exact R1 of D, path length of G."""
+        key = self._key(plan, network), plan.recipe.engine(network).activation_checkpointing
+        if key not in self._wholes:
+            trace = _trace_discriminator if network == "discriminator" else _trace_generator
+            self._wholes[key] = self._at_two_sizes(plan, network, partial(trace, plan, self._prepared(plan, network)))
+        first, second = self._wholes[key]
+        return _Between(self._unit(plan, network), num_samples).wholes(first, second)
+
+    def _key(self, plan: RunPlan, network: str) -> tuple:
+        return network, plan.deepspeed_files[network].precision, plan.placement(network).num_replicas > 1
+
+    def _prepared(self, plan: RunPlan, network: str) -> LayerStack:
+        """The layers, averaging their statistics as replicas do."""
+        stack, num_replicas = self.network(plan, network), plan.placement(network).num_replicas
+        stack.checkpointing = plan.recipe.engine(network).activation_checkpointing
+        stack.requires_grad_(True)
+        for module in stack.modules():
+            if isinstance(module, RankAverages):
+                module.average_over_ranks = torch.clone if num_replicas > 1 else None
+                module.num_ranks = num_replicas
+        return stack
+
+    def _trace_tapes(
+        self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int
+    ) -> list[LayerTape]:
+        stack = self._prepared(plan, network)
+        stack.checkpointing = False
+        return trace_layers(stack, meta_inputs(plan, network, num_samples * segments), mode, segments)
+
+    def _at_two_sizes(self, plan: RunPlan, network: str, trace: Callable[[int], T]) -> tuple[T, T]:
+        unit = self._unit(plan, network)
+        return trace(unit), trace(2 * unit)
+
+    def _unit(self, plan: RunPlan, network: str) -> int:
+        """The fewest samples that the network takes at a time."""
+        size, largest = _SMALLEST, plan.recipe.batch
+        while size < largest:
+            try:
+                getattr(plan.recipe, network).check_micro_batch(size)
+                break
+            except UserError:
+                size += 1
+        return size
+
+
+class _Between:
+    """Straight lines through what was traced at ``unit`` samples and at twice as many."""
+
+    def __init__(self, unit: int, num_samples: int) -> None:
+        self._unit, self._beyond = unit, num_samples - unit
+
+    def number(self, first: int, second: int) -> int:
+        """The number at the size that is asked for."""
+        return first + (second - first) * self._beyond // self._unit
+
+    def stretches(self, first: Stretch, second: Stretch) -> Stretch:
+        """The stretch there; both have the same moments."""
+        live = first.live + (second.live - first.live) * self._beyond // self._unit
+        return Stretch(np.maximum(live, 0), first.arrived, first.uses)
+
+    def tapes(self, first: LayerTape, second: LayerTape) -> LayerTape:
+        """The layer there."""
+        outs = tuple(
+            a._replace(**{name: self.number(getattr(a, name), getattr(b, name)) for name in _SIZES})
+            for a, b in zip(first.outs, second.outs, strict=True)
+        )
+        lines = {name: self.stretches(getattr(first, name), getattr(second, name)) for name in STRETCHES}
+        return replace(first, outs=outs, kept=self.number(first.kept, second.kept), **lines)
+
+    def wholes(self, first: WholePass, second: WholePass) -> WholePass:
+        """The network there."""
+        return WholePass(
+            self.stretches(first.forward, second.forward),
+            self.number(first.kept, second.kept),
+            self.stretches(first.backward, second.backward),
+        )
+
+
+def _trace_discriminator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:
+    objective = DiscriminatorObjective(plan.recipe.objective, Statistics(_META), phase=0)
+    inputs = meta_inputs(plan, "discriminator", num_samples * objective.num_segments)
+    root = Root(stack)
+    return _trace_whole(stack, inputs, lambda: root(inputs, moving=False, loss=objective))
+
+
+def _trace_generator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:
+    section = plan.recipe.objective.path_length
+    assert section is not None
+    penalty = PathLengthPenalty(section, Statistics(_META), _META, torch.clone)
+    inputs = meta_inputs(plan, "generator", num_samples)
+    root = Root(stack)
+
+    def compute() -> Tensor:
+        images, value = root(inputs, moving=False, regularizer=penalty)
+        return (images * torch.empty_like(images)).sum() + value
+
+    return _trace_whole(stack, inputs, compute)
+
+
+def _trace_whole(stack: LayerStack, inputs: tuple[Tensor, ...], compute: Callable[[], Tensor]) -> WholePass:
+    census = Census()
+    with watched(stack, census):
+        census.ignore(inputs)
+        with census:
+            value = compute()
+            forward = census.take()
+            value.backward()
+            return WholePass(forward, forward.end, census.take())

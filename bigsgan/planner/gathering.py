@@ -1,0 +1,185 @@
+"""How much of a network ZeRO stage 3 has gathered on a rank, by what it does as modules come and go.
+
+Follows DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py: parameters are fetched when a module needs them,
+and given back after it unless the order of modules says that they are needed again soon. That order is recorded in a
+pass, kept for the next, and thrown away when a pass differs from it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from bigsgan.planner.census import Stretch
+
+_NEVER = -1
+
+
+class Limits(NamedTuple):
+    """What a DeepSpeed file says of gathering, in elements.
+
+    Attributes:
+        prefetch: Gathered ahead of their use.
+        reuse_distance: Parameters needed again within so many others are kept.
+        max_live: Nothing is gathered ahead beyond so many.
+        persistence: Smaller parameters stay gathered.
+    """
+
+    prefetch: int
+    reuse_distance: int
+    max_live: int
+    persistence: int
+
+
+@dataclass
+class _Group:
+    """Parameters that one collective gathers: into a buffer, which stays until each of them was waited for.
+
+    More than one parameter are then copied out of it.
+    """
+
+    size: int
+    missing: set[int]
+    landed: bool = False
+
+
+class Gathering:
+    """The parameters of one network on one rank, of several that share them."""
+
+    def __init__(self, sizes: list[int], limits: Limits) -> None:
+        """Begin with a new engine.
+
+        Args:
+            sizes: Elements of each parameter.
+            limits: See Limits.
+        """
+        self._sizes, self._limits = sizes, limits
+        self._mode: Literal["invalid", "record", "complete"] = "invalid"
+        self._order: list[tuple[int, ...]] = []
+        self._queue: deque[tuple[int, int]] = deque()
+        self._fetched_for: dict[int, int] = {}
+        self._step = self._num_available = 0
+        self._available: set[int] = set()
+        self._in_flight: dict[int, _Group] = {}
+        self._active: dict[int, int] = dict.fromkeys(range(len(sizes)), 0)
+        self._persistent = {p for p, size in enumerate(sizes) if size <= limits.persistence}
+
+    @property
+    def held(self) -> int:
+        """Elements that are gathered now."""
+        buffers = {id(group): group.size for group in self._in_flight.values()}
+        return sum(self._sizes[p] for p in self._available) + sum(buffers.values())
+
+    def begin(self) -> None:
+        """Begin a forward pass of the whole network."""
+        self._drop_groups()
+        if self._mode == "record":
+            self._mode = "complete"
+        elif self._mode == "invalid":
+            self._mode, self._order = "record", []
+        is_known = self._mode == "complete"
+        self._queue = deque((p, i) for i, used in enumerate(self._order) for p in used) if is_known else deque()
+        self._fetched_for, self._step, self._num_available = {}, 0, 0
+
+    def update(self) -> None:
+        """Update the parameters: all are given back, and those that stay are gathered anew."""
+        self._drop_groups()
+        self._available = set(self._persistent)
+
+    def run(self, stretch: Stretch) -> np.ndarray:
+        """Elements that are gathered at each moment of a stretch, (T,) int64."""
+        moments = [(use.start, True, use.parameters) for use in stretch.uses]
+        moments += [(use.stop, False, use.parameters) for use in stretch.uses]
+        held = np.empty(len(stretch.live), np.int64)
+        before = 0
+        for moment, begins, used in sorted(moments):
+            held[before:moment] = self.held
+            most = self._fetch(used) if begins else self._release(used)
+            held[moment : moment + 1] = most
+            before = moment + 1
+        held[before:] = self.held
+        return held
+
+    def _fetch(self, used: tuple[int, ...]) -> int:
+        """Gather what a module needs, and some of what the next ones need; the most that is held meanwhile."""
+        if self._mode == "complete" and self._order[self._step : self._step + 1] != [used]:
+            self._mode, self._order = "invalid", []
+            self._drop_groups()
+        if self._mode == "record":
+            self._order.append(used)
+        self._launch([p for p in used if p not in self._available and p not in self._in_flight])
+        most = self.held
+        for p in used:
+            self._active[p] += 1
+            if p in self._in_flight:
+                most = max(most, self._wait(p))
+        if self._mode == "complete":
+            self._prefetch(used)
+        self._step += 1
+        return max(most, self.held)
+
+    def _launch(self, parameters: list[int]) -> None:
+        if parameters:
+            group = _Group(sum(self._sizes[p] for p in parameters), set(parameters))
+            self._in_flight.update(dict.fromkeys(parameters, group))
+            self._num_available += group.size
+
+    def _wait(self, parameter: int) -> int:
+        group = self._in_flight[parameter]
+        is_alone = len(group.missing) == 1 and not group.landed
+        if not group.landed:
+            self._available |= group.missing
+            group.landed = True
+        most = self.held - (group.size if is_alone else 0)  # one parameter stays where it was gathered
+        del self._in_flight[parameter]
+        group.missing.discard(parameter)
+        return most
+
+    def _prefetch(self, used: tuple[int, ...]) -> None:
+        new = {p for p in used if self._fetched_for.get(p, _NEVER) < self._step}
+        for _ in range(len(new)):
+            parameter, step = self._queue.popleft()
+            self._fetched_for[parameter] = step
+        room = min(self._limits.max_live - self._num_available, self._limits.prefetch)
+        chosen: list[int] = []
+        size = 0
+        while self._queue and size < room:
+            parameter, step = self._queue.popleft()
+            self._fetched_for[parameter] = max(self._fetched_for.get(parameter, _NEVER), step)
+            if parameter not in self._available and parameter not in self._in_flight and parameter not in chosen:
+                chosen.append(parameter)
+                size += self._sizes[parameter]
+        self._launch(chosen)
+
+    def _release(self, used: tuple[int, ...]) -> int:
+        """Give back what no module needs soon; what was held before."""
+        most = self.held
+        for p in used:
+            self._active[p] -= 1
+        for p in self._not_needed_soon(used) & self._available:
+            if not self._active[p]:
+                self._available.discard(p)
+                self._num_available -= self._sizes[p]
+        return most
+
+    def _not_needed_soon(self, used: tuple[int, ...]) -> set[int]:
+        if self._mode != "complete":
+            return set(used)
+        found = {p for p in used if p not in self._persistent and self._fetched_for.get(p, _NEVER) <= self._step}
+        passed = 0
+        for following in self._order[self._step :]:
+            if passed >= self._limits.reuse_distance or not found:
+                break
+            found -= set(following)
+            passed += sum(self._sizes[p] for p in following)
+        return found
+
+    def _drop_groups(self) -> None:
+        for parameter, group in self._in_flight.items():
+            if not group.landed:
+                continue
+            self._available.discard(parameter)
+        self._in_flight.clear()

@@ -1,0 +1,139 @@
+"""Predicts what the ranks of a run hold at their peak, from its plan alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.pipeline.layout import divide_layers
+from bigsgan.engines.pipeline.profile import count
+from bigsgan.models.network import LayerStack
+from bigsgan.monitor import Statistics
+from bigsgan.planner.activations import Traces
+from bigsgan.planner.gathering import Gathering
+from bigsgan.planner.phases import Game, Part, PhaseBuilder
+from bigsgan.planner.states import FLOAT, States, build_states
+from bigsgan.planner.update import Moment, Update, gather, peaks
+
+SAMPLES = "samples"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Memory of the fullest rank, in bytes.
+
+    Attributes:
+        states: By network.
+        average: Of the moving average.
+        buffers: Of both networks' buffers, with their copies.
+        moments: Most that is held on the device, by what is going on.
+        penalised: The same of an update with penalties that are not in every one; empty if there are none.
+        host: What stays in the host's memory, by what it is.
+    """
+
+    states: dict[str, States]
+    average: int
+    buffers: int
+    moments: dict[str, int]
+    penalised: dict[str, int]
+    host: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        """Most that is held on the device."""
+        return max([*self.moments.values(), *self.penalised.values()])
+
+
+def predict(plan: RunPlan, traces: Traces) -> Prediction:
+    """Predict the memory of the rank that needs most."""
+    places = [plan.placement(network) for network in NETWORKS]
+    pairs = {tuple(place.stage(rank) for place in places) for rank in range(plan.world_size)}
+    bounds = {network: _bounds(plan, network, traces) for network in NETWORKS}
+    found = []
+    for pair in sorted(pairs):
+        stages = dict(zip(NETWORKS, pair, strict=True))
+        parts = {n: _part(traces.network(plan, n), bounds[n], stages[n]) for n in NETWORKS}
+        found.append(_predict_rank(plan, traces, parts))
+    return max(found, key=lambda prediction: prediction.peak)
+
+
+def _bounds(plan: RunPlan, network: str, traces: Traces) -> list[int]:
+    """Of the stages. What would have to be measured is divided by parameters instead."""
+    partition = plan.recipe.engine(network).partition
+    by = "parameters" if partition == "profile" else partition
+    return divide_layers(count(traces.network(plan, network)), by, plan.placement(network).num_stages)
+
+
+def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
+    start, stop = bounds[stage], bounds[stage + 1]
+    layers = network.part(start, stop)
+    sizes = [parameter.numel() for parameter in layers.parameters()]
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in layers.buffers())
+    return Part((start, stop), stage, len(bounds) - 1, sizes, buffers)
+
+
+def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> Prediction:
+    """Go through an update without lazy penalties, one with them, and sampling."""
+    states = {network: build_states(plan, network, part.sizes) for network, part in parts.items()}
+    average = FLOAT * states["generator"].num_masters
+    is_offloaded = plan.deepspeed_files["generator"].offload_optimizer != "none"
+    # Each network's buffers are kept for the case that an update is skipped; G's are averaged too.
+    buffers = 2 * sum(part.buffers for part in parts.values()) + parts["generator"].buffers
+    stays = buffers + sum(sum(s.device.values()) for s in states.values()) + (0 if is_offloaded else average)
+
+    def held(moments: Sequence[Moment]) -> dict[str, int]:
+        gathered = _gather(moments, parts, states)
+        return {name: stays + size for name, size in peaks(moments, states, gathered).items()}
+
+    plain, penalised = _game(plan, 1), _game(plan, 0)
+    builders = [PhaseBuilder(plan, traces, parts, game) for game in (plain, penalised)]
+    updates = []
+    for builder in builders[: 1 + _differ(plain, penalised)]:
+        phases = builder.build()
+        updates.append(held(list(Update(phases, builder.order(phases), states).moments())))
+    host = {"average": average} if is_offloaded else {}
+    for own in states.values():
+        for name, size in own.host.items():
+            host[name] = host.get(name, 0) + size
+    return Prediction(
+        states=states,
+        average=average,
+        buffers=buffers,
+        moments=updates[0] | held(_sampling(plan, traces, parts["generator"])),
+        penalised=updates[1] if updates[1:] else {},
+        host=host,
+    )
+
+
+def _game(plan: RunPlan, number: int) -> Game:
+    """What is minimised in update number 0, which carries every lazy penalty, or number 1."""
+    section = plan.recipe.objective
+    statistics = Statistics(torch.device("meta"))
+    discriminator = DiscriminatorObjective(section, statistics, number)
+    regularises = section.path_length is not None and number % section.path_length.every == 0
+    return Game(discriminator, GeneratorObjective(section, statistics), regularises)
+
+
+def _differ(first: Game, second: Game) -> bool:
+    def kind(game: Game) -> Any:
+        d = game.discriminator
+        return d.num_segments, d.differentiates_inputs, d.penalised, game.regularises
+
+    return kind(first) != kind(second)
+
+
+def _sampling(plan: RunPlan, traces: Traces, part: Part) -> list[Moment]:
+    """Images from the average, whose weights and buffers are swapped in."""
+    num = plan.micro_batch_size("generator")
+    passes = traces.passes(plan, "generator", "train", 1, num, part.bounds)
+    return [Moment(SAMPLES, "generator", part.buffers, passes.plain, begins=True)]
+
+
+def _gather(moments: Sequence[Moment], parts: Mapping[str, Part], states: Mapping[str, States]) -> dict[str, Any]:
+    limits = {network: own.limits for network, own in states.items() if own.limits is not None}
+    return {network: gather(moments, network, Gathering(parts[network].sizes, limit)) for network, limit in limits.items()}

@@ -1,0 +1,189 @@
+"""The phases of an update as one rank computes them, and the order of its tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.pipeline import schedule
+from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs, update_phases
+from bigsgan.engines.pipeline.schedule import Phase, Task
+from bigsgan.planner.activations import Traces
+from bigsgan.planner.layers import Mode
+from bigsgan.planner.passes import Passes, WholePass
+from bigsgan.planner.states import FLOAT
+from bigsgan.planner.update import RankPhase
+
+_SHOWN = 3
+"""Micro-batches that are gone through of a phase without stages; the rest are like the last of them."""
+
+
+class Part(NamedTuple):
+    """What a rank has of a network.
+
+    Attributes:
+        bounds: Layers ``bounds[0]`` up to ``bounds[1]``.
+        stage: Which stage they are.
+        num_stages: Of the network.
+        sizes: Elements of each parameter.
+        buffers: Bytes of all buffers.
+    """
+
+    bounds: tuple[int, int]
+    stage: int
+    num_stages: int
+    sizes: list[int]
+    buffers: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it reads the network's inputs."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the network's outputs arise here."""
+        return self.stage == self.num_stages - 1
+
+
+class Game(NamedTuple):
+    """What the networks minimise in an update.
+
+    Attributes:
+        discriminator: D's loss.
+        generator: G's.
+        regularises: Whether G's path length is taken.
+    """
+
+    discriminator: DiscriminatorObjective
+    generator: GeneratorObjective
+    regularises: bool
+
+
+class PhaseBuilder:
+    """Builds the phases of an update, as a rank with certain parts of the networks computes them."""
+
+    def __init__(self, plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> None:
+        """Keep what they follow from.
+
+        Args:
+            plan: The run's.
+            traces: Of its networks.
+            parts: By network.
+            game: What is minimised.
+        """
+        self._plan, self._traces, self._parts, self._game = plan, traces, parts, game
+        self._pixels = plan.recipe.data.image_channels * plan.recipe.data.resolution**2
+
+    def build(self) -> list[RankPhase]:
+        """All phases, in the order in which the step asks for them."""
+        phases = update_phases(self._plan)
+        self._last = len(phases) - 1  # G's update; before it D's judgement, and before that G's images for it
+        keeps = _keeps_graphs(self._plan)
+        graphs_from = self._last - 2 if keeps else None
+        phases[-1] = phases[-1]._replace(forward=not keeps, graphs_from=graphs_from)
+        return [self._build(number, phase, keeps) for number, phase in enumerate(phases)]
+
+    def _build(self, number: int, phase: Phase, keeps: bool) -> RankPhase:
+        part = self._parts[phase.network]
+        mode: Mode = "judge" if phase.frozen else "train"
+        num, segments = self._num_samples(phase), self._num_segments(phase)
+        sends, received = (0, 0), (0, 0)
+        if not part.is_last:
+            sends = self._traces.entering(self._plan, phase.network, mode, segments, num, part.bounds[1])
+        if not part.is_first:
+            received = self._traces.entering(self._plan, phase.network, mode, segments, num, part.bounds[0])
+        image = num * self._pixels * FLOAT
+        makes_images = phase.network == "generator" and not phase.step and part.is_last
+        trains = phase.network == "discriminator" and phase.step
+        shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
+        return RankPhase(
+            phase=phase._replace(num=shown),
+            passes=self._passes(number, phase, mode, segments, num),
+            name=_name(phase),
+            keeps_graph=phase.backward or (keeps and number == self._last - 2),
+            reads=tuple(n for n in (phase.images_from, phase.grads_from) if n is not None),
+            inputs=self._input_bytes(phase, num, segments) if part.is_first else 0,
+            received=received,
+            outputs=image if makes_images or (phase.frozen and part.is_first) else 0,
+            sends=sends,
+            data=phase.num * image if trains and part.is_first else 0,
+            num_beyond=phase.num - shown,
+        )
+
+    def _passes(self, number: int, phase: Phase, mode: Mode, segments: int, num: int) -> Passes | WholePass:
+        bounds = self._parts[phase.network].bounds
+        if phase.network == "discriminator" and phase.step and self._game.discriminator.differentiates_inputs:
+            return self._traces.penalised(self._plan, phase.network, num)
+        if number in (self._last, self._last - 2) and self._game.regularises:
+            return self._traces.penalised(self._plan, phase.network, num)
+        return self._traces.passes(self._plan, phase.network, mode, segments, num, bounds)
+
+    def _num_samples(self, phase: Phase) -> int:
+        """Of a segment of a micro-batch, on one replica."""
+        return self._plan.recipe.batch // (phase.num * self._plan.placement(phase.network).num_replicas)
+
+    def _num_segments(self, phase: Phase) -> int:
+        if phase.network == "generator":
+            return 1
+        return self._game.generator.num_segments if phase.frozen else self._game.discriminator.num_segments
+
+    def _input_bytes(self, phase: Phase, num: int, segments: int) -> int:
+        """Of what is put together for the first layer; D judges images where they are."""
+        if phase.frozen and segments == 1:
+            return 0
+        return sum(t.numel() * t.element_size() for t in meta_inputs(self._plan, phase.network, num * segments))
+
+    def order(self, phases: Sequence[RankPhase]) -> list[Task]:
+        """The tasks of this rank."""
+        staged = [self._parts[network].num_stages > 1 for network in NETWORKS]
+        numbers = range(len(phases))
+        if all(staged) and not self._plan.images_travel and self._plan.recipe.pipeline.schedule == "joint":
+            return self._planned([phase.phase for phase in phases], numbers)
+        if any(staged):
+            return [task for n in numbers for task in self._planned([_alone(phases[n].phase)], [n])]
+        order = [task for n in numbers[:-3] for task in _in_turn(n, phases[n].phase)]
+        for index in range(phases[-1].phase.num):
+            for n in numbers[-3:]:
+                kinds = [("forward", phases[n].phase.forward), ("backward", phases[n].phase.backward)]
+                order += [Task(n, kind, index) for kind, is_due in kinds if is_due]
+        return [*order, Task(numbers[-1], "step", 0)]
+
+    def _planned(self, phases: list[Phase], numbers: Sequence[int]) -> list[Task]:
+        """Tasks of this rank's place among the stages, as the pipelines plan them."""
+        part = self._parts[phases[0].network]
+        if part.num_stages == 1:
+            return list(_in_turn(numbers[0], phases[0]))
+        is_reversed = phases[0].network == "discriminator"
+        device = part.num_stages - 1 - part.stage if is_reversed else part.stage
+        costs = dict.fromkeys(NETWORKS, [EQUAL] * part.num_stages)
+        plan = schedule.plan(phases, part.num_stages, costs, ["discriminator"])
+        return [t.task._replace(phase=numbers[t.task.phase]) for t in plan.devices[device]]
+
+
+def _keeps_graphs(plan: RunPlan) -> bool:
+    """Whether G's graphs are kept while D judges its images."""
+    if plan.placement("generator").num_stages > 1:
+        return plan.recipe.pipeline.generator_phase == "keep"
+    return not (plan.images_travel and plan.recipe.accumulation_of("generator") > 1)  # see engines/build.py
+
+
+def _alone(phase: Phase) -> Phase:
+    return phase._replace(images_from=None, grads_from=None, graphs_from=None)
+
+
+def _in_turn(number: int, phase: Phase) -> list[Task]:
+    """Tasks of a phase without stages: micro-batch by micro-batch."""
+    tasks = []
+    for index in range(phase.num):
+        tasks += [Task(number, "forward", index)] * phase.forward + [Task(number, "backward", index)] * phase.backward
+    return tasks + [Task(number, "step", 0)] * phase.step
+
+
+def _name(phase: Phase) -> str:
+    if phase.network == "generator":
+        return "G trains" if phase.step else "G makes images"
+    return "D judges" if phase.frozen else "D trains"

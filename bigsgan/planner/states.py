@@ -1,0 +1,254 @@
+"""What a network's states hold on one rank: weights, masters, optimizer, gradients, and DeepSpeed's buffers.
+
+Follows DeepSpeed 0.19.8 as bigsgan sets it up; files are under deepspeed/runtime/. The planner's tests compare it with
+what runs of every stage hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bigsgan.config import RunPlan
+from bigsgan.engines.deepspeed_config import zero_settings
+from bigsgan.engines.nvme import num_swap_buffers
+from bigsgan.engines.optimizer import num_state_tensors
+from bigsgan.planner.gathering import Limits
+
+FLOAT = 4
+_STAGE0_BUCKET = 500_000_000
+"""Elements that are all-reduced together at stage 0 (engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What gradients hold while they come and while they are used, in bytes beyond what stays.
+
+    Attributes:
+        each: For each element that has arrived in a backward pass.
+        between: From one micro-batch of an update to the next.
+        buffer: From the first arrival in a pass to its end.
+        ending: At the end of each pass, as long as it takes to reduce them.
+        updating: At the end of the update: to reduce them, where that was not done before, and to step.
+    """
+
+    each: int = 0
+    between: int = 0
+    buffer: int = 0
+    ending: int = 0
+    updating: int = 0
+
+    def during(self, arrived: np.ndarray, earlier: bool) -> np.ndarray:
+        """Bytes at moments of a backward pass.
+
+        Args:
+            arrived: Elements whose gradients are complete, (T,) int64.
+            earlier: Whether other micro-batches of the update came before.
+        """
+        own = arrived * self.each
+        held = np.maximum(own, self.between) if self.each else np.full_like(own, self.between)
+        return (held if earlier else own) + np.where(arrived > 0, self.buffer, 0)
+
+
+@dataclass(frozen=True)
+class States:
+    """One network on one rank.
+
+    Attributes:
+        device: Bytes that stay on the device, by what they are.
+        host: The same of the host's memory.
+        gradients: What comes and goes with an update.
+        itemsize: Bytes of a parameter in the passes.
+        num_masters: Elements that the rank updates, and averages.
+        limits: Of gathering, at stage 3; None elsewhere.
+    """
+
+    device: dict[str, int]
+    host: dict[str, int]
+    gradients: Gradients
+    itemsize: int
+    num_masters: int
+    limits: Limits | None = None
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Elements.
+
+    Attributes:
+        whole: Of the parameters of this rank's layers.
+        shared: That this rank updates, of ``num_replicas`` that share them.
+        touched: Of the parameters that are in part among those; the largest number of any rank.
+        largest: Of one parameter.
+    """
+
+    whole: int
+    shared: int
+    touched: int
+    largest: int
+    num_replicas: int
+
+
+def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
+    """States of a network on the rank that needs most for them, without its average and buffers.
+
+    Args:
+        plan: The run's.
+        network: Which.
+        sizes: Elements of each parameter of the rank's layers.
+    """
+    file, placement = plan.deepspeed_files[network], plan.placement(network)
+    content = file.content.get("data_types", {})
+    weight = FLOAT if file.precision == "fp32" else 2
+    adds_up = FLOAT if content.get("grad_accum_dtype") in ("fp32", "float32") else weight
+    has_flat_gradients = file.precision == "bf16" and (
+        (file.stage == 0 and placement.num_stages > 1)
+        or (file.stage == 1 and adds_up == FLOAT and file.offload_optimizer == "none")
+    )
+    if file.stage == 3:
+        return _stage3(plan, network, _measure_each(sizes, placement.num_replicas), weight, adds_up)
+    found = _measure_flat(sizes, placement.num_replicas)
+    if has_flat_gradients:
+        return _flat_gradients(plan, network, found, weight, adds_up)
+    if file.stage == 0:
+        return _stage0(plan, network, found, weight)
+    if file.offload_optimizer != "none":
+        return _stage12_offloaded(plan, network, found, weight)
+    return _stage12(plan, network, found, weight, adds_up)
+
+
+def _measure_flat(sizes: Sequence[int], num_replicas: int) -> _Sizes:
+    """All parameters in one line, cut into equal parts (zero/stage_1_and_2.py)."""
+    whole = sum(sizes)
+    shared = -(-whole // (2 * num_replicas)) * 2
+    ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
+    starts = ends - sizes
+    cuts = np.arange(num_replicas, dtype=np.int64) * shared
+    first = np.searchsorted(ends, cuts, side="right")
+    last = np.minimum(np.searchsorted(starts, cuts + shared, side="left"), len(sizes)) - 1
+    inside = first <= last
+    touched = int((ends[last[inside]] - starts[first[inside]]).max())
+    return _Sizes(whole, shared, touched, max(sizes), num_replicas)
+
+
+def _measure_each(sizes: Sequence[int], num_replicas: int) -> _Sizes:
+    """Each parameter cut into equal parts (zero/partition_parameters.py)."""
+    shared = sum(-(-size // num_replicas) for size in sizes)
+    return _Sizes(sum(sizes), shared, shared, max(sizes), num_replicas)
+
+
+def _num_moments(plan: RunPlan, network: str) -> int:
+    return num_state_tensors(getattr(plan.recipe.optimizer, network))
+
+
+def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
+    """Everything on every replica; below float32, float32 masters of each parameter (fp16/unfused_optimizer.py)."""
+    is_low = weight < FLOAT
+    whole = sizes.whole
+    device = {
+        "weights": whole * weight,
+        "masters": whole * FLOAT if is_low else 0,
+        "optimizer": whole * FLOAT * _num_moments(plan, network),
+    }
+    bucket = min(whole, _STAGE0_BUCKET + sizes.largest) if sizes.num_replicas > 1 else 0
+    gradients = Gradients(
+        each=weight,
+        between=whole * weight,
+        updating=max((whole + bucket) * weight, whole * (weight + (FLOAT if is_low else 0))),
+    )
+    return States(device, {}, gradients, weight, whole)
+
+
+def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
+    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py)."""
+    stage, is_pipeline = plan.deepspeed_files[network].stage, plan.placement(network).num_stages > 1
+    bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
+    whole, shared, touched = sizes.whole, sizes.shared, sizes.touched
+    device = {
+        "weights": shared * sizes.num_replicas * weight,
+        "masters": shared * FLOAT,
+        "optimizer": shared * FLOAT * _num_moments(plan, network),
+    }
+    kept = shared * FLOAT if adds_up > weight else touched * weight  # what stays of a reduced gradient
+    sent = min(bucket, whole) * weight  # a copy of the bucket, or of what is in it, goes on the wire
+    stepping = kept + (0 if adds_up > weight else shared * (weight + (FLOAT if weight < FLOAT else 0)))
+    if stage == 1:
+        buffer = bucket * weight
+        reducing = whole * weight + max(sent, kept) + (buffer if is_pipeline else 0)
+        gradients = Gradients(weight, whole * weight, buffer, updating=max(reducing, stepping))
+    else:
+        flushing = sent + kept if bucket < whole else 0  # in the midst of the backward pass
+        several = kept if plan.recipe.accumulation_of(network) > 1 else 0
+        reducing = bucket * weight + max(sent, kept) + several
+        gradients = Gradients(0, several, bucket * weight + flushing, reducing, stepping)
+    return States(device, {}, gradients, weight, shared)
+
+
+def _stage12_offloaded(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
+    """Masters, optimizer and the reduced gradients on the host."""
+    stage = plan.deepspeed_files[network].stage
+    bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
+    whole, shared, touched = sizes.whole, sizes.shared, sizes.touched
+    several = plan.recipe.accumulation_of(network) > 1
+    device = {"weights": shared * sizes.num_replicas * weight, "buffers": sizes.largest * weight}
+    host = {
+        "masters": shared * FLOAT,
+        "optimizer": shared * FLOAT * _num_moments(plan, network),
+        "gradients": shared * FLOAT + (touched * weight if several else 0),
+        "buffers": (shared + sizes.largest) * weight,
+    }
+    sent = min(bucket, whole) * weight
+    converted = min(sizes.largest, shared) * FLOAT if weight < FLOAT else 0
+    copied = max(sent, converted)
+    if stage == 1:
+        gradients = Gradients(weight, whole * weight, bucket * weight, updating=whole * weight + copied)
+    else:
+        flushing = copied if bucket < whole else 0
+        gradients = Gradients(buffer=bucket * weight + flushing, ending=bucket * weight + copied)
+    return States(device, host, gradients, weight, shared)
+
+
+def _flat_gradients(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
+    """Masters and optimizer shared, and one tensor that all gradients are added to (bf16_optimizer.py)."""
+    shared = sizes.shared
+    padded = shared * sizes.num_replicas
+    device = {
+        "weights": padded * weight,
+        "masters": shared * FLOAT,
+        "optimizer": shared * FLOAT * _num_moments(plan, network),
+        "gradients": padded * adds_up,
+    }
+    sent = min(padded, _STAGE0_BUCKET) * adds_up if sizes.num_replicas > 1 else 0
+    stepping = shared * FLOAT if adds_up < FLOAT else 0
+    return States(device, {}, Gradients(updating=max(sent, stepping)), weight, shared)
+
+
+def _stage3(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
+    """Everything shared; whole parameters for as long as they are used (zero/stage3.py)."""
+    file, settings = plan.deepspeed_files[network], zero_settings(plan, network, sizes.whole)
+    shared, bucket = sizes.shared, settings.reduce_bucket_size
+    device, host = {"buffers": bucket * weight}, dict[str, int]()
+    (host if file.offload_parameters != "none" else device)["weights"] = shared * weight
+    where = host if file.offload_optimizer != "none" else device
+    where["gradients"] = shared * adds_up
+    step = min(settings.sub_group_size, shared)
+    stepping = step * adds_up + (step * FLOAT if adds_up < FLOAT else 0)
+    if file.offload_optimizer == "none" or not file.uses_nvme:
+        where["masters"] = shared * FLOAT
+        where["optimizer"] = shared * FLOAT * _num_moments(plan, network)
+    if file.offload_optimizer != "none":
+        host["gradients"] += shared * FLOAT
+        stepping = 0
+    if file.uses_nvme:
+        host["buffers"] = step * FLOAT * num_swap_buffers(file, getattr(plan.recipe.optimizer, network))
+    sent = min(bucket, sizes.whole) * weight
+    gradients = Gradients(buffer=sent if bucket < sizes.whole else 0, ending=sent, updating=stepping)
+    limits = Limits(
+        settings.prefetch_bucket_size,
+        settings.max_reuse_distance,
+        settings.max_live_parameters,
+        settings.param_persistence_threshold,
+    )
+    return States(device, host, gradients, weight, shared, limits if sizes.num_replicas > 1 else None)
