@@ -18,6 +18,7 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
+from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.errors import UserError
 from bigsgan.locking import hold
 

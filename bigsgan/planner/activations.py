@@ -1,6 +1,6 @@
 """Memory of a network's passes on micro-batches of any size, from traces on two sizes.
 
-What a layer holds is a constant (its weights' copies) plus so much for each sample, so that two traces tell of every size.
+What a layer holds is a constant, such as copies of its weights, plus so much for each sample: two traces tell of any size.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Traces:
         """
         checkpointing = plan.recipe.engine(network).activation_checkpointing
         key = self._key(plan, network), mode, segments
-        found = self._passes.get((*key, num_samples, bounds, checkpointing))
+        whole_key = (*key, num_samples, bounds, checkpointing)
+        found = self._passes.get(whole_key)
         if found is None:
             if key not in self._tapes:
                 trace = partial(self._trace_tapes, plan, network, mode, segments)
@@ -76,7 +77,7 @@ class Traces:
             between = _Between(self._unit(plan, network), num_samples)
             pairs = zip(*(tapes[slice(*bounds)] for tapes in self._tapes[key]), strict=True)
             found = Passes([between.tapes(first, second) for first, second in pairs], checkpointing)
-            self._passes[*key, num_samples, bounds, checkpointing] = found
+            self._passes[whole_key] = found
         return found
 
     def entering(
@@ -109,9 +110,7 @@ class Traces:
                 module.num_ranks = num_replicas
         return stack
 
-    def _trace_tapes(
-        self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int
-    ) -> list[LayerTape]:
+    def _trace_tapes(self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int) -> list[LayerTape]:
         stack = self._prepared(plan, network)
         stack.checkpointing = False
         return trace_layers(stack, meta_inputs(plan, network, num_samples * segments), mode, segments)

@@ -1,8 +1,8 @@
 """How much of a network ZeRO stage 3 has gathered on a rank, by what it does as modules come and go.
 
-Follows DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py: parameters are fetched when a module needs them,
-and given back after it unless the order of modules says that they are needed again soon. That order is recorded in a
-pass, kept for the next, and thrown away when a pass differs from it.
+Follows DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py: parameters are fetched when a module needs
+them, and given back after it unless the order of modules says that they are needed again soon. That order is recorded
+in a pass, kept for the next, and thrown away when a pass differs from it.
 """
 
 from __future__ import annotations
@@ -66,6 +66,11 @@ class Gathering:
         self._in_flight: dict[int, _Group] = {}
         self._active: dict[int, int] = dict.fromkeys(range(len(sizes)), 0)
         self._persistent = {p for p, size in enumerate(sizes) if size <= limits.persistence}
+
+    @property
+    def whole(self) -> int:
+        """Elements of all parameters."""
+        return sum(self._sizes)
 
     @property
     def held(self) -> int:

@@ -18,9 +18,7 @@ from bigsgan.planner.activations import Traces
 from bigsgan.planner.gathering import Gathering
 from bigsgan.planner.phases import Game, Part, PhaseBuilder
 from bigsgan.planner.states import FLOAT, States, build_states
-from bigsgan.planner.update import Moment, Update, gather, peaks
-
-SAMPLES = "samples"
+from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
 
 
 @dataclass(frozen=True)
@@ -28,25 +26,38 @@ class Prediction:
     """Memory of the fullest rank, in bytes.
 
     Attributes:
-        states: By network.
+        states: Of each network.
         average: Of the moving average.
         buffers: Of both networks' buffers, with their copies.
-        moments: Most that is held on the device, by what is going on.
-        penalised: The same of an update with penalties that are not in every one; empty if there are none.
-        host: What stays in the host's memory, by what it is.
+        host: What stays in the host's memory, by what it is; the rest is on the device.
+        update: Fullest moments of an update, beside what stays.
+        penalised: The same of an update with the penalties that are not in every one; empty if there are none.
+        samples: Those of making images from the average.
     """
 
     states: dict[str, States]
     average: int
     buffers: int
-    moments: dict[str, int]
-    penalised: dict[str, int]
     host: dict[str, int]
+    update: dict[str, Peak]
+    penalised: dict[str, Peak]
+    samples: Peak
+
+    @property
+    def stays(self) -> int:
+        """What the device holds all the time."""
+        own = sum(sum(states.device.values()) for states in self.states.values())
+        return own + self.buffers + (0 if "average" in self.host else self.average)
+
+    @property
+    def fullest(self) -> Peak:
+        """The fullest moment of all."""
+        return max([*self.update.values(), *self.penalised.values(), self.samples], key=lambda peak: peak.total)
 
     @property
     def peak(self) -> int:
         """Most that is held on the device."""
-        return max([*self.moments.values(), *self.penalised.values()])
+        return self.stays + self.fullest.total
 
 
 def predict(plan: RunPlan, traces: Traces) -> Prediction:
@@ -84,30 +95,22 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     is_offloaded = plan.deepspeed_files["generator"].offload_optimizer != "none"
     # Each network's buffers are kept for the case that an update is skipped; G's are averaged too.
     buffers = 2 * sum(part.buffers for part in parts.values()) + parts["generator"].buffers
-    stays = buffers + sum(sum(s.device.values()) for s in states.values()) + (0 if is_offloaded else average)
 
-    def held(moments: Sequence[Moment]) -> dict[str, int]:
-        gathered = _gather(moments, parts, states)
-        return {name: stays + size for name, size in peaks(moments, states, gathered).items()}
+    def fullest(moments: Sequence[Moment]) -> dict[str, Peak]:
+        return peaks(moments, states, _gather(moments, parts, states))
 
     plain, penalised = _game(plan, 1), _game(plan, 0)
     builders = [PhaseBuilder(plan, traces, parts, game) for game in (plain, penalised)]
     updates = []
     for builder in builders[: 1 + _differ(plain, penalised)]:
         phases = builder.build()
-        updates.append(held(list(Update(phases, builder.order(phases), states).moments())))
+        updates.append(fullest(list(Update(phases, builder.order(phases), states).moments())))
     host = {"average": average} if is_offloaded else {}
     for own in states.values():
         for name, size in own.host.items():
             host[name] = host.get(name, 0) + size
-    return Prediction(
-        states=states,
-        average=average,
-        buffers=buffers,
-        moments=updates[0] | held(_sampling(plan, traces, parts["generator"])),
-        penalised=updates[1] if updates[1:] else {},
-        host=host,
-    )
+    (samples,) = fullest([_sampling(plan, traces, parts["generator"])]).values()
+    return Prediction(states, average, buffers, host, updates[0], updates[1] if updates[1:] else {}, samples)
 
 
 def _game(plan: RunPlan, number: int) -> Game:
@@ -127,13 +130,15 @@ def _differ(first: Game, second: Game) -> bool:
     return kind(first) != kind(second)
 
 
-def _sampling(plan: RunPlan, traces: Traces, part: Part) -> list[Moment]:
+def _sampling(plan: RunPlan, traces: Traces, part: Part) -> Moment:
     """Images from the average, whose weights and buffers are swapped in."""
     num = plan.micro_batch_size("generator")
     passes = traces.passes(plan, "generator", "train", 1, num, part.bounds)
-    return [Moment(SAMPLES, "generator", part.buffers, passes.plain, begins=True)]
+    return Moment("samples", "generator", part.buffers, 0, passes.plain, begins=True)
 
 
 def _gather(moments: Sequence[Moment], parts: Mapping[str, Part], states: Mapping[str, States]) -> dict[str, Any]:
     limits = {network: own.limits for network, own in states.items() if own.limits is not None}
-    return {network: gather(moments, network, Gathering(parts[network].sizes, limit)) for network, limit in limits.items()}
+    return {
+        network: gather(moments, network, Gathering(parts[network].sizes, limit)) for network, limit in limits.items()
+    }

@@ -28,8 +28,8 @@ class WholePass(NamedTuple):
 class Passes:
     """The passes of a network, or of a stage of it, on one micro-batch.
 
-    What comes into the first layer and, after the forward pass, what the last one returns do not count: whoever asks for
-    a pass holds them.
+    What comes into the first layer and, after the forward pass, what the last one returns do not count: whoever asks
+    for a pass holds them.
 
     Attributes:
         plain: The forward pass without a graph.
@@ -96,7 +96,7 @@ class Passes:
 
 
 def _number_tensors(tapes: Sequence[LayerTape]) -> tuple[list[list[int]], dict[int, int]]:
-    """Number the tensors between layers, of which one may pass several; and their sizes, without what comes in first."""
+    """Number the tensors between layers, of which one may pass several; and their sizes, 0 for what comes in first."""
     numbers = itertools.count()
     carries = [[next(numbers) for _ in tapes[0].keeps_in]]
     sizes = dict.fromkeys(carries[0], 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -99,10 +98,11 @@ class PhaseBuilder:
         image = num * self._pixels * FLOAT
         makes_images = phase.network == "generator" and not phase.step and part.is_last
         trains = phase.network == "discriminator" and phase.step
+        passes = self._passes(number, phase, mode, segments, num)
         shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
         return RankPhase(
             phase=phase._replace(num=shown),
-            passes=self._passes(number, phase, mode, segments, num),
+            passes=passes,
             name=_name(phase),
             keeps_graph=phase.backward or (keeps and number == self._last - 2),
             reads=tuple(n for n in (phase.images_from, phase.grads_from) if n is not None),
@@ -112,6 +112,8 @@ class PhaseBuilder:
             sends=sends,
             data=phase.num * image if trains and part.is_first else 0,
             num_beyond=phase.num - shown,
+            pinned=isinstance(passes, WholePass)
+            and not self._plan.recipe.engine(phase.network).activation_checkpointing,
         )
 
     def _passes(self, number: int, phase: Phase, mode: Mode, segments: int, num: int) -> Passes | WholePass:

@@ -37,6 +37,7 @@ class RankPhase:
         sends: Bytes that go to the next stage, and come back as gradients.
         data: Bytes of real images of the whole phase, which stay to the end of the update.
         num_beyond: Micro-batches that are not gone through.
+        pinned: Whether stage 3 has all parameters gathered.
     """
 
     phase: Phase
@@ -50,6 +51,7 @@ class RankPhase:
     sends: tuple[int, int] = (0, 0)
     data: int = 0
     num_beyond: int = 0
+    pinned: bool = False
 
 
 class Moment(NamedTuple):
@@ -58,24 +60,26 @@ class Moment(NamedTuple):
     Attributes:
         name: What is going on.
         network: Whose task it is.
-        held: Bytes that are held beside what stays and what the task itself needs.
+        held: Bytes of images and activations that are held beside what the task itself needs.
+        gradients: Bytes of gradients that other passes left, or that reducing and stepping take.
         stretch: The task's pass; None where it is none.
-        extra: Bytes that the task needs, where it is no pass.
         begins: Whether it is a forward pass from the first layer on.
         takes_gradients: Whether gradients of parameters arrive.
         earlier: Whether those of other micro-batches did before.
         updates: Whether the parameters change.
+        pinned: Whether all parameters are gathered.
     """
 
     name: str
     network: str
     held: int
+    gradients: int
     stretch: Stretch | None = None
-    extra: int = 0
     begins: bool = False
     takes_gradients: bool = False
     earlier: bool = False
     updates: bool = False
+    pinned: bool = False
 
 
 class Update:
@@ -91,6 +95,7 @@ class Update:
         """
         self._phases, self._order, self._states = phases, order, states
         self._held: Counter[object] = Counter()
+        self._gradients: Counter[str] = Counter()
         self._left = Counter(task.phase for task in order)
 
     def moments(self) -> Iterator[Moment]:
@@ -121,7 +126,7 @@ class Update:
         self._held["in", number, index] = phase.inputs + phase.received[0]
         passes = phase.passes
         stretch = passes.plain if isinstance(passes, Passes) and not phase.keeps_graph else passes.forward
-        yield Moment(phase.name, phase.phase.network, self._total(), stretch, begins=True)
+        yield self._moment(phase, stretch, begins=True)
         if phase.keeps_graph:
             self._held["graph", number, index] = passes.kept
         else:
@@ -136,12 +141,9 @@ class Update:
         takes = not phase.phase.frozen
         gradients = self._states[phase.phase.network].gradients
         self._held.pop(("graph", owner, index), None)
-        self._held["gradients", phase.phase.network] = 0
+        self._gradients[phase.phase.network] = 0
         self._held["messages"] = phase.sends[1] + (phase.inputs if phase.phase.graphs_from is not None else 0)
-        yield Moment(
-            phase.name, phase.phase.network, self._total(), phase.passes.backward,
-            takes_gradients=takes, earlier=takes and index > 0,
-        )  # fmt: skip
+        yield self._moment(phase, phase.passes.backward, takes_gradients=takes, earlier=takes and index > 0)
         self._held["messages"] = 0
         self._held.pop(("in", owner, index), None)
         self._held["sent"] += phase.received[1]
@@ -150,15 +152,15 @@ class Update:
         elif phase.phase.grads_from is not None and self._held["out", phase.phase.grads_from]:
             self._held["out", phase.phase.grads_from] -= self._phases[phase.phase.grads_from].outputs
         if takes:
-            yield Moment(phase.name, phase.phase.network, self._total(), extra=gradients.ending)
-            self._held["gradients", phase.phase.network] = gradients.between
+            self._gradients[phase.phase.network] = gradients.ending
+            yield self._moment(phase, None)
+            self._gradients[phase.phase.network] = gradients.between
 
     def _step(self, phase: RankPhase) -> Iterator[Moment]:
-        gradients = self._states[phase.phase.network].gradients
-        self._held["gradients", phase.phase.network] = 0
-        yield Moment(
-            f"{phase.name}: step", phase.phase.network, self._total(), extra=gradients.updating, updates=True
-        )
+        network = phase.phase.network
+        self._gradients[network] = self._states[network].gradients.updating
+        yield self._moment(phase, None, updates=True)._replace(name=f"{phase.name}: step")
+        self._gradients[network] = 0
 
     def _let_go(self) -> None:
         """Drop outputs that no phase reads any more."""
@@ -167,50 +169,78 @@ class Update:
             if not self._left[number] and not any(self._left[reader] for reader in readers):
                 self._held.pop(("out", number), None)
 
-    def _total(self) -> int:
-        return sum(self._held.values())
+    def _moment(self, phase: RankPhase, stretch: Stretch | None, **more: bool) -> Moment:
+        held, gradients = sum(self._held.values()), sum(self._gradients.values())
+        return Moment(phase.name, phase.phase.network, held, gradients, stretch, pinned=phase.pinned, **more)
+
+
+class Peak(NamedTuple):
+    """Bytes at the fullest moment of its kind, beside what stays.
+
+    Attributes:
+        activations: What passes hold, with images.
+        gradients: Of parameters.
+        gathered: Parameters that stage 3 has gathered.
+    """
+
+    activations: int
+    gradients: int
+    gathered: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self)
 
 
 def peaks(
     moments: Sequence[Moment], states: Mapping[str, States], gathered: Mapping[str, Sequence[np.ndarray]]
-) -> dict[str, int]:
-    """Most bytes that are held beside what stays, by the name of the moment.
+) -> dict[str, Peak]:
+    """The fullest moments, by name.
 
     Args:
         moments: Of an update.
         states: By network.
         gathered: By network with gathering, elements that are gathered at each of its moments; see ``gather``.
     """
-    found: dict[str, int] = {}
+    found: dict[str, Peak] = {}
     now = {network: int(arrays[-1][-1]) * states[network].itemsize for network, arrays in gathered.items()}
     left = {network: iter(arrays) for network, arrays in gathered.items()}
     for moment in moments:
-        own = np.array([moment.extra], np.int64) if moment.stretch is None else moment.stretch.live
+        own = np.zeros(1, np.int64) if moment.stretch is None else moment.stretch.live
+        gradients = np.zeros_like(own) + moment.gradients
         if moment.takes_gradients and moment.stretch is not None:
-            own = own + states[moment.network].gradients.during(moment.stretch.arrived, moment.earlier)
-        others = sum(size for network, size in now.items() if network != moment.network)
+            gradients = gradients + states[moment.network].gradients.during(moment.stretch.arrived, moment.earlier)
+        whole = np.zeros_like(own) + sum(size for network, size in now.items() if network != moment.network)
         if moment.network in gathered:
             array = next(left[moment.network]) * states[moment.network].itemsize
-            own, now[moment.network] = own + array, int(array[-1])
-        peak = moment.held + others + int(own.max(initial=0))
-        found[moment.name] = max(found.get(moment.name, 0), peak)
+            whole, now[moment.network] = whole + array, int(array[-1])
+        own, gradients, whole = np.broadcast_arrays(own + moment.held, gradients, whole)
+        at = int((own + gradients + whole).argmax())
+        peak = Peak(int(own[at]), int(gradients[at]), int(whole[at]))
+        if moment.name not in found or peak.total > found[moment.name].total:
+            found[moment.name] = peak
     return found
 
 
 def gather(moments: Sequence[Moment], network: str, gathering: Gathering) -> list[np.ndarray]:
-    """Elements that stage 3 has gathered of a network, for each of its moments, once that repeats itself."""
+    """Elements that stage 3 has gathered of a network at each of its moments, once that repeats itself."""
+    own = [moment for moment in moments if moment.network == network]
     gathering.update()
     arrays = [np.array([gathering.held], np.int64)]
-    for _ in range(_UPDATES if any(moment.network == network for moment in moments) else 0):
-        arrays = []
-        for moment in moments:
-            if moment.network != network:
-                continue
-            if moment.begins:
-                gathering.begin()
-            before = gathering.held
-            if moment.updates:
-                gathering.update()
-            empty = np.array([before, gathering.held], np.int64) if moment.updates else np.array([before], np.int64)
-            arrays.append(empty if moment.stretch is None else gathering.run(moment.stretch))
+    for _ in range(_UPDATES if own else 0):
+        arrays = [_gather_one(moment, gathering) for moment in own]
     return arrays
+
+
+def _gather_one(moment: Moment, gathering: Gathering) -> np.ndarray:
+    if moment.begins:
+        gathering.begin()
+    before = gathering.held
+    if moment.updates:
+        gathering.update()
+        return np.array([before, gathering.held], np.int64)
+    if moment.stretch is None:
+        return np.array([before], np.int64)
+    arrays = gathering.run(moment.stretch)
+    return np.maximum(arrays, gathering.whole) if moment.pinned else arrays

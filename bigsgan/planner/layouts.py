@@ -1,0 +1,270 @@
+"""The layouts that a recipe could have on so many ranks, and which of them fits and costs least.
+
+Cheapest first: nothing offloaded, then the optimizer, then the parameters too; ZeRO 0, 1 and 2, which send weights and
+gradients once for an update, then pipelines, then stage 3, which gathers weights for every pass; without recomputation,
+then with; as many micro-batches as the recipe has, then more, each of which is smaller; the lower stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
+from bigsgan.config.deepspeed_file import read_deepspeed_file
+from bigsgan.engines.pipeline.profile import count
+from bigsgan.errors import UserError
+from bigsgan.planner.activations import Traces
+from bigsgan.planner.memory import Prediction, predict
+
+USABLE = 0.9
+"""Share of the memory that a layout may fill: a context, libraries' workspaces and fragmentation take the rest."""
+
+
+class Kind(NamedTuple):
+    """How states are laid out.
+
+    Attributes:
+        name: For the table.
+        file: DeepSpeed's, where ``{}`` stands for the precision.
+        tier: Place in the order of costs.
+        stages: Of a pipeline.
+    """
+
+    name: str
+    file: str
+    tier: int
+    stages: int = 1
+
+
+class Resources(NamedTuple):
+    """What there is.
+
+    Attributes:
+        gpus: In all.
+        nodes: They are on.
+        gpu_memory: Bytes of each.
+        host_memory: Bytes of each node; None if it is not to be looked at.
+    """
+
+    gpus: int
+    nodes: int
+    gpu_memory: int
+    host_memory: int | None
+
+    def fits(self, prediction: Prediction) -> bool:
+        """Whether a layout's fullest rank has room."""
+        host = self.on_node(prediction)
+        return prediction.peak <= USABLE * self.gpu_memory and (
+            self.host_memory is None or host <= USABLE * self.host_memory
+        )
+
+    def on_node(self, prediction: Prediction) -> int:
+        """Bytes of a node's host memory that its ranks hold."""
+        return sum(prediction.host.values()) * self.gpus // self.nodes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to run a recipe.
+
+    Attributes:
+        name: For the table.
+        overrides: That make the recipe run so.
+        accumulation: Micro-batches of a batch.
+        micro_batch: Images in one of the generator's, on one rank.
+        recomputes: Whether both networks recompute their activations.
+        prediction: Memory of the fullest rank.
+        fits: Whether that is there.
+    """
+
+    name: str
+    overrides: list[str]
+    accumulation: int
+    micro_batch: int
+    recomputes: bool
+    prediction: Prediction
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found.
+
+    Attributes:
+        own: The recipe as it stands, if it can run on so many ranks.
+        layouts: Of each kind, with and without recomputation, the cheapest that fits, else the one that lacks least.
+        refused: Kinds that cannot be, and why.
+        best: The cheapest that fits.
+    """
+
+    own: Layout | None
+    layouts: list[Layout]
+    refused: dict[str, str] = field(default_factory=dict)
+    best: Layout | None = None
+
+    @property
+    def closest(self) -> Layout | None:
+        """The one that needs least memory."""
+        return min(self.layouts, key=lambda layout: layout.prediction.peak, default=None)
+
+
+_SUFFIX = {"fp32": "", "bf16": "_bf16", "fp16": "_fp16"}
+_PIPELINE_TIER = 1
+_FULL = 8
+"""Micro-batches for each stage beyond which a pipeline hardly waits any more."""
+
+_WITHOUT_STAGES = [
+    *(Kind(f"ZeRO {stage}", f"ds_configs/zero{stage}{{}}.json", 0) for stage in (0, 1, 2)),
+    Kind("ZeRO 3", "ds_configs/zero3{}.json", _PIPELINE_TIER + 1),
+]
+_OFFLOADED = [
+    Kind("ZeRO 2, optimizer on the host", "ds_configs/zero2_offload.json", _PIPELINE_TIER + 2),
+    Kind("ZeRO 3, all on the host", "ds_configs/zero3_offload.json", _PIPELINE_TIER + 3),
+]
+
+
+class Surveyor:
+    """Tries the layouts of one recipe."""
+
+    def __init__(self, path: Path, overrides: Sequence[str], resources: Resources) -> None:
+        """Keep what is asked for.
+
+        Args:
+            path: Of the recipe.
+            overrides: Laid over it.
+            resources: What there is.
+
+        Raises:
+            UserError: The recipe is not good.
+        """
+        self._path, self._overrides, self._resources = path, list(overrides), resources
+        self._recipe = load_recipe(path, self._overrides)
+        self._directory = path.resolve().parent
+        self._traces = Traces()
+
+    def survey(self) -> Survey:
+        """Try them all."""
+        own, refused = None, dict[str, str]()
+        try:
+            own = self._layout("as it stands", [], self._recipe.engine("generator").activation_checkpointing)
+        except UserError as error:
+            refused["as it stands"] = str(error)
+        ranked: list[tuple[tuple[int, ...], Layout]] = []
+        for kind in self._kinds(refused):
+            for recomputes in (False, True):
+                try:
+                    layout = self._best_of(kind, recomputes)
+                except UserError as error:
+                    refused[kind.name] = str(error)
+                    continue
+                ranked.append(((kind.tier, recomputes, *self._distance(layout.accumulation), len(ranked)), layout))
+        fitting = [item for item in ranked if item[1].fits]
+        best = min(fitting, key=lambda item: item[0])[1] if fitting else None
+        return Survey(own, [layout for _, layout in ranked], refused, best)
+
+    def _kinds(self, refused: dict[str, str]) -> Iterator[Kind]:
+        yield from _WITHOUT_STAGES
+        stages = 2
+        while self._resources.gpus % stages == 0 and stages <= self._most_stages():
+            yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
+            stages *= 2
+        if all(self._precision(network) == "bf16" for network in NETWORKS):
+            yield from _OFFLOADED
+        else:
+            refused["offloading"] = "its DeepSpeed files are in bf16, and the recipe is not"
+
+    def _most_stages(self) -> int:
+        plan = self._plan([f"engines.{n}.ds_config={self._file(_WITHOUT_STAGES[1], n)}" for n in NETWORKS], ranks=1)
+        layers = [count(self._traces.network(plan, network)) for network in NETWORKS]
+        return min(sum(layer.numel > 0 for layer in own) for own in layers)
+
+    def _best_of(self, kind: Kind, recomputes: bool) -> Layout:
+        """The layout of a kind nearest to the recipe's accumulation that fits, else the one that needs least.
+
+        Raises:
+            UserError: The recipe cannot be run so.
+        """
+        accumulations = self._accumulations(kind)
+        layouts = (self._layout(kind.name, self._changes(kind, a, recomputes), recomputes) for a in accumulations)
+        tried = [next(layouts)]
+        while not tried[-1].fits and (following := next(layouts, None)) is not None:
+            tried.append(following)
+        return tried[-1] if tried[-1].fits else min(tried, key=lambda layout: layout.prediction.peak)
+
+    def _accumulations(self, kind: Kind) -> list[int]:
+        """Numbers of micro-batches that the recipe can be run with, the one nearest to its own first.
+
+        Raises:
+            UserError: There is none.
+        """
+        batch, own = self._recipe.batch, self._recipe.accumulation
+        numbers = [n for n in range(1, batch + 1) if batch % n == 0]
+        if kind.stages > 1:
+            filling = [n for n in numbers if n % kind.stages == 0 and n <= _FULL * kind.stages]
+            numbers = filling or numbers[:1]
+        possible, error = [], None
+        for number in sorted(numbers, key=self._distance):
+            try:
+                self._plan(self._changes(kind, number, False))
+                possible.append(number)
+            except UserError as caught:
+                error = error or caught
+        if not possible and error is not None:
+            raise error
+        larger = [n for n in possible if n >= own]
+        return larger or possible
+
+    def _distance(self, accumulation: int) -> tuple[int, int]:
+        """Place in the order of costs: as many micro-batches as the recipe has, then more, then fewer."""
+        own = self._recipe.accumulation
+        return (0, accumulation) if accumulation >= own else (1, own - accumulation)
+
+    def _changes(self, kind: Kind, accumulation: int, recomputes: bool) -> list[str]:
+        """Overrides that lay the recipe out so; those that it needs none of are left out."""
+        changes = [f"accumulation={accumulation}"] if accumulation != self._recipe.accumulation else []
+        for network in NETWORKS:
+            engine, field = self._recipe.engine(network), f"engines.{network}"
+            stages = 1 if network == "discriminator" and self._is_whole else kind.stages
+            wanted = {
+                "ds_config": self._file(kind, network),
+                "pipeline_stages": stages,
+                "activation_checkpointing": recomputes,
+                "accumulation": None,
+            }
+            changes += [
+                f"{field}.{key}={_text(value)}" for key, value in wanted.items() if getattr(engine, key) != value
+            ]
+        return changes
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the discriminator can have no stages, as its objective differentiates it twice."""
+        objective = self._recipe.objective
+        exact = any(penalty and penalty.form == "exact" for penalty in (objective.r1, objective.r2))
+        return exact or objective.gradient_penalty is not None
+
+    def _file(self, kind: Kind, network: str) -> str:
+        return kind.file.format(_SUFFIX[self._precision(network)])
+
+    def _precision(self, network: str) -> str:
+        name = self._recipe.engine(network).ds_config
+        return read_deepspeed_file(network, name, self._directory, {}).precision
+
+    def _plan(self, changes: list[str], ranks: int | None = None) -> RunPlan:
+        recipe = load_recipe(self._path, [*self._overrides, *changes])
+        return plan_run(recipe, ranks or self._resources.gpus, self._directory)
+
+    def _layout(self, name: str, changes: list[str], recomputes: bool) -> Layout:
+        plan = self._plan(changes)
+        prediction = predict(plan, self._traces)
+        fits = self._resources.fits(prediction)
+        size = plan.micro_batch_size("generator")
+        return Layout(name, changes, plan.recipe.accumulation, size, recomputes, prediction, fits)
+
+
+def _text(value: object) -> str:
+    """As an override has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

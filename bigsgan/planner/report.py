@@ -1,0 +1,117 @@
+"""What the planner found, as a table and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigsgan.config import NETWORKS
+from bigsgan.errors import UserError
+from bigsgan.planner.layouts import USABLE, Layout, Resources, Survey
+from bigsgan.planner.memory import Prediction
+
+GIB = 2**30
+_COLUMNS = ("G", "D", "optimizer", "EMA", "buffers", "activations", "gradients", "gathered", "R1", "samples", "peak")
+
+
+def parts(prediction: Prediction) -> dict[str, int]:
+    """Bytes on the fullest rank's device, by column.
+
+    ``peak`` is the sum of those up to ``gathered``: what stays, and what the fullest moment adds. ``R1`` is the peak of
+    an update with the penalties that not every update carries, 0 if there are none, and ``samples`` that of sampling.
+    """
+    device = [prediction.states[network].device for network in NETWORKS]
+    fullest = prediction.fullest
+    penalised = [prediction.stays + peak.total for peak in prediction.penalised.values()]
+    values = (
+        *(own.get("weights", 0) + own.get("masters", 0) for own in device),
+        sum(own.get("optimizer", 0) for own in device),
+        0 if "average" in prediction.host else prediction.average,
+        prediction.buffers + sum(own.get("buffers", 0) for own in device),
+        fullest.activations,
+        fullest.gradients + sum(own.get("gradients", 0) for own in device),
+        fullest.gathered,
+        max(penalised, default=0),
+        prediction.stays + prediction.samples.total,
+        prediction.peak,
+    )
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+def table(survey: Survey, resources: Resources) -> str:
+    """All layouts, in GiB of the fullest rank; what a line leaves out is 0."""
+    layouts = [*([survey.own] if survey.own else []), *survey.layouts]
+    rows = [["memory of the fullest rank, GiB", "micro-batches", *_COLUMNS, "host of a node", ""]]
+    for layout in layouts:
+        sizes = [f"{size / GIB:.2f}" if size else "" for size in parts(layout.prediction).values()]
+        host = resources.on_node(layout.prediction)
+        shape = f"{layout.accumulation} x {layout.micro_batch}"
+        rows.append(
+            [_label(layout), shape, *sizes, f"{host / GIB:.1f}" if host else "", "fits" if layout.fits else ""]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]) for row in rows]
+    lines += [f"{name}: not possible, {reason}" for name, reason in survey.refused.items()]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def advice(survey: Survey) -> str:
+    """The cheapest layout that fits, as overrides to paste."""
+    assert survey.best is not None
+    changes = " ".join(survey.best.overrides) or "nothing: the recipe stands so"
+    return f"cheapest that fits: {_label(survey.best)}\n{changes}"
+
+
+def check(survey: Survey, resources: Resources) -> None:
+    """Say what would be needed if nothing fits.
+
+    Raises:
+        UserError: Nothing does.
+    """
+    if survey.best is not None:
+        return
+    memory = resources.gpu_memory / GIB
+    closest = survey.closest
+    if closest is None:
+        reasons = "; ".join(survey.refused.values())
+        raise UserError("--gpus", resources.gpus, f"leaves no layout for this recipe ({reasons})", "change the recipe")
+    needed = closest.prediction.peak / USABLE / GIB
+    problem = f"GiB hold none of the layouts; the closest, {_label(closest)}, needs {needed:.1f} GiB"
+    remedy = f"give --gpu-memory {needed:.0f}, more --gpus, or a smaller network"
+    if needed <= memory:
+        host = resources.on_node(closest.prediction) / USABLE / GIB
+        field, problem = "--host-memory", f"GiB are too few for {_label(closest)}, which needs {host:.1f} on each node"
+        raise UserError(field, round((resources.host_memory or 0) / GIB, 1), problem, "give more, or use more nodes")
+    raise UserError("--gpu-memory", round(memory, 1), problem, remedy)
+
+
+def as_json(survey: Survey, resources: Resources) -> dict[str, Any]:
+    """All of it, in bytes."""
+
+    def described(layout: Layout) -> dict[str, Any]:
+        prediction = layout.prediction
+        return {
+            "name": _label(layout),
+            "overrides": layout.overrides,
+            "accumulation": layout.accumulation,
+            "micro_batch": layout.micro_batch,
+            "fits": layout.fits,
+            "device": parts(prediction),
+            "host": prediction.host,
+            "host_of_a_node": resources.on_node(prediction),
+            "moments": {name: prediction.stays + peak.total for name, peak in prediction.update.items()},
+        }
+
+    return {
+        "gpus": resources.gpus,
+        "nodes": resources.nodes,
+        "gpu_memory": resources.gpu_memory,
+        "usable": USABLE,
+        "as_it_stands": described(survey.own) if survey.own else None,
+        "layouts": [described(layout) for layout in survey.layouts],
+        "refused": survey.refused,
+        "recommended": survey.best.overrides if survey.best else None,
+    }
+
+
+def _label(layout: Layout) -> str:
+    return f"{layout.name}, recomputing" if layout.recomputes else layout.name
