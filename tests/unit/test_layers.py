@@ -27,6 +27,7 @@ from bigsgan.models.layers import (
     moving_state,
 )
 from bigsgan.models.network import initialize
+from bigsgan.planner.census import Census
 
 pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
@@ -178,6 +179,19 @@ def test_orthogonal_regularisation_adds_its_gradient(kind):
         (0.5 * layer(x).square().sum()).backward()
     assert expected.norm() > 0.1
     assert_close(layer.weight.grad, plain + expected)
+
+
+def test_orthogonal_regularisation_of_many_features_holds_no_matrix_of_them_by_them():
+    layer = SpectralLinear(3, 2_000)
+    randomize(layer)
+    (expected,) = torch.autograd.grad(orthogonal_penalty(layer.weight, 0.03), layer.weight)
+    layer.orthogonal = 0.03
+    x = torch.randn(2, 3)
+    layer.weight.grad = None
+    with Census() as census:
+        (0 * layer(x)).sum().backward()
+    assert_close(layer.weight.grad, expected, rtol=1e-4, atol=0)  # sums of 2,000 products
+    assert census.take().peak < 2_000 * 2_000 * 4 / 20
 
 
 def test_orthogonal_regularisation_beside_a_gradient_penalty_counts_once():
