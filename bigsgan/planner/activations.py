@@ -1,6 +1,7 @@
 """Memory of a network's passes on micro-batches of any size, from traces on two sizes.
 
-What a layer holds is a constant, such as copies of its weights, plus so much for each sample: two traces tell of any size.
+What a layer holds is a constant, such as copies of its weights, and so much for each sample: two traces tell of any
+size.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ in a pass, kept for the next, and thrown away when a pass differs from it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from bigsgan.planner.census import Stretch
+from bigsgan.planner.census import Use
 
 _NEVER = -1
 
@@ -47,9 +48,14 @@ class _Group:
 
 
 class Gathering:
-    """The parameters of one network on one rank, of several that share them."""
+    """The parameters of one network on one rank, of several that share them.
 
-    def __init__(self, sizes: list[int], limits: Limits) -> None:
+    Attributes:
+        held: Elements that are gathered now, with the buffers that they came in.
+        whole: Elements of all parameters.
+    """
+
+    def __init__(self, sizes: Sequence[int], limits: Limits) -> None:
         """Begin with a new engine.
 
         Args:
@@ -66,17 +72,7 @@ class Gathering:
         self._in_flight: dict[int, _Group] = {}
         self._active: dict[int, int] = dict.fromkeys(range(len(sizes)), 0)
         self._persistent = {p for p, size in enumerate(sizes) if size <= limits.persistence}
-
-    @property
-    def whole(self) -> int:
-        """Elements of all parameters."""
-        return sum(self._sizes)
-
-    @property
-    def held(self) -> int:
-        """Elements that are gathered now."""
-        buffers = {id(group): group.size for group in self._in_flight.values()}
-        return sum(self._sizes[p] for p in self._available) + sum(buffers.values())
+        self.held, self.whole = 0, sum(sizes)
 
     def begin(self) -> None:
         """Begin a forward pass of the whole network."""
@@ -92,13 +88,14 @@ class Gathering:
     def update(self) -> None:
         """Update the parameters: all are given back, and those that stay are gathered anew."""
         self._drop_groups()
-        self._available = set(self._persistent)
+        self._give_back(self._available - self._persistent)
+        self._add(self._persistent - self._available)
 
-    def run(self, stretch: Stretch) -> np.ndarray:
-        """Elements that are gathered at each moment of a stretch, (T,) int64."""
-        moments = [(use.start, True, use.parameters) for use in stretch.uses]
-        moments += [(use.stop, False, use.parameters) for use in stretch.uses]
-        held = np.empty(len(stretch.live), np.int64)
+    def run(self, uses: Sequence[Use], num_moments: int) -> np.ndarray:
+        """Elements that are gathered at each moment of a stretch with these uses, (T,) int64."""
+        moments = [(use.start, True, use.parameters) for use in uses]
+        moments += [(use.stop, False, use.parameters) for use in uses]
+        held = np.empty(num_moments, np.int64)
         before = 0
         for moment, begins, used in sorted(moments):
             held[before:moment] = self.held
@@ -131,17 +128,33 @@ class Gathering:
             group = _Group(sum(self._sizes[p] for p in parameters), set(parameters))
             self._in_flight.update(dict.fromkeys(parameters, group))
             self._num_available += group.size
+            self.held += group.size
 
     def _wait(self, parameter: int) -> int:
-        group = self._in_flight[parameter]
-        is_alone = len(group.missing) == 1 and not group.landed
+        group = self._in_flight.pop(parameter)
         if not group.landed:
-            self._available |= group.missing
+            self._add(group.missing)
+            if len(group.missing) == 1:  # which stays where it was gathered
+                self.held -= group.size
+                group.size = 0
             group.landed = True
-        most = self.held - (group.size if is_alone else 0)  # one parameter stays where it was gathered
-        del self._in_flight[parameter]
-        group.missing.discard(parameter)
+        most = self.held
+        self._leave(group, parameter)
         return most
+
+    def _leave(self, group: _Group, parameter: int) -> None:
+        """Give a group's buffer back after the last of its parameters."""
+        group.missing.discard(parameter)
+        if not group.missing:
+            self.held -= group.size
+
+    def _add(self, parameters: set[int]) -> None:
+        self._available |= parameters
+        self.held += sum(self._sizes[p] for p in parameters)
+
+    def _give_back(self, parameters: set[int]) -> None:
+        self._available -= parameters
+        self.held -= sum(self._sizes[p] for p in parameters)
 
     def _prefetch(self, used: tuple[int, ...]) -> None:
         new = {p for p in used if self._fetched_for.get(p, _NEVER) < self._step}
@@ -166,7 +179,7 @@ class Gathering:
             self._active[p] -= 1
         for p in self._not_needed_soon(used) & self._available:
             if not self._active[p]:
-                self._available.discard(p)
+                self._give_back({p})
                 self._num_available -= self._sizes[p]
         return most
 
@@ -184,7 +197,7 @@ class Gathering:
 
     def _drop_groups(self) -> None:
         for parameter, group in self._in_flight.items():
-            if not group.landed:
-                continue
-            self._available.discard(parameter)
+            if group.landed:
+                self._give_back({parameter})
+            self._leave(group, parameter)
         self._in_flight.clear()

@@ -7,13 +7,16 @@ then with; as many micro-batches as the recipe has, then more, each of which is 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
+from bigsgan.config import NETWORKS, RunPlan, plan_run
 from bigsgan.config.deepspeed_file import read_deepspeed_file
+from bigsgan.config.recipe import parse_recipe
+from bigsgan.config.yaml_file import apply_overrides, read_yaml
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.errors import UserError
 from bigsgan.planner.activations import Traces
@@ -113,7 +116,7 @@ class Survey:
 
 _SUFFIX = {"fp32": "", "bf16": "_bf16", "fp16": "_fp16"}
 _PIPELINE_TIER = 1
-_FULL = 8
+_FULL = 4
 """Micro-batches for each stage beyond which a pipeline hardly waits any more."""
 
 _WITHOUT_STAGES = [
@@ -140,8 +143,9 @@ class Surveyor:
         Raises:
             UserError: The recipe is not good.
         """
-        self._path, self._overrides, self._resources = path, list(overrides), resources
-        self._recipe = load_recipe(path, self._overrides)
+        self._tree, self._resources = read_yaml(path), resources
+        apply_overrides(self._tree, list(overrides))
+        self._recipe = parse_recipe(copy.deepcopy(self._tree))
         self._directory = path.resolve().parent
         self._traces = Traces()
 
@@ -254,8 +258,9 @@ class Surveyor:
         return read_deepspeed_file(network, name, self._directory, {}).precision
 
     def _plan(self, changes: list[str], ranks: int | None = None) -> RunPlan:
-        recipe = load_recipe(self._path, [*self._overrides, *changes])
-        return plan_run(recipe, ranks or self._resources.gpus, self._directory)
+        tree = copy.deepcopy(self._tree)
+        apply_overrides(tree, changes)
+        return plan_run(parse_recipe(tree), ranks or self._resources.gpus, self._directory)
 
     def _layout(self, name: str, changes: list[str], recomputes: bool) -> Layout:
         plan = self._plan(changes)

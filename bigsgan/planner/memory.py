@@ -15,7 +15,6 @@ from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.gathering import Gathering
 from bigsgan.planner.phases import Game, Part, PhaseBuilder
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
@@ -138,7 +137,4 @@ def _sampling(plan: RunPlan, traces: Traces, part: Part) -> Moment:
 
 
 def _gather(moments: Sequence[Moment], parts: Mapping[str, Part], states: Mapping[str, States]) -> dict[str, Any]:
-    limits = {network: own.limits for network, own in states.items() if own.limits is not None}
-    return {
-        network: gather(moments, network, Gathering(parts[network].sizes, limit)) for network, limit in limits.items()
-    }
+    return {n: gather(moments, n, parts[n].sizes, own) for n, own in states.items() if own.limits is not None}

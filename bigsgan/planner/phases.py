@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs, update_phases
-from bigsgan.engines.pipeline.schedule import Phase, Task
+from bigsgan.engines.pipeline.schedule import Cost, Phase, Task
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
 from bigsgan.planner.passes import Passes, WholePass
@@ -150,8 +151,7 @@ class PhaseBuilder:
         order = [task for n in numbers[:-3] for task in _in_turn(n, phases[n].phase)]
         for index in range(phases[-1].phase.num):
             for n in numbers[-3:]:
-                kinds = [("forward", phases[n].phase.forward), ("backward", phases[n].phase.backward)]
-                order += [Task(n, kind, index) for kind, is_due in kinds if is_due]
+                order += _one(n, phases[n].phase, index)
         return [*order, Task(numbers[-1], "step", 0)]
 
     def _planned(self, phases: list[Phase], numbers: Sequence[int]) -> list[Task]:
@@ -161,9 +161,15 @@ class PhaseBuilder:
             return list(_in_turn(numbers[0], phases[0]))
         is_reversed = phases[0].network == "discriminator"
         device = part.num_stages - 1 - part.stage if is_reversed else part.stage
-        costs = dict.fromkeys(NETWORKS, [EQUAL] * part.num_stages)
-        plan = schedule.plan(phases, part.num_stages, costs, ["discriminator"])
-        return [t.task._replace(phase=numbers[t.task.phase]) for t in plan.devices[device]]
+        tasks = _plan(tuple(phases), part.num_stages).devices[device]
+        return [timed.task._replace(phase=numbers[timed.task.phase]) for timed in tasks]
+
+
+@lru_cache(maxsize=32)
+def _plan(phases: tuple[Phase, ...], num_stages: int) -> schedule.Plan:
+    """As ``Program.plan`` has it, of stages that are equally fast."""
+    costs: dict[str, Sequence[Cost]] = dict.fromkeys(NETWORKS, [EQUAL] * num_stages)
+    return schedule.plan(phases, num_stages, costs, ["discriminator"])
 
 
 def _keeps_graphs(plan: RunPlan) -> bool:
@@ -179,10 +185,12 @@ def _alone(phase: Phase) -> Phase:
 
 def _in_turn(number: int, phase: Phase) -> list[Task]:
     """Tasks of a phase without stages: micro-batch by micro-batch."""
-    tasks = []
-    for index in range(phase.num):
-        tasks += [Task(number, "forward", index)] * phase.forward + [Task(number, "backward", index)] * phase.backward
+    tasks = [task for index in range(phase.num) for task in _one(number, phase, index)]
     return tasks + [Task(number, "step", 0)] * phase.step
+
+
+def _one(number: int, phase: Phase, index: int) -> list[Task]:
+    return [Task(number, "forward", index)] * phase.forward + [Task(number, "backward", index)] * phase.backward
 
 
 def _name(phase: Phase) -> str:

@@ -45,11 +45,12 @@ def table(survey: Survey, resources: Resources) -> str:
         sizes = [f"{size / GIB:.2f}" if size else "" for size in parts(layout.prediction).values()]
         host = resources.on_node(layout.prediction)
         shape = f"{layout.accumulation} x {layout.micro_batch}"
-        rows.append(
-            [_label(layout), shape, *sizes, f"{host / GIB:.1f}" if host else "", "fits" if layout.fits else ""]
-        )
+        rows.append([_label(layout), shape, *sizes, f"{host / GIB:.1f}" if host else "", "fits" if layout.fits else ""])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]) for row in rows]
+    lines = []
+    for first, *rest in rows:
+        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        lines.append("  ".join([first.ljust(widths[0]), *cells]))
     lines += [f"{name}: not possible, {reason}" for name, reason in survey.refused.items()]
     return "\n".join(line.rstrip() for line in lines)
 

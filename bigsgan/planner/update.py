@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from bigsgan.engines.pipeline.schedule import Phase, Task
-from bigsgan.planner.census import Stretch
-from bigsgan.planner.gathering import Gathering
+from bigsgan.planner.census import Stretch, Use
+from bigsgan.planner.gathering import Gathering, Limits
 from bigsgan.planner.passes import Passes, WholePass
 from bigsgan.planner.states import States
 
@@ -201,46 +202,89 @@ def peaks(
     Args:
         moments: Of an update.
         states: By network.
-        gathered: By network with gathering, elements that are gathered at each of its moments; see ``gather``.
+        gathered: By network with gathering, bytes that are gathered at each of its moments; see ``gather``.
     """
     found: dict[str, Peak] = {}
-    now = {network: int(arrays[-1][-1]) * states[network].itemsize for network, arrays in gathered.items()}
+    known: dict[tuple, Peak] = {}
+    now = {network: int(arrays[-1][-1]) for network, arrays in gathered.items()}
     left = {network: iter(arrays) for network, arrays in gathered.items()}
     for moment in moments:
-        own = np.zeros(1, np.int64) if moment.stretch is None else moment.stretch.live
-        gradients = np.zeros_like(own) + moment.gradients
-        if moment.takes_gradients and moment.stretch is not None:
-            gradients = gradients + states[moment.network].gradients.during(moment.stretch.arrived, moment.earlier)
-        whole = np.zeros_like(own) + sum(size for network, size in now.items() if network != moment.network)
+        others = sum(size for network, size in now.items() if network != moment.network)
+        array = next(left[moment.network]) if moment.network in gathered else _NOTHING
         if moment.network in gathered:
-            array = next(left[moment.network]) * states[moment.network].itemsize
-            whole, now[moment.network] = whole + array, int(array[-1])
-        own, gradients, whole = np.broadcast_arrays(own + moment.held, gradients, whole)
-        at = int((own + gradients + whole).argmax())
-        peak = Peak(int(own[at]), int(gradients[at]), int(whole[at]))
+            now[moment.network] = int(array[-1])
+        # The same passes come again and again, on other micro-batches.
+        key = moment.network, id(moment.stretch), id(array), moment.takes_gradients, moment.earlier
+        if key not in known:
+            known[key] = _fullest(moment, states[moment.network], array)
+        own = known[key]
+        peak = Peak(own.activations + moment.held, own.gradients + moment.gradients, own.gathered + others)
         if moment.name not in found or peak.total > found[moment.name].total:
             found[moment.name] = peak
     return found
 
 
-def gather(moments: Sequence[Moment], network: str, gathering: Gathering) -> list[np.ndarray]:
-    """Elements that stage 3 has gathered of a network at each of its moments, once that repeats itself."""
-    own = [moment for moment in moments if moment.network == network]
+_NOTHING = np.zeros(1, np.int64)
+
+
+def _fullest(moment: Moment, states: States, gathered: np.ndarray) -> Peak:
+    """The fullest moment of a pass, of what it needs itself."""
+    live = _NOTHING if moment.stretch is None else moment.stretch.live
+    gradients = _NOTHING
+    if moment.stretch is not None and moment.takes_gradients:
+        gradients = states.gradients.during(moment.stretch.arrived, moment.earlier)
+    at = int((live + gradients + gathered).argmax())
+    return Peak(*(int(array[min(at, len(array) - 1)]) for array in (live, gradients, gathered)))
+
+
+def gather(moments: Sequence[Moment], network: str, sizes: Sequence[int], states: States) -> list[np.ndarray]:
+    """Bytes that stage 3 has gathered of a network at each of its moments, once that repeats itself.
+
+    Args:
+        moments: Of an update.
+        network: Which.
+        sizes: Elements of its parameters.
+        states: Its.
+    """
+    assert states.limits is not None
+    own = tuple(_Step.of(moment) for moment in moments if moment.network == network)
+    return [array * states.itemsize for array in _gather(own, tuple(sizes), states.limits)]
+
+
+class _Step(NamedTuple):
+    """Of a Moment, what matters for gathering: nothing that depends on the number of samples."""
+
+    begins: bool
+    updates: bool
+    pinned: bool
+    uses: tuple[Use, ...] | None
+    num_moments: int
+
+    @classmethod
+    def of(cls, moment: Moment) -> _Step:
+        if moment.stretch is None:
+            return cls(moment.begins, moment.updates, moment.pinned, None, 1)
+        return cls(moment.begins, moment.updates, moment.pinned, moment.stretch.uses, len(moment.stretch.live))
+
+
+@lru_cache(maxsize=256)
+def _gather(steps: tuple[_Step, ...], sizes: tuple[int, ...], limits: Limits) -> list[np.ndarray]:
+    gathering = Gathering(sizes, limits)
     gathering.update()
     arrays = [np.array([gathering.held], np.int64)]
-    for _ in range(_UPDATES if own else 0):
-        arrays = [_gather_one(moment, gathering) for moment in own]
+    for _ in range(_UPDATES if steps else 0):
+        arrays = [_gather_one(step, gathering) for step in steps]
     return arrays
 
 
-def _gather_one(moment: Moment, gathering: Gathering) -> np.ndarray:
-    if moment.begins:
+def _gather_one(step: _Step, gathering: Gathering) -> np.ndarray:
+    if step.begins:
         gathering.begin()
     before = gathering.held
-    if moment.updates:
+    if step.updates:
         gathering.update()
         return np.array([before, gathering.held], np.int64)
-    if moment.stretch is None:
+    if step.uses is None:
         return np.array([before], np.int64)
-    arrays = gathering.run(moment.stretch)
-    return np.maximum(arrays, gathering.whole) if moment.pinned else arrays
+    array = gathering.run(step.uses, step.num_moments)
+    return np.maximum(array, gathering.whole) if step.pinned else array
