@@ -25,6 +25,7 @@ from bigsgan.config.metrics import FeatureNetwork, parse_metric
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
 from bigsgan.slurm import launcher_variables
 
+_MOST_GIB = 2**40
 DEFAULT_RECIPE = REPOSITORY / "launch" / "recipes" / "digits.yaml"
 
 
@@ -54,16 +55,45 @@ def train(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Print what a recipe's networks cost, or how they would be laid out over ranks."""
+    """Print what a recipe's networks cost, how they would be divided, or which layouts fit into memory."""
     path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
     least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
-    ranks = least if options.ranks is None else options.ranks
-    if ranks < 1:
-        raise UserError("--ranks", ranks, "is no number of ranks", "give 1 or more")
-    planned = plan_run(recipe, ranks, path.resolve().parent)
-    importlib.import_module("bigsgan.plan").main(planned, options.pipeline)
+    gpus = least if options.gpus is None else options.gpus
+    if gpus < 1:
+        raise UserError("--gpus", gpus, "is no number of ranks", "give 1 or more")
+    if options.gpu_memory is not None:
+        memory = _check_memory(options, gpus)
+        module = importlib.import_module("bigsgan.plan")
+        module.survey(path, options.overrides, gpus, options.nodes or 1, *memory, options.json)
+        return 0
+    for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
+        if value is not None:
+            raise UserError(
+                flag, value, "is for --gpu-memory, which is not given", "give --gpu-memory 80, or leave it out"
+            )
+    planned = plan_run(recipe, gpus, path.resolve().parent)
+    importlib.import_module("bigsgan.plan").main(planned, options.pipeline, options.json)
     return 0
+
+
+def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | None]:
+    """Bytes of a GPU, and of a node's host memory if that is given.
+
+    Raises:
+        UserError: An option makes no sense.
+    """
+    nodes = 1 if options.nodes is None else options.nodes
+    if nodes < 1 or gpus % nodes:
+        raise UserError("--nodes", nodes, f"does not divide the {gpus} GPUs", f"give a number that divides {gpus}")
+    if options.pipeline:
+        raise UserError("--pipeline", None, "does not go with --gpu-memory", "ask for one of them")
+    sizes = []
+    for flag, gib in (("--gpu-memory", options.gpu_memory), ("--host-memory", options.host_memory)):
+        if gib is not None and not 0 < gib < _MOST_GIB:
+            raise UserError(flag, gib, "is no size of a memory", "give GiB, such as 80")
+        sizes.append(None if gib is None else int(gib * 2**30))
+    return sizes[0], sizes[1]
 
 
 def sample(options: argparse.Namespace) -> int:
@@ -191,11 +221,17 @@ def _parser() -> _Parser:
     command.set_defaults(run=train)
 
     command = commands.add_parser(
-        "plan", help="show what a recipe's networks cost, or how they would be divided, without training"
+        "plan", help="show what a recipe costs: operations, stages, or the memory of its layouts, without training"
     )
     _add_recipe(command)
     command.add_argument("--pipeline", action="store_true", help="the division into pipeline stages, and the bubble")
-    _add_number(command, "--ranks", int, None, "number of ranks (default: the least that the stages need)")
+    _add_number(command, "--gpus", int, None, "number of ranks (default: the least that the stages need)")
+    _add_number(
+        command, "--gpu-memory", float, None, "GiB of each GPU: show the memory of all layouts, and which to take"
+    )
+    _add_number(command, "--nodes", int, None, "number of hosts that the GPUs are on (default 1)")
+    _add_number(command, "--host-memory", float, None, "GiB of each host, for layouts that offload to it")
+    command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=plan)
 
     command = commands.add_parser("sample", help="write samples from a run: a sheet, an animation or single files")

@@ -110,7 +110,7 @@ def test_more_stages_than_layers_are_answered_once(tmp_path):
     env = {**os.environ, "WORLD_SIZE": "8", "RANK": "0"}  # as if the first of eight ranks; nothing is started
     command = [sys.executable, "-m", "bigsgan.cli"]
     code = "import sys; from bigsgan.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "plan", "--pipeline", "--config", "tiny.yaml", f"{field}=8", "--ranks", "8"]
+    command = [sys.executable, "-c", code, "plan", "--pipeline", "--config", "tiny.yaml", f"{field}=8", "--gpus", "8"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT)
     problem = "8 is more than the discriminator has layers (5), which would leave a stage without any"
     assert recipe.batch == 8

@@ -454,5 +454,5 @@ def test_a_penalty_of_a_discriminator_without_stages_may_be_exact(capsys, monkey
 
 
 def test_a_plan_is_of_some_ranks(capsys):
-    arguments = ["plan", "--config", "recipe.yaml", "--pipeline", "--ranks", "0"]
-    check(capsys, arguments, "--ranks", "0 is no number of ranks", "give 1 or more")
+    arguments = ["plan", "--config", "recipe.yaml", "--pipeline", "--gpus", "0"]
+    check(capsys, arguments, "--gpus", "0 is no number of ranks", "give 1 or more")
