@@ -88,12 +88,11 @@ def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | No
         raise UserError("--nodes", nodes, f"does not divide the {gpus} GPUs", f"give a number that divides {gpus}")
     if options.pipeline:
         raise UserError("--pipeline", None, "does not go with --gpu-memory", "ask for one of them")
-    sizes = []
     for flag, gib in (("--gpu-memory", options.gpu_memory), ("--host-memory", options.host_memory)):
         if gib is not None and not 0 < gib < _MOST_GIB:
             raise UserError(flag, gib, "is no size of a memory", "give GiB, such as 80")
-        sizes.append(None if gib is None else int(gib * 2**30))
-    return sizes[0], sizes[1]
+    host = options.host_memory
+    return int(options.gpu_memory * 2**30), None if host is None else int(host * 2**30)
 
 
 def sample(options: argparse.Namespace) -> int:

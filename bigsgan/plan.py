@@ -1,6 +1,11 @@
-"""`bigsgan plan`: what a recipe's networks cost, and how they would be divided into stages, without training."""
+"""`bigsgan plan`: what a recipe costs, how it would be divided into stages, and what fits, without training."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,30 +16,41 @@ from bigsgan.engines.pipeline.layout import (
     Division,
     describe_bubble,
     divide_network,
+    expected_bubble,
     measure_layers,
     meta_inputs,
     samples_of,
 )
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
+from bigsgan.planner import report
+from bigsgan.planner.layouts import Resources, Surveyor
 
 
-def describe_networks(plan: RunPlan) -> str:
+def count_work(plan: RunPlan) -> dict[str, Any]:
     """Parameters and work of both networks, and the work of an update for each image of its batch.
 
     Forward passes are counted on a device without memory, a multiplication and an addition as two operations. An update
     makes images for D's steps and its own, which cost G a forward and later a backward pass of twice the work; D goes
     forward and backward over real and fake images, and once more forward and backward to the images for G.
     """
-    flops = {}
-    lines = [f"{'':14}{'parameters':>15}{'forward, GFLOP an image':>26}"]
-    for network in NETWORKS:
-        numel, flops[network] = count_network(plan, network)
-        lines.append(f"{network:14}{numel:>15,}{flops[network] / 1e9:>26.3f}")
+    counted = {network: count_network(plan, network) for network in NETWORKS}
     d_steps = plan.recipe.objective.d_steps
     judged = 4 if plan.recipe.objective.loss == "relativistic" else 2  # reals too, forward and backward
-    update = (d_steps + 3) * flops["generator"] + (6 * d_steps + judged) * flops["discriminator"]
-    lines.append(f"{'an update':14}{'':15}{update / 1e9:>26.3f}  without penalties")
+    generator, discriminator = (counted[network][1] for network in NETWORKS)
+    update = (d_steps + 3) * generator + (6 * d_steps + judged) * discriminator
+    networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
+    return {**networks, "update_flop": update}
+
+
+def describe_networks(plan: RunPlan) -> str:
+    """What ``count_work`` finds, as a table."""
+    counted = count_work(plan)
+    lines = [f"{'':14}{'parameters':>15}{'forward, GFLOP an image':>26}"]
+    for network in NETWORKS:
+        own = counted[network]
+        lines.append(f"{network:14}{own['parameters']:>15,}{own['forward_flop'] / 1e9:>26.3f}")
+    lines.append(f"{'an update':14}{'':15}{counted['update_flop'] / 1e9:>26.3f}  without penalties")
     return "\n".join(lines)
 
 
@@ -48,14 +64,14 @@ def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
     return sum(parameter.numel() for parameter in stack.parameters()), counter.get_total_flops() // num_samples
 
 
-def main(plan: RunPlan, pipeline: bool) -> None:
+def main(plan: RunPlan, pipeline: bool, as_json: bool) -> None:
     """Print what the networks cost, or the division of each that has stages and the bubble to expect of an update.
 
     Raises:
         UserError: No network has stages though their division is asked for, or there are fewer layers than stages.
     """
     if not pipeline:
-        print(describe_networks(plan))
+        print(json.dumps(count_work(plan), indent=2) if as_json else describe_networks(plan))
         return
     staged = [network for network in NETWORKS if plan.placement(network).num_stages > 1]
     if not staged:
@@ -67,6 +83,58 @@ def main(plan: RunPlan, pipeline: bool) -> None:
         with memory.naming_remedy(f"while the layers of the {network} were measured", f"set {field}=parameters"):
             measured = measure_layers(plan, network, comm.device())
         divisions[network] = divide_network(plan, network, measured)
-        print(divisions[network].table(samples_of(plan, network)))
+    if as_json:
+        print(json.dumps(_pipelines_as_json(plan, divisions), indent=2))
+        return
+    for network, division in divisions.items():
+        print(division.table(samples_of(plan, network)))
     if text := describe_bubble(plan, divisions):
         print(text)
+
+
+def _pipelines_as_json(plan: RunPlan, divisions: Mapping[str, Division]) -> dict[str, Any]:
+    found: dict[str, Any] = {"bubble": expected_bubble(plan, divisions)}
+    for network, division in divisions.items():
+        num_samples = samples_of(plan, network)
+        found[network] = [
+            {
+                "layers": division.bounds[stage : stage + 2],
+                "parameters": sum(layer.numel for layer in division.of_stage(stage)),
+                "forward_seconds": num_samples * sum(layer.forward for layer in division.of_stage(stage)),
+                "backward_seconds": num_samples * sum(layer.backward for layer in division.of_stage(stage)),
+                "sent_bytes": sum(spec.num_bytes for spec in division.boundaries.at(stage + 1, num_samples)),
+            }
+            for stage in range(division.num_stages)
+        ]
+    return found
+
+
+def survey(
+    path: Path,
+    overrides: Sequence[str],
+    gpus: int,
+    nodes: int,
+    gpu_memory: int,
+    host_memory: int | None,
+    as_json: bool,
+) -> None:
+    """Print the memory of a recipe's layouts, and the cheapest that fits as overrides to paste.
+
+    Args:
+        path: Of the recipe.
+        overrides: Laid over it.
+        gpus: In all, which are as many ranks.
+        nodes: That they are on.
+        gpu_memory: Bytes of each GPU.
+        host_memory: Bytes of each node; None if it is not to be looked at.
+        as_json: Print JSON.
+
+    Raises:
+        UserError: Nothing fits.
+    """
+    resources = Resources(gpus, nodes, gpu_memory, host_memory)
+    found = Surveyor(path, overrides, resources).survey()
+    print(json.dumps(report.as_json(found, resources), indent=2) if as_json else report.table(found, resources))
+    report.check(found, resources)
+    if not as_json:
+        print(report.advice(found))

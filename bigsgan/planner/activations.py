@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from bigsgan.models.layers import RankAverages
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.census import Census, Stretch
-from bigsgan.planner.layers import STRETCHES, LayerTape, Mode, trace_layers, watched
+from bigsgan.planner.layers import STRETCHES, Entry, LayerTape, Mode, trace_layers, watched
 from bigsgan.planner.passes import Passes, WholePass
 
 _META = torch.device("meta")
@@ -149,12 +149,13 @@ class _Between:
 
     def tapes(self, first: LayerTape, second: LayerTape) -> LayerTape:
         """The layer there."""
-        outs = tuple(
-            a._replace(**{name: self.number(getattr(a, name), getattr(b, name)) for name in _SIZES})
-            for a, b in zip(first.outs, second.outs, strict=True)
-        )
-        lines = {name: self.stretches(getattr(first, name), getattr(second, name)) for name in STRETCHES}
+        outs = tuple(self._entry(a, b) for a, b in zip(first.outs, second.outs, strict=True))
+        lines: dict[str, Any] = {n: self.stretches(getattr(first, n), getattr(second, n)) for n in STRETCHES}
         return replace(first, outs=outs, kept=self.number(first.kept, second.kept), **lines)
+
+    def _entry(self, first: Entry, second: Entry) -> Entry:
+        sizes: dict[str, Any] = {name: self.number(getattr(first, name), getattr(second, name)) for name in _SIZES}
+        return first._replace(**sizes)
 
     def wholes(self, first: WholePass, second: WholePass) -> WholePass:
         """The network there."""

@@ -25,7 +25,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.adversarial", "bigsgan.metrics"},
     {"bigsgan.training"},
     {"bigsgan.weights"},
-    {"bigsgan.initial_weights", "bigsgan.trained"},
+    {"bigsgan.initial_weights", "bigsgan.planner", "bigsgan.trained"},
     {"bigsgan.sheets", "bigsgan.start"},
     {
         "bigsgan.train",

@@ -1,0 +1,1 @@
+"""What a run would hold in memory, predicted from its recipe alone."""
