@@ -94,18 +94,20 @@ class Program:
         """
         if self._is_computing or not self._runs:
             return
-        runs, self._runs = self._runs, []
-        tasks = [timed.task for timed in self.plan(tuple(run.phase for run in runs)).devices[self._device]]
+        phases = tuple(run.phase for run in self._runs)
+        tasks = [timed.task for timed in self.plan(phases).devices[self._device]]
+        runs = dict(enumerate(self._runs))  # the only reference to each, which is dropped with its last task
+        self._runs = []
         observer = self.observer if observed else None
         if observer is not None:
             observer.begin()
         self._is_computing = True
         try:
-            self._compute(dict(enumerate(runs)), tasks, observer if observer and observer.is_watching else None)
+            self._compute(runs, tasks, observer if observer and observer.is_watching else None)
         finally:
             self._is_computing = False
         if observer is not None:
-            observer.program_ended(len(runs))
+            observer.program_ended(len(phases))
 
     def _compute(self, runs: dict[int, Run], tasks: list[Task], observer: Observer | None) -> None:
         # Nothing in here may wait for the whole device: messages that are expected ahead need other ranks to go on.
