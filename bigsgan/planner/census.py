@@ -112,11 +112,14 @@ class Census(TorchDispatchMode):
         """Since ``take``."""
         return len(self._moments)
 
-    def ignore(self, tensors: Sequence[Tensor]) -> None:
-        """Take storages as there already."""
+    def ignore(self, tensors: Sequence[Tensor]) -> list[list[int]]:
+        """Take storages as there already; what is returned gets, for each, the moment since ``take`` when it goes."""
+        ends: list[list[int]] = []
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            self._known.setdefault(id(storage), weakref.ref(storage, partial(self._forget, id(storage), 0)))
+            storage, end = tensor.untyped_storage(), list[int]()
+            ends.append(end)
+            self._known.setdefault(id(storage), weakref.ref(storage, partial(self._forget, id(storage), 0, end)))
+        return ends
 
     def gradient_arrived(self, numel: int) -> None:
         """Take note that the gradient of a parameter is complete."""
@@ -147,14 +150,15 @@ class Census(TorchDispatchMode):
         if key in self._known:
             return
         size = storage.nbytes()
-        self._known[key] = weakref.ref(storage, partial(self._forget, key, size))
+        self._known[key] = weakref.ref(storage, partial(self._forget, key, size, []))
         self._held += size
         self._note()
 
-    def _forget(self, key: int, size: int, _: Any) -> None:
+    def _forget(self, key: int, size: int, end: list[int], _: Any) -> None:
         del self._known[key]
         self._held -= size
         self._note()
+        end.append(self.num_moments - 1)
 
     def _note(self) -> None:
         self._moments.append((self._held, self._arrived))

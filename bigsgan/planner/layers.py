@@ -44,7 +44,8 @@ class LayerTape:
     """One layer on one micro-batch.
 
     Attributes:
-        keeps_in: Which entries of the carry that came in its graph keeps for the backward pass.
+        keeps_in: Which entries of the carry that came in its graph keeps for the backward pass, by the moment of
+            ``backward`` at which it lets go of them; None for the others.
         outs: What it returns.
         kept: Bytes beyond both that its graph keeps.
         plain: The forward pass without a graph; what it returns is held at its end.
@@ -56,7 +57,7 @@ class LayerTape:
         num_parameters: Of the layer.
     """
 
-    keeps_in: tuple[bool, ...]
+    keeps_in: tuple[int | None, ...]
     outs: tuple[Entry, ...]
     kept: int
     plain: Stretch
@@ -128,24 +129,26 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
         census.take()
         received: list[Tensor] = []
         carry = [_source(spec, received) if tracked else spec.empty(_META) for spec, tracked in came_in]
-        census.ignore(carry)
-        with census:
-            with _counting_saved(census) as saved:
-                outs = part.fold(*carry, segments=segments)
-            forward = census.take()
-            found = [_Carried(TensorSpec(t.shape, t.dtype), t.requires_grad) for t in outs]
-            ins = [weakref.ref(t.untyped_storage()) for t in carry]
-            entries = _entries(outs, carry)
-            references = [weakref.ref(t.untyped_storage()) for t in outs]
-            sink = _Sink.apply(*(t for t in outs if t.requires_grad)) if any(c.tracked for c in found) else None
-            del carry, outs
-            keeps_in = tuple(ref() is not None for ref in ins)
-            entries = [e._replace(kept=ref() is not None) for e, ref in zip(entries, references, strict=True)]
-            kept = census.held - sum(entry.size for entry in entries if entry.kept and entry.alias is None)
-            census.take()
-            if sink is not None:
+        ends = census.ignore(carry)
+        with census, _counting_saved(census) as saved:
+            outs = part.fold(*carry, segments=segments)
+        forward = census.take()
+        found = [_Carried(TensorSpec(t.shape, t.dtype), t.requires_grad) for t in outs]
+        ins = [weakref.ref(t.untyped_storage()) for t in carry]
+        entries = _entries(outs, carry)
+        references = [weakref.ref(t.untyped_storage()) for t in outs]
+        sink = _Sink.apply(*(t for t in outs if t.requires_grad)) if any(c.tracked for c in found) else None
+        del carry, outs
+        is_kept = [ref() is not None for ref in ins]
+        entries = [e._replace(kept=ref() is not None) for e, ref in zip(entries, references, strict=True)]
+        kept = census.held - sum(entry.size for entry in entries if entry.kept and entry.alias is None)
+        census.take()
+        if sink is not None:
+            with census:
                 sink.backward()
-            backward = census.take()
+        backward = census.take()
+    last = len(backward.live) - 1
+    keeps_in = tuple((end[0] if end else last) if kept_in else None for kept_in, end in zip(is_kept, ends, strict=True))
     num = sum(1 for _ in part.parameters())
     return LayerTape(keeps_in, tuple(entries), kept, plain, forward, forward.until(max(saved)), backward, num), found
 

@@ -65,9 +65,8 @@ class Passes:
         ins, outs = [], []
         for i, tape in enumerate(self._tapes):
             came_in, returned = self._carries[i], self._carries[i + 1]
-            everything = [True] * len(came_in)
-            keeps = everything if self._checkpointing else tape.keeps_in
-            ins.append({number for number, kept in zip(came_in, keeps, strict=True) if kept})
+            ends = [0] * len(came_in) if self._checkpointing else tape.keeps_in
+            ins.append({number for number, end in zip(came_in, ends, strict=True) if end is not None})
             kept_outs = {number for number, e in zip(returned, tape.outs, strict=True) if e.kept and e.alias is None}
             outs.append(set() if self._checkpointing else kept_outs)
         outs[-1] = set()  # whoever asked for the pass holds them
@@ -90,9 +89,18 @@ class Passes:
                 steps.append(tape.recomputed.above(held + gradients, arrived))
             elif i == len(self._tapes) - 1:
                 held -= sum(entry.size for entry in tape.outs if entry.kept and entry.alias is None)
-            steps.append(tape.backward.above(held, arrived))
+            steps.append(self._without_released(i, tape.backward.above(held, arrived)))
             arrived += int(tape.backward.arrived[-1])
         return join(steps)
+
+    def _without_released(self, layer: int, backward: Stretch) -> Stretch:
+        """Take off what came in, from the moment on at which no graph keeps it."""
+        live = backward.live
+        earlier = set().union(*self._ins[:layer], *self._outs[:layer])
+        for number, end in zip(self._carries[layer], self._tapes[layer].keeps_in, strict=True):
+            if end is not None and number not in earlier and not self._checkpointing:
+                live[end:] -= self._sizes[number]
+        return Stretch(live, backward.arrived, backward.uses)
 
 
 def _number_tensors(tapes: Sequence[LayerTape]) -> tuple[list[list[int]], dict[int, int]]:
