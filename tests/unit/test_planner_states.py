@@ -1,0 +1,130 @@
+"""States by the published formulas, and what stage 3 has gathered, step by step by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bigsgan.planner.census import Use
+from bigsgan.planner.gathering import Gathering, Limits
+from bigsgan.planner.states import build_states
+from tests.tiny import tiny_plan, zero
+
+ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in ("generator", "discriminator")]
+BF16 = {"bf16": {"enabled": True}}
+NUM = 40_000
+SIZES = [20_000, 12_000, 8_000]
+"""Of parameters: whole numbers of parts for 1, 2 and 4 ranks."""
+
+
+def states(tmp_path, stage, num_ranks, sizes=SIZES, **content):
+    ds = zero(stage, **content)
+    plan = tiny_plan(tmp_path, num_ranks, ADAM, {"generator": ds, "discriminator": ds})
+    return build_states(plan, "generator", sizes)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "stage, formula",
+    [
+        (0, lambda n: 16),
+        (1, lambda n: 4 + 12 / n),
+        (2, lambda n: 2 + 14 / n),
+        (3, lambda n: 16 / n),
+    ],
+)
+def test_bytes_of_a_parameter_in_bf16_are_the_formulas(tmp_path, stage, formula, num_ranks):
+    """Rajbhandari et al. 2020 (arXiv 1910.02054, section 3): weights, masters, two moments, and gradients in bf16."""
+    found = states(tmp_path, stage, num_ranks, **BF16)
+    stays = {name: size for name, size in found.device.items() if name != "buffers"}
+    gradients = {0: 2, 1: 2, 2: 2 / num_ranks, 3: 0}[stage]
+    if stage < 2:
+        assert found.gradients.during(np.array([0, NUM // 2, NUM]), False).tolist()[0] == 0
+        assert found.gradients.each == gradients
+    assert sum(stays.values()) / NUM + gradients == pytest.approx(formula(num_ranks), rel=1e-4)
+    assert not found.host
+
+
+def test_float32_needs_no_masters_of_its_own_at_stage_0(tmp_path):
+    assert states(tmp_path, 0, 2).device == {"weights": 4 * NUM, "masters": 0, "optimizer": 8 * NUM}
+
+
+def test_offloading_moves_masters_and_optimizer_to_the_host(tmp_path):
+    found = states(tmp_path, 2, 2, **BF16, zero={"offload_optimizer": {"device": "cpu"}})
+    assert found.device["weights"] == 2 * NUM
+    assert found.host["masters"] + found.host["optimizer"] == 12 * NUM // 2
+    both = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    found = states(tmp_path, 3, 2, **BF16, zero=both)
+    assert "weights" not in found.device
+    assert found.host["weights"] == 2 * NUM // 2
+
+
+def test_a_rank_keeps_the_gradients_of_parameters_that_reach_into_its_part(tmp_path):
+    # Parts of 10,000 elements: the first two ranks update a half each of the first parameter, and keep it whole.
+    found = states(tmp_path, 2, 4, **BF16)
+    sent = NUM * 2  # a copy of the bucket, which holds all of them
+    assert found.gradients.ending == NUM * 2 + sent
+    stepping = 20_000 * 2 + 10_000 * (2 + 4)  # what was kept, flattened, in float32
+    assert found.gradients.updating == stepping
+
+
+def test_several_micro_batches_add_up(tmp_path):
+    found = states(tmp_path, 0, 1).gradients
+    arrived = np.array([0, 10_000, NUM])
+    assert found.during(arrived, False).tolist() == [0, 40_000, 4 * NUM]
+    assert found.during(arrived, True).tolist() == [4 * NUM] * 3
+
+
+FORWARD = [(Use(0, 1, (0,))), Use(2, 3, (1,)), Use(4, 5, (2,))]
+BACKWARD = [Use(0, 1, (2,)), Use(2, 3, (1,)), Use(4, 5, (0,))]
+PARAMETERS = [100, 10, 1]
+
+
+def passes(gathering, num):
+    """Elements gathered at each moment of the last of ``num`` forward and backward passes."""
+    for _ in range(num):
+        gathering.begin()
+        found = gathering.run(FORWARD, 7).tolist(), gathering.run(BACKWARD, 7).tolist()
+    return found
+
+
+def test_modules_are_gathered_one_by_one_in_an_unknown_order():
+    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=1000, max_live=1000, persistence=0))
+    each = [100, 100, 10, 10, 1, 1, 0]  # at the moment of its end a module is still there
+    assert passes(gathering, 1) == (each, [1, 1, 10, 10, 100, 100, 0])
+
+
+def test_in_a_known_order_what_is_needed_soon_stays():
+    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=1000, max_live=1000, persistence=0))
+    assert passes(gathering, 2) == ([100, 100, 110, 110, 111, 111, 111], [111, 111, 110, 110, 100, 100, 0])
+    near = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=5, max_live=1000, persistence=0))
+    # After the first module 10 others follow, after the second 1 and then itself.
+    assert passes(near, 2) == ([100, 100, 10, 10, 11, 11, 11], [11, 11, 10, 10, 100, 100, 0])
+
+
+def test_some_are_gathered_ahead_and_small_ones_stay():
+    ahead = Gathering(PARAMETERS, Limits(prefetch=1, reuse_distance=0, max_live=1000, persistence=0))
+    # While a module runs, the next one is under way, whatever its size.
+    assert passes(ahead, 2)[0] == [110, 110, 11, 11, 11, 11, 10]
+    small = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=0, max_live=1000, persistence=10))
+    small.update()
+    assert small.held == 11
+    passes(small, 2)
+    small.update()
+    assert small.held == 11
+
+
+def test_several_parameters_of_a_module_are_copied_out_of_a_buffer():
+    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=0, max_live=1000, persistence=0))
+    gathering.begin()
+    assert gathering.run([Use(0, 2, (0, 1))], 4).tolist() == [220, 110, 110, 0]
+
+
+def test_another_order_is_forgotten_and_learned_anew():
+    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=1000, max_live=1000, persistence=0))
+    passes(gathering, 2)
+    gathering.begin()
+    other = gathering.run(BACKWARD, 7).tolist()
+    assert other == [1, 1, 10, 10, 100, 100, 0]
+    gathering.begin()
+    assert gathering.run(FORWARD, 7).tolist() == [100, 100, 10, 10, 1, 1, 0]
