@@ -85,7 +85,9 @@ def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | No
     """
     nodes = 1 if options.nodes is None else options.nodes
     if nodes < 1 or gpus % nodes:
-        raise UserError("--nodes", nodes, f"does not divide the {gpus} GPUs", f"give a number that divides {gpus}")
+        raise UserError(
+            "--nodes", nodes, f"does not divide the number of GPUs ({gpus})", f"give a number that divides {gpus}"
+        )
     if options.pipeline:
         raise UserError("--pipeline", None, "does not go with --gpu-memory", "ask for one of them")
     for flag, gib in (("--gpu-memory", options.gpu_memory), ("--host-memory", options.host_memory)):

@@ -75,10 +75,10 @@ class Layout:
 
     Attributes:
         name: For the table.
-        overrides: That make the recipe run so.
+        overrides: That make the recipe run so, in the place of those that were given.
         accumulation: Micro-batches of a batch.
         micro_batch: Images in one of the generator's, on one rank.
-        recomputes: Whether both networks recompute their activations.
+        recomputes: Whether both networks recompute their activations, and pipelines G's images too.
         prediction: Memory of the fullest rank.
         fits: Whether that is there.
     """
@@ -116,6 +116,7 @@ class Survey:
 
 _SUFFIX = {"fp32": "", "bf16": "_bf16", "fp16": "_fp16"}
 _PIPELINE_TIER = 1
+_MOST_STAGES = 8
 _FULL = 4
 """Micro-batches for each stage beyond which a pipeline hardly waits any more."""
 
@@ -143,8 +144,8 @@ class Surveyor:
         Raises:
             UserError: The recipe is not good.
         """
-        self._tree, self._resources = read_yaml(path), resources
-        apply_overrides(self._tree, list(overrides))
+        self._tree, self._resources, self._given = read_yaml(path), resources, list(overrides)
+        apply_overrides(self._tree, self._given)
         self._recipe = parse_recipe(copy.deepcopy(self._tree))
         self._directory = path.resolve().parent
         self._traces = Traces()
@@ -172,7 +173,8 @@ class Surveyor:
     def _kinds(self, refused: dict[str, str]) -> Iterator[Kind]:
         yield from _WITHOUT_STAGES
         stages = 2
-        while self._resources.gpus % stages == 0 and stages <= self._most_stages():
+        most = min(self._num_layers(), _MOST_STAGES)
+        while stages <= most and self._resources.gpus % stages == 0:
             yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
             stages *= 2
         if all(self._precision(network) == "bf16" for network in NETWORKS):
@@ -180,7 +182,8 @@ class Surveyor:
         else:
             refused["offloading"] = "its DeepSpeed files are in bf16, and the recipe is not"
 
-    def _most_stages(self) -> int:
+    def _num_layers(self) -> int:
+        """Layers with parameters of the network that has fewer."""
         plan = self._plan([f"engines.{n}.ds_config={self._file(_WITHOUT_STAGES[1], n)}" for n in NETWORKS], ranks=1)
         layers = [count(self._traces.network(plan, network)) for network in NETWORKS]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
@@ -229,6 +232,9 @@ class Surveyor:
     def _changes(self, kind: Kind, accumulation: int, recomputes: bool) -> list[str]:
         """Overrides that lay the recipe out so; those that it needs none of are left out."""
         changes = [f"accumulation={accumulation}"] if accumulation != self._recipe.accumulation else []
+        phase = "recompute" if recomputes else "keep"
+        if kind.stages > 1 and phase != self._recipe.pipeline.generator_phase:
+            changes.append(f"pipeline.generator_phase={phase}")
         for network in NETWORKS:
             engine, field = self._recipe.engine(network), f"engines.{network}"
             stages = 1 if network == "discriminator" and self._is_whole else kind.stages
@@ -267,7 +273,9 @@ class Surveyor:
         prediction = predict(plan, self._traces)
         fits = self._resources.fits(prediction)
         size = plan.micro_batch_size("generator")
-        return Layout(name, changes, plan.recipe.accumulation, size, recomputes, prediction, fits)
+        changed = {change.partition("=")[0] for change in changes}
+        given = [text for text in self._given if text.partition("=")[0] not in changed]
+        return Layout(name, [*given, *changes], plan.recipe.accumulation, size, recomputes, prediction, fits)
 
 
 def _text(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from bigsgan.config import NETWORKS
@@ -58,8 +59,11 @@ def table(survey: Survey, resources: Resources) -> str:
 def advice(survey: Survey) -> str:
     """The cheapest layout that fits, as overrides to paste."""
     assert survey.best is not None
-    changes = " ".join(survey.best.overrides) or "nothing: the recipe stands so"
-    return f"cheapest that fits: {_label(survey.best)}\n{changes}"
+    lines = [
+        f"cheapest that fits: {_label(survey.best)}",
+        shlex.join(survey.best.overrides) or "the recipe as it stands",
+    ]
+    return "\n".join(lines)
 
 
 def check(survey: Survey, resources: Resources) -> None:

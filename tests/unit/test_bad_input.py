@@ -456,3 +456,34 @@ def test_a_penalty_of_a_discriminator_without_stages_may_be_exact(capsys, monkey
 def test_a_plan_is_of_some_ranks(capsys):
     arguments = ["plan", "--config", "recipe.yaml", "--pipeline", "--gpus", "0"]
     check(capsys, arguments, "--gpus", "0 is no number of ranks", "give 1 or more")
+
+
+@pytest.mark.parametrize(
+    "options, field, problem, remedy",
+    [
+        (["--gpu-memory", "0"], "--gpu-memory", "0.0 is no size of a memory", "give GiB, such as 80"),
+        (["--gpu-memory", "-80"], "--gpu-memory", "-80.0 is no size of a memory", "give GiB, such as 80"),
+        (["--gpu-memory", "nan"], "--gpu-memory", "nan is no size of a memory", "give GiB, such as 80"),
+        (["--gpu-memory", "inf"], "--gpu-memory", "inf is no size of a memory", "give GiB, such as 80"),
+        (["--gpu-memory", "much"], "--gpu-memory", "'much' is not a number", "write a number such as 1"),
+        (["--gpu-memory", "80", "--gpus", "0"], "--gpus", "0 is no number of ranks", "give 1 or more"),
+        (
+            ["--gpu-memory", "80", "--gpus", "8", "--nodes", "3"],
+            "--nodes",
+            "3 does not divide the number of GPUs (8)",
+            "divides 8",
+        ),
+        (["--gpu-memory", "80", "--nodes", "0"], "--nodes", "0 does not divide the number of GPUs (1)", "divides 1"),
+        (["--gpu-memory", "80", "--host-memory", "0"], "--host-memory", "0.0 is no size of a memory", "give GiB"),
+        (["--gpu-memory", "80", "--pipeline"], "--pipeline", "does not go with --gpu-memory", "ask for one of them"),
+        (["--nodes", "2"], "--nodes", "2 is for --gpu-memory, which is not given", "give --gpu-memory 80"),
+        (
+            ["--host-memory", "9"],
+            "--host-memory",
+            "9.0 is for --gpu-memory, which is not given",
+            "give --gpu-memory 80",
+        ),
+    ],
+)
+def test_memory_that_cannot_be_planned_for(capsys, options, field, problem, remedy):
+    check(capsys, ["plan", "--config", "recipe.yaml", *options], field, problem, remedy)

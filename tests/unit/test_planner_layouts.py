@@ -1,0 +1,163 @@
+"""Which layout is taken, what it is made of, and what is said where none fits."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bigsgan.cli import DEFAULT_RECIPE, main
+from bigsgan.config import load_recipe, plan_run
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.errors import UserError
+from bigsgan.planner import report
+from bigsgan.planner.activations import Traces
+from bigsgan.planner.layouts import USABLE, Resources, Surveyor
+from bigsgan.planner.memory import predict
+
+GIB = 2**30
+WIDE = [
+    "batch=4",
+    "generator={family: mlp, latent_size: 10, width: 500, depth: 4}",
+    "discriminator={family: mlp, width: 500, depth: 4}",
+]
+"""Much more in states than in activations."""
+
+
+def survey(gpus, memory, overrides=(), host=None, nodes=1):
+    resources = Resources(gpus, nodes, int(memory), None if host is None else int(host))
+    return Surveyor(DEFAULT_RECIPE, merged(WIDE, overrides), resources).survey(), resources
+
+
+def merged(own, overrides):
+    """A recipe is given each key once."""
+    keys = {text.partition("=")[0] for text in overrides}
+    return [*(text for text in own if text.partition("=")[0] not in keys), *overrides]
+
+
+def by_name(found):
+    return {(layout.name, layout.recomputes): layout for layout in found.layouts}
+
+
+def test_a_recipe_that_fits_stays_as_it_is():
+    found, _ = survey(2, GIB)
+    assert (found.best.name, found.best.overrides) == ("ZeRO 0", WIDE)
+    assert all(layout.fits for layout in found.layouts)
+
+
+def test_the_cheapest_that_fits_is_taken():
+    """Where each layout has only just room, what comes before it in the order of costs has none."""
+    roomy, _ = survey(2, GIB)
+    layouts = by_name(roomy)
+    needed = {name: layout.prediction.peak for (name, recomputes), layout in layouts.items() if not recomputes}
+    assert needed["ZeRO 2"] < needed["ZeRO 1"] < needed["ZeRO 0"]
+    for name in ("ZeRO 1", "ZeRO 2"):
+        found, _ = survey(2, needed[name] / USABLE + 1)
+        assert (found.best.name, found.best.recomputes, found.best.accumulation) == (name, False, 1)
+        assert not by_name(found)["ZeRO 0", False].fits
+
+
+def test_overrides_to_paste_give_what_was_predicted():
+    own = ["engines.generator.activation_checkpointing=true", "accumulation=2"]
+    found, _ = survey(2, GIB, own)
+    for layout in found.layouts:
+        plan = plan_run(load_recipe(DEFAULT_RECIPE, layout.overrides), 2)
+        assert plan.recipe.accumulation == layout.accumulation >= 2
+        assert plan.recipe.engine("generator").activation_checkpointing == layout.recomputes
+        assert predict(plan, Traces()).peak == layout.prediction.peak
+
+
+def test_more_micro_batches_are_tried_and_fewer_where_ranks_demand_it():
+    found, _ = survey(1, GIB, ["batch=64", "accumulation=2"])
+    plain = by_name(found)["ZeRO 0", False]
+    assert (plain.accumulation, plain.micro_batch) == (2, 32)
+    found, _ = survey(1, 0.6 * plain.prediction.peak / USABLE, ["batch=64", "accumulation=2"])
+    assert by_name(found)["ZeRO 0", False].accumulation > 2
+    found, _ = survey(4, GIB, ["batch=4", "accumulation=2"])
+    assert by_name(found)["ZeRO 0", False].accumulation == 1
+    assert "batch: 4 does not divide into 2 micro-batches on 4 ranks" in found.refused["as it stands"]
+
+
+def test_a_discriminator_with_an_exact_penalty_has_no_stages():
+    found, _ = survey(2, GIB, ["objective.r1={weight: 1, every: 16}"])
+    overrides = by_name(found)["2 stages, ZeRO 1", False].overrides
+    assert "engines.generator.pipeline_stages=2" in overrides
+    assert not any(text.startswith("engines.discriminator.pipeline_stages") for text in overrides)
+    for layout in found.layouts:
+        columns = report.parts(layout.prediction)
+        assert columns["R1"] > max(layout.prediction.stays + p.total for p in layout.prediction.update.values()) * 0.9
+
+
+def test_where_nothing_fits_the_closest_says_what_it_needs():
+    found, resources = survey(2, 1e6)
+    with pytest.raises(UserError, match=r"hold none of the layouts; the closest, .*, needs") as caught:
+        report.check(found, resources)
+    assert caught.value.field == "--gpu-memory"
+    needed = found.closest.prediction.peak / USABLE
+    again, resources = survey(2, needed * 1.01)
+    report.check(again, resources)
+    assert again.best is not None
+
+
+def test_a_command_that_finds_nothing_ends_with_one_line(capsys):
+    assert main(["plan", "--gpus", "2", "--gpu-memory", "1e-6", *WIDE]) == 2
+    printed, message = capsys.readouterr()
+    assert "fits" not in printed.splitlines()[1]
+    (line,) = message.splitlines()
+    assert line.startswith("bigsgan: --gpu-memory: 0.0 GiB hold none of the layouts; the closest, ")
+
+
+def test_offloading_asks_for_memory_of_the_nodes():
+    bf16 = [f"engines.{network}.ds_config=ds_configs/zero1_bf16.json" for network in ("generator", "discriminator")]
+    roomy, _ = survey(4, GIB, bf16)
+    offloaded = by_name(roomy)["ZeRO 3, all on the host", True]
+    others = [layout for layout in roomy.layouts if "host" not in layout.name]
+    assert offloaded.prediction.peak < min(layout.prediction.peak for layout in others)
+    memory = offloaded.prediction.peak / USABLE + 1
+    node = sum(offloaded.prediction.host.values()) * 4 / 2
+    found, resources = survey(4, memory, bf16, host=node / USABLE + 1, nodes=2)
+    assert found.best.name == offloaded.name
+    found, resources = survey(4, memory, bf16, host=0.9 * node, nodes=2)
+    with pytest.raises(UserError, match="are too few for") as caught:
+        report.check(found, resources)
+    assert caught.value.field == "--host-memory"
+
+
+def test_the_command_prints_a_table_or_json(capsys):
+    arguments = ["plan", "--gpus", "2", "--gpu-memory", "1", *WIDE]
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2] == "cheapest that fits: ZeRO 0"
+    assert shlex.split(lines[-1]) == WIDE
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["recommended"] == WIDE
+    for layout in found["layouts"]:
+        device = layout["device"]
+        parts = {name: size for name, size in device.items() if name not in ("R1", "samples", "peak")}
+        assert sum(parts.values()) == device["peak"]
+        assert any(line.startswith(layout["name"]) for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus, fits", [(8, True), (64, True), (1024, True)])
+def test_eight_billion_parameters_are_planned_within_seconds(gpus, fits):
+    code = "import sys; from bigsgan.cli import main; sys.exit(main())"
+    recipe = REPOSITORY / "launch" / "recipes" / "biggan_xl_8b.yaml"
+    options = ["--gpus", str(gpus), "--nodes", str(gpus // 8), "--gpu-memory", "80", "--json"]
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", "--config", str(recipe), *options], capture_output=True, timeout=300
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert (found["recommended"] is not None) == fits
+    assert after.ru_maxrss * 1024 < 2 * GIB
+    assert after.ru_utime - before.ru_utime < 60
+    assert time.perf_counter() - start < 300
