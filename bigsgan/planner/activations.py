@@ -92,15 +92,15 @@ class Traces:
         """The passes of a network through which a penalty is differentiated twice: exact R1 of D, path length of G."""
         key = self._key(plan, network), plan.recipe.engine(network).activation_checkpointing
         if key not in self._wholes:
-            trace = _trace_discriminator if network == "discriminator" else _trace_generator
-            self._wholes[key] = self._at_two_sizes(plan, network, partial(trace, plan, self._prepared(plan, network)))
+            trace = trace_discriminator if network == "discriminator" else trace_generator
+            self._wholes[key] = self._at_two_sizes(plan, network, partial(trace, plan, self.prepared(plan, network)))
         first, second = self._wholes[key]
         return _Between(self._unit(plan, network), num_samples).wholes(first, second)
 
     def _key(self, plan: RunPlan, network: str) -> tuple:
         return network, plan.deepspeed_files[network].precision, plan.placement(network).num_replicas > 1
 
-    def _prepared(self, plan: RunPlan, network: str) -> LayerStack:
+    def prepared(self, plan: RunPlan, network: str) -> LayerStack:
         """The layers, averaging their statistics as replicas do."""
         stack, num_replicas = self.network(plan, network), plan.placement(network).num_replicas
         stack.checkpointing = plan.recipe.engine(network).activation_checkpointing
@@ -112,7 +112,7 @@ class Traces:
         return stack
 
     def _trace_tapes(self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int) -> list[LayerTape]:
-        stack = self._prepared(plan, network)
+        stack = self.prepared(plan, network)
         stack.checkpointing = False
         return trace_layers(stack, meta_inputs(plan, network, num_samples * segments), mode, segments)
 
@@ -143,7 +143,9 @@ class _Between:
         return first + (second - first) * self._beyond // self._unit
 
     def stretches(self, first: Stretch, second: Stretch) -> Stretch:
-        """The stretch there; both have the same moments."""
+        """The stretch there. Some have more moments for more samples: grouped convolutions differentiated twice."""
+        if len(first.live) != len(second.live):
+            first, second = first.condensed(), second.condensed()
         live = first.live + (second.live - first.live) * self._beyond // self._unit
         return Stretch(np.maximum(live, 0), first.arrived, first.uses)
 
@@ -166,14 +168,16 @@ class _Between:
         )
 
 
-def _trace_discriminator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:
+def trace_discriminator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:
+    """Trace D's passes of an update with its penalties."""
     objective = DiscriminatorObjective(plan.recipe.objective, Statistics(_META), phase=0)
     inputs = meta_inputs(plan, "discriminator", num_samples * objective.num_segments)
     root = Root(stack)
     return _trace_whole(stack, inputs, lambda: root(inputs, moving=False, loss=objective))
 
 
-def _trace_generator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:
+def trace_generator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:
+    """Trace G's passes of an update with path length regularisation."""
     section = plan.recipe.objective.path_length
     assert section is not None
     penalty = PathLengthPenalty(section, Statistics(_META), _META, torch.clone)

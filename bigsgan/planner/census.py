@@ -52,6 +52,15 @@ class Stretch:
         """Most bytes that it holds at any moment."""
         return int(self.live.max(initial=0))
 
+    def condensed(self) -> Stretch:
+        """The most that is held between one arrival, beginning or end of a use and the next."""
+        marks = {0, *(np.flatnonzero(np.diff(self.arrived)) + 1).tolist()}
+        marks |= {moment for use in self.uses for moment in (use.start, use.stop) if moment < len(self.live)}
+        starts = sorted(marks)
+        places = {mark: place for place, mark in enumerate([*starts, len(self.live)])}
+        uses = tuple(Use(places[u.start], places[u.stop], u.parameters) for u in self.uses)
+        return Stretch(np.maximum.reduceat(self.live, starts), self.arrived[starts], uses)
+
     def until(self, moment: int) -> Stretch:
         """Its first moments."""
         return Stretch(self.live[:moment], self.arrived[:moment], tuple(u for u in self.uses if u.start < moment))

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bigsgan.config import NETWORKS
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.models.network import LayerStack
-from bigsgan.planner.activations import Traces
-from bigsgan.planner.census import Census
+from bigsgan.planner.activations import Traces, trace_discriminator, trace_generator
+from bigsgan.planner.census import Census, Stretch, Use
 from bigsgan.planner.layers import trace_layers, watched
 from bigsgan.planner.passes import Passes
 from tests.tiny import FAMILIES, tiny_plan
@@ -138,3 +139,32 @@ def test_two_sizes_tell_of_a_third(tmp_path, family):
         for name in ("plain", "forward", "backward"):
             assert np.array_equal(getattr(between, name).live, getattr(direct, name).live), (network, name)
         assert between.kept == direct.kept
+
+
+def test_a_condensed_stretch_keeps_what_is_most():
+    live = np.array([1, 5, 2, 7, 3, 4])
+    stretch = Stretch(live, np.array([0, 0, 0, 9, 9, 9]), (Use(1, 4, (0,)), Use(4, 6, (1,))))
+    condensed = stretch.condensed()
+    assert condensed.live.tolist() == [1, 5, 7, 4]
+    assert condensed.arrived.tolist() == [0, 0, 9, 9]
+    assert condensed.uses == (Use(1, 3, (0,)), Use(3, 4, (1,)))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_penalties_that_differentiate_twice_by_their_sizes(tmp_path, checkpointing):
+    """A trace of 12 samples is what those of 2 and 4 say, of StyleGAN2 with ADA, whose moments grow with them."""
+    changes = [f"engines.{n}.activation_checkpointing={str(checkpointing).lower()}" for n in NETWORKS]
+    changes += [
+        "batch=12",
+        "augmentation={target: 0.6}",
+        "objective.r1={weight: 1, every: 16}",
+        "objective.loss=non_saturating",
+    ]
+    plan = tiny_plan(tmp_path, 1, [*FAMILIES["stylegan2_path_length"][:2], "objective.path_length={}", *changes], {})
+    traces = Traces()
+    for network, trace in (("generator", trace_generator), ("discriminator", trace_discriminator)):
+        predicted = traces.penalised(plan, network, 12)
+        found = trace(plan, traces.prepared(plan, network), 12)
+        assert predicted.kept == pytest.approx(found.kept, rel=0.01)
+        for name in ("forward", "backward"):
+            assert getattr(predicted, name).peak == pytest.approx(getattr(found, name).peak, rel=0.03), (network, name)
