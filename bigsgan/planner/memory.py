@@ -18,6 +18,7 @@ from bigsgan.planner.activations import Traces
 from bigsgan.planner.phases import Game, Part, PhaseBuilder
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
+from bigsgan.training.ema import SWAP_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     for own in states.values():
         for name, size in own.host.items():
             host[name] = host.get(name, 0) + size
-    (samples,) = fullest([_sampling(plan, traces, parts["generator"])]).values()
+    (samples,) = fullest(_sampling(plan, traces, parts["generator"], average)).values()
     return Prediction(states, average, buffers, host, updates[0], updates[1] if updates[1:] else {}, samples)
 
 
@@ -129,11 +130,15 @@ def _differ(first: Game, second: Game) -> bool:
     return kind(first) != kind(second)
 
 
-def _sampling(plan: RunPlan, traces: Traces, part: Part) -> Moment:
-    """Images from the average, whose weights and buffers are swapped in."""
+def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int) -> list[Moment]:
+    """Images from the average, whose weights and buffers are swapped in before."""
     num = plan.micro_batch_size("generator")
     passes = traces.passes(plan, "generator", "train", 1, num, part.bounds)
-    return Moment("samples", "generator", part.buffers, 0, passes.plain, begins=True)
+    swapped = min(average, FLOAT * SWAP_ELEMENTS)
+    return [
+        Moment("samples", "generator", part.buffers + swapped, 0),
+        Moment("samples", "generator", part.buffers, 0, passes.plain, begins=True),
+    ]
 
 
 def _gather(moments: Sequence[Moment], parts: Mapping[str, Part], states: Mapping[str, States]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bigsgan.engines import Engine
 
-_SWAP_ELEMENTS = 1 << 24
+SWAP_ELEMENTS = 1 << 24
 """Elements exchanged at a time, so that swapping needs 64 MiB beside the average and not a third copy."""
 
 
@@ -56,7 +56,7 @@ class ShardedAverage:
     @torch.no_grad()
     def _swap(self) -> None:
         for shard, average in zip(self._engine.shards(), self.shards, strict=True):
-            for mine, theirs in zip(average.split(_SWAP_ELEMENTS), shard.master.split(_SWAP_ELEMENTS), strict=True):
+            for mine, theirs in zip(average.split(SWAP_ELEMENTS), shard.master.split(SWAP_ELEMENTS), strict=True):
                 held = mine.clone()
                 mine.copy_(theirs)
                 theirs.copy_(held)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
+from deepspeed.comm import comm as deepspeed_comm
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tests.distributed import scenarios
 
-COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast")
 GRACE_SECONDS = 0.005
 
 
@@ -60,21 +61,19 @@ def _by_mark(profiler: profile) -> dict[str, tuple[int, int]]:
 @contextmanager
 def _giving_back() -> Iterator[None]:
     """Let gloo's threads drop a collective's tensors first: what they free does not count as freed (torch 2.15)."""
-    originals = {name: getattr(dist, name) for name in COLLECTIVES}
-    for name, original in originals.items():
-        setattr(dist, name, _patient(original))
-    try:
+    places = [(dist, name) for name in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor")]
+    places += [(deepspeed_comm.cdb, name) for name in ("all_gather_function", "reduce_scatter_function")]
+    with ExitStack() as stack:
+        for place, name in places:
+            stack.enter_context(mock.patch.object(place, name, _patient(getattr(place, name))))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
 
 
 def _patient(collective: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         work = collective(*arguments, **options)
         if work is not None:
-            return _Patient(work, arguments)
+            return _Patient(work, (arguments, options))
         time.sleep(GRACE_SECONDS)
         return None
 
@@ -84,14 +83,14 @@ def _patient(collective: Callable[..., Any]) -> Callable[..., Any]:
 class _Patient:
     """A collective under way, whose tensors are held here until gloo has let them go."""
 
-    def __init__(self, work: Any, tensors: tuple[Any, ...]) -> None:
+    def __init__(self, work: Any, tensors: Any) -> None:
         self._work, self._tensors = work, tensors
 
     def wait(self) -> None:
         self._work.wait()
         self._work = None
         time.sleep(GRACE_SECONDS)
-        self._tensors = ()
+        self._tensors = None
 
     def is_completed(self) -> bool:
         return bool(self._work is None or self._work.is_completed())
