@@ -19,6 +19,9 @@ _POLL_SECONDS = 0.5
 _JOINING_SECONDS = 1800.0
 """Until all ranks have come: large jobs import for minutes from a slow file system."""
 
+LAUNCHER_ENDED = "the end of its launcher"
+"""The reason that is a failure: of several hosts' launchers the others have to start the run again."""
+
 _DEEPSPEED = "deepspeed.launcher.launch"
 
 
@@ -45,7 +48,7 @@ class StopRequests:
         if self.signal is not None:
             return self.signal
         ended = bool(self._chain) and _launchers(len(self._chain)) != self._chain
-        return "the end of its launcher" if ended else None
+        return LAUNCHER_ENDED if ended else None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -69,7 +72,7 @@ class StopRequests:
         after a host was lost would wait half a minute for each. It ends with status 1 where the others do not come.
 
         Args:
-            status: To exit with where it was asked to stop.
+            status: To exit with where it was asked to stop by a signal.
         """
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -105,7 +108,7 @@ class StopRequests:
             if joined.is_set():
                 return
             if reason is not None:
-                _end(f"stopped by {reason} before all ranks had come", status)
+                _end(f"stopped by {reason} before all ranks had come", 1 if reason == LAUNCHER_ENDED else status)
             if time.monotonic() > until:
                 _end(f"not all ranks came within {_JOINING_SECONDS:.0f} s: the launcher's messages say which ended", 1)
 
