@@ -37,7 +37,7 @@ from bigsgan.training.measuring import Measuring
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
 from bigsgan.training.state import AverageState, Counters, EngineState
-from bigsgan.training.stopping import StopRequests
+from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
 from bigsgan.training.watchdog import Watchdog
 
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
@@ -46,7 +46,9 @@ _log = logging.getLogger(__name__)
 
 
 def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) -> int:
-    """Train, and return the process's exit status: 0, or 2 after the message of a UserError. Every rank calls this.
+    """Train, and return the process's exit status. Every rank calls this.
+
+    It is 0 where the run is complete, 2 after the message of a UserError, and 1 where a launcher's end stopped it.
 
     Args:
         plan: The run's.
@@ -57,17 +59,18 @@ def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) 
 
     def work() -> int:
         with requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
-            comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
-            complete = _run(plan, allowed, requests)
+            with requests.joining(stopped_status):
+                comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
+            stopped_by = _run(plan, allowed, requests)
         requests.end_undisturbed()
         comm.leave()
-        return 0 if complete else stopped_status
+        return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 
     return exit_status(work)
 
 
-def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> bool:
-    """Train, and return whether the run is complete."""
+def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str | None:
+    """Train, and return what stopped the run before it was complete, the same on all ranks, or None."""
     out = Path(plan.recipe.out)
     rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
     with _alone_in(out):
@@ -97,14 +100,14 @@ def _alone_in(out: Path) -> Iterator[None]:
             release()
 
 
-def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out: Path, rank_log: RankLog) -> bool:
+def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out: Path, rank_log: RankLog) -> str | None:
     recipe, rank = plan.recipe, comm.rank()
     start = find_start(plan, out, allowed)
     found = start.found
     if found is not None and found.nimg >= recipe.total_nimg:
         if rank == 0:
             print(f"{out} is complete at {found.nimg} images; raise total_nimg to go on")
-        return True
+        return None
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
     run = build_run(plan, out, start, rank_log)
@@ -123,8 +126,9 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
         run.source.close()
         run.saver.close()
         run.reporter.close()
-    run.reporter.message(_closing_lines(out, run.counters.nimg) if complete else _stopping_line(run, requests))
-    return complete
+    stopped_by = None if complete else _stopped_by(requests)
+    run.reporter.message(_stopping_line(stopped_by, run.counters.nimg) if stopped_by else _closing_lines(out, run))
+    return stopped_by
 
 
 def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
@@ -307,15 +311,20 @@ def _build_source(
     return PairSource(draws, recipe.data.input_channels, own), []
 
 
-def _stopping_line(run: Run, requests: StopRequests) -> str:
-    """Say what stopped the run, which one rank alone may know. A collective."""
-    reasons = comm.gather_objects(requests.reason) or []
-    reason = next((reason for reason in reasons if reason), None)
-    where = f"at {run.counters.nimg} images, which are saved" if run.counters.nimg else "before the first update"
+def _stopped_by(requests: StopRequests) -> str:
+    """What asked the run to stop, which one rank alone may know; a signal before a launcher's end. A collective."""
+    reasons = [reason for reason in comm.gather_objects(requests.reason) or [] if reason]
+    chosen: str = comm.from_rank_zero(min(reasons, key=lambda reason: reason == LAUNCHER_ENDED, default=None))
+    return chosen
+
+
+def _stopping_line(reason: str, nimg: int) -> str:
+    where = f"at {nimg} images, which are saved" if nimg else "before the first update"
     return f"stopped by {reason} {where}; the same command goes on"
 
 
-def _closing_lines(out: Path, nimg: int) -> str:
+def _closing_lines(out: Path, run: Run) -> str:
+    nimg = run.counters.nimg
     return "\n".join(
         [
             f"done: {nimg} images",

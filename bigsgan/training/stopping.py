@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from bigsgan.signals import STOPPING
+
+_POLL_SECONDS = 0.5
+_JOINING_SECONDS = 1800.0
+"""Until all ranks have come: large jobs import for minutes from a slow file system."""
+
+LAUNCHER_ENDED = "the end of its launcher"
+"""The reason that is a failure: of several hosts' launchers the others have to start the run again."""
 
 _DEEPSPEED = "deepspeed.launcher.launch"
 
@@ -37,7 +48,7 @@ class StopRequests:
         if self.signal is not None:
             return self.signal
         ended = bool(self._chain) and _launchers(len(self._chain)) != self._chain
-        return "the end of its launcher" if ended else None
+        return LAUNCHER_ENDED if ended else None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -53,6 +64,32 @@ class StopRequests:
                 signal.signal(number, handler)
             raise
 
+    @contextmanager
+    def joining(self, status: int) -> Iterator[None]:
+        """Wait for all ranks inside the block: where this one is asked to stop, its process ends at once.
+
+        There is nothing to save yet, no handler in Python runs while a library waits, and launchers that restart ranks
+        after a host was lost would wait half a minute for each. It ends with status 1 where the others do not come.
+
+        Args:
+            status: To exit with where it was asked to stop by a signal.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer)  # which gets each signal's number as soon as it comes
+        joined = threading.Event()
+        thread = threading.Thread(target=self._end_if_asked, args=(reader, joined, status), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            joined.set()
+            signal.set_wakeup_fd(before)
+            os.write(writer, b"\0")
+            thread.join()
+            os.close(reader)
+            os.close(writer)
+
     def end_undisturbed(self) -> None:
         """Ignore signals from here to the end of the process, whose exit status they would replace.
 
@@ -62,8 +99,27 @@ class StopRequests:
         for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
 
+    def _end_if_asked(self, reader: int, joined: threading.Event, status: int) -> None:
+        until = time.monotonic() + _JOINING_SECONDS
+        while not joined.is_set():
+            ready = select.select([reader], [], [], _POLL_SECONDS)[0]
+            numbers = os.read(reader, 64) if ready else b""
+            reason = next((signal.Signals(n).name for n in numbers if n in STOPPING), self.reason)
+            if joined.is_set():
+                return
+            if reason is not None:
+                _end(f"stopped by {reason} before all ranks had come", 1 if reason == LAUNCHER_ENDED else status)
+            if time.monotonic() > until:
+                _end(f"not all ranks came within {_JOINING_SECONDS:.0f} s: the launcher's messages say which ended", 1)
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number).name
+
+
+def _end(text: str, status: int) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"bigsgan: {text}", file=sys.stderr, flush=True)
+    os._exit(status)
 
 
 def _launchers(num: int | None = None) -> list[int]:

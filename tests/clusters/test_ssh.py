@@ -25,28 +25,37 @@ def test_deepspeed_on_two_hosts(tmp_path):
     assert [f"node{rank + 1} rank {rank}" in log for rank, log in enumerate(logs)] == [True, True]
 
 
-@pytest.mark.nightly
-def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path):
+LOSSES = {
+    "killed": 'ssh node2 "kill -KILL -1" || true',  # all that runs there
+    "cut off": 'ssh node2 "(sleep 0.2; ip link set eth0 down) > /dev/null 2>&1 &"',  # no connection is closed
+    "without its launcher": "ssh node2 \"pkill -KILL -f '[t]orchrun'\"",
+}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(loss, marks=pytest.mark.slow if loss == "killed" else pytest.mark.nightly) for loss in LOSSES],
+)
+def test_torchrun_goes_on_with_the_hosts_that_are_left(loss, tmp_path):
     """The second host is lost: the job goes on from its checkpoint with half the ranks, in which the batch divides."""
     tiny_recipe(tmp_path)
-    script = """
+    script = f"""
         start="torchrun --nnodes 1:2 --nproc_per_node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-id lab"
         start="$start --rdzv-endpoint node1:29400"
-        start="$start --rdzv-conf keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=15"
+        start="$start --rdzv-conf keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=10"
         start="$start $REPOSITORY/launch/train.py --config tiny.yaml out=run"
-        start="$start total_nimg=800 report_nimg=8 checkpoint_nimg=40"
-        ssh node2 "cd $PWD; export PATH=$PATH; exec $start" > second.log 2>&1 &
+        start="$start total_nimg=240 report_nimg=8 checkpoint_nimg=8 hang_timeout_seconds=20"
+        ssh node2 "cd $PWD; export PATH=$PATH PYTHONPATH=${{PYTHONPATH:-}}; exec $start" > second.log 2>&1 &
         $start > first.log 2>&1 &
         first=$!
-        wait_for grep -q '"nimg": 1' run/metrics.jsonl
-        wait_for test -e run/checkpoints/latest
-        ssh node2 "pkill -KILL -f torchrun; pkill -KILL -f train.py" || true
+        wait_for grep -q '"world_size": 2' run/checkpoints/*/manifest.json
+        {LOSSES[loss]}
         wait $first
     """
     done = laboratory.run("ssh", script, tmp_path)
     first = (tmp_path / "first.log").read_text()
-    print(first[-4000:])
+    print(first[-6000:], (tmp_path / "second.log").read_text()[-6000:])
     assert done.returncode == 0
     assert "going on in another layout:\n  world_size: 2 -> 1" in first
     found = checkpoint.find_intact(tmp_path / "run")
-    assert (found.nimg, found.manifest["world_size"]) == (800, 1)
+    assert (found.nimg, found.manifest["world_size"]) == (240, 1)

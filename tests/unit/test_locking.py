@@ -24,9 +24,8 @@ from pathlib import Path
 from bigsgan.locking import hold
 hold(Path(sys.argv[1]), "out", "run", "wait")
 if os.fork() == 0:
+    print(os.getppid(), flush=True)
     os.close(1)
-    time.sleep(600)
-print(os.getpid(), flush=True)
 time.sleep(600)
 """
 

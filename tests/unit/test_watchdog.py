@@ -91,8 +91,7 @@ def test_only_a_phase_that_lasts_ends_the_run(tmp_path, capfd, progresses):
     assert "test_watchdog.py" in (tmp_path / "rank00000.log").read_text()
 
 
-@pytest.mark.parametrize("phase", ["checkpoint", "rollback"])
-@pytest.mark.parametrize("mover", ["this rank", "another"])
+@pytest.mark.parametrize("phase, mover", [("checkpoint", "this rank"), ("rollback", "another")])
 def test_files_may_take_long_as_long_as_they_move(tmp_path, capfd, phase, mover):
     ended, moving = threading.Event(), threading.Event()
     log, board = rank_log(tmp_path / "rank00000.log"), Board()
@@ -105,7 +104,7 @@ def test_files_may_take_long_as_long_as_they_move(tmp_path, capfd, phase, mover)
     with Watchdog(0, 1, 0.4, log, lambda: board, end=ended.set).watching():
         mover_thread = threading.Thread(target=move)
         mover_thread.start()
-        assert not ended.wait(2)
+        assert not ended.wait(1.2)
         moving.set()
         mover_thread.join()
         assert ended.wait(10)
@@ -137,14 +136,14 @@ def test_a_disk_that_is_slow_is_told_from_one_that_hangs(tmp_path, monkeypatch, 
         syncs.append(descriptor)
         if len(syncs) == 20:
             gone.wait(60)
-        time.sleep(0.15)
+        time.sleep(0.08)
 
     monkeypatch.setattr(files, "_PIECE_BYTES", 120)
     monkeypatch.setattr(files.os, "fdatasync", fdatasync)
     log.phase = "checkpoint"
-    with Watchdog(0, 1, 1, log, Board, end=ended.set).watching():
+    with Watchdog(0, 1, 0.5, log, Board, end=ended.set).watching():
         assert saver.save(64, state, description)
-        assert saver.finish()  # 11 pieces of 0.15 s
+        assert saver.finish()  # 11 pieces of 0.08 s
         assert len(syncs) == 11
         assert not ended.is_set()
         log.phase = "update 1"
