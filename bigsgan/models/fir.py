@@ -1,8 +1,8 @@
 """Resampling of feature maps with a short FIR filter, as StyleGAN2 does (Karras et al. 2020, arXiv 1912.04958).
 
 Zhang 2019, "Making convolutional networks shift-invariant again" (arXiv 1904.11486) gives the reason: what is sampled
-down without a low-pass filter aliases. Everything is made of convolutions with a fixed filter, so that gradients of any
-order exist.
+down without a low-pass filter aliases. Everything is made of convolutions with a fixed filter, or of the kernel in
+``fused`` where that works, so that gradients of any order exist.
 
 Shapes: N samples, C channels, H x W pixels, K x K a filter, K even; outside of a map all is zero.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bigsgan.models import fused
 
 TAPS = (1.0, 3.0, 3.0, 1.0)
 
@@ -28,19 +30,27 @@ def upsample(x: Tensor, kernel: Tensor) -> Tensor:
 
     A zero is put after each pixel in both directions and the filter convolved over that, times 4 for the zeros.
     """
-    channels, padding = x.shape[1], kernel.shape[0] // 2 - 1
+    size, (channels, height, width) = kernel.shape[0], x.shape[1:]
+    if fused.used_for(x):
+        return fused.resample(x, kernel, fused.Geometry(2, 1, size // 2, 2 * height, 2 * width, gain=4.0))
     # A transposed convolution is that, without the multiplications by zero.
-    return F.conv_transpose2d(x, _per_channel(4 * kernel, x), stride=2, padding=padding, groups=channels)
+    return F.conv_transpose2d(x, _per_channel(4 * kernel, x), stride=2, padding=size // 2 - 1, groups=channels)
 
 
 def downsample(x: Tensor, kernel: Tensor) -> Tensor:
     """Halve the resolution: (N, C, H, W), (K, K) -> (N, C, H/2, W/2), in x's type; filtered at every second pixel."""
     padding = kernel.shape[0] // 2 - 1
+    if fused.used_for(x):
+        height, width = x.shape[2] // 2, x.shape[3] // 2
+        return fused.resample(x, kernel, fused.Geometry(1, 2, padding, height, width))
     return F.conv2d(x, _per_channel(kernel.flip(0, 1), x), stride=2, padding=padding, groups=x.shape[1])
 
 
 def blur(x: Tensor, kernel: Tensor, padding: int, gain: float = 1.0) -> Tensor:
     """Filter: (N, C, H, W), (K, K) -> (N, C, H + 2 * padding - K + 1, W + ...), in x's type, times ``gain``."""
+    if fused.used_for(x):
+        height, width = (side + 2 * padding - kernel.shape[0] + 1 for side in x.shape[2:])
+        return fused.resample(x, kernel, fused.Geometry(1, 1, padding, height, width, gain))
     return F.conv2d(x, _per_channel((gain * kernel).flip(0, 1), x), padding=padding, groups=x.shape[1])
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigsgan.models import fir, noise
+from bigsgan.models import fir, fused, noise
 from bigsgan.models.layers import Generators, full
 from bigsgan.models.plain import Weighted
 
@@ -40,6 +40,13 @@ def rectify(x: Tensor, limit: float | None = None) -> Tensor:
     """
     x = F.leaky_relu_(x, SLOPE)
     return x if limit is None else x.clamp(-limit, limit)
+
+
+def rectify_biased(x: Tensor, bias: Tensor, limit: float | None) -> Tensor:
+    """Add a bias (C,) to a feature map (N, C, H, W), which it may overwrite, and ``rectify``; in x's type."""
+    if fused.used_for(x):
+        return fused.rectify(x, bias, SLOPE, limit)
+    return rectify(x.add_(bias.view(-1, 1, 1)), limit)
 
 
 class FullyConnected(Weighted):
@@ -164,23 +171,23 @@ class Conv2d(Weighted):
         """Convolve, and scale the output, and its limits, by ``gain``."""
         dtype = self.half_type or self.weight.dtype
         if self.bias is None:
-            return self._convolve(x.to(dtype), self._scaled(gain, dtype), None)
+            return self._convolve(x.to(dtype), self._scaled(gain, dtype))
         scale = ACTIVATION_GAIN * gain
-        x = self._convolve(x.to(dtype), self._scaled(scale, dtype), (self.bias * scale).to(dtype))
-        return rectify(x, None if self.clamp is None else self.clamp * gain)
+        x = self._convolve(x.to(dtype), self._scaled(scale, dtype))
+        return rectify_biased(x, (self.bias * scale).to(dtype), None if self.clamp is None else self.clamp * gain)
 
     def _scaled(self, scale: float, dtype: torch.dtype) -> Tensor:
         """Return the weight as it is used, cast after it was scaled."""
         return (self.weight * (self.weight_gain * scale)).to(dtype)
 
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         padding = self.kernel // 2
         if not self.down:
-            return F.conv2d(x, weight, bias, padding=padding)
+            return F.conv2d(x, weight, padding=padding)
         if self.kernel == 1:  # filtering at a quarter of the pixels costs a quarter
-            return F.conv2d(fir.downsample(x, self.resample_filter), weight, bias)
+            return F.conv2d(fir.downsample(x, self.resample_filter), weight)
         # The filter's own padding and the convolution's, both before the filter.
-        return F.conv2d(fir.blur(x, self.resample_filter, padding + 1), weight, bias, stride=2)
+        return F.conv2d(fir.blur(x, self.resample_filter, padding + 1), weight, stride=2)
 
 
 class Modulated(Weighted):
@@ -288,7 +295,7 @@ class SynthesisLayer(Modulated):
             x = x * demodulation
         else:
             x = torch.addcmul((ACTIVATION_GAIN * full(self.noise_strength) * drawn).to(dtype), x, demodulation)
-        return rectify(x.add_((ACTIVATION_GAIN * self.bias).to(dtype).view(-1, 1, 1)), self.clamp)
+        return rectify_biased(x, (ACTIVATION_GAIN * self.bias).to(dtype), self.clamp)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         if not self.up:

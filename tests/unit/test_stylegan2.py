@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,8 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
-from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
-from bigsgan.models.stylegan2_layers import (
-    SynthesisLayer,
-)
+from bigsgan.models.stylegan2 import HALF_TYPES, discriminator_layers, generator_layers
+from bigsgan.models.stylegan2_layers import Conv2d, SynthesisLayer, ToRGB
 from tests.tiny import tiny_recipe
 
 META = torch.device("meta")
@@ -85,6 +84,19 @@ def test_published_sizes(resolution, channel_base, g_millions, d_millions):
         d = LayerStack(discriminator_layers(StyleGAN2Discriminator(channel_base=channel_base), resolution, 3, 0))
     assert round(numel(g) / 1e6, 2) == g_millions
     assert round(numel(d) / 1e6, 2) == d_millions
+
+
+def test_the_size_for_cifar():
+    """Counted by hand: 512 channels at 4, 8, 16 and 32, two layers of mapping in G and eight in D, 10 classes."""
+    recipe = load_recipe(Path(REPOSITORY) / "launch" / "recipes" / "stylegan2_cifar.yaml", [])
+    square, conv, embedding = 512 * 512 + 512, 512 * 512 * 9 + 512, 10 * 512 + 512  # each with its bias
+    synthesis, image = conv + square + 1, 3 * 512 + 3 + square  # with the affine map of the style, and noise
+    mapping = embedding + (512 + 512) * 512 + 512 + square
+    with META:
+        g, d = build_network(recipe, "generator"), build_network(recipe, "discriminator")
+    assert numel(g) == mapping + 16 * 512 + 7 * synthesis + 4 * image
+    head = conv + 512 * 9 + 16 * 512 * 512 + 512 + square  # of which one map is the deviation
+    assert numel(d) == 3 * 512 + 512 + 6 * conv + head + embedding + 8 * square
 
 
 def test_widths_take_the_generator_past_a_billion():
@@ -230,6 +242,29 @@ def test_half_precision_is_close(half_type, tolerance):
     for plain, short in zip(*found, strict=True):
         error = (short - plain).norm() / plain.norm()
         assert 1e-5 < error < tolerance
+
+
+@pytest.mark.parametrize("half_type", HALF_TYPES)
+def test_the_highest_resolutions_alone_are_half_and_all_activations_limited(half_type):
+    latents, labels, seeds = inputs_of()
+    section: dict[str, Any] = {"half_resolutions": 1, "half_type": half_type, "conv_clamp": 1.0}
+    g, d = filled(generator(style_mixing=0, **section)), filled(discriminator(**section))
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str, _: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+        outputs[name] = output.detach()
+
+    for network, prefix in ((g, "g"), (d, "d")):
+        for name, module in network.named_modules():
+            if isinstance(module, Conv2d | SynthesisLayer | ToRGB):
+                module.register_forward_hook(partial(keep, name.replace("layers", prefix)))
+    d(10 * g(latents, labels, seeds), labels)
+    half = {n for n, y in outputs.items() if torch.equal(y, y.to(HALF_TYPES[half_type]).to(y.dtype))}
+    assert half == {"g.3.conv0", "g.3.conv1", "g.3.torgb", "d.0.fromrgb", "d.0.conv0", "d.0.conv1", "d.0.skip"}
+    for name, y in outputs.items():
+        assert (y.dtype == HALF_TYPES[half_type]) == (name in half - {"g.3.torgb"})  # whose image is a float32 sum
+        limit = torch.tensor(math.sqrt(0.5) if name in ("d.0.conv1", "d.1.conv1") else 1.0).to(y.dtype)
+        assert (y.abs().max() == limit) == (not name.endswith("skip"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

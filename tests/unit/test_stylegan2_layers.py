@@ -241,7 +241,7 @@ def test_half_precision_survives_large_weights_and_styles():
     x, w = torch.randn(2, 8, 4, 4), torch.randn(2, 4)
     before = layer(x, w, SEEDS)
     with torch.no_grad():
-        layer.weight.mul_(1e4)
-        layer.affine.weight.mul_(1e4)
-        layer.affine.bias.mul_(1e4)
+        layer.weight.mul_(1e6)  # past fp16's range
+        layer.affine.weight.mul_(1e6)
+        layer.affine.bias.mul_(1e6)
     assert_close(layer(x, w, SEEDS), before, rtol=0.01, atol=0.01)

@@ -1,0 +1,165 @@
+"""StyleGAN2's filter, and the rectifier with its bias, as one Triton kernel each, differentiable as often as wanted.
+
+Whoever calls them asks ``used_for`` first and else takes torch's own operations: for tensors on a CPU, where Triton or
+the C compiler that it needs is missing, and where BIGSGAN_FUSED is 0. The choice is logged once.
+
+Shapes: N samples, C channels, H x W pixels, K x K a filter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+SWITCH = "BIGSGAN_FUSED"
+
+_log = logging.getLogger(__name__)
+
+
+def used_for(x: Tensor) -> bool:
+    """Whether the kernels here work for tensors like ``x``; the first question on a GPU compiles them."""
+    return not x.is_meta and obstacle(x.device, x.dtype) is None
+
+
+@cache
+def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why torch's own operations are to be used, or None where the kernels work; the log tells it."""
+    reason = _find_obstacle(device, dtype)
+    _log_once("Triton kernels" if reason is None else f"torch's own operations, as {reason}")
+    return reason
+
+
+class Geometry(NamedTuple):
+    """How a filter reads its input: where it looks for what it leaves at a place o, in both directions.
+
+    y[o] = gain * sum over k of taps[k] * u[o * down + k - before], where u is the input with ``up - 1`` zeros after
+    each pixel, and 0 outside of it.
+
+    Attributes:
+        up: Places in u for each pixel; divides K.
+        down: Distance in u of the places that are kept.
+        before: Zeros in front of u.
+        height: Of the output.
+        width: Of the output.
+        gain: Factor on the output.
+        flipped: Whether taps are taken in reverse order, which makes it a convolution.
+    """
+
+    up: int
+    down: int
+    before: int
+    height: int
+    width: int
+    gain: float = 1.0
+    flipped: bool = True
+
+    def transposed(self, size: int, height: int, width: int) -> Geometry:
+        """Return what takes a gradient by the output to that by the input (height, width); K is ``size``."""
+        before = size - 1 - self.before
+        return Geometry(self.down, self.up, before, height, width, self.gain, not self.flipped)
+
+
+def resample(x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
+    """Filter: (N, C, H, W), (K, K) -> (N, C, height, width), in x's type; the filter itself is a constant."""
+    return _Resample.apply(x, taps, geometry)
+
+
+def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
+    """Leaky rectifier of x + bias, within plus or minus ``limit``: (N, C, H, W), (C,) -> (N, C, H, W), in x's type.
+
+    It keeps its output alone for the backward pass. Where that is the limit, the slope is 0, also for what only
+    rounding took there.
+    """
+    if limit is not None:
+        limit = _rounded(limit, x.dtype)
+    return _Rectify.apply(x, bias.view(-1, 1, 1).expand_as(x), slope, limit)
+
+
+class _Resample(torch.autograd.Function):
+    """A linear map, whose transpose is one of the same kind."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
+        ctx.save_for_backward(taps)
+        ctx.geometry, ctx.shape = geometry, x.shape[2:]
+        return _kernels().resample(_dense(x), taps.contiguous(), *geometry)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (taps,) = ctx.saved_tensors
+        return _Resample.apply(grad, taps, ctx.geometry.transposed(len(taps), *ctx.shape)), None, None
+
+
+class _Rectify(torch.autograd.Function):
+    """Of x and a bias that was expanded to its shape, so that torch sums its gradient, and only where it is wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
+        y = _kernels().rectify(_dense(x), bias[0, :, 0, 0].contiguous(), slope, limit)
+        ctx.save_for_backward(y)
+        ctx.slope, ctx.limit = slope, limit
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (y,) = ctx.saved_tensors
+        grad = _Slopes.apply(grad, y, ctx.slope, ctx.limit)
+        return grad, grad, None, None
+
+
+class _Slopes(torch.autograd.Function):
+    """Gradient times the rectifier's slope: linear in the gradient, its own transpose, and constant around each y."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, y: Tensor, slope: float, limit: float | None) -> Tensor:
+        ctx.save_for_backward(y)
+        ctx.slope, ctx.limit = slope, limit
+        layout = torch.contiguous_format if y.is_contiguous() else torch.channels_last
+        return _kernels().slopes(grad.contiguous(memory_format=layout), y, slope, limit)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (y,) = ctx.saved_tensors
+        return _Slopes.apply(grad, y, ctx.slope, ctx.limit), None, None, None
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return ``x``, copied where it is neither contiguous nor channels_last."""
+    return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
+
+
+@cache
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    return torch.tensor(number, dtype=dtype).item()
+
+
+@cache
+def _kernels() -> Any:
+    return importlib.import_module("bigsgan.models.fused_kernels")
+
+
+def _find_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cuda":
+        return "tensors are not on a GPU"
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    try:
+        kernels = _kernels()
+        x, taps = torch.zeros(1, 1, 4, 4, device=device, dtype=dtype), torch.zeros(4, 4, device=device)
+        y = kernels.resample(x, taps, *Geometry(2, 1, 2, 8, 8))
+        kernels.rectify(y, torch.zeros(1, device=device, dtype=dtype), 0.2, 1.0)
+        kernels.slopes(y, y, 0.2, 1.0)
+    except Exception as error:  # Triton's and the C compiler's have no type in common
+        return f"the kernels do not work here for {dtype} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    return None
+
+
+@cache
+def _log_once(choice: str) -> None:
+    _log.info("filters and rectifiers of feature maps: %s", choice)

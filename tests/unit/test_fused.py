@@ -1,0 +1,190 @@
+"""Triton kernels in Triton's interpreter, which needs no GPU, against torch's own operations; and who uses them."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from bigsgan.models import fused
+from bigsgan.models.stylegan2_layers import rectify_biased
+from tests.fused import FILTERS, LAYOUTS, LIMIT, choosing, compare_filter, compare_networks, compare_rectifier
+
+pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+
+DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
+
+
+def fresh_kernels() -> ModuleType:
+    """The module, anew and under no name: what Triton's decorator makes of a kernel depends on the environment."""
+    pytest.importorskip("triton")
+    spec = importlib.util.find_spec("bigsgan.models.fused_kernels")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        module = fresh_kernels()
+        patch.setattr(fused, "_kernels", lambda: module)
+        yield
+
+
+# --- compiling, before the interpreter runs: Triton 3.4's leaves its own functions in the language ---
+
+
+def compiled(kernel: Any, dtype: str, **given: Any) -> bytes:
+    """Machine code for an H100, which Triton can write without one; arguments that are not given are numbers."""
+    compiler = pytest.importorskip("triton.compiler")
+    backends = pytest.importorskip("triton.backends.compiler")
+    signature, constants = {}, {}
+    for i, name in enumerate(inspect.signature(kernel.fn).parameters):
+        if name in given:
+            signature[name], constants[(i,)] = "constexpr", given[name]
+        else:
+            signature[name] = f"*{dtype}" if name.endswith("_ptr") else "i32"
+    source = compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    target = backends.GPUTarget("cuda", 90, 32)
+    return compiler.compile(source, target=target).asm["cubin"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype, last", [("fp32", False), ("bf16", True)])
+def test_kernels_compile_for_a_gpu(dtype, last, tmp_path, monkeypatch):
+    """What the interpreter runs need not be what the compiler takes."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    kernels = fresh_kernels()
+    tile = {"tile_rows": 16, "tile_columns": 64, "channels_last": last}
+    for up, down in ((1, 1), (2, 1)):
+        geometry = {"size": 4, "up": up, "down": down, "before": 1, "flipped": up == 1, "gain": 4.0}
+        assert compiled(kernels._resample, dtype, **geometry, **tile)
+    assert compiled(kernels._resample, dtype, **geometry, **tile, num_columns=1)  # which Triton makes a constant
+    for limit in (None, LIMIT):
+        assert compiled(kernels._rectify, dtype, slope=0.2, limit=limit, **tile)
+        assert compiled(kernels._slopes, dtype, slope=0.2, limit=limit, tile=1024)
+
+
+# --- values and derivatives ---
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters(name, layout, monkeypatch):
+    compare_filter(monkeypatch, name, (2, 3, 5, 7), layout, DOUBLE, "cpu")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_filters_round_once(dtype, monkeypatch):
+    for name in ("image of G", "skip of D"):
+        compare_filter(monkeypatch, name, (1, 2, 4, 6), "contiguous", dtype, "cpu")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("shape", [(1, 2, 9, 70), (1, 70, 2, 9)])
+def test_maps_of_more_than_one_tile(shape, monkeypatch):
+    layout = "channels_last" if shape[1] == 70 else "contiguous"
+    compare_filter(monkeypatch, "convolution of G", shape, layout, DOUBLE, "cpu")
+    wide = (shape[0], shape[1], 33, 40) if layout == "contiguous" else (1, 1100, 1, 2)
+    compare_rectifier(monkeypatch, LIMIT, wide, layout, DOUBLE, "cpu")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("limit", [None, LIMIT])
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, *HALVES])
+def test_rectifier(limit, layout, dtype, monkeypatch):
+    compare_rectifier(monkeypatch, limit, (2, 3, 5, 7), layout, dtype, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interpreted")
+def test_gradients_of_any_order(monkeypatch):
+    x = torch.randn(1, 2, 4, 4, dtype=DOUBLE, requires_grad=True)
+    bias = torch.randn(2, dtype=DOUBLE, requires_grad=True)
+    taps = torch.randn(4, 4, dtype=DOUBLE)
+
+    def function(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = x.square()
+        for name in ("image of G", "skip of D"):
+            y = FILTERS[name](y, taps)
+        return rectify_biased(y, bias, LIMIT).square()
+
+    with choosing(monkeypatch, kernels=True):
+        assert torch.autograd.gradcheck(function, (x, bias), fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, (x, bias), fast_mode=True)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_the_limit_has_no_slope_and_leaves_what_is_no_number(monkeypatch):
+    x = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -5.0, -8.0, torch.nan]).view(1, 1, 2, 4).requires_grad_()
+    with choosing(monkeypatch, kernels=True):
+        y = rectify_biased(x, torch.zeros(1), 1.0)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    expected = torch.tensor([1.0, 1.0, 0.5, 0.0, -0.2, -1.0, -1.0, torch.nan])
+    torch.testing.assert_close(y.flatten(), expected, equal_nan=True)
+    torch.testing.assert_close(grad.flatten(), torch.tensor([0.0, 0.0, 1.0, 0.2, 0.2, 0.0, 0.0, 0.0]))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    "name",
+    ["float64", pytest.param("fp16 above", marks=pytest.mark.slow), pytest.param("bf16 above", marks=pytest.mark.slow)],
+)
+def test_whole_networks(name, monkeypatch):
+    compare_networks(monkeypatch, name, "cpu")
+
+
+# --- the choice ---
+
+
+@pytest.fixture
+def undecided() -> Iterator[None]:
+    for cached in (fused.obstacle, fused._log_once):
+        cached.cache_clear()
+    yield
+    for cached in (fused.obstacle, fused._log_once):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("undecided")
+def test_on_a_cpu_the_log_says_once_that_torch_computes(caplog):
+    with caplog.at_level(logging.INFO, "bigsgan"):
+        for dtype in (torch.float32, torch.float16, torch.float32):
+            assert not fused.used_for(torch.zeros(1, dtype=dtype))
+        assert not fused.used_for(torch.zeros(1, device="meta"))
+    message = "filters and rectifiers of feature maps: torch's own operations, as tensors are not on a GPU"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("INFO", message)]
+
+
+@pytest.mark.usefixtures("undecided")
+def test_on_a_gpu_whatever_fails_leaves_the_work_to_torch(caplog, monkeypatch):
+    def broken() -> ModuleType:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    monkeypatch.setattr(fused, "_kernels", broken)
+    gpu = torch.device("cuda", 0)
+    with caplog.at_level(logging.INFO, "bigsgan"):
+        found = fused.obstacle(gpu, torch.float32)
+    assert found == "the kernels do not work here for torch.float32 (RuntimeError: Failed to find C compiler.)"
+    assert [record.getMessage().partition(", as ")[2] for record in caplog.records] == [found]
+
+
+@pytest.mark.usefixtures("undecided")
+def test_an_environment_variable_turns_the_kernels_off(monkeypatch):
+    monkeypatch.setattr(fused, "_kernels", lambda: pytest.fail("loaded"))
+    monkeypatch.setenv("BIGSGAN_FUSED", "0")
+    assert fused.obstacle(torch.device("cuda", 0), torch.float32) == "BIGSGAN_FUSED is 0"
