@@ -24,6 +24,8 @@ from tests.tiny import tiny_recipe
 
 pytestmark = launching.needs_two_devices
 
+TIERS = {"deepspeed": pytest.mark.slow, "torchrun": pytest.mark.nightly}
+
 
 def check(launcher: str, result: subprocess.CompletedProcess[str], message: str) -> None:
     """The message stands once in all of both ranks' output, and none of our code is in a traceback."""
@@ -83,9 +85,12 @@ def test_what_rank_0_meets_for_all_is_answered_once(tmp_path):
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["batch"] == 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(  # which rank 0 and rank 1 write
-    "launcher, blocked", [("torchrun", "metrics.jsonl"), ("deepspeed", "logs/rank00001.log")]
+    "launcher, blocked",
+    [
+        pytest.param("torchrun", "metrics.jsonl", marks=TIERS["torchrun"]),
+        pytest.param("deepspeed", "logs/rank00001.log", marks=TIERS["deepspeed"]),
+    ],
 )
 def test_what_one_rank_alone_meets_ends_all(launcher, blocked, tmp_path):
     recipe = tiny_recipe(tmp_path)
@@ -115,8 +120,7 @@ def test_more_stages_than_layers_are_answered_once(tmp_path):
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", STATUS)
+@pytest.mark.parametrize("launcher", [pytest.param(name, marks=tier) for name, tier in TIERS.items()])
 def test_a_killed_stage_ends_the_whole_job(launcher, tmp_path):
     """Within a minute, with a status other than 0, and leaving no rank behind."""
     tiny_recipe(tmp_path)

@@ -35,7 +35,8 @@ def cells():
         quick = num * replicas == 2 and accumulation == 4 and (stage == 1 or mode == "keep")
         name = f"{num}stages-{replicas}replicas-zero{stage}-accumulation{accumulation}-{penalty}-{mode}"
         # Of the rest CI takes one half, in which every two choices meet.
-        half = (stage + (accumulation == 4) + (mode == "recompute") + (replicas == 2)) % 2 == 0
+        # Eight ranks take a minute: that cell is nightly too.
+        half = num * replicas < 8 and (stage + (accumulation == 4) + (mode == "recompute") + (replicas == 2)) % 2 == 0
         marks = () if quick else pytest.mark.slow if half and penalty != "none" else pytest.mark.nightly
         yield pytest.param(num, replicas, stage, accumulation, penalty, mode, marks=marks, id=name)
 
