@@ -63,11 +63,21 @@ class _OrthogonalGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (weight,) = ctx.saved_tensors
-        matrix = ctx.layer.as_matrix(full(weight))
-        gram = matrix @ matrix.mT  # filters of different groups see different inputs: orthogonal as they are
-        gram.diagonal(dim1=-2, dim2=-1).zero_()
+        matrix = ctx.layer.as_matrix(full(weight))  # filters of different groups see different inputs
         scale = 4 * ctx.layer.orthogonal * ctx.layer.gradient_scale
-        return grad + (scale * (gram @ matrix)).view_as(weight).to(grad.dtype), None
+        return grad + (scale * _off_diagonal_product(matrix)).view_as(weight).to(grad.dtype), None
+
+
+def _off_diagonal_product(matrix: Tensor) -> Tensor:
+    """(W W^T * (1 - I)) W of (..., rows, columns), by the smaller of W W^T and W^T W.
+
+    G's first layer has 16 times as many rows as channels: at a billion parameters its W W^T is 16 GB large.
+    """
+    if matrix.shape[-2] > matrix.shape[-1]:
+        return matrix @ (matrix.mT @ matrix) - matrix.square().sum(dim=-1, keepdim=True) * matrix
+    gram = matrix @ matrix.mT
+    gram.diagonal(dim1=-2, dim2=-1).zero_()
+    return gram @ matrix
 
 
 class SpectralLayer(StatefulLayer):
