@@ -32,10 +32,8 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [pytest.param(loss, marks=pytest.mark.slow if loss == "killed" else pytest.mark.nightly) for loss in LOSSES],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("loss", LOSSES)
 def test_torchrun_goes_on_with_the_hosts_that_are_left(loss, tmp_path):
     """The second host is lost: the job goes on from its checkpoint with half the ranks, in which the batch divides."""
     tiny_recipe(tmp_path)

@@ -124,7 +124,7 @@ def report(name, by_rank, full):
         print(f"{name}, rank {rank}: {sizes}; all parameters {full / 2**20:.0f} MiB")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_rank_needs_room_for_all_parameters(ranks):
     """Beside what is offloaded, which lies in the same memory here, a rank holds less than the networks' parameters.
 
@@ -167,7 +167,7 @@ def test_a_billion_parameters_take_a_step(async_io, tmp_path):
         assert found["peak"] - found["host"] < full
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_narrow_twin_equals_stage_2(ranks):
     options = [*REDUCED, "generator.width=0.02", "discriminator.width=0.02", "batch=4", "accumulation=2"]
     options += ["optimizer.generator={kind: sgd, lr: 0.01}", "optimizer.discriminator={kind: sgd, lr: 0.01}"]
