@@ -1,4 +1,4 @@
-"""The default recipe keeps its promise: ten columns of digits that a classifier reads as asked."""
+"""The default recipe and its siblings keep their promise: ten columns of digits that a classifier reads as asked."""
 
 import subprocess
 import sys
@@ -11,11 +11,19 @@ from tests.digits_quality import measure
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_default_recipe_learns_the_digits(tmp_path):
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param("digits", marks=pytest.mark.slow),
+        *(pytest.param(f"digits_{f}", marks=pytest.mark.nightly) for f in ("dcgan", "r3gan", "stylegan2")),
+    ],
+)
+def test_recipes_learn_the_digits(recipe, tmp_path):
     deepspeed = Path(sys.executable).with_name("deepspeed")
-    subprocess.run([deepspeed, "launch/train.py", f"out={tmp_path / 'run'}"], cwd=ROOT, check=True, timeout=1100)
+    config = [] if recipe == "digits" else ["--config", f"launch/recipes/{recipe}.yaml"]
+    command = [deepspeed, "launch/train.py", *config, f"out={tmp_path / 'run'}"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1100)
     quality = measure(tmp_path / "run")
     print(quality)
     assert quality["held_out"] >= 0.97

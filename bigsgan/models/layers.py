@@ -63,19 +63,18 @@ class _OrthogonalGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (weight,) = ctx.saved_tensors
-        matrix = ctx.layer.as_matrix(full(weight))
+        matrix = ctx.layer.as_matrix(full(weight))  # filters of different groups see different inputs
         scale = 4 * ctx.layer.orthogonal * ctx.layer.gradient_scale
         return grad + (scale * _off_diagonal_product(matrix)).view_as(weight).to(grad.dtype), None
 
 
 def _off_diagonal_product(matrix: Tensor) -> Tensor:
-    """(M M^T * (1 - I)) M for M (..., rows, columns), by the smaller of M M^T and M^T M.
+    """(W W^T * (1 - I)) W of (..., rows, columns), by the smaller of W W^T and W^T W.
 
-    Filters of different groups see different inputs, and are orthogonal as they are. A linear layer from 20 numbers to
-    132,096 features, the first of an 8-billion-parameter BigGAN, would have an M M^T of 65 GiB.
+    G's first layer has 16 times as many rows as channels: at a billion parameters its W W^T is 16 GB large.
     """
     if matrix.shape[-2] > matrix.shape[-1]:
-        return matrix @ (matrix.mT @ matrix) - matrix * matrix.square().sum(dim=-1, keepdim=True)
+        return matrix @ (matrix.mT @ matrix) - matrix.square().sum(dim=-1, keepdim=True) * matrix
     gram = matrix @ matrix.mT
     gram.diagonal(dim1=-2, dim2=-1).zero_()
     return gram @ matrix

@@ -20,7 +20,8 @@ of_job() { scontrol show job -o "$1" | grep -o " $2=[A-Z_0-9:]*" | tr -d ' '; }
 wait_job() { local s; while s=$(of_job $1 JobState); do
   case $s in *PENDING|*RUNNING|*COMPLETING|*CONFIGURING|*REQUEUE*) sleep 0.2;; *) break;; esac; done
   echo "$s $(of_job $1 ExitCode) $(of_job $1 Restarts)"; }
-wait_for() { until "$@" 2>/dev/null; do sleep 0.1; done; }
+wait_for() { local end=$((SECONDS + 240)); until "$@" 2>/dev/null; do
+  [ $SECONDS -lt $end ] || { echo "waited in vain for: $*" >&2; exit 1; }; sleep 0.1; done; }
 """
 
 

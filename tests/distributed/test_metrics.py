@@ -8,6 +8,8 @@ import pytest
 from tests.distributed import scenarios
 from tests.tiny import zero
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["fid100", "fid50", "kid60", "is100", "pr1700", "dc1700", "labels100", "cfid100"]
 METRICS = ["metrics={names: [" + ", ".join(NAMES) + "], every_nimg: 8}", "ema.half_life_nimg=1", "data.num_workers=0"]
 PIPELINE = [f"engines.{network}.pipeline_stages=2" for network in ("generator", "discriminator")]
@@ -36,7 +38,7 @@ def test_values(alone):
     "overrides, ds",
     [
         ([], {"generator": zero(3), "discriminator": zero(2)}),
-        pytest.param(PIPELINE, {}, marks=pytest.mark.slow),
+        (PIPELINE, {}),
     ],
     ids=["zero3", "stages"],
 )

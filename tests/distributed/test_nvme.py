@@ -1,13 +1,9 @@
 """Optimizer state on NVMe changes nothing: updates, the average, skipped updates, checkpoints."""
 
-import multiprocessing
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from deepspeed.ops.op_builder import AsyncIOBuilder
-from torch.utils import cpp_extension
 
 from bigsgan.engines import deepspeed_private
 from bigsgan.errors import UserError
@@ -21,25 +17,7 @@ ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discri
 # Wide enough that, on each rank, sub-groups of both networks exceed the 1 MiB from which DeepSpeed swaps.
 WIDE = ["generator.channels=48", "discriminator.channels=48"]
 SUB_GROUP_SIZE = 300_000
-BUILD_SECONDS, SECONDS = 3000, 900
-
-
-def build_op():
-    AsyncIOBuilder().load(verbose=False)
-
-
-@pytest.fixture(scope="module")
-def async_io():
-    """DeepSpeed's op, built for this module before a test's own time begins."""
-    if not AsyncIOBuilder().is_compatible(verbose=False):
-        pytest.skip("needs libaio and a C++ compiler: DeepSpeed's async_io is not compatible here")
-    built = Path(cpp_extension._get_build_directory("async_io", verbose=False)) / "async_io.so"
-    if not built.exists() and "BUILD_ASYNC_IO" not in os.environ:
-        pytest.skip("building DeepSpeed's async_io takes minutes: set BUILD_ASYNC_IO=1 to do it")
-    builder = multiprocessing.get_context("spawn").Process(target=build_op)
-    builder.start()
-    builder.join(BUILD_SECONDS)
-    assert builder.exitcode == 0
+SECONDS = 900
 
 
 @pytest.fixture

@@ -1,0 +1,101 @@
+"""Penalties and terms of pairs that learn from more than one gradient, against their definitions on numbers by hand."""
+
+import math
+
+import pytest
+import torch
+
+from bigsgan.adversarial.objectives import GeneratorObjective, Reconstruction
+from bigsgan.adversarial.path_length import NAME, PathLengthPenalty
+from bigsgan.adversarial.watchers import LogitAnchors
+from bigsgan.config.sections import LeCam, Objective, PathLength
+from bigsgan.models import noise
+from bigsgan.monitor import Statistics
+from tests.unit.test_objectives import SHAPE, coefficients, labelled, made, means, penalised_loss, quadratic
+
+CPU = torch.device("cpu")
+
+
+def alone(vector):
+    """The sum over a single rank."""
+    return vector
+
+
+def test_gradient_penalty_of_a_quadratic_discriminator():
+    objective, statistics = made(loss="wasserstein", gradient_penalty={"weight": 7.0})
+    a, real, fake = coefficients(), labelled("real", 5, 1), labelled("fake", 5, 2)
+    share = torch.linspace(0.1, 0.9, 5).view(5, 1, 1, 1)
+    value = penalised_loss(
+        objective, lambda x: quadratic(a, x), objective.batch(real, fake, {"gradient_penalty": share})
+    )
+    between = share * real[0] + (1 - share) * fake[0]
+    norms = (2 * a * between).square().sum(dim=(1, 2, 3)).sqrt()
+    penalty = 7 * (norms - 1).square().mean()
+    expected = (quadratic(a, fake[0]) - quadratic(a, real[0])).mean() + penalty
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    grad, expected_grad = (torch.autograd.grad(v, a)[0] for v in (value, expected))
+    assert torch.allclose(grad, expected_grad, rtol=1e-4)
+    assert means(statistics)["penalty/gradient_penalty"] == pytest.approx(penalty.item(), rel=1e-5)
+
+
+def test_lecam_keeps_logits_near_their_averages():
+    anchors = LogitAnchors(LeCam(weight=1, decay=0.75), CPU, alone)
+    real, fake = torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 0.0])
+    assert anchors.penalty(real, fake) == 0  # nothing is known yet
+    anchors.observe(real, fake)
+    anchors.finish_update(0, applied=True)  # averages 2 and -0.5
+    assert anchors.penalty(real, fake).item() == pytest.approx((1.5**2 + 3.5**2) / 2 + (3.0**2 + 2.0**2) / 2)
+    assert anchors.penalty(torch.tensor([-1.0]), torch.tensor([4.0])) == 0
+    anchors.observe(torch.tensor([6.0]), torch.tensor([-4.5]))
+    anchors.finish_update(1, applied=False)  # a skipped update teaches nothing
+    anchors.observe(torch.tensor([4.0]), torch.tensor([-2.5]))
+    anchors.finish_update(2, applied=True)  # 0.75 * 2 + 0.25 * 4 = 2.5, and -1
+    assert anchors.penalty(real, fake).item() == pytest.approx((2.0**2 + 4.0**2) / 2 + (3.5**2 + 2.5**2) / 2)
+
+
+def test_path_length_of_a_linear_generator():
+    statistics = Statistics(CPU)
+    penalty = PathLengthPenalty(PathLength(weight=3, every=4, decay=0.5), statistics, CPU, alone)
+    matrix = torch.randn(6, math.prod(SHAPE), generator=torch.Generator().manual_seed(0), requires_grad=True)
+    seeds = torch.tensor([5, 6, 7])
+    probe = noise.normal(seeds, 2**32, SHAPE).flatten(1) / 2  # the root of 2 x 2 pixels
+    lengths = (probe @ matrix.T).square().sum(dim=1).sqrt()  # of one style vector as of each of two alike
+    average = 0.0
+    for update in (0, 4):
+        styles = torch.randn(3, 2, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        images = (styles.sum(dim=1) @ matrix).view(3, *SHAPE)
+        value = penalty.loss(images, styles, (torch.zeros(3, 6), seeds))
+        expected = (lengths - average).square().mean()
+        assert value.item() == pytest.approx(4 * 3 * expected.item(), rel=1e-5)
+        grad, expected_grad = (torch.autograd.grad(v, matrix, retain_graph=True)[0] for v in (value, 12 * expected))
+        assert torch.allclose(grad, expected_grad, rtol=1e-4, atol=1e-5)
+        assert means(statistics)[NAME] == pytest.approx(3 * expected.item(), rel=1e-5)
+        penalty.finish_update(update, applied=True)
+        average = average + 0.5 * (lengths.mean().item() - average)
+    assert [update for update in range(9) if penalty.is_due(update)] == [0, 4, 8]
+
+
+def test_reconstruction_is_the_gradient_of_the_mean_absolute_difference():
+    images, targets = torch.randn(2, 3, *SHAPE, generator=torch.Generator().manual_seed(0))
+    images.requires_grad_()
+    statistics = Statistics(CPU)
+    statistics.declare("loss/l1")
+    loss = (images - targets).abs().mean()
+    (expected,) = torch.autograd.grad(10 * loss, images)
+    torch.testing.assert_close(Reconstruction(10, statistics).grads(images, targets), expected)
+    assert means(statistics)["loss/l1"] == pytest.approx(loss.item())
+
+
+def test_feature_matching_is_a_mean_over_layers():
+    statistics = Statistics(CPU)
+    objective = GeneratorObjective(Objective(loss="least_squares", feature_matching=3.0), statistics)
+    features = [torch.tensor([[1.0, 2.0], [4.0, 0.0]]), torch.tensor([[5.0], [4.0]])]  # real before fake
+    for feature in features:
+        feature.requires_grad_()
+    logits = torch.tensor([0.5, 0.25])  # of a real and a fake image
+    value = objective(logits, (), features)
+    matching = ((3 + 2) / 2 + 1) / 2
+    assert value.item() == pytest.approx(0.75**2 / 2 + 3 * matching)
+    assert means(statistics)["loss/feature_matching"] == pytest.approx(matching)
+    grads = torch.autograd.grad(value, features)
+    assert [grad.tolist() for grad in grads] == [[[0, 0], [0.75, -0.75]], [[0], [-1.5]]]
