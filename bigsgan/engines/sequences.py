@@ -39,22 +39,25 @@ class OnDemand(Sequence[T]):
     def __getitem__(self, index: int | slice) -> T | list[T]:
         """Make an item, or a list of them."""
         if isinstance(index, slice):
-            return [self._make(i) for i in range(*index.indices(self._num))]
+            return [self._item(i) for i in range(*index.indices(self._num))]
         if not -self._num <= index < self._num:
             raise IndexError(index)
-        return self._make(index % self._num)
+        return self._item(index % self._num)
+
+    def _item(self, index: int) -> T:
+        return self._make(index)
 
 
 class Kept(OnDemand[T]):
     """The same, but an item that was made is kept."""
 
     def __init__(self, num: int, make: Callable[[int], T], source: Sequence[Any] | None = None) -> None:
-        super().__init__(num, self._make_once, source)
-        self._make_first, self._items = make, {}  # type: ignore[var-annotated]
+        super().__init__(num, make, source)
+        self._items: dict[int, T] = {}
 
-    def _make_once(self, index: int) -> T:
+    def _item(self, index: int) -> T:
         if index not in self._items:
-            self._items[index] = self._make_first(index)
+            self._items[index] = self._make(index)
         return self._items[index]
 
 

@@ -112,10 +112,10 @@ class ZeroEngine(DeepSpeedBacked):
         self._keep_buffers()
         self._set_rates(rates)
         pin = loss.differentiates_inputs and self._gathers_for_double_backward
-        for i, inputs in enumerate(micro_batches):
+        for i in range(len(micro_batches)):
             with deepspeed_private.pinned(self._parameters) if pin else nullcontext():
-                self._backward(self._engine(inputs, moving=i == 0, loss=loss))
-            self._step()
+                self._backward(self._engine(micro_batches[i], moving=i == 0, loss=loss))
+            self._step()  # by then nothing holds the micro-batch any more
 
     def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
         """Outputs, detached; each is computed, and its graph kept, when it is first asked for."""
@@ -130,14 +130,7 @@ class ZeroEngine(DeepSpeedBacked):
         pin = self._regularizer is not None and self._gathers_for_double_backward
         for i in range(len(output_grads)):
             with deepspeed_private.pinned(self._parameters) if pin else nullcontext():
-                grads = output_grads[i]  # which asks for the outputs, unless there is nothing to ask
-                if self._recomputes:
-                    self._graphs[i] = self._engine(self._inputs[i], moving=False), 0.0
-                elif i not in self._graphs:
-                    self._forward(i)
-                outputs, extra = self._graphs.pop(i)
-                # The value of this product means nothing; its gradient at the outputs is ``grads``.
-                self._backward((outputs * grads).sum() + extra)
+                self._backward_from(i, output_grads[i])  # which asks for the outputs, unless there is nothing to ask
             self._step()
         self._inputs = []
 
@@ -162,6 +155,15 @@ class ZeroEngine(DeepSpeedBacked):
         else:
             self._graphs[i] = self._engine(self._inputs[i], moving=i == 0, regularizer=self._regularizer)
         return self._graphs[i][0].detach()
+
+    def _backward_from(self, i: int, grads: Tensor) -> None:
+        if self._recomputes:
+            self._graphs[i] = self._engine(self._inputs[i], moving=False), 0.0
+        elif i not in self._graphs:
+            self._forward(i)
+        outputs, extra = self._graphs.pop(i)
+        # The value of this product means nothing; its gradient at the outputs is ``grads``.
+        self._backward((outputs * grads).sum() + extra)
 
     def _input_grads(self, inputs: MicroBatch, loss: LossFunction) -> Tensor:
         """Use the bare network with frozen parameters: the engine's hooks would count this as a backward pass."""

@@ -89,11 +89,21 @@ def join(stretches: Sequence[Stretch]) -> Stretch:
     return Stretch(live, arrived, uses)
 
 
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
+
+def _copied(tensor: Tensor | None) -> int:
+    """Bytes of the copy that a convolution makes of a tensor unless it lies in one of two orders."""
+    if tensor is None or tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
+        return 0
+    return tensor.numel() * tensor.element_size()
+
+
 class Census(TorchDispatchMode):
     """Counts the storages that operations inside the block make, as long as anything refers to them.
 
     What was made before the block does not count. Of an operation the results count, and not what a kernel holds while
-    it computes them.
+    it computes them, but for copies of tensors that a convolution needs in another order.
     """
 
     def __init__(self) -> None:
@@ -105,10 +115,14 @@ class Census(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, and take note of what is new."""
+        copies = sum(map(_copied, args[:3])) if func in _CONVOLUTIONS else 0
         results = func(*args, **(kwargs or {}))
         for result in tree_leaves(results):
             if isinstance(result, Tensor):
                 self._observe(result.untyped_storage())
+        if copies:
+            self._moments.append((self._held + copies, self._arrived))
+            self._note()
         return results
 
     @property

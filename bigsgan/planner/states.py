@@ -18,6 +18,8 @@ from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.planner.gathering import Limits
 
 FLOAT = 4
+_NORM = 8
+"""Bytes of an element of the copy whose norm is taken, one gradient at a time (zero/utils.py: get_norm_dtype)."""
 _STAGE0_BUCKET = 500_000_000
 """Elements that are all-reduced together at stage 0 (engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 
@@ -174,6 +176,7 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
     kept = shared * FLOAT if adds_up > weight else touched * weight  # what stays of a reduced gradient
     sent = min(bucket, whole) * weight  # a copy of the bucket, or of what is in it, goes on the wire
     stepping = kept + (0 if adds_up > weight else shared * (weight + (FLOAT if weight < FLOAT else 0)))
+    stepping = max(stepping, kept + min(sizes.largest, shared) * _NORM)
     if stage == 1:
         buffer = bucket * weight
         reducing = whole * weight + max(sent, kept) + (buffer if is_pipeline else 0)
@@ -238,6 +241,7 @@ def _stage3(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: in
     if file.offload_optimizer == "none" or not file.uses_nvme:
         where["masters"] = shared * FLOAT
         where["optimizer"] = shared * FLOAT * _num_moments(plan, network)
+    stepping = max(stepping, -(-sizes.largest // sizes.num_replicas) * _NORM)
     if file.offload_optimizer != "none":
         host["gradients"] += shared * FLOAT
         stepping = 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 from deepspeed.comm import comm as deepspeed_comm
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -21,40 +22,83 @@ GRACE_SECONDS = 0.005
 def peaks(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[str, int]:
     """Most bytes that this rank's tensors hold in the last of some updates and while it makes samples from the average.
 
-    Beside the run's own, nothing counts: neither what an earlier run left nor the libraries.
+    Beside the run's own, nothing counts: neither what an earlier run left nor the libraries, nor real images for the
+    grid, which stay in the host's memory. ``scratch`` is by how much the update's peak would be higher with what
+    convolutions and collectives hold on a CPU while they compute.
     """
     gc.collect()
-    with _giving_back(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with (
+        _giving_back(),
+        mock.patch("bigsgan.train.readable_images", lambda *_: torch.empty(0)),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
         with record_function("#build"):
             run = scenarios.build(overrides, ds)
+        inputs = run.source.phase("standing", (0,), run.step._slices["generator"]["generator"])[0]
         for update in range(num_updates):
             with record_function(f"#update{update}"):
                 scenarios.update(run, 1)
         with record_function("#samples"), run.average.swapped():
-            run.step.generator.infer_everywhere(run.standing[0])
-    found = _by_mark(profiler)
+            run.step.generator.infer_everywhere(inputs)
     scenarios.destroy(run)
-    before = found["#build"][0]
-    return {"update": found[f"#update{num_updates - 1}"][1] - before, "samples": found["#samples"][1] - before}
+    allocations, marks = _read(profiler)
+    last = f"#update{num_updates - 1}"
+    exact, all_of_it = (_peaks(allocations, marks, counted) for counted in (_is_result, lambda _: True))
+    return {
+        "update": exact[last] - exact["#build"],
+        "samples": exact["#samples"] - exact["#build"],
+        "scratch": all_of_it[last] - all_of_it["#build"] - (exact[last] - exact["#build"]),
+    }
 
 
-def _by_mark(profiler: profile) -> dict[str, tuple[int, int]]:
-    """Bytes before each mark, and the most inside of it."""
-    marks, totals = [], []
-    events = list(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+class _Allocation(NamedTuple):
+    """Bytes that are given out at a time, or given back if they are negative, and by which operations."""
+
+    time: int
+    place: int
+    size: int
+    inside: tuple[str, ...]
+
+
+def _read(profiler: profile) -> tuple[list[_Allocation], dict[str, tuple[int, int]]]:
+    """What was given out, in order of time, and beginnings and ends of the marks."""
+    allocations, marks = [], {}
+    events = [(event, ()) for event in profiler.profiler.kineto_results.experimental_event_tree()]  # type: ignore[union-attr]
     while events:
-        event = events.pop()
-        events += event.children
+        event, inside = events.pop()
+        events += [(child, (*inside, event.name)) for child in event.children]
         if event.name == "[memory]":
             fields = event.extra_fields
-            totals.append((event.start_time_ns, fields.total_allocated, fields.alloc_size))
+            allocations.append(_Allocation(event.start_time_ns, fields.ptr, fields.alloc_size, inside))
         elif event.name.startswith("#"):
-            marks.append((event.name, event.start_time_ns, event.end_time_ns))
-    totals.sort()
-    found = {}
-    for name, start, end in marks:
-        inside = [(total, size) for at, total, size in totals if start <= at <= end]
-        found[name] = inside[0][0] - inside[0][1], max(total for total, _ in inside)
+            marks[event.name] = event.start_time_ns, event.end_time_ns
+    return sorted(allocations, key=lambda allocation: allocation.time), marks
+
+
+def _is_result(allocation: _Allocation) -> bool:
+    """Whether an operation's result is put there, and not what oneDNN's convolutions or gloo's collectives need."""
+    inside = allocation.inside
+    asked = inside[-1:] in (("aten::mkldnn_convolution",), ("aten::convolution_backward",))
+    return not asked and not any(name.startswith("c10d::") for name in inside)
+
+
+def _peaks(
+    allocations: Iterable[_Allocation], marks: dict[str, tuple[int, int]], counted: Callable[[_Allocation], bool]
+) -> dict[str, int]:
+    """The most that is held inside each mark; of ``#build`` what was held before."""
+    live: dict[int, int] = {}
+    held, found = 0, dict.fromkeys(marks, 0)
+    for allocation in allocations:
+        if allocation.size < 0:
+            held -= live.pop(allocation.place, 0)
+        elif counted(allocation):
+            live[allocation.place] = allocation.size
+            held += allocation.size
+        for name, (start, end) in marks.items():
+            if name == "#build":
+                found[name] = held if allocation.time < start else found[name]
+            elif start <= allocation.time <= end:
+                found[name] = max(found[name], held)
     return found
 
 

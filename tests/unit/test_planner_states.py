@@ -64,8 +64,9 @@ def test_a_rank_keeps_the_gradients_of_parameters_that_reach_into_its_part(tmp_p
     found = states(tmp_path, 2, 4, **BF16)
     sent = NUM * 2  # a copy of the bucket, which holds all of them
     assert found.gradients.ending == NUM * 2 + sent
-    stepping = 20_000 * 2 + 10_000 * (2 + 4)  # what was kept, flattened, in float32
-    assert found.gradients.updating == stepping
+    norm = 20_000 * 2 + 10_000 * 8  # what was kept, and a part of it in float64
+    assert found.gradients.updating == norm
+    assert states(tmp_path, 2, 1, [1_000] * 40, **BF16).gradients.updating == NUM * (2 + 2 + 4)  # flat, in float32
 
 
 def test_several_micro_batches_add_up(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -101,3 +104,16 @@ def test_given_micro_batches():
     assert batches[1:] == items[1:]
     with pytest.raises(IndexError):
         batches[3]
+
+
+def test_what_is_kept_goes_with_the_sequence():
+    """At once, not when the garbage collector comes: these are an update's images."""
+    gc.disable()
+    try:
+        items = Kept(1, lambda i: torch.zeros(3))
+        image = weakref.ref(items[0])
+        assert image() is not None
+        del items
+        assert image() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,74 @@
+"""What the planner predicts against what ranks hold, layout by layout."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigsgan.config import NETWORKS
+from bigsgan.planner.activations import Traces
+from bigsgan.planner.memory import predict
+from tests.distributed import allocations
+from tests.tiny import tiny_plan, zero
+
+NUM_UPDATES = 5
+"""After which stage 3 gathers in the same order again, and the last of which has every lazy penalty."""
+
+COMMON = [
+    *(f"optimizer.{network}={{kind: adam, lr: 2e-4}}" for network in NETWORKS),
+    "data={kind: synthetic, resolution: 32, image_channels: 3, num_classes: 10, num_images: 64}",
+]
+BIGGAN = [*COMMON, "generator.channels=16", "discriminator.channels=16", "batch=32"]
+STYLEGAN2 = [
+    *COMMON,
+    "generator={family: stylegan2, channel_base: 2048, channel_max: 96, w_size: 96, latent_size: 96}",
+    "discriminator={family: stylegan2, channel_base: 2048, channel_max: 96, mbstd_group: 4}",
+    "objective={loss: non_saturating, path_length: {weight: 2, every: 2}, r1: {weight: 1, every: 2}}",
+    "batch=32",
+]
+PERCEPTRONS = [  # convolutions in bf16 need more for themselves on a CPU than for their results
+    *COMMON,
+    "generator={family: mlp, latent_size: 64, width: 512, depth: 3}",
+    "discriminator={family: mlp, width: 512, depth: 3}",
+    "batch=256",
+]
+RECOMPUTING = ["accumulation=2", *(f"engines.{network}.activation_checkpointing=true" for network in NETWORKS)]
+STAGES = [
+    "accumulation=4",
+    *(f"engines.{n}.{value}" for n in NETWORKS for value in ("pipeline_stages=2", "partition=parameters")),
+]
+BF16 = {"bf16": {"enabled": True}}
+
+LAYOUTS = {
+    "BigGAN, ZeRO 0": (BIGGAN, zero(0)),
+    "BigGAN, ZeRO 1": (BIGGAN, zero(1)),
+    "BigGAN, ZeRO 2": (BIGGAN, zero(2)),
+    "BigGAN, ZeRO 3": (BIGGAN, zero(3)),
+    "BigGAN, ZeRO 1, accumulating and recomputing": (BIGGAN + RECOMPUTING, zero(1)),
+    "BigGAN, ZeRO 3, accumulating and recomputing": (BIGGAN + RECOMPUTING, zero(3)),
+    "BigGAN, ZeRO 1, exact R1": ([*BIGGAN, "objective.r1={weight: 1, every: 2}"], zero(1)),
+    "BigGAN, 2 stages": (BIGGAN + STAGES, zero(1)),
+    "BigGAN, 2 stages, recomputing": ([*BIGGAN, *STAGES, "pipeline.generator_phase=recompute"], zero(0)),
+    "StyleGAN2, ZeRO 2, R1 and path length": (STYLEGAN2, zero(2)),
+    "perceptrons, ZeRO 0 in bf16": (PERCEPTRONS, zero(0, **BF16)),
+    "perceptrons, ZeRO 1 in bf16": (PERCEPTRONS, zero(1, **BF16)),
+    "perceptrons, ZeRO 2 in bf16": (PERCEPTRONS, zero(2, **BF16)),
+    "perceptrons, ZeRO 3 in bf16": (PERCEPTRONS, zero(3, **BF16)),
+}
+IN_CI = ("BigGAN, ZeRO 3", "BigGAN, 2 stages", "StyleGAN2, ZeRO 2, R1 and path length", "perceptrons, ZeRO 2 in bf16")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in IN_CI else pytest.mark.nightly) for name in LAYOUTS]
+)
+def test_the_peak_is_predicted(ranks, tmp_path, name):
+    overrides, content = LAYOUTS[name]
+    ds = dict.fromkeys(NETWORKS, content)
+    by_rank = ranks(2).run(allocations.peaks, overrides, ds, NUM_UPDATES)
+    measured = max(found["update"] for found in by_rank)
+    prediction = predict(tiny_plan(tmp_path, 2, overrides, ds), Traces())
+    update = prediction.stays + max(p.total for p in [*prediction.update.values(), *prediction.penalised.values()])
+    scratch = max(found["scratch"] for found in by_rank)
+    print(f"| {name} | {update / 1e6:.1f} | {measured / 1e6:.1f} | {update / measured:.3f} | {scratch / 1e6:.1f} |")
+    assert update == pytest.approx(measured, rel=0.1)
+    samples = prediction.stays + prediction.samples.total
+    assert samples == pytest.approx(max(found["samples"] for found in by_rank), rel=0.12)
