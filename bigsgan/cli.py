@@ -94,7 +94,7 @@ def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | No
         if gib is not None and not 0 < gib < _MOST_GIB:
             raise UserError(flag, gib, "is no size of a memory", "give GiB, such as 80")
     host = options.host_memory
-    return int(options.gpu_memory * 2**30), None if host is None else int(host * 2**30)
+    return math.ceil(options.gpu_memory * 2**30), None if host is None else math.ceil(host * 2**30)
 
 
 def sample(options: argparse.Namespace) -> int:

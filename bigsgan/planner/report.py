@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import Any
 
@@ -39,14 +40,17 @@ def parts(prediction: Prediction) -> dict[str, int]:
 
 
 def table(survey: Survey, resources: Resources) -> str:
-    """All layouts, in GiB of the fullest rank; what a line leaves out is 0."""
+    """All layouts, in GiB or MiB of the fullest rank; what a line leaves out is 0."""
     layouts = [*([survey.own] if survey.own else []), *survey.layouts]
-    rows = [["memory of the fullest rank, GiB", "micro-batches", *_COLUMNS, "host of a node", ""]]
+    is_small = max((layout.prediction.peak for layout in layouts), default=0) < GIB
+    unit, name = (2**20, "MiB") if is_small else (GIB, "GiB")
+    rows = [[f"memory of the fullest rank, {name}", "micro-batches", *_COLUMNS, "host of a node", ""]]
     for layout in layouts:
-        sizes = [f"{size / GIB:.2f}" if size else "" for size in parts(layout.prediction).values()]
+        sizes = [f"{size / unit:.2f}" if size else "" for size in parts(layout.prediction).values()]
         host = resources.on_node(layout.prediction)
         shape = f"{layout.accumulation} x {layout.micro_batch}"
-        rows.append([_label(layout), shape, *sizes, f"{host / GIB:.1f}" if host else "", "fits" if layout.fits else ""])
+        on_host = f"{host / unit:.1f}" if host else ""
+        rows.append([_label(layout), shape, *sizes, on_host, "fits" if layout.fits else ""])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for first, *rest in rows:
@@ -77,16 +81,23 @@ def check(survey: Survey, resources: Resources) -> None:
     memory = resources.gpu_memory / GIB
     closest = survey.closest
     if closest is None:
-        reasons = "; ".join(survey.refused.values())
+        reasons = "; ".join(dict.fromkeys(survey.refused.values()))
         raise UserError("--gpus", resources.gpus, f"leaves no layout for this recipe ({reasons})", "change the recipe")
     needed = closest.prediction.peak / USABLE / GIB
-    problem = f"GiB hold none of the layouts; the closest, {_label(closest)}, needs {needed:.1f} GiB"
-    remedy = f"give --gpu-memory {needed:.0f}, more --gpus, or a smaller network"
+    problem = f"GiB hold none of the layouts; the closest, {_label(closest)}, needs {_rounded_up(needed)} GiB"
+    remedy = f"give --gpu-memory {_rounded_up(needed)}, more --gpus, or a smaller network"
     if needed <= memory:
         host = resources.on_node(closest.prediction) / USABLE / GIB
-        field, problem = "--host-memory", f"GiB are too few for {_label(closest)}, which needs {host:.1f} on each node"
-        raise UserError(field, round((resources.host_memory or 0) / GIB, 1), problem, "give more, or use more nodes")
-    raise UserError("--gpu-memory", round(memory, 1), problem, remedy)
+        given = float(f"{(resources.host_memory or 0) / GIB:.3g}")
+        problem = f"GiB are too few for {_label(closest)}, which needs {_rounded_up(host)} on each node"
+        raise UserError("--host-memory", given, problem, "give more, or use more nodes")
+    raise UserError("--gpu-memory", float(f"{memory:.3g}"), problem, remedy)
+
+
+def _rounded_up(gib: float) -> str:
+    """With three digits."""
+    step = 10.0 ** (math.floor(math.log10(gib)) - 2)
+    return f"{math.ceil(gib / step) * step:.4g}"
 
 
 def as_json(survey: Survey, resources: Resources) -> dict[str, Any]:

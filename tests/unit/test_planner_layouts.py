@@ -109,7 +109,7 @@ def test_a_command_that_finds_nothing_ends_with_one_line(capsys):
     printed, message = capsys.readouterr()
     assert "fits" not in printed.splitlines()[1]
     (line,) = message.splitlines()
-    assert line.startswith("bigsgan: --gpu-memory: 0.0 GiB hold none of the layouts; the closest, ")
+    assert line.startswith("bigsgan: --gpu-memory: 1e-06 GiB hold none of the layouts; the closest, ")
 
 
 def test_offloading_asks_for_memory_of_the_nodes():
