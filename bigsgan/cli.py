@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bigsgan import launched
+from bigsgan.bench import options as bench
 from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.metrics import KINDS as METRIC_KINDS
@@ -251,6 +252,8 @@ def _parser() -> _Parser:
     command.add_argument("--out", required=True, help="run directory to make")
     command.set_defaults(run=import_)
 
+    text = "measure what a recipe costs, and where the time and the messages of an update go"
+    bench.add_commands(commands.add_parser("bench", help=text), _add_recipe)
     _add_data(commands.add_parser("data", help="make data sets for training to read"))
     return parser
 

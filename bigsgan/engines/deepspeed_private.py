@@ -6,13 +6,17 @@ are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attr
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any, NamedTuple
 
+import deepspeed.comm.comm
+import deepspeed.utils.groups
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -318,3 +322,32 @@ def reduce_pipeline_gradients(engine: PipelineEngine) -> None:
 def step_pipeline(engine: PipelineEngine) -> None:
     """Update the parameters: the schedule's OptimizerStep (pipe/engine.py)."""
     engine._exec_optimizer_step()
+
+
+def process_groups() -> set[Any]:
+    """Return the process groups that there are."""
+    return set(dist.distributed_c10d._world.pg_map)
+
+
+def release_process_groups(keep: set[Any]) -> None:
+    """End process groups, of engines that were destroyed, but for ``keep`` and those that DeepSpeed goes on using.
+
+    Each of gloo's has three threads that look for work 100 times a second.
+    """
+    cached = (vars(deepspeed.utils.groups), vars(deepspeed.comm.comm))
+    keep = keep | {value for names in cached for value in names.values() if isinstance(value, dist.ProcessGroup)}
+    for group in process_groups() - keep:
+        dist.destroy_process_group(group)
+    gc.collect()  # their threads end with the last reference
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Undo after the block what engines that were built and destroyed in it leave behind in the process.
+
+    That is their process groups, and stage 3's own ``torch.nn.functional.linear``, which every later network would use.
+    """
+    keep, linear = process_groups(), torch.nn.functional.linear
+    yield
+    torch.nn.functional.linear = linear
+    release_process_groups(keep)

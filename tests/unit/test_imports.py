@@ -36,6 +36,7 @@ LEVELS: list[set[str]] = [
         "bigsgan.loading",
         "bigsgan.plan",
     },
+    {"bigsgan.bench"},
     {"bigsgan", "bigsgan.cli"},
 ]
 MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.comm")

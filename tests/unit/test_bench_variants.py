@@ -1,0 +1,69 @@
+"""What `bigsgan bench train` compares, and what it refuses before torch is imported."""
+
+import pytest
+
+from bigsgan.bench.variants import VARIANTS, chosen_variants, plan_variants
+from bigsgan.cli import main
+from bigsgan.errors import UserError
+from tests.tiny import tiny_recipe
+
+
+def planned(tmp_path, world_size, *overrides):
+    found = plan_variants(tiny_recipe(tmp_path, *overrides), list(VARIANTS.values()), world_size)
+    return {each.variant.name: each for each in found}
+
+
+def test_each_variant_changes_one_thing(tmp_path):
+    plans = {name: each.plan for name, each in planned(tmp_path, 2).items()}
+    assert all(plans.values())
+    plain = plans["zero0"].recipe
+    for name, plan in plans.items():
+        recipe, files = plan.recipe, plan.deepspeed_files.values()
+        expected = {
+            "mixed_precision": (0, "bf16", "none"),
+            "zero1": (1, "fp32", "none"),
+            "zero2": (2, "fp32", "none"),
+            "zero3": (3, "fp32", "none"),
+            "offload": (2, "bf16", "cpu"),
+        }.get(name, (0, "fp32", "none"))
+        assert {(file.stage, file.precision, file.offload_optimizer) for file in files} == {expected}
+        assert recipe.batch == (32 if name == "accumulation" else 8)
+        assert recipe.accumulation == (4 if name == "accumulation" else 1)
+        assert recipe.optimizer.discriminator.clip_norm == (2 if name == "clipping" else None)
+        assert recipe.engines.generator.pipeline_stages == (2 if name == "pipeline" else 1)
+        assert (recipe.generator, recipe.data, recipe.seed) == (plain.generator, plain.data, plain.seed)
+        assert plan.world_size == (1 if name == "baseline" else 2)
+
+
+def test_a_recipes_own_layout_is_not_compared(tmp_path):
+    overrides = ["engines.generator.ds_config=ds_configs/zero3.json", "engines.generator.pipeline_stages=1"]
+    found = planned(tmp_path, 1, *overrides)
+    assert found["zero0"].plan.deepspeed_files["generator"].stage == 0
+
+
+def test_what_cannot_run_keeps_the_reason(tmp_path):
+    found = planned(tmp_path, 1)
+    assert [name for name, each in found.items() if each.plan is None] == ["pipeline"]
+    assert found["pipeline"].reason.startswith("engines.generator.pipeline_stages: 2 times data-parallel ranks")
+    found = planned(tmp_path, 3)
+    assert {name for name, each in found.items() if each.plan is not None} == {"baseline"}  # 8 images, 3 ranks
+    assert "does not divide into 1 micro-batches on 3 ranks" in found["data_parallel"].reason
+    with pytest.raises(UserError, match=r"^--variants: 'zero1,zero2' cannot run here: batch: 8 does not divide"):
+        plan_variants(tiny_recipe(tmp_path), chosen_variants("zero1,zero2"), 3)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--variants", "zero1,zero7"], "--variants: 'zero7' is no variant; choose from baseline, data_parallel"),
+        (["--variants", "zero1,zero1"], "--variants: 'zero1' stands there twice"),
+        (["--rounds", "0"], "--rounds: '0' is no number of them; give 1 to"),
+        (["--steps", "few"], "--steps: 'few' is no number of them"),
+        (["--plot", "/no/such/directory/plot.png"], "--plot: '/no/such/directory/plot.png' lies in a directory"),
+        (["bathc=3"], "bathc: 3 is given for a key that does not exist; did you mean batch?"),
+        (["--wide"], "--wide: is no option of `bigsgan bench train`"),
+    ],
+)
+def test_bad_input(arguments, message, capsys):
+    assert main(["bench", "train", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"bigsgan: {message}")
