@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,11 +33,15 @@ def describe_networks(plan: RunPlan) -> str:
     for network in NETWORKS:
         numel, flops[network] = count_network(plan, network)
         lines.append(f"{network:14}{numel:>15,}{flops[network] / 1e9:>26.3f}")
+    lines.append(f"{'an update':14}{'':15}{update_flops(plan, flops) / 1e9:>26.3f}  without penalties")
+    return "\n".join(lines)
+
+
+def update_flops(plan: RunPlan, flops: Mapping[str, int]) -> int:
+    """Operations of an update for each image of its batch, without penalties, from each network's forward pass."""
     d_steps = plan.recipe.objective.d_steps
     judged = 4 if plan.recipe.objective.loss == "relativistic" else 2  # reals too, forward and backward
-    update = (d_steps + 3) * flops["generator"] + (6 * d_steps + judged) * flops["discriminator"]
-    lines.append(f"{'an update':14}{'':15}{update / 1e9:>26.3f}  without penalties")
-    return "\n".join(lines)
+    return (d_steps + 3) * flops["generator"] + (6 * d_steps + judged) * flops["discriminator"]
 
 
 def count_network(plan: RunPlan, network: str) -> tuple[int, int]:

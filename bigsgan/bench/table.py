@@ -40,7 +40,7 @@ class Table:
     def markdown(self) -> str:
         """The same as a Markdown table."""
         lines = [self.headings, ["---", *["---:"] * (len(self.headings) - 1)], *self.rows]
-        return "\n".join([self.title, "", *(f"| {' | '.join(line)} |" for line in lines), "", *self.notes])
+        return "\n".join([self.title, "", *(f"| {' | '.join(line)} |" for line in lines), "", *(f"- {note}" for note in self.notes)])
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -34,7 +34,7 @@ _HEADINGS = (
 _MEANING = (
     "the first updates of a round warm up, the others are timed",
     "time per image: over the first variant's, median of the rounds; control: the first variant a second time",
-    "device MiB, host MiB: peak of a rank; added: beyond what the process held before the variant was built",
+    "device MiB, host MiB: peak of a rank in the last round; added: beyond what the process held before it was built",
     "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images; disk wait: for disks",
     "losses: mean of the timed updates of the last round; differs: relative difference of the first update's loss",
 )
@@ -164,7 +164,8 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
     last = _losses(result, "losses", -1)
     total = sum(visit.seconds for visit in visits)
     disk = [visit.disk_seconds for visit in visits]
-    devices = [visit.device_peak for visit in visits if visit.device_peak is not None]
+    settled = result.rounds[-1]  # the first round holds what is loaded once in a process
+    devices = [visit.device_peak for visit in settled if visit.device_peak is not None]
     middle = statistics.median(seconds)
     return {
         **about_it,
@@ -175,8 +176,8 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
         "epoch_seconds": middle * num_images,
         "time_ratio": _quartiles([a / b for a, b in zip(seconds, first.image_seconds, strict=True)]),
         "device_peak_bytes": max(devices, default=None),
-        "host_peak_bytes": max(visit.host_peak for visit in visits),
-        "host_added_bytes": max(visit.host_peak - visit.host_before for visit in visits),
+        "host_peak_bytes": max(visit.host_peak for visit in settled),
+        "host_added_bytes": max(visit.host_peak - visit.host_before for visit in settled),
         "busy_share": statistics.fmean(visit.busy for visit in visits),
         "data_wait_share": sum(visit.data_seconds for visit in visits) / total,
         "disk_wait_share": None if None in disk else sum(seconds or 0.0 for seconds in disk) / total,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any, NamedTuple
@@ -351,3 +351,23 @@ def leaving_nothing() -> Iterator[None]:
     yield
     torch.nn.functional.linear = linear
     release_process_groups(keep)
+
+
+_COLLECTIVES = (
+    "all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "all_gather", "all_gather_into_tensor",
+    "all_gather_coalesced", "all_gather_object", "allgather_fn", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatter_fn", "all_to_all_single", "barrier",
+)  # fmt: skip
+
+
+@contextmanager
+def wrapped_collectives(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace collectives inside the block: torch's, and DeepSpeed's, which keeps some of torch's (comm/torch.py)."""
+    found = [(o, n, getattr(o, n)) for o in (dist, deepspeed.comm) for n in _COLLECTIVES if hasattr(o, n)]
+    for owner, name, function in found:
+        setattr(owner, name, wrap(function))
+    try:
+        yield
+    finally:
+        for owner, name, function in found:
+            setattr(owner, name, function)

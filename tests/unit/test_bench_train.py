@@ -75,7 +75,7 @@ def test_the_time_with_a_kernel_is_the_union_of_the_kernels():
 def test_tables():
     table = Table("a title", ("variant", "s"), [["zero0", "1.5"], ["b", "12"]], ["a note"])
     assert shown(table, as_markdown=True).splitlines() == [
-        "a title", "", "| variant | s |", "| --- | ---: |", "| zero0 | 1.5 |", "| b | 12 |", "", "a note",
+        "a title", "", "| variant | s |", "| --- | ---: |", "| zero0 | 1.5 |", "| b | 12 |", "", "- a note",
     ]  # fmt: skip
     assert shown(table, as_markdown=False).splitlines()[2:5] == ["variant    s", "zero0    1.5", "b         12"]
     assert [number(value) for value in (0.01234, 1234.5, 12.34, None)] == ["0.0123", "1234", "12.3", "-"]

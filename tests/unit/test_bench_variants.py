@@ -4,6 +4,7 @@ import pytest
 
 from bigsgan.bench.variants import VARIANTS, chosen_variants, plan_variants
 from bigsgan.cli import main
+from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
 
@@ -52,18 +53,42 @@ def test_what_cannot_run_keeps_the_reason(tmp_path):
         plan_variants(tiny_recipe(tmp_path), chosen_variants("zero1,zero2"), 3)
 
 
+TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
+
+
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, environment, message",
     [
-        (["--variants", "zero1,zero7"], "--variants: 'zero7' is no variant; choose from baseline, data_parallel"),
-        (["--variants", "zero1,zero1"], "--variants: 'zero1' stands there twice"),
-        (["--rounds", "0"], "--rounds: '0' is no number of them; give 1 to"),
-        (["--steps", "few"], "--steps: 'few' is no number of them"),
-        (["--plot", "/no/such/directory/plot.png"], "--plot: '/no/such/directory/plot.png' lies in a directory"),
-        (["bathc=3"], "bathc: 3 is given for a key that does not exist; did you mean batch?"),
-        (["--wide"], "--wide: is no option of `bigsgan bench train`"),
+        ("train --variants zero1,zero7", {}, "--variants: 'zero7' is no variant; choose from baseline, data_parallel"),
+        ("train --variants zero1,zero1", {}, "--variants: 'zero1' stands there twice"),
+        ("train --rounds 0", {}, "--rounds: '0' is no number of them; give 1 to"),
+        ("train --steps few", {}, "--steps: 'few' is no number of them"),
+        ("train --plot /no/such/plot.png", {}, "--plot: '/no/such/plot.png' lies in a directory that does not exist"),
+        ("train --json --markdown", {}, "--markdown: not allowed with argument --json"),
+        ("train bathc=3", {}, "bathc: 3 is given for a key that does not exist; did you mean batch?"),
+        ("train --wide", {}, "--wide: is no option of `bigsgan bench train`"),
+        ("profile", {}, "--out: is missing"),
+        ("profile --out README.md", {}, "--out: 'README.md' is no directory"),
+        (
+            "profile --out x engines.generator.pipeline_stages=2",
+            TWO_RANKS,
+            "engines.generator.pipeline_stages: 2 has phases that overlap",
+        ),
+        ("comm", {}, "WORLD_SIZE: 1 rank has nobody to talk to; start with deepspeed or torchrun"),
+        ("comm --variants baseline", TWO_RANKS, "--variants: 'baseline' has no ZeRO stage to compare with"),
+        ("comm", TWO_RANKS, "MASTER_ADDR: is not set in the environment and RANK is"),
+        ("generate", TWO_RANKS, "WORLD_SIZE: 2 ranks, of which one alone has work"),
+        ("generate --batches 1,0", {}, "--batches: '0' is no number of them"),
+        ("generate --precisions fp8", {}, "--precisions: 'fp8' is none of the choices; choose from fp32, bf16, fp16"),
+        ("generate --run nowhere batch=3", {}, "argument: 'batch=3' is for recipes"),
+        ("generate --run nowhere", {}, "--run: 'nowhere' is no run directory"),
     ],
 )
-def test_bad_input(arguments, message, capsys):
-    assert main(["bench", "train", *arguments]) == 2
+def test_bad_input(arguments, environment, message, capsys, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["bench", *arguments.split()]) == 2
     assert capsys.readouterr().err.startswith(f"bigsgan: {message}")
