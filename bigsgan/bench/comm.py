@@ -211,10 +211,12 @@ def _show(planned: Sequence[Planned], found: Sequence[dict[str, Any]], options: 
     notes = [f"{each['variant']}: cannot run here: {each['reason']}" for each in found if "reason" in each]
     notes += [
         "bytes: of the whole tensors; sent: by rank 0, by ring algorithms; least: of that ZeRO stage",
+        "less than the least: at ZeRO 3 parameters below stage3_param_persistence_threshold stay whole on each rank",
         *describe(facts),
     ]
     headings = ("variant", "phase", "collective", "calls", "bytes", "sent", "least", "sent / least")
-    print(shown(Table(f"collectives of one update: {label(recipe)}", headings, rows, notes), options.markdown))
+    table = Table(f"collectives of one update: {label(recipe)}", headings, rows, notes, num_texts=3)
+    print(shown(table, options.markdown))
 
 
 def _rows(each: dict[str, Any]) -> list[list[str]]:

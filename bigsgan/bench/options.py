@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 from bigsgan import launched
 from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
@@ -84,7 +83,8 @@ def bench_train(options: argparse.Namespace) -> int:
     if plot is not None:
         refuse_output(plot, "--plot")
     launched.check_launcher()
-    module = _module("train")
+    with _logs_aside():
+        module = importlib.import_module("bigsgan.bench.train")
     settings = module.Settings(options.rounds, options.warmup, options.steps)
     return int(module.main(recipe, planned, module.Options(settings, options.json, options.markdown, plot)))
 
@@ -98,7 +98,8 @@ def bench_profile(options: argparse.Namespace) -> int:
         raise UserError("--out", options.out, "is no directory", "give the path of one")
     _check_stages(plan)
     launched.check_launcher()
-    module = _module("profile")
+    with _logs_aside():
+        module = importlib.import_module("bigsgan.bench.profile")
     asked = module.Options(out, options.warmup, options.steps, options.json, options.markdown)
     return int(module.main(plan, asked))
 
@@ -123,7 +124,8 @@ def bench_comm(options: argparse.Namespace) -> int:
                 raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "leave it out")
         planned = plan_variants(recipe, variants, num_ranks, path.resolve().parent)
     launched.check_launcher()
-    module = _module("comm")
+    with _logs_aside():
+        module = importlib.import_module("bigsgan.bench.comm")
     return int(module.main(planned, module.Options(options.json, options.markdown)))
 
 
@@ -135,7 +137,8 @@ def bench_generate(options: argparse.Namespace) -> int:
     if run is not None and options.overrides:
         raise UserError("argument", options.overrides[0], "is for recipes", "leave it out, or --run")
     recipe = load_recipe(Path(options.config), options.overrides) if run is None else None
-    module = _module("generate")
+    with _logs_aside():
+        module = importlib.import_module("bigsgan.bench.generate")
     asked = module.Options(
         run=run,
         batches=options.batches,
@@ -158,15 +161,9 @@ def _check_stages(plan: RunPlan) -> None:
             raise UserError(f"engines.{network}.pipeline_stages", stages, "has phases that overlap", remedy)
 
 
-def _module(name: str) -> ModuleType:
-    """Import a command's module, which takes torch and deepspeed along."""
-    with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed then logs to: results alone go to standard output
-        return {
-            "train": lambda: importlib.import_module("bigsgan.bench.train"),
-            "profile": lambda: importlib.import_module("bigsgan.bench.profile"),
-            "comm": lambda: importlib.import_module("bigsgan.bench.comm"),
-            "generate": lambda: importlib.import_module("bigsgan.bench.generate"),
-        }[name]()
+def _logs_aside() -> contextlib.AbstractContextManager[object]:
+    """While a command's module is imported: DeepSpeed logs to what is standard output then, which is for results."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def _begin(options: argparse.Namespace) -> Path:

@@ -14,23 +14,25 @@ class Table:
 
     Attributes:
         title: What is measured.
-        headings: Of the columns; the first holds names, the others numbers.
+        headings: Of the columns.
         rows: Of cells.
         notes: Lines below the table.
+        num_texts: Columns that hold texts; those behind them hold numbers.
     """
 
     title: str
     headings: Sequence[str]
     rows: list[list[str]]
     notes: list[str] = field(default_factory=list)
+    num_texts: int = 1
 
     def terminal(self) -> str:
-        """Columns of equal width, the first to the left and the others to the right."""
+        """Columns of equal width, texts to the left and numbers to the right."""
         lines = [list(self.headings), *self.rows]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.headings))]
         text = [
             "  ".join(
-                cell.rjust(width) if i else cell.ljust(width)
+                cell.ljust(width) if i < self.num_texts else cell.rjust(width)
                 for i, (cell, width) in enumerate(zip(line, widths, strict=True))
             )
             for line in lines
@@ -39,8 +41,11 @@ class Table:
 
     def markdown(self) -> str:
         """The same as a Markdown table."""
-        lines = [self.headings, ["---", *["---:"] * (len(self.headings) - 1)], *self.rows]
-        return "\n".join([self.title, "", *(f"| {' | '.join(line)} |" for line in lines), "", *(f"- {note}" for note in self.notes)])
+        numbers = len(self.headings) - self.num_texts
+        lines = [self.headings, ["---"] * self.num_texts + ["---:"] * numbers, *self.rows]
+        return "\n".join(
+            [self.title, "", *(f"| {' | '.join(line)} |" for line in lines), "", *(f"- {note}" for note in self.notes)]
+        )
 
 
 def number(value: float | None, digits: int = 3) -> str:

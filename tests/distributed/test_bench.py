@@ -1,6 +1,9 @@
 """`bigsgan bench` on ranks: who measures when, that variants play the same game, and that nothing of one is left."""
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +19,7 @@ from bigsgan.bench.measure import Settings, take_turns
 from bigsgan.bench.phases import PHASES
 from bigsgan.bench.variants import VARIANTS, Planned, plan_variants
 from bigsgan.engines.deepspeed_private import process_groups
+from tests.distributed.launching import TIMEOUT, needs_two_devices
 from tests.tiny import tiny_plan, tiny_recipe, zero
 
 SAME = 1e-5
@@ -176,3 +180,21 @@ def test_a_profile_names_the_phases(ranks, stage):
     assert not [each for each in found["operations"] if each["name"].startswith("bigsgan: ")]
     assert 0 < found["achieved_share"] < 1
     assert found["flops_per_second"] == pytest.approx(found["flops"] / found["update_seconds"])
+
+
+@pytest.mark.slow
+@needs_two_devices
+def test_a_launcher_gets_json_alone(tmp_path):
+    """As documented: torchrun starts the command itself, and standard output holds the results and nothing else."""
+    env = {name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE")}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
+    command = "torchrun --standalone --nproc_per_node 2 --no-python -- bigsgan bench comm --json batch=8"
+    tiny = ["generator.channels=2", "discriminator.channels=2", "--variants", "zero1,zero3"]
+    done = subprocess.run(
+        [*command.split(), *tiny], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ranks"] == 2
+    assert [each["variant"] for each in found["variants"]] == ["zero1", "zero3"]
+    assert found["variants"][0]["networks"]["discriminator"]["ratio"] == pytest.approx(1.5, abs=0.1)
