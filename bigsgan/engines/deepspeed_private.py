@@ -22,6 +22,8 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.module import PipelineModule
 from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
+from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch import Tensor, nn
 
 from bigsgan.engines.base import Piece
@@ -345,11 +347,18 @@ def release_process_groups(keep: set[Any]) -> None:
 def leaving_nothing() -> Iterator[None]:
     """Undo after the block what engines that were built and destroyed in it leave behind in the process.
 
-    That is their process groups, and stage 3's own ``torch.nn.functional.linear``, which every later network would use.
+    That is their process groups, and of stage 3 its own ``torch.nn.functional.linear``, which every later network would
+    use, and the networks themselves: on a list (zero/parameter_offload.py) and as keys of a method's cache (zero/
+    partitioned_param_coordinator.py), which all engines share.
     """
-    keep, linear = process_groups(), torch.nn.functional.linear
+    keep, linear, depth = process_groups(), torch.nn.functional.linear, len(FWD_MODULE_STACK)
     yield
     torch.nn.functional.linear = linear
+    del FWD_MODULE_STACK[depth:]
+    method: Any = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
+    for cell in method.__closure__:
+        if hasattr(cell.cell_contents, "cache_clear"):
+            cell.cell_contents.cache_clear()
     release_process_groups(keep)
 
 

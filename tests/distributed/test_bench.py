@@ -1,5 +1,6 @@
 """`bigsgan bench` on ranks: who measures when, that variants play the same game, and that nothing of one is left."""
 
+import gc
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from bigsgan.bench.measure import Settings, take_turns
 from bigsgan.bench.phases import PHASES
 from bigsgan.bench.variants import VARIANTS, Planned, plan_variants
 from bigsgan.engines.deepspeed_private import process_groups
+from bigsgan.models.network import LayerStack
 from tests.distributed.launching import TIMEOUT, needs_two_devices
 from tests.tiny import tiny_plan, tiny_recipe, zero
 
@@ -70,6 +72,12 @@ def test_variants_take_turns(ranks):
     assert second == [[[], []], [[], []]]
 
 
+def networks_alive():
+    gc.unfreeze()  # of the pool's ranks
+    gc.collect()
+    return [type(each).__name__ for each in gc.get_objects() if isinstance(each, LayerStack)]
+
+
 def measured(overrides):
     """Records of all variants, and whether the process is as it was."""
     recipe = tiny_recipe(Path(tempfile.mkdtemp()), *overrides)
@@ -77,15 +85,15 @@ def measured(overrides):
     planned = plan_variants(recipe, list(VARIANTS.values()), comm.world_size())
     results = train._measure([train._on_machine(each) for each in planned], Settings(1, 1, 1))
     # The first engine of a process makes one group of all ranks, which DeepSpeed keeps for all.
-    clean = len(process_groups() - groups) <= 1, torch.nn.functional.linear is linear
+    clean = len(process_groups() - groups) <= 1, torch.nn.functional.linear is linear, networks_alive()
     return [train.record(result, results, 100) for result in results] if comm.rank() == 0 else None, clean
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_all_variants_play_the_same_game(ranks, world_size, capsys):
+def test_all_variants_play_the_same_game(ranks, world_size):
     found = ranks(world_size).run(measured, ["objective.r1={weight: 0.2, form: finite_difference, sigma: 0.5}"])
-    assert [clean for _, clean in found] == [(True, True)] * world_size
+    assert [clean for _, clean in found] == [(True, True, [])] * world_size
     records = {record["variant"]: record for record in found[0][0]}
     assert list(records)[:2] == ["baseline", "control"]
     assert set(records) == {*VARIANTS, "control"}
@@ -155,7 +163,7 @@ def test_collectives_of_stage_3(ranks):
     for letter, network in (("G", "generator"), ("D", "discriminator")):
         assert all_gathered(found, network, f"{letter} forward") == pytest.approx(1, abs=0.05)
         _, reduced = sent(found, f"{letter} backward", f"{letter} optimizer", collective="reduce-scatter")
-        assert reduced == 4 * found["networks"][network]["parameters"]
+        assert reduced == pytest.approx(4 * found["networks"][network]["parameters"], rel=0.01)  # and padding
         assert found["networks"][network]["ratio"] == pytest.approx(1, abs=0.02)
 
 
