@@ -116,7 +116,7 @@ def counted(overrides, ds):
     groups = process_groups()
     plan = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), overrides, ds)
     found = bench_comm.count(Planned(VARIANTS["zero0"], plan))
-    return found, process_groups() == groups
+    return found, len(process_groups() - groups) <= 1  # see ``measured``
 
 
 def sent(found, *phases, collective=None):
