@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bigsgan import launched
+from bigsgan.bench import options as bench
 from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.metrics import KINDS as METRIC_KINDS
@@ -44,13 +46,12 @@ def train(options: argparse.Namespace) -> int:
     os.environ.update(launcher_variables(os.environ))
     path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
-    world_size = _world_size()
-    planned = plan_run(recipe, world_size, path.resolve().parent)
+    planned = plan_run(recipe, launched.world_size(), path.resolve().parent)
     if options.dry_run:
-        if _rank() == 0:
+        if launched.rank() == 0:
             print(recipe.to_yaml(), end="")
         return 0
-    _check_launcher(world_size)
+    launched.check_launcher()
     return int(importlib.import_module("bigsgan.train").main(planned, options.allowed, options.stopped_status))
 
 
@@ -99,8 +100,8 @@ def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | No
 
 def sample(options: argparse.Namespace) -> int:
     """Write a grid of samples."""
-    _environment("LOCAL_RANK", default=0, least=0)
-    _check_rank(_world_size())
+    launched.number("LOCAL_RANK", default=0, least=0)
+    launched.check_rank()
     module = importlib.import_module("bigsgan.sample")
     asked = module.Options(
         num=options.num,
@@ -114,7 +115,7 @@ def sample(options: argparse.Namespace) -> int:
         files=options.files,
     )
     run, out = Path(options.run_directory), Path(options.out)
-    module.main(run, out, options.nimg, options.live, asked, _rank(), _world_size())
+    module.main(run, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())
     return 0
 
 
@@ -147,7 +148,7 @@ def import_(options: argparse.Namespace) -> int:
 def evaluate(options: argparse.Namespace) -> int:
     """Measure the quality of a run's samples."""
     os.environ.update(launcher_variables(os.environ))
-    _check_launcher(_world_size())
+    launched.check_launcher()
     features = {"network": options.features, "weights": options.weights, "resizer": options.resizer}
     metrics = [parse_metric(name, "--metrics") for name in options.metrics.split(",")]
     with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed then logs to: results alone go to standard output
@@ -288,6 +289,8 @@ def _parser() -> _Parser:
     command.add_argument("--out", required=True, help="run directory to make")
     command.set_defaults(run=import_)
 
+    text = "measure what a recipe costs, and where the time and the messages of an update go"
+    bench.add_commands(commands.add_parser("bench", help=text), _add_recipe)
     _add_data(commands.add_parser("data", help="make data sets for training to read"))
     return parser
 
@@ -361,59 +364,6 @@ def _class_ranges(word: str) -> list[range]:
             raise UserError("--classes", word, "is no list of classes", "write numbers and ranges such as 3,17,200-209")
         ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
     return ranges
-
-
-def _world_size() -> int:
-    return _environment("WORLD_SIZE", default=1, least=1)
-
-
-def _rank() -> int:
-    return _environment("RANK", default=0, least=0)
-
-
-def _environment(name: str, default: int, least: int) -> int:
-    """Return a number that launchers set.
-
-    Raises:
-        UserError: It is no integer, or below ``least``.
-    """
-    text = os.environ.get(name, "")
-    if not text:
-        return default
-    if not text.isdecimal() or int(text) < least:
-        raise UserError(name, text, "is set in the environment and is no number of that kind", f"run `unset {name}`")
-    return int(text)
-
-
-def _check_launcher(world_size: int) -> None:
-    """Refuse an environment that only looks like a launcher's.
-
-    Raises:
-        UserError: With the variable that is missing or does not fit.
-    """
-    _check_rank(world_size)
-    if not os.environ.get("RANK"):
-        return
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not os.environ.get(name):
-            remedy = "start with deepspeed or torchrun, or run `unset RANK`"
-            raise UserError(name, None, "is not set in the environment and RANK is", remedy)
-    for name, least in (("LOCAL_RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_WORLD_SIZE", 1), ("MASTER_PORT", 1)):
-        _environment(name, default=least, least=least)
-
-
-def _check_rank(world_size: int) -> None:
-    """Refuse a rank that does not fit the number of ranks.
-
-    Raises:
-        UserError: With the variable that is missing or does not fit.
-    """
-    if not os.environ.get("RANK") and world_size > 1:
-        remedy = "start with deepspeed or torchrun, or run `unset WORLD_SIZE`"
-        raise UserError("WORLD_SIZE", world_size, "is set in the environment and RANK is not", remedy)
-    if _rank() >= world_size:
-        problem = f"is set in the environment and WORLD_SIZE is {world_size}"
-        raise UserError("RANK", _rank(), problem, "run `unset RANK`")
 
 
 def _speak_once(error: UserError) -> None:

@@ -280,6 +280,13 @@ def peak_memory_bytes() -> int:
     return int(get_accelerator().max_memory_allocated())
 
 
+def forget_peak_memory() -> None:
+    """Begin to count a device's ``peak_memory_bytes`` anew, after giving back what its allocator keeps unused."""
+    if device().type != "cpu":
+        get_accelerator().empty_cache()
+        get_accelerator().reset_peak_memory_stats()
+
+
 def _peak_resident_bytes() -> int:
     with open("/proc/self/status") as status:
         for line in status:

@@ -77,16 +77,16 @@ def read_saved_recipe(run: Path) -> Recipe:
         raise UserError(str(path), None, f"is not the recipe of a run ({error})", remedy) from None
 
 
-def refuse_output(out: Path) -> None:
-    """Refuse the ``--out`` of a command whose file could not be written in the end, before there is work to lose.
+def refuse_output(out: Path, option: str = "--out") -> None:
+    """Refuse the option of a command whose file could not be written in the end, before there is work to lose.
 
     Raises:
         UserError: It is a directory, or lies in none.
     """
     if os.path.isdir(out):
-        raise UserError("--out", str(out), "is a directory", "give the path of a file in it")
+        raise UserError(option, str(out), "is a directory", "give the path of a file in it")
     if not os.path.isdir(out.absolute().parent):
-        raise UserError("--out", str(out), "lies in a directory that does not exist", "make that directory first")
+        raise UserError(option, str(out), "lies in a directory that does not exist", "make that directory first")
 
 
 def compare_recipes(

@@ -9,6 +9,7 @@ import atexit
 import itertools
 import logging
 import re
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -43,6 +44,9 @@ class RealImages:
 
     Its only state is ``phase``: what a phase holds is a function of the phase's number, so a run that resumes builds
     it anew with ``first_phase``. Loading starts here, ahead of the first ``next_phase``.
+
+    Attributes:
+        waited_seconds: How long this rank has waited for images so far.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class RealImages:
         self._dataset = dataset
         self._corrupt = CorruptImages(data.max_corrupt, rank)
         self._batches: Iterator[Batch] = iter(())
+        self.waited_seconds = 0.0
         self.rewind(first_phase, skipped)
 
     def rewind(self, phase: int, skipped: Sequence[int] = ()) -> None:
@@ -119,7 +124,9 @@ class RealImages:
         return self._slices(data_phase(phase, self._skipped))
 
     def _next_micro_batch(self, positions: range) -> LabelledImages:
+        start = time.perf_counter()
         batch = next_batch(self._batches, self.data)
+        self.waited_seconds += time.perf_counter() - start
         self._corrupt.count(batch)
         images = self._to_device(batch.images)
         if self.data.crop_from is not None:

@@ -189,3 +189,7 @@ class Engine(Protocol):
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
         """Replace the optimizer's state of one shard: tensors that lie as its master does, and the number ``step``."""
         ...
+
+    def destroy(self) -> None:
+        """Release what the engine holds in this process; it cannot be used afterwards."""
+        ...

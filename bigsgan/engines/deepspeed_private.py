@@ -6,18 +6,24 @@ are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attr
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any, NamedTuple
 
+import deepspeed.comm.comm
+import deepspeed.utils.groups
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.module import PipelineModule
 from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
+from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch import Tensor, nn
 
 from bigsgan.engines.base import Piece
@@ -318,3 +324,59 @@ def reduce_pipeline_gradients(engine: PipelineEngine) -> None:
 def step_pipeline(engine: PipelineEngine) -> None:
     """Update the parameters: the schedule's OptimizerStep (pipe/engine.py)."""
     engine._exec_optimizer_step()
+
+
+def process_groups() -> set[Any]:
+    """Return the process groups that there are."""
+    return set(dist.distributed_c10d._world.pg_map)
+
+
+def release_process_groups(keep: set[Any]) -> None:
+    """End process groups, of engines that were destroyed, but for ``keep`` and those that DeepSpeed goes on using.
+
+    Each of gloo's has three threads that look for work 100 times a second.
+    """
+    cached = (vars(deepspeed.utils.groups), vars(deepspeed.comm.comm))
+    keep = keep | {value for names in cached for value in names.values() if isinstance(value, dist.ProcessGroup)}
+    for group in process_groups() - keep:
+        dist.destroy_process_group(group)
+    gc.collect()  # their threads end with the last reference
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Undo after the block what engines that were built and destroyed in it leave behind in the process.
+
+    That is their process groups, and of stage 3 its own ``torch.nn.functional.linear``, which every later network would
+    use, and the networks themselves: on a list (zero/parameter_offload.py) and as keys of a method's cache (zero/
+    partitioned_param_coordinator.py), which all engines share.
+    """
+    keep, linear, depth = process_groups(), torch.nn.functional.linear, len(FWD_MODULE_STACK)
+    yield
+    torch.nn.functional.linear = linear
+    del FWD_MODULE_STACK[depth:]
+    method: Any = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
+    for cell in method.__closure__:
+        if hasattr(cell.cell_contents, "cache_clear"):
+            cell.cell_contents.cache_clear()
+    release_process_groups(keep)
+
+
+_COLLECTIVES = (
+    "all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "all_gather", "all_gather_into_tensor",
+    "all_gather_coalesced", "all_gather_object", "allgather_fn", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatter_fn", "all_to_all_single", "barrier",
+)  # fmt: skip
+
+
+@contextmanager
+def wrapped_collectives(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace collectives inside the block: torch's, and DeepSpeed's, which keeps some of torch's (comm/torch.py)."""
+    found = [(o, n, getattr(o, n)) for o in (dist, deepspeed.comm) for n in _COLLECTIVES if hasattr(o, n)]
+    for owner, name, function in found:
+        setattr(owner, name, wrap(function))
+    try:
+        yield
+    finally:
+        for owner, name, function in found:
+            setattr(owner, name, function)

@@ -2,14 +2,14 @@
 
     python -m tests.benchmarks.step_overhead [--world-size 2] [--blocks 12] [dotted.key=value ...]
 
-The plain loop backpropagates through D(G(z)) (under DistributedDataParallel on several ranks), draws its latents from
-torch, averages G's weights with one foreach call, and reports nothing. The product's side is everything that the
-training loop does for an update, with its reports. Blocks of both and of a second copy of the plain loop (the A/A
-control) take turns; a ratio is the median over the rounds, with the quartiles beside it.
+The plain loop is that of `bigsgan bench train`: it backpropagates through D(G(z)) (under DistributedDataParallel on
+several ranks), averages G's weights with one foreach call, and reports nothing. The product's side is everything that
+the training loop does for an update, with its reports. All stay built, so that blocks can be short. Blocks of both and
+of a second copy of the plain loop (the A/A control) take turns; a ratio is the median over the rounds, with the
+quartiles beside it.
 """
 
 import argparse
-import contextlib
 import importlib
 import statistics
 import tempfile
@@ -17,89 +17,20 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from tests.distributed.pool import RankPool
 
 STEPS_PER_BLOCK = 4
 
 
-class PlainLoop:
-    """A GAN in plain PyTorch, with the layers of the product."""
-
-    def __init__(self, recipe, dataset, world_size, device):
-        build, network = (
-            importlib.import_module("bigsgan.models.build"),
-            importlib.import_module("bigsgan.models.network"),
-        )
-        layers = importlib.import_module("bigsgan.models.layers")
-        self.comm = importlib.import_module("bigsgan.comm")
-        self.recipe, self.device, self.moving = recipe, device, layers.moving_state
-        self.size = recipe.batch // world_size
-        self.g, self.d = build.build_network(recipe, "generator"), build.build_network(recipe, "discriminator")
-        for module in (self.g, self.d):
-            network.initialize(module, recipe.seed)
-            module.to(device)
-            for layer in module.modules():
-                if world_size > 1 and isinstance(layer, layers.BatchStatistics):
-                    layer.average_over_ranks, layer.num_ranks = self.comm.mean_over_ranks, world_size
-        self.stateful_g, self.stateful_d = self.g.stateful_layers(), self.d.stateful_layers()
-        self.run_g, self.run_d = self.g, self.d
-        if world_size > 1:
-            ddp = {"broadcast_buffers": False}
-            self.run_g = torch.nn.parallel.DistributedDataParallel(self.g, **ddp)
-            self.run_d = torch.nn.parallel.DistributedDataParallel(self.d, **ddp)
-        sections = recipe.optimizer.generator, recipe.optimizer.discriminator
-        self.opt_g, self.opt_d = (
-            torch.optim.Adam(module.parameters(), section.lr, tuple(section.betas), section.eps, fused=True)
-            for module, section in zip((self.g, self.d), sections, strict=True)
-        )
-        self.average = [p.detach().clone() for p in self.g.parameters()]
-        pairs = [dataset[i] for i in range(min(len(dataset), 2000))]
-        self.images, self.labels = torch.stack([p[0] for p in pairs]), torch.tensor([p[1] for p in pairs])
-
-    def latents(self):
-        z = torch.randn(self.size, self.recipe.generator.latent_size, device=self.device)
-        return z, torch.randint(max(self.recipe.data.num_classes, 1), (self.size,), device=self.device)
-
-    def step(self):
-        chosen = torch.randint(len(self.images), (self.size,))
-        real = self.images[chosen].to(self.device).float() / 127.5 - 1
-        z, c = self.latents()
-        with torch.no_grad():
-            fake = self.g(z, c)
-        with self.moving(self.stateful_d, True):
-            labels = torch.cat([self.labels[chosen].to(self.device), c])
-            logits_real, logits_fake = self.run_d(torch.cat([real, fake]), labels).chunk(2)
-        (F.relu(1 - logits_real).mean() + F.relu(1 + logits_fake).mean()).backward()
-        self.opt_d.step()
-        self.opt_d.zero_grad(set_to_none=True)
-        self.d.requires_grad_(False)
-        z, c = self.latents()
-        with self.moving(self.stateful_g, True):
-            fake = self.run_g(z, c)
-        (-self.d(fake, c).mean()).backward()
-        self.d.requires_grad_(True)
-        self.opt_g.step()
-        self.opt_g.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            torch._foreach_lerp_(self.average, list(self.g.parameters()), 0.01)
-
-
 class Product:
     """The product's update and reports, as training_loop makes them, with the time of each engine verb."""
 
-    def __init__(self, recipe, plan, world_size):
-        monitor, train = importlib.import_module("bigsgan.monitor"), importlib.import_module("bigsgan.train")
-        self.loop = importlib.import_module("bigsgan.training.loop")
-        self.comm = importlib.import_module("bigsgan.comm")
-        out = Path(tempfile.mkdtemp())
-        log = monitor.open_rank_log(out / "logs", self.comm.rank(), print)
-        self.run, self.recipe = (
-            train.build_run(plan, out, importlib.import_module("bigsgan.start").Start(), log),
-            recipe,
-        )
-        self.clock = self.loop._Clock(0)
+    def __init__(self, loop):
+        training, self.comm = importlib.import_module("bigsgan.training.loop"), importlib.import_module("bigsgan.comm")
+        self.schedules = importlib.import_module("bigsgan.training.schedules")
+        self.loop, self.run, self.report = loop, loop.run, training._report_metrics
+        self.clock = training._Clock(0)
         self.seconds: dict[str, float] = {}
         for name in ("generator", "discriminator"):
             for verb in ("infer", "train", "forward", "input_grads", "backward"):
@@ -121,18 +52,13 @@ class Product:
 
         setattr(owner, name, timed)
 
-    def step(self):
-        run, counters, recipe = self.run, self.run.counters, self.recipe
-        schedules = importlib.import_module("bigsgan.training.schedules")
-        numbers = schedules.scheduled(recipe, counters.nimg)
-        run.step(counters.update, numbers)
-        counters.update += 1
-        counters.nimg += recipe.batch
-        decay = schedules.average_decay(recipe.ema, recipe.batch, counters.nimg)
-        if run.step.generator.applied:
-            run.average.update(decay)
-        if schedules.is_due(recipe.report_nimg, counters.nimg, recipe.batch):
-            self.loop._report_metrics(run, numbers, decay, self.clock)
+    def __call__(self):
+        recipe, nimg = self.run.recipe, self.run.counters.nimg
+        self.loop()
+        after = self.run.counters.nimg
+        if self.schedules.is_due(recipe.report_nimg, after, recipe.batch):
+            decay = self.schedules.average_decay(recipe.ema, recipe.batch, after)
+            self.report(self.run, self.schedules.scheduled(recipe, nimg), decay, self.clock)
 
 
 def measure(overrides, blocks, threads):
@@ -141,14 +67,14 @@ def measure(overrides, blocks, threads):
     comm = importlib.import_module("bigsgan.comm")
     if threads:
         torch.set_num_threads(threads)
-    world_size, device = comm.world_size(), comm.device()
+    world_size = comm.world_size()
     recipe = config.load_recipe(Path("launch/recipes/digits.yaml"), [f"out={tempfile.mkdtemp()}", *overrides])
     plan = config.plan_run(recipe, world_size)
-    dataset = importlib.import_module("bigsgan.data").build_dataset(recipe.data)
+    plain, product = importlib.import_module("bigsgan.bench.plain"), importlib.import_module("bigsgan.bench.product")
     sides = {
-        "plain": PlainLoop(recipe, dataset, world_size, device),
-        "product": Product(recipe, plan, world_size),
-        "plain again": PlainLoop(recipe, dataset, world_size, device),
+        "plain": plain.build_plain_loop(plan, distributed=world_size > 1),
+        "product": Product(product.build_engine_loop(plan)),
+        "plain again": plain.build_plain_loop(plan, distributed=world_size > 1),
     }
     names, seconds = list(sides), {name: [] for name in sides}
     for block in range(-1, blocks):  # the first round warms up
@@ -157,15 +83,14 @@ def measure(overrides, blocks, threads):
             comm.synchronize()
             start = time.perf_counter()
             for _ in range(STEPS_PER_BLOCK):
-                sides[name].step()
+                sides[name]()
             comm.synchronize()
             if block >= 0:
                 seconds[name].append((time.perf_counter() - start) / STEPS_PER_BLOCK)
         if block < 0:
             sides["product"].seconds.clear()
     phases = {name: total / (blocks * STEPS_PER_BLOCK) for name, total in sides["product"].seconds.items()}
-    with contextlib.suppress(AttributeError):
-        sides["product"].run.reporter.close()
+    sides["product"].run.reporter.close()
     return seconds, phases
 
 

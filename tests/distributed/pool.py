@@ -9,8 +9,6 @@ import socket
 import traceback
 from typing import Any
 
-import torch.distributed as dist
-
 SPAWN = multiprocessing.get_context("spawn")
 DEFAULT_TIMEOUT = 240
 
@@ -77,7 +75,8 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     comm.initialize()
     awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
     awake.__enter__()  # which would be undone with the last reference to it
-    keep = set(dist.distributed_c10d._world.pg_map)
+    private = importlib.import_module("bigsgan.engines.deepspeed_private")
+    keep = private.process_groups()
     importlib.import_module("tests.distributed.scenarios")
     gc.collect()
     gc.freeze()  # half a million objects of torch and deepspeed, which each collection would look through
@@ -90,17 +89,5 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
             result = True, getattr(importlib.import_module(module), name)(*arguments)
         except Exception:
             result = False, traceback.format_exc()
-        _release_groups(keep)
+        private.release_process_groups(keep)
         pipe.send(result)
-
-
-def _release_groups(keep: set[Any]) -> None:
-    """End the process groups of a function's engines, but for those that DeepSpeed goes on using.
-
-    Each has three threads that look for work 100 times a second, so that pools which gathered them burn a core.
-    """
-    cached = [vars(importlib.import_module(f"deepspeed.{name}")) for name in ("utils.groups", "comm.comm")]
-    keep = keep | {value for names in cached for value in names.values() if isinstance(value, dist.ProcessGroup)}
-    for group in set(dist.distributed_c10d._world.pg_map) - keep:
-        dist.destroy_process_group(group)
-    gc.collect()  # their threads end with the last reference

@@ -16,7 +16,7 @@ PACKAGE = "bigsgan"
 # Low to high. A name stands for the module, or for the package and all in it that no longer name covers.
 LEVELS: list[set[str]] = [
     {"bigsgan.atomic", "bigsgan.draws", "bigsgan.errors", "bigsgan.placement", "bigsgan.signals"},
-    {"bigsgan.config", "bigsgan.locking", "bigsgan.memory", "bigsgan.slurm"},
+    {"bigsgan.config", "bigsgan.launched", "bigsgan.locking", "bigsgan.memory", "bigsgan.slurm"},
     {"bigsgan.checkpoint", "bigsgan.models", "bigsgan.data", "bigsgan.monitor"},
     {"bigsgan.engines.sequences"},
     {"bigsgan.engines.base"},
@@ -36,6 +36,7 @@ LEVELS: list[set[str]] = [
         "bigsgan.loading",
         "bigsgan.plan",
     },
+    {"bigsgan.bench"},
     {"bigsgan", "bigsgan.cli"},
 ]
 MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.comm")

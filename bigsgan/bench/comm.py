@@ -1,0 +1,234 @@
+"""`bigsgan bench comm`: the collectives of one update, by phase, against the least that its ZeRO stages could send."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bigsgan import comm
+from bigsgan.bench.about import about, describe
+from bigsgan.bench.phases import IMAGES, LETTERS, REST, SEAM, label_phases
+from bigsgan.bench.product import build_engine_loop
+from bigsgan.bench.table import NOTHING, Table, shown
+from bigsgan.bench.train import label
+from bigsgan.bench.variants import Planned
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.ending import exit_status
+from bigsgan.engines.deepspeed_private import leaving_nothing
+from bigsgan.models.build import build_network
+
+WARMUP = 3
+"""Updates before the one that is counted: ZeRO 3 records its order of gathers in the first."""
+
+_ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+# By name of torch's operator: what it is, which argument holds the whole of what travels, and how often (N - 1) / N of
+# that leaves a rank in a ring.
+_OPERATORS = {
+    "allreduce_": ("all-reduce", 0, 2),
+    "allreduce_coalesced_": ("all-reduce", 0, 2),
+    "_allgather_base_": ("all-gather", 0, 1),
+    "allgather_": ("all-gather", 0, 1),
+    "allgather_coalesced_": ("all-gather", 0, 1),
+    "allgather_into_tensor_coalesced_": ("all-gather", 0, 1),
+    "_reduce_scatter_base_": ("reduce-scatter", 1, 1),
+    "reduce_scatter_": ("reduce-scatter", 1, 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce-scatter", 1, 1),
+    "broadcast_": ("broadcast", 0, 1),
+    "reduce_": ("reduce", 0, 1),
+    "alltoall_base_": ("all-to-all", 0, 1),
+    "alltoall_": ("all-to-all", 0, 1),
+}
+
+
+class Options(NamedTuple):
+    """How to show.
+
+    Attributes:
+        json: Print JSON.
+        markdown: Print a Markdown table.
+    """
+
+    json: bool
+    markdown: bool
+
+
+class Kind(NamedTuple):
+    """Where a collective stands and what it is."""
+
+    phase: str
+    collective: str
+
+
+class Traffic(TorchDispatchMode):
+    """Counts collectives where torch hands them to a backend: those of DeepSpeed and of DistributedDataParallel too.
+
+    Attributes:
+        calls: By kind.
+        payload: Bytes of the whole tensors, by kind.
+        wire: Bytes that a rank sends of them in a ring, by kind.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[Kind] = Counter()
+        self.payload: Counter[Kind] = Counter()
+        self.wire: Counter[Kind] = Counter()
+        self._phases = [REST]
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the block's collectives for a phase."""
+        self._phases.append(name)
+        try:
+            yield
+        finally:
+            self._phases.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if func.namespace == "c10d" and name in _OPERATORS:
+            collective, where, times = _OPERATORS[name]
+            kind, num_bytes, num = Kind(self._phases[-1], collective), _bytes(args[where]), _group_size(args)
+            self.calls[kind] += 1
+            self.payload[kind] += num_bytes
+            self.wire[kind] += times * num_bytes * (num - 1) // num
+        return func(*args, **(kwargs or {}))
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(_bytes(each) for each in value)
+
+
+def _group_size(args: Sequence[Any]) -> int:
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            with contextlib.suppress(RuntimeError):  # a reduction's kind
+                return dist.ProcessGroup.unbox(value).size()
+    return comm.world_size()
+
+
+def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
+    """Bytes that a rank has to send for a network in an update, at its ZeRO stage and by ring algorithms.
+
+    Once through a ring is (N - 1) / N of the parameters. Stage 0 all-reduces an update's gradients, which is twice.
+    Stage 1 scatters their sums and gathers what was updated. Stage 2, which keeps no whole gradient, scatters those of
+    each micro-batch. Stage 3 gathers the parameters instead, forward and backward (Rajbhandari et al. 2020, arXiv
+    1910.02054, section 7), and once at least wherever else they are needed: G's for D's images, D's for its judgement.
+
+    Args:
+        plan: The run's.
+        network: ``generator`` or ``discriminator``.
+        numel: Parameters.
+    """
+    file, num, d_steps = plan.deepspeed_files[network], plan.world_size, plan.recipe.objective.d_steps
+    phases = {"generator": plan.recipe.accumulation_of("generator")}
+    phases["discriminator"] = d_steps * plan.recipe.accumulation_of("discriminator")  # micro-batches of all its updates
+    updates = d_steps if network == "discriminator" else 1
+    if file.stage <= 1:
+        times = 2 * updates
+    elif file.stage == 2:
+        times = phases[network] + updates
+    else:
+        times = 3 * phases[network] + sum(num for other, num in phases.items() if other != network)
+    return times * (num - 1) / num * numel * _ELEMENT_BYTES[file.precision]
+
+
+def network_of(phase: str) -> str | None:
+    """Whose parameters or gradients travel in a phase; None where it may be either's."""
+    if phase in (IMAGES, SEAM):
+        return "generator" if phase == IMAGES else "discriminator"
+    return next((network for network, letter in LETTERS.items() if phase.startswith(f"{letter} ")), None)
+
+
+def main(planned: Sequence[Planned], options: Options) -> int:
+    """Count, print, and return the exit status. Every rank calls this."""
+
+    def work() -> int:
+        with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
+            comm.initialize(comm.PATIENCE_HOURS * 3600)
+            found = [count(each) for each in planned]
+        if comm.rank() == 0:
+            _show(planned, found, options)
+        comm.leave()
+        return 0
+
+    return exit_status(work)
+
+
+def count(planned: Planned) -> dict[str, Any]:
+    """The collectives of one steady update of this rank. Every rank calls this."""
+    plan = planned.plan
+    if plan is None:
+        return {"variant": planned.variant.name, "reason": planned.reason}
+    with leaving_nothing():
+        loop, traffic = build_engine_loop(plan), Traffic()
+        label_phases(loop.run, traffic.phase)
+        for _ in range(WARMUP):
+            loop()
+        with traffic:
+            loop()
+        loop.close()
+    networks = {}
+    for network in NETWORKS:
+        with torch.device("meta"):
+            numel = sum(parameter.numel() for parameter in build_network(plan.recipe, network).parameters())
+        sent = sum(num for kind, num in traffic.wire.items() if network_of(kind.phase) == network)
+        least = least_bytes(plan, network, numel)
+        networks[network] = {
+            "stage": plan.deepspeed_files[network].stage,
+            "precision": plan.deepspeed_files[network].precision,
+            "parameters": numel,
+            "wire_bytes": sent,
+            "least_bytes": least,
+            "ratio": sent / least if least else None,
+        }
+    collectives = [
+        {**kind._asdict(), "calls": calls, "bytes": traffic.payload[kind], "wire_bytes": traffic.wire[kind]}
+        for kind, calls in traffic.calls.items()
+    ]
+    return {"variant": planned.variant.name, "networks": networks, "collectives": collectives}
+
+
+def _show(planned: Sequence[Planned], found: Sequence[dict[str, Any]], options: Options) -> None:
+    facts = about()
+    recipe = next(each.plan.recipe for each in planned if each.plan is not None)
+    if options.json:
+        print(json.dumps({**facts, "recipe": label(recipe), "variants": found}, indent=2))
+        return
+    rows = [row for each in found if "reason" not in each for row in _rows(each)]
+    notes = [f"{each['variant']}: cannot run here: {each['reason']}" for each in found if "reason" in each]
+    notes += [
+        "bytes: of the whole tensors; sent: by rank 0, by ring algorithms; least: of that ZeRO stage",
+        "less than the least: at ZeRO 3 parameters below stage3_param_persistence_threshold stay whole on each rank",
+        *describe(facts),
+    ]
+    headings = ("variant", "phase", "collective", "calls", "bytes", "sent", "least", "sent / least")
+    table = Table(f"collectives of one update: {label(recipe)}", headings, rows, notes, num_texts=3)
+    print(shown(table, options.markdown))
+
+
+def _rows(each: dict[str, Any]) -> list[list[str]]:
+    numbers = ("calls", "bytes", "wire_bytes")
+    rows = [
+        [each["variant"], c["phase"], c["collective"], *(f"{c[name]:,}" for name in numbers), NOTHING, NOTHING]
+        for c in each["collectives"]
+    ]
+    for name, network in each["networks"].items():
+        ratio = NOTHING if network["ratio"] is None else f"{network['ratio']:.3f}"
+        about_it = f"{name}, {network['parameters']:,} x {network['precision']}, ZeRO {network['stage']}"
+        calls = sum(c["calls"] for c in each["collectives"] if network_of(c["phase"]) == name)
+        sums = [f"{calls:,}", NOTHING, f"{network['wire_bytes']:,}", f"{network['least_bytes']:,.0f}", ratio]
+        rows.append([each["variant"], about_it, "all", *sums])
+    return rows

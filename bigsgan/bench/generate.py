@@ -1,0 +1,200 @@
+"""`bigsgan bench generate`: how long a generator takes for a batch, by batch, precision and eager or compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigsgan import comm, memory
+from bigsgan.bench.about import about, describe
+from bigsgan.bench.host import HostPeak, return_unused
+from bigsgan.bench.measure import Stopwatch
+from bigsgan.bench.table import NOTHING, Table, mebibytes, number, shown
+from bigsgan.config import Recipe
+from bigsgan.draws import Draws
+from bigsgan.engines import MicroBatch
+from bigsgan.errors import UserError
+from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.trained import open_trained
+from bigsgan.training.sampling import generator_inputs, sampling_mode
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_PERCENTILES = (50, 90, 99)
+_SEED = 0
+
+Generate = Callable[..., Tensor]
+
+
+class Options(NamedTuple):
+    """What to measure and how to show it.
+
+    Attributes:
+        run: Directory of a run, for its average; None for the recipe with its first weights.
+        batches: Images at a time.
+        precisions: Of the weights.
+        modes: ``eager``, ``compiled``.
+        warmup: Batches before the clock starts.
+        steps: Batches that are timed.
+        json: Print JSON.
+        markdown: Print a Markdown table.
+    """
+
+    run: Path | None
+    batches: Sequence[int]
+    precisions: Sequence[str]
+    modes: Sequence[str]
+    warmup: int
+    steps: int
+    json: bool
+    markdown: bool
+
+
+def main(recipe: Recipe | None, options: Options) -> int:
+    """Measure, print, and return the exit status. In one process.
+
+    Args:
+        recipe: None where it is a run's.
+        options: What and how.
+
+    Raises:
+        UserError: The run cannot be opened.
+    """
+    with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
+        network, recipe = _open(recipe, options)
+        found = measured(network, recipe, options)
+    facts = about()
+    what = f"{recipe.generator.family} at {recipe.data.resolution}, " + (
+        "first weights" if options.run is None else f"average of {options.run}"
+    )
+    if options.json:
+        print(json.dumps({**facts, "generator": what, "cases": found}, indent=2))
+        return 0
+    headings = (
+        "case",
+        "batch",
+        *(f"p{p} ms" for p in _PERCENTILES),
+        "images/s",
+        "device MiB",
+        "host MiB",
+        "first s",
+        "differs",
+    )
+    rows = [_row(each) for each in found if "reason" not in each]
+    notes = [
+        f"{_name(each)}, batch {each['batch']}: cannot run here: {each['reason']}" for each in found if "reason" in each
+    ]
+    notes += [
+        "device MiB, host MiB: peak; first: the first batch, which compiles",
+        "differs: most that a pixel, which is from -1 to 1, does from the eager fp32 image",
+        *describe(facts),
+    ]
+    print(shown(Table(f"time of a batch: {what}", headings, rows, notes), options.markdown))
+    return 0
+
+
+def _open(recipe: Recipe | None, options: Options) -> tuple[LayerStack, Recipe]:
+    device = comm.device()
+    if options.run is not None:
+        trained = open_trained(options.run, "generator", live=False, nimg=None, device=device)
+        return trained.network, trained.recipe
+    assert recipe is not None
+    network = build_network(recipe, "generator")
+    initialize(network, initial_seed(recipe, "generator"))
+    return network.to(device), recipe
+
+
+def measured(network: LayerStack, recipe: Recipe, options: Options) -> list[dict[str, Any]]:
+    """Measure each case; one that fails says why, and the others go on."""
+    found = []
+    for mode, precision in itertools.product(options.modes, options.precisions):
+        cast = copy.deepcopy(network)
+        for parameter in cast.parameters():  # and no buffers, which are float32 at every precision
+            parameter.data = parameter.data.to(_TYPES[precision])
+        torch.compiler.reset()  # what was compiled for another case would be another's memory
+        generate: Generate = torch.compile(cast, dynamic=False) if mode == "compiled" else cast
+        for batch in options.batches:
+            case = {"mode": mode, "precision": precision, "batch": batch}
+            print(f"{_name(case)}, batch {batch}", file=sys.stderr, flush=True)
+            inputs = _inputs(recipe, batch, comm.device())
+            with torch.no_grad():
+                with sampling_mode(network, recipe.sample_statistics):
+                    expected = network(*inputs)
+                with sampling_mode(cast, recipe.sample_statistics):
+                    found.append({**case, **_case(generate, inputs, expected, options)})
+    return found
+
+
+def _case(generate: Generate, inputs: MicroBatch, expected: Tensor, options: Options) -> dict[str, Any]:
+    return_unused()
+    comm.forget_peak_memory()
+    host = HostPeak()
+    try:
+        with memory.naming_remedy("of this batch", "leave it out"):
+            watch = Stopwatch()
+            images = generate(*inputs)
+            first = watch.seconds()
+            for _ in range(options.warmup):
+                generate(*inputs)
+            seconds = []
+            for _ in range(options.steps):
+                watch = Stopwatch()
+                generate(*inputs)
+                seconds.append(watch.seconds())
+    except (UserError, RuntimeError, NotImplementedError) as error:  # torch's own, of a type or compiler that it lacks
+        return {"reason": str(error).strip().partition("\n")[0]}
+    finally:
+        host.close()
+    return {
+        **{f"p{p}_seconds": percentile(seconds, p) for p in _PERCENTILES},
+        "images_per_second": len(expected) * len(seconds) / sum(seconds),
+        "device_peak_bytes": None if comm.device().type == "cpu" else comm.peak_memory_bytes(),
+        "host_peak_bytes": host.peak(),
+        "first_seconds": first,
+        "difference": float((images.float() - expected.float()).abs().max()),
+    }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value that so many percent do not exceed, between two of them by their distance."""
+    return float(torch.tensor(values, dtype=torch.float64).quantile(percent / 100))
+
+
+def _inputs(recipe: Recipe, num: int, device: torch.device) -> MicroBatch:
+    """Inputs of the first so many samples: latents and labels, or noise in the place of images to translate."""
+    draws = Draws(_SEED)
+    labels = torch.arange(num) % max(recipe.data.num_classes, 1)
+    if not recipe.data.paired:
+        return generator_inputs(recipe, draws, "bench", 0, labels, None, device)
+    shape = (num, recipe.data.input_channels, recipe.data.resolution, recipe.data.resolution)
+    images = (
+        torch.from_numpy(draws.normal("bench", (), 0, num, shape[1] * shape[2] * shape[3])).view(shape).clamp(-1, 1)
+    )
+    seeds = torch.from_numpy(draws.seeds("bench/seed", (0,), 0, num))
+    return images.to(device), labels.to(device), seeds.to(device)
+
+
+def _name(case: dict[str, Any]) -> str:
+    return f"{case['mode']} {case['precision']}"
+
+
+def _row(each: dict[str, Any]) -> list[str]:
+    return [
+        _name(each),
+        str(each["batch"]),
+        *(number(1e3 * each[f"p{p}_seconds"]) for p in _PERCENTILES),
+        number(each["images_per_second"]),
+        mebibytes(each["device_peak_bytes"]) if each["device_peak_bytes"] else NOTHING,
+        mebibytes(each["host_peak_bytes"]),
+        number(each["first_seconds"]),
+        f"{each['difference']:.1e}",
+    ]

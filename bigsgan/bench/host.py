@@ -1,0 +1,92 @@
+"""What a process uses of its host: memory at its peak, and time that it waits for disks. Linux's /proc tells."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_SAMPLING_SECONDS = 0.02
+_PROC = Path("/proc")
+_FORGET_PEAK = "5"
+_DELAY_FIELD = 42
+"""Of /proc/PID/stat: ticks in which the process waited for a block device (man 5 proc, delayacct_blkio_ticks)."""
+
+
+def return_unused() -> None:
+    """Collect garbage, and give freed memory back to the system: a later peak would else begin above it."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class HostPeak:
+    """The most memory that this process holds from here on, in bytes; sampled where the kernel cannot count anew.
+
+    Attributes:
+        before: What it held at the beginning.
+    """
+
+    def __init__(self, process: Path = _PROC / "self") -> None:
+        self._process, self._closed, self._sampler = process, threading.Event(), None
+        self.before = self._largest = _status_bytes(process, "VmRSS:")
+        try:
+            (process / "clear_refs").write_text(_FORGET_PEAK)
+        except OSError:
+            self._sampler = threading.Thread(target=self._sample, daemon=True)
+            self._sampler.start()
+
+    def peak(self) -> int:
+        """Return it as of now."""
+        if self._sampler is None:
+            return _status_bytes(self._process, "VmHWM:")
+        return max(self._largest, _status_bytes(self._process, "VmRSS:"))
+
+    def close(self) -> None:
+        """End the sampling."""
+        self._closed.set()
+        if self._sampler is not None:
+            self._sampler.join()
+
+    def _sample(self) -> None:
+        while not self._closed.wait(_SAMPLING_SECONDS):
+            self._largest = max(self._largest, _status_bytes(self._process, "VmRSS:"))
+
+
+def disk_wait_seconds(proc: Path = _PROC) -> float | None:
+    """Seconds in which this process and its children have waited for block devices so far.
+
+    Returns:
+        None where the kernel does not count them (sysctl kernel.task_delayacct).
+    """
+    with suppress(OSError):
+        if (proc / "sys/kernel/task_delayacct").read_text().strip() == "0":
+            return None
+        ticks = sum(_delay_ticks(proc / pid / "stat") for pid in ("self", *_children(proc)))
+        return ticks / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def _children(proc: Path) -> Iterable[str]:
+    """Numbers of the processes that this one has started, such as loading processes."""
+    for task in (proc / "self/task").glob("*/children"):
+        with suppress(OSError):
+            yield from task.read_text().split()
+
+
+def _delay_ticks(stat: Path) -> int:
+    with suppress(OSError, IndexError):
+        words = stat.read_text().rpartition(")")[2].split()  # a process's name, in brackets, may hold blanks
+        return int(words[_DELAY_FIELD - 3])
+    return 0
+
+
+def _status_bytes(process: Path, name: str) -> int:
+    for line in (process / "status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return 0

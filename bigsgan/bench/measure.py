@@ -1,0 +1,209 @@
+"""Updates of variants, timed in turns: each is built, warmed up, timed and destroyed, round by round.
+
+So no variant's memory stands in another's peak, and what changes on the machine over minutes meets all of them. A
+ratio is taken within a round, between a variant and the first one, which is measured twice in each round: the
+second time is the control.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from bigsgan import comm, memory
+from bigsgan.bench.host import HostPeak, disk_wait_seconds, return_unused
+from bigsgan.engines.deepspeed_private import leaving_nothing
+from bigsgan.errors import UserError
+
+Builder = Callable[[], "Loop | None"]
+"""Makes a loop, or gives None on a rank that takes no part in it."""
+
+
+class Loop(Protocol):
+    """What is measured: a callable that makes one update."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long it has waited for images so far."""
+        ...
+
+    def __call__(self) -> None:
+        """Make one update."""
+        ...
+
+    def means(self) -> dict[str, float]:
+        """Means of losses and the like since the last call, over the ranks that take part. They all call this."""
+        ...
+
+    def close(self) -> None:
+        """Release all it holds."""
+        ...
+
+
+class Settings(NamedTuple):
+    """How much is measured.
+
+    Attributes:
+        rounds: In each of which every variant takes its turn.
+        warmup: Updates before the clock starts, at least one.
+        steps: Updates that are timed, as one block.
+    """
+
+    rounds: int
+    warmup: int
+    steps: int
+
+
+class Visit(NamedTuple):
+    """What one block has shown on one rank; memory in bytes, times in seconds for an update.
+
+    Attributes:
+        seconds: Of the device's clock.
+        data_seconds: In which the rank waited for images.
+        disk_seconds: In which its processes waited for a disk; None where the kernel does not count it.
+        busy: Share of the time in which the device computed, or the threads of a CPU.
+        device_peak: None on a CPU.
+        host_peak: Of the process.
+        host_before: Of the process, before the variant was built.
+        first_losses: Means of the first update.
+        losses: Means of the timed updates.
+    """
+
+    seconds: float
+    data_seconds: float
+    disk_seconds: float | None
+    busy: float
+    device_peak: int | None
+    host_peak: int
+    host_before: int
+    first_losses: dict[str, float]
+    losses: dict[str, float]
+
+
+class Stopwatch:
+    """Time that work takes on this rank's device: by its own events on a GPU, else by the clock."""
+
+    def __init__(self) -> None:
+        self._events = None
+        if comm.device().type == "cuda":
+            self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        comm.synchronize()
+        self._start = time.perf_counter()
+        if self._events is not None:
+            self._events[0].record()
+
+    def seconds(self) -> float:
+        """Wait for the work and return how long it took."""
+        if self._events is None:
+            comm.synchronize()
+            return time.perf_counter() - self._start
+        self._events[1].record()
+        comm.synchronize()
+        return self._events[0].elapsed_time(self._events[1]) / 1000
+
+
+def take_turns(
+    builders: Sequence[Builder], settings: Settings, told: Callable[[int, int], None]
+) -> tuple[list[list[list[Visit]]], dict[int, str]]:
+    """Measure loops round by round, forwards and backwards in turn. Every rank calls this.
+
+    Args:
+        builders: Of the loops.
+        settings: How much.
+        told: Is called with the numbers of the round and of the loop before each of them.
+
+    Returns:
+        By loop and round, the visits of the ranks that took part, on rank 0; and why loops broke off.
+
+    Raises:
+        UserError: A loop broke off on one of several ranks, which the others are waiting for.
+    """
+    found: list[list[list[Visit]]] = [[] for _ in builders]
+    failed: dict[int, str] = {}
+    for turn in range(settings.rounds):
+        order = range(len(builders)) if turn % 2 == 0 else reversed(range(len(builders)))
+        for i in order:
+            if i in failed:
+                continue
+            told(turn, i)
+            try:
+                gathered = comm.gather_objects(_visit(builders[i], settings))
+            except UserError as error:
+                if comm.world_size() > 1:
+                    raise
+                failed[i] = str(error)
+            else:
+                found[i].append([visit for visit in gathered or () if visit is not None])
+    return found, failed
+
+
+def _visit(build: Builder, settings: Settings) -> Visit | None:
+    with leaving_nothing(), memory.naming_remedy("while a variant was measured", "choose others, or a smaller batch"):
+        return_unused()
+        comm.forget_peak_memory()
+        comm.barrier()  # nobody measures while others still tidy up
+        host = HostPeak()
+        loop = None
+        try:
+            loop = build()
+            return None if loop is None else _timed(loop, settings, host)
+        finally:
+            host.close()
+            if loop is not None:
+                loop.close()
+
+
+def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
+    """Warm up, and time one block."""
+    loop()
+    first = loop.means()
+    for _ in range(settings.warmup - 1):
+        loop()
+    loop.means()
+    comm.synchronize()
+    waited, disk, used, start = loop.waited_seconds, disk_wait_seconds(), time.process_time(), time.perf_counter()
+    watch = Stopwatch()
+    for _ in range(settings.steps):
+        loop()
+    seconds = watch.seconds()
+    wall, used = time.perf_counter() - start, time.process_time() - used
+    disk_after, on_cpu = disk_wait_seconds(), comm.device().type == "cpu"
+    data_seconds, losses = loop.waited_seconds - waited, loop.means()
+    device_peak = None if on_cpu else comm.peak_memory_bytes()
+    return Visit(
+        seconds=seconds / settings.steps,
+        data_seconds=data_seconds / settings.steps,
+        disk_seconds=None if disk is None or disk_after is None else (disk_after - disk) / settings.steps,
+        busy=used / (wall * torch.get_num_threads()) if on_cpu else _profiled_busy_share(loop),
+        device_peak=device_peak,
+        host_peak=host.peak(),
+        host_before=host.before,
+        first_losses=first,
+        losses=losses,
+    )
+
+
+def _profiled_busy_share(loop: Loop) -> float:
+    """Share of one more update in which the GPU had a kernel to run."""
+    comm.synchronize()
+    start = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        loop()
+        comm.synchronize()
+        wall = time.perf_counter() - start
+    kernels = [event for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
+    return covered((event.time_range.start, event.time_range.end) for event in kernels) / (wall * 1e6)
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals (start, end)."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

@@ -1,0 +1,207 @@
+"""The command line of `bigsgan bench`, read and checked before torch is imported."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from bigsgan import launched
+from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
+from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
+from bigsgan.config.run_directory import refuse_output
+from bigsgan.errors import UserError
+from bigsgan.slurm import launcher_variables
+
+LARGEST_COUNT = 10**6
+PRECISIONS, MODES = ("fp32", "bf16", "fp16"), ("eager", "compiled")
+
+
+def add_commands(parser: argparse.ArgumentParser, add_recipe: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the commands of ``bench``.
+
+    Args:
+        parser: Of ``bench``.
+        add_recipe: Adds the options that choose a recipe.
+    """
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    text = "variants of a recipe (engines, precision, ZeRO, ...) against plain PyTorch, in one run"
+    command = commands.add_parser("train", help=text)
+    add_recipe(command)
+    text = f"which, the one to compare with first (default: all): {', '.join(VARIANTS)}"
+    command.add_argument("--variants", default=",".join(VARIANTS), help=text)
+    _add_count(command, "--rounds", 3, "in each of which every variant takes its turn (default 3)")
+    _add_updates(command)
+    command.add_argument("--plot", metavar="FILE", help="PNG file for a chart of the times")
+    _add_form(command)
+    command.set_defaults(run=bench_train)
+
+    text = "one steady update by phase and operation, with a timeline, and what of the device it uses"
+    command = commands.add_parser("profile", help=text)
+    add_recipe(command)
+    command.add_argument("--out", required=True, metavar="DIR", help="directory for the timeline, trace.json")
+    _add_updates(command)
+    _add_form(command)
+    command.set_defaults(run=bench_profile)
+
+    text = "collectives of one update by phase, against the least that its ZeRO stages could send"
+    command = commands.add_parser("comm", help=text)
+    add_recipe(command)
+    command.add_argument(
+        "--variants", help="of `bench train` (default: the recipe as it is), such as zero1,zero2,zero3"
+    )
+    _add_form(command)
+    command.set_defaults(run=bench_comm)
+
+    text = "time and memory of a generator's batches, by batch, precision, and eager or compiled; in one process"
+    command = commands.add_parser("generate", help=text)
+    command.add_argument("--run", dest="run_directory", metavar="DIR", help="average of a run (default: first weights)")
+    add_recipe(command)
+    text = "images at a time (default 1,8,64)"
+    command.add_argument("--batches", type=_batches, default=[1, 8, 64], metavar="1,8,64", help=text)
+    for flag, choices in (("--precisions", PRECISIONS), ("--modes", MODES)):
+        text = f"of {', '.join(choices)} (default: all)"
+        kind = partial(_names, flag, choices)
+        command.add_argument(flag, type=kind, default=list(choices), metavar=",".join(choices), help=text)
+    _add_count(command, "--warmup", 3, "batches before the clock starts (default 3)")
+    _add_count(command, "--steps", 20, "batches that are timed (default 20)")
+    _add_form(command)
+    command.set_defaults(run=bench_generate)
+
+
+def bench_train(options: argparse.Namespace) -> int:
+    """Compare variants of a recipe."""
+    path = _begin(options)
+    recipe, variants = load_recipe(path, options.overrides), chosen_variants(options.variants)
+    planned = plan_variants(recipe, variants, launched.world_size(), path.resolve().parent)
+    plot = None if options.plot is None else Path(options.plot)
+    if plot is not None:
+        refuse_output(plot, "--plot")
+    launched.check_launcher()
+    with _logs_aside():
+        module = importlib.import_module("bigsgan.bench.train")
+    settings = module.Settings(options.rounds, options.warmup, options.steps)
+    return int(module.main(recipe, planned, module.Options(settings, options.json, options.markdown, plot)))
+
+
+def bench_profile(options: argparse.Namespace) -> int:
+    """Profile one update."""
+    path = _begin(options)
+    plan = plan_run(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
+    out = Path(options.out)
+    if out.exists() and not out.is_dir():
+        raise UserError("--out", options.out, "is no directory", "give the path of one")
+    _check_stages(plan)
+    launched.check_launcher()
+    with _logs_aside():
+        module = importlib.import_module("bigsgan.bench.profile")
+    asked = module.Options(out, options.warmup, options.steps, options.json, options.markdown)
+    return int(module.main(plan, asked))
+
+
+def bench_comm(options: argparse.Namespace) -> int:
+    """Count the collectives of one update."""
+    path = _begin(options)
+    recipe, num_ranks = load_recipe(path, options.overrides), launched.world_size()
+    if num_ranks == 1:
+        remedy = (
+            "start with deepspeed or torchrun, such as torchrun --nproc_per_node 2 --no-python -- bigsgan bench comm"
+        )
+        raise UserError("WORLD_SIZE", 1, "rank has nobody to talk to", remedy)
+    if options.variants is None:
+        plan = plan_run(recipe, num_ranks, path.resolve().parent)
+        _check_stages(plan)
+        planned = [Planned(Variant("recipe", "as it is", lambda recipe: []), plan)]
+    else:
+        variants = chosen_variants(options.variants)
+        for variant in variants:
+            if variant.is_plain or variant.name == "pipeline":
+                raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "leave it out")
+        planned = plan_variants(recipe, variants, num_ranks, path.resolve().parent)
+    launched.check_launcher()
+    with _logs_aside():
+        module = importlib.import_module("bigsgan.bench.comm")
+    return int(module.main(planned, module.Options(options.json, options.markdown)))
+
+
+def bench_generate(options: argparse.Namespace) -> int:
+    """Time a generator."""
+    if launched.world_size() > 1:
+        raise UserError("WORLD_SIZE", launched.world_size(), "ranks, of which one alone has work", "start one process")
+    run = None if options.run_directory is None else Path(options.run_directory)
+    if run is not None and options.overrides:
+        raise UserError("argument", options.overrides[0], "is for recipes", "leave it out, or --run")
+    recipe = load_recipe(Path(options.config), options.overrides) if run is None else None
+    with _logs_aside():
+        module = importlib.import_module("bigsgan.bench.generate")
+    asked = module.Options(
+        run=run,
+        batches=options.batches,
+        precisions=options.precisions,
+        modes=options.modes,
+        warmup=options.warmup,
+        steps=options.steps,
+        json=options.json,
+        markdown=options.markdown,
+    )
+    return int(module.main(recipe, asked))
+
+
+def _check_stages(plan: RunPlan) -> None:
+    """Refuse pipelines, whose phases overlap."""
+    for network in NETWORKS:
+        stages = plan.placement(network).num_stages
+        if stages > 1:
+            remedy = "set it to 1; a run of pipelines writes pipeline_trace.json itself"
+            raise UserError(f"engines.{network}.pipeline_stages", stages, "has phases that overlap", remedy)
+
+
+def _logs_aside() -> contextlib.AbstractContextManager[object]:
+    """While a command's module is imported: DeepSpeed logs to what is standard output then, which is for results."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+def _begin(options: argparse.Namespace) -> Path:
+    """Take Slurm's ranks for what they are, and return the recipe's path."""
+    os.environ.update(launcher_variables(os.environ))
+    return Path(options.config)
+
+
+def _add_updates(command: argparse.ArgumentParser) -> None:
+    _add_count(command, "--warmup", 2, "updates before the clock starts (default 2)")
+    _add_count(command, "--steps", 5, "updates that are timed at a time (default 5)")
+
+
+def _add_form(command: argparse.ArgumentParser) -> None:
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the results as JSON")
+    form.add_argument("--markdown", action="store_true", help="print them as Markdown")
+
+
+def _add_count(command: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:
+    """Add an option that counts something, from 1 on."""
+    command.add_argument(flag, type=lambda word: _count(flag, word), default=default, help=text)
+
+
+def _count(flag: str, word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= LARGEST_COUNT:
+        raise UserError(flag, word, "is no number of them", f"give 1 to {LARGEST_COUNT}")
+    return int(word)
+
+
+def _batches(word: str) -> list[int]:
+    return [_count("--batches", part) for part in word.split(",")]
+
+
+def _names(flag: str, choices: Sequence[str], word: str) -> list[str]:
+    """Read names that are separated by commas."""
+    names = word.split(",")
+    for name in names:
+        if name not in choices:
+            raise UserError(flag, name, "is none of the choices", f"choose from {', '.join(choices)}")
+    return names

@@ -1,0 +1,100 @@
+"""Names for the parts of an update, laid around an engine's verbs from outside: a run that is not measured has none.
+
+Only of networks that lie whole on each rank; a pipeline's timeline is written by the run itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from bigsgan import comm
+from bigsgan.engines.deepspeed_private import wrapped_collectives
+from bigsgan.training.loop import Run
+
+Entering = Callable[[str], AbstractContextManager[Any]]
+"""Gives what stands around a part of an update, by its name."""
+
+DATA, IMAGES, SEAM, REDUCE, AVERAGE, REST = "data wait", "G makes images", "seam", "reduce", "EMA", "rest"
+LETTERS = {"generator": "G", "discriminator": "D"}
+PHASES = (
+    DATA, IMAGES, "D forward", "D backward", "D optimizer", "G forward", SEAM, "G backward", "G optimizer", REDUCE,
+    AVERAGE, REST,
+)  # fmt: skip
+"""In the order of an update; ``seam`` is D's judgement of G's images and the gradient at them."""
+
+
+def label_phases(run: Run, entering: Entering) -> None:
+    """Lay names around the parts of a run's updates, for good."""
+    for network, letter in LETTERS.items():
+        engine: Any = getattr(run.step, network)
+        for verb, label in (("forward", "forward"), ("backward", "backward"), ("step", "optimizer")):
+            _wrap(engine._engine, verb, f"{letter} {label}", entering)
+    _wrap(run.step.generator, "infer", IMAGES, entering)
+    _wrap(run.step.discriminator, "_input_grads", SEAM, entering)
+    _wrap(run.reals, "next_phase", DATA, entering)
+    _wrap(run.average, "update", AVERAGE, entering)
+
+
+@contextmanager
+def labelled_collectives(entering: Entering) -> Iterator[None]:
+    """Lay ``reduce`` around every collective inside the block."""
+    with wrapped_collectives(lambda function: _around(function, REDUCE, entering)):
+        yield
+
+
+def _wrap(owner: Any, name: str, label: str, entering: Entering) -> None:
+    setattr(owner, name, _around(getattr(owner, name), label, entering))
+
+
+def _around(function: Callable[..., Any], label: str, entering: Entering) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        with entering(label):
+            return function(*args, **kwargs)
+
+    return around
+
+
+class PhaseClock:
+    """Seconds in each phase, without the phases inside it; waits for the device at every border.
+
+    Attributes:
+        seconds: By phase.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._open = [REST]
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def phase(self, label: str) -> Iterator[None]:
+        """Count the block's time for a phase."""
+        self._turn()
+        self._open.append(label)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._open.pop()
+
+    def restart(self) -> None:
+        """Forget what was counted."""
+        self._turn()
+        self.seconds.clear()
+
+    def stop(self) -> dict[str, float]:
+        """Return the seconds so far, by phase, in the order of an update."""
+        self._turn()
+        return {phase: self.seconds[phase] for phase in PHASES if phase in self.seconds}
+
+    def _turn(self) -> None:
+        comm.synchronize()
+        now = time.perf_counter()
+        self.seconds[self._open[-1]] += now - self._since
+        self._since = now

@@ -1,0 +1,249 @@
+"""The baseline: the same game as a loop in plain PyTorch, without engines and without the seam.
+
+G's gradient comes from backpropagating through D(G(z)). It begins with the weights of a run, reads the same images and
+latents and minimises the same losses, so that what differs in time is what engines cost or save.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bigsgan import comm
+from bigsgan.adversarial import LatentSource, PairSource, SampleDraws, Slice
+from bigsgan.adversarial.extras import Extras, build_extras
+from bigsgan.adversarial.latents import Inputs, InputSource, Reals
+from bigsgan.adversarial.objectives import GRADIENT_PENALTY, DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.step import Scheduled
+from bigsgan.adversarial.watchers import Sum
+from bigsgan.config import NETWORKS, Recipe, RunPlan
+from bigsgan.data import RealImages, build_training_dataset
+from bigsgan.draws import Draws
+from bigsgan.engines import MicroBatch
+from bigsgan.engines.optimizer import build_optimizer
+from bigsgan.engines.replicas import join_replicas
+from bigsgan.engines.zero import Root
+from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.network import initialize
+from bigsgan.monitor import Statistics
+from bigsgan.training.schedules import average_decay, scheduled
+
+
+class Trainee:
+    """One network with its optimizer; with ``distributed``, DistributedDataParallel averages its gradients over ranks.
+
+    Attributes:
+        root: The network, whose forward pass can end in a loss.
+        accumulation: Micro-batches of an update.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        optimizer: torch.optim.Optimizer,
+        accumulation: int,
+        clip_norm: float | None,
+        distributed: bool,
+    ) -> None:
+        self.root, self.accumulation = root, accumulation
+        self._optimizer, self._clip_norm = optimizer, clip_norm
+        self._parameters = list(root.parameters())
+        self._ddp = None
+        if distributed:
+            with warnings.catch_warnings():  # torch 2.15 has another name for it, which older versions do not know
+                warnings.simplefilter("ignore", FutureWarning)
+                self._ddp = DistributedDataParallel(root, broadcast_buffers=False)
+
+    def __call__(self, inputs: MicroBatch, moving: bool, **losses: Any) -> Any:
+        """A forward pass that ``backward`` may follow; see Root."""
+        return (self.root if self._ddp is None else self._ddp)(inputs, moving, **losses)
+
+    def reducing(self, j: int) -> AbstractContextManager:
+        """Around forward and backward of micro-batch ``j``: gradients travel with the last one alone."""
+        return nullcontext() if self._ddp is None or j == self.accumulation - 1 else self._ddp.no_sync()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients of the mean over the micro-batches."""
+        for layer in self.root.network.spectral_layers():
+            layer.gradient_scale = 1 / self.accumulation
+        (loss / self.accumulation).backward()
+
+    def update(self, lr: float, beta2: float | None) -> None:
+        """Step, and forget the gradients."""
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+            if beta2 is not None:
+                group["betas"] = (group["betas"][0], beta2)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def freeze(self, frozen: bool) -> None:
+        """Let the graphs that follow lead to no parameter, or to all again."""
+        for parameter in self._parameters:
+            parameter.requires_grad_(not frozen)
+
+
+class PlainLoop:
+    """Callable that makes one update, as AdversarialStep does on engines.
+
+    Attributes:
+        nimg: Images seen.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        networks: dict[str, Trainee],
+        reals: RealImages,
+        source: InputSource,
+        draws: SampleDraws,
+        slices: dict[str, Slice],
+        extras: Extras,
+        statistics: Statistics,
+        sum_over_ranks: Sum,
+    ) -> None:
+        self.nimg, self._statistics, self._sum_over_ranks = 0, statistics, sum_over_ranks
+        self._recipe, self._generator, self._discriminator = recipe, networks["generator"], networks["discriminator"]
+        self._reals, self._source, self._draws = reals, source, draws
+        self._slices, self._extras, self._updates = slices, extras, 0
+        self._g_objective = GeneratorObjective(recipe.objective, statistics)
+        self._weights: list[Tensor] = list(self._generator.root.parameters())
+        self._average = [weight.detach().clone() for weight in self._weights]
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long it has waited for images so far."""
+        return self._reals.waited_seconds
+
+    def __call__(self) -> None:
+        """Make one update of D, or several, and one of G and of its average."""
+        recipe, extras, update = self._recipe, self._extras, self._updates
+        numbers = scheduled(recipe, self.nimg)
+        if extras.augmentation is not None and numbers.augmentation is not None:
+            extras.augmentation.fill_(numbers.augmentation)
+        slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in self._slices.items()}
+        for d_step in range(recipe.objective.d_steps):
+            reals, counters = functools.cache(self._reals.next_phase), (update, d_step)
+            inputs = self._source.inputs("discriminator", counters, slices["discriminator"], reals)
+            self._train_discriminator(inputs, counters, reals, numbers)
+        if not recipe.objective.reuse_fakes:
+            inputs = self._source.inputs("generator", (update,), slices["generator"], reals)
+        self._train_generator(inputs, update, reals, numbers)
+        for watcher in extras.watchers:
+            watcher.finish_update(update, True)
+        if extras.path_length is not None:
+            extras.path_length.finish_update(update, True)
+        self._updates += 1
+        self.nimg += recipe.batch
+        with torch.no_grad():
+            torch._foreach_lerp_(self._average, self._weights, 1 - average_decay(recipe.ema, recipe.batch, self.nimg))
+
+    def means(self) -> dict[str, float]:
+        """Means of losses and the like since the last call, over the ranks of the loop, which all call this."""
+        return self._statistics.reduce(self._sum_over_ranks)
+
+    def close(self) -> None:
+        """End the loading processes."""
+        self._reals.close()
+        self._source.close()
+
+    def _train_discriminator(self, inputs: Inputs, counters: tuple[int, int], reals: Reals, numbers: Scheduled) -> None:
+        section, part = self._recipe.objective, self._slices["discriminator"]
+        number = counters[0] * section.d_steps + counters[1]
+        objective = DiscriminatorObjective(
+            section, self._statistics, number, numbers.penalty_weights, self._extras.watchers, self._extras.anchors
+        )
+        with torch.no_grad():
+            fakes = [self._generator.root(batch, False) for batch in inputs.generator]
+        for j, fake in enumerate(fakes):
+            noise = {
+                name: self._draws.normal(name, counters, part, tuple(fake.shape[1:]))[j] for name in objective.perturbed
+            }
+            if objective.interpolates:
+                noise[GRADIENT_PENALTY] = self._draws.uniform(GRADIENT_PENALTY, counters, part, (1, 1, 1))[j]
+            real = (*self._source.real(reals()[j]), *self._seeds("discriminator/real", counters, part, j))
+            judged = (fake, *inputs.conditions[j], *self._seeds("discriminator/fake", counters, part, j))
+            with self._discriminator.reducing(j):
+                batch = objective.batch(real, judged, noise)
+                self._discriminator.backward(self._discriminator(batch, moving=j == 0, loss=objective))
+        self._discriminator.update(*numbers.discriminator)
+
+    def _train_generator(self, inputs: Inputs, update: int, reals: Reals, numbers: Scheduled) -> None:
+        part, path_length, l1 = self._slices["generator"], self._extras.path_length, self._recipe.objective.l1
+        regularizer = path_length if path_length is not None and path_length.is_due(update) else None
+        self._discriminator.freeze(True)
+        for j, batch in enumerate(inputs.generator):
+            with self._generator.reducing(j):
+                if regularizer is None:
+                    fakes, loss = self._generator(batch, moving=j == 0), torch.zeros(())
+                else:
+                    fakes, loss = self._generator(batch, moving=j == 0, regularizer=regularizer)
+                real = None
+                if self._g_objective.pairs:
+                    real = (*self._source.real(reals()[j]), *self._seeds("generator/real", (update,), part, j))
+                judged = (fakes, *inputs.conditions[j], *self._seeds("generator/fake", (update,), part, j))
+                judged = self._g_objective.batch(real, judged)
+                loss = loss.to(fakes.device) + self._discriminator.root(judged, False, loss=self._g_objective)
+                if l1:
+                    differences = (fakes - self._source.real(reals()[j])[0]).abs()
+                    self._statistics.add("loss/l1", differences)
+                    loss = loss + l1 * differences.mean()
+                self._generator.backward(loss)
+        self._discriminator.freeze(False)
+        self._generator.update(*numbers.generator)
+
+    def _seeds(self, stream: str, counters: tuple[int, ...], part: Slice, j: int) -> Sequence[Tensor]:
+        """What D draws augmentations of a micro-batch from; nothing where it has none."""
+        return [self._draws.seeds(f"augment/{stream}", counters, part)[j]] if self._extras.augmented else []
+
+
+def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
+    """Build the loop, on this rank alone or with DistributedDataParallel on all of them, which then all call this.
+
+    Args:
+        plan: Of engines that lie whole on each rank, in float32.
+        distributed: Whether the ranks share the batch.
+
+    Raises:
+        UserError: The data is not as the recipe says.
+    """
+    recipe, device, draws = plan.recipe, comm.device(), Draws(plan.recipe.seed)
+    rank, num_ranks = (comm.rank(), comm.world_size()) if distributed else (0, 1)
+    trainees = {}
+    for network in NETWORKS:
+        stack, section = build_network(recipe, network), getattr(recipe.optimizer, network)
+        initialize(stack, initial_seed(recipe, network))
+        stack.to(device)
+        join_replicas(stack, num_ranks)
+        optimizer = build_optimizer(section, stack, plan.deepspeed_files[network])
+        accumulation = recipe.accumulation_of(network)
+        trainees[network] = Trainee(Root(stack), optimizer, accumulation, section.clip_norm, distributed)
+    slices = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, num_ranks) for n in NETWORKS}
+    reals = RealImages(
+        build_training_dataset(recipe.data),
+        recipe.data,
+        draws,
+        batch=recipe.batch,
+        accumulation=slices["discriminator"].accumulation,
+        rank=rank,
+        world_size=num_ranks,
+        device=device,
+    )
+    sample_draws, statistics = SampleDraws(draws, device), Statistics(device)
+    source: InputSource
+    if recipe.data.paired:
+        source = PairSource(sample_draws, recipe.data.input_channels)
+    else:
+        source = LatentSource(sample_draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
+    total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor
+    extras = build_extras(recipe, trainees["discriminator"].root.network, statistics, device, total)
+    return PlainLoop(recipe, trainees, reals, source, sample_draws, slices, extras, statistics, total)

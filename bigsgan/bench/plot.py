@@ -1,0 +1,50 @@
+"""A bar for each variant, as a PNG file. Drawn with Pillow, which is there anyway; a bar chart needs no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from bigsgan.atomic import replacing
+from bigsgan.monitor.sinks import writing
+
+_WIDTH, _ROW, _MARGIN, _NAMES, _NUMBERS = 900, 36, 24, 200, 90
+_INK, _BAR, _LINE, _SPREAD = (30, 30, 30), (86, 138, 190), (170, 170, 170), (20, 60, 110)
+_SIZE = 16
+
+
+def bar_lengths(bars: Sequence[tuple[str, Sequence[float]]], width: int) -> list[tuple[int, int, int]]:
+    """Pixels from 0 to the lower quartile, the median and the upper one of each bar, of ``width`` for the largest."""
+    largest = max(high for _, (_, _, high) in bars)
+    return [
+        (round(width * a / largest), round(width * b / largest), round(width * c / largest)) for _, (a, b, c) in bars
+    ]
+
+
+def write_bars(out: Path, title: str, bars: Sequence[tuple[str, Sequence[float]]]) -> None:
+    """Write a chart of horizontal bars.
+
+    Args:
+        out: PNG file.
+        title: Above the bars.
+        bars: Name of each, with its lower quartile, its median, which the bar shows, and its upper quartile.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    width = _WIDTH - 2 * _MARGIN - _NAMES - _NUMBERS
+    image = Image.new("RGB", (_WIDTH, 2 * _MARGIN + _ROW * (len(bars) + 1)), "white")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(_SIZE)
+    draw.text((_MARGIN, _MARGIN), title, _INK, font)
+    left = _MARGIN + _NAMES
+    for i, ((name, (_, middle, _)), (low, length, high)) in enumerate(zip(bars, bar_lengths(bars, width), strict=True)):
+        top = _MARGIN + _ROW * (i + 1)
+        draw.text((_MARGIN, top + 6), name, _INK, font)
+        draw.rectangle((left, top + 4, left + length, top + _ROW - 8), _BAR)
+        draw.line((left + low, top + _ROW // 2 - 2, left + high, top + _ROW // 2 - 2), _SPREAD, 3)
+        draw.text((left + max(length, high) + 8, top + 6), f"{middle:.2f}", _INK, font)
+    draw.line((left, _MARGIN + _ROW, left, image.height - _MARGIN), _LINE)
+    with writing(out), replacing(out) as unfinished:
+        image.save(unfinished, format="PNG")

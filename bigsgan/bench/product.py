@@ -1,0 +1,69 @@
+"""A run as `bigsgan train` puts it together, of which a benchmark makes updates one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+
+from bigsgan import comm
+from bigsgan.config import RunPlan
+from bigsgan.monitor import RankLog
+from bigsgan.start import Start
+from bigsgan.train import build_run
+from bigsgan.training.loop import Run
+from bigsgan.training.schedules import average_decay, scheduled
+
+
+class EngineLoop:
+    """Callable that makes one update, as the training loop does, without its reports.
+
+    Attributes:
+        run: Of the two engines.
+    """
+
+    def __init__(self, run: Run, directory: tempfile.TemporaryDirectory[str]) -> None:
+        self.run, self._directory = run, directory
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long it has waited for images so far."""
+        return self.run.reals.waited_seconds
+
+    def __call__(self) -> None:
+        """Make one update of the networks and of the average."""
+        run, recipe, counters = self.run, self.run.recipe, self.run.counters
+        run.step(counters.update, scheduled(recipe, counters.nimg))
+        counters.update += 1
+        counters.nimg += recipe.batch
+        if run.step.generator.applied:
+            run.average.update(average_decay(recipe.ema, recipe.batch, counters.nimg))
+
+    def means(self) -> dict[str, float]:
+        """Means of losses and the like since the last call, over all ranks, which all call this."""
+        return self.run.statistics.reduce(comm.sum_over_ranks)
+
+    def close(self) -> None:
+        """Release engines, files and loading processes."""
+        run = self.run
+        run.reals.close()
+        run.source.close()
+        run.saver.close()
+        run.reporter.close()
+        run.step.generator.destroy()
+        run.step.discriminator.destroy()
+        self._directory.cleanup()
+
+
+def build_engine_loop(plan: RunPlan) -> EngineLoop:
+    """Build a run from its beginning, in a directory that goes when it is closed. Every rank calls this.
+
+    Raises:
+        UserError: The data or this machine do not fit the plan.
+    """
+    directory = tempfile.TemporaryDirectory(prefix="bigsgan-bench-")
+    out = Path(directory.name)
+    log = RankLog(out / "log", comm.rank(), lambda text: None)
+    with contextlib.redirect_stderr(io.StringIO()):  # where a run would show its progress
+        return EngineLoop(build_run(plan, out, Start(), log), directory)

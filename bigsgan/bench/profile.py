@@ -1,0 +1,178 @@
+"""`bigsgan bench profile`: where the time of one steady update goes, by phase and by operation, and what of the device
+it uses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from bigsgan import comm
+from bigsgan.bench.about import about, describe
+from bigsgan.bench.measure import Stopwatch
+from bigsgan.bench.phases import PHASES, PhaseClock, label_phases, labelled_collectives
+from bigsgan.bench.product import EngineLoop, build_engine_loop
+from bigsgan.bench.table import NOTHING, Table, percent, shown
+from bigsgan.bench.train import label
+from bigsgan.config import RunPlan
+from bigsgan.ending import exit_status
+from bigsgan.monitor.sinks import writing
+from bigsgan.plan import count_work
+
+NUM_OPERATIONS = 10
+TRACE_FILE = "trace.json"
+_LABEL = "bigsgan: "
+"""Before a phase's name in the trace, which has an operation of nearly every name."""
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_MATRIX_REPEATS = 5
+
+
+class Options(NamedTuple):
+    """How to measure and show.
+
+    Attributes:
+        out: Directory of the trace.
+        warmup: Updates before any clock starts.
+        steps: Updates whose phases are timed; as many are timed as a whole.
+        json: Print JSON.
+        markdown: Print Markdown tables.
+    """
+
+    out: Path
+    warmup: int
+    steps: int
+    json: bool
+    markdown: bool
+
+
+def main(plan: RunPlan, options: Options) -> int:
+    """Profile, print, and return the exit status. Every rank calls this."""
+
+    def work() -> int:
+        with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
+            comm.initialize(comm.PATIENCE_HOURS * 3600)
+            if comm.rank() == 0:
+                with writing(options.out):
+                    options.out.mkdir(parents=True, exist_ok=True)
+            found = profiled(plan, options)
+        if comm.rank() == 0:
+            _show(plan, found, options)
+        comm.leave()
+        return 0
+
+    return exit_status(work)
+
+
+def profiled(plan: RunPlan, options: Options) -> dict[str, Any]:
+    """Time updates as a whole, by phase, and by operation; of this rank. Every rank calls this."""
+    loop = build_engine_loop(plan)
+    try:
+        for _ in range(options.warmup):
+            loop()
+        comm.barrier()
+        watch = Stopwatch()
+        for _ in range(options.steps):
+            loop()
+        seconds = watch.seconds() / options.steps
+        phases, operations = _by_phase_and_operation(loop, options)
+    finally:
+        loop.close()
+    flops = count_work(plan)["update_flop"] * plan.recipe.batch // plan.world_size
+    precision = plan.deepspeed_files["discriminator"].precision
+    peak = matrix_flops_per_second(_TYPES[precision], comm.device())
+    return {
+        "update_seconds": seconds,
+        "images_per_second": plan.recipe.batch / seconds,
+        "phases": phases,
+        "operations": operations,
+        "flops": flops,
+        "flops_per_second": flops / seconds,
+        "matrix_precision": precision,
+        "matrix_flops_per_second": peak,
+        "achieved_share": flops / seconds / peak,
+        "trace": str(options.out / TRACE_FILE),
+    }
+
+
+def _by_phase_and_operation(loop: EngineLoop, options: Options) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Seconds of an update by phase, with the device waited for at each border; then a trace, without waiting."""
+    clock, traces = PhaseClock(), False
+
+    def entering(name: str) -> contextlib.AbstractContextManager[Any]:
+        return record_function(_LABEL + name) if traces else clock.phase(name)
+
+    label_phases(loop.run, entering)
+    with labelled_collectives(entering):
+        clock.restart()
+        for _ in range(options.steps):
+            loop()
+        phases = {name: seconds / options.steps for name, seconds in clock.stop().items()}
+        traces = True
+        on_gpu = comm.device().type == "cuda"
+        with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+            loop()
+            comm.synchronize()
+    if comm.rank() == 0:
+        with writing(options.out):
+            profiler.export_chrome_trace(str(options.out / TRACE_FILE))
+    return phases, costliest(profiler.key_averages(), on_gpu)
+
+
+def costliest(averages: Sequence[Any], on_gpu: bool) -> list[dict[str, Any]]:
+    """The operations that take the most time by themselves: of the GPU, or of the host where there is none."""
+    names = {_LABEL + phase for phase in PHASES}
+    times = {each.key: each.self_device_time_total if on_gpu else each.self_cpu_time_total for each in averages}
+    total = sum(time for name, time in times.items() if name not in names)
+    found = sorted((each for each in averages if each.key not in names), key=lambda each: -times[each.key])
+    return [
+        {"name": e.key, "calls": e.count, "seconds": times[e.key] / 1e6, "share": times[e.key] / max(total, 1e-9)}
+        for e in found[:NUM_OPERATIONS]
+    ]
+
+
+def matrix_flops_per_second(dtype: torch.dtype, device: torch.device) -> float:
+    """Speed of this device at a product of two square matrices, the best of a few: what it can reach at most."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    found = []
+    torch.mm(a, b)  # loads the library
+    for _ in range(_MATRIX_REPEATS):
+        watch = Stopwatch()
+        torch.mm(a, b)
+        found.append(2 * size**3 / watch.seconds())
+    return max(found)
+
+
+def _show(plan: RunPlan, found: dict[str, Any], options: Options) -> None:
+    facts, name = about(), label(plan.recipe)
+    if options.json:
+        print(json.dumps({**facts, "recipe": name, **found}, indent=2))
+        return
+    total = sum(found["phases"].values())
+    rows = [[phase, f"{1e3 * s:.2f}", percent(s / total)] for phase, s in found["phases"].items()]
+    rows.append(["all, one after the other", f"{1e3 * total:.2f}", NOTHING])
+    notes = [f"an update without waiting at the phases' borders: {1e3 * found['update_seconds']:.2f} ms"]
+    print(
+        shown(Table(f"phases of an update of rank 0: {name}", ("phase", "ms", "share"), rows, notes), options.markdown)
+    )
+    rows = [
+        [each["name"], f"{each['calls']:,}", f"{1e3 * each['seconds']:.2f}", percent(each["share"])]
+        for each in found["operations"]
+    ]
+    reached, peak = found["flops_per_second"] / 1e12, found["matrix_flops_per_second"] / 1e12
+    notes = [
+        f"{found['flops'] / 1e9:,.1f} GFLOP an update and rank, without penalties: {reached:.3f} TFLOP/s, "
+        f"{percent(found['achieved_share'])} of the {peak:.3f} of a matrix product in {found['matrix_precision']}",
+        f"timeline: {found['trace']}, for chrome://tracing or Perfetto",
+        *describe(facts),
+    ]
+    heading = ("operation", "calls", "ms", "share")
+    print()
+    print(shown(Table("operations that take the most time by themselves", heading, rows, notes), options.markdown))

@@ -1,0 +1,71 @@
+"""Results as a table: for a terminal, as Markdown, and what stands above each of them. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+NOTHING = "-"
+
+
+@dataclass
+class Table:
+    """Rows of cells under their headings.
+
+    Attributes:
+        title: What is measured.
+        headings: Of the columns.
+        rows: Of cells.
+        notes: Lines below the table.
+        num_texts: Columns that hold texts; those behind them hold numbers.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+    num_texts: int = 1
+
+    def terminal(self) -> str:
+        """Columns of equal width, texts to the left and numbers to the right."""
+        lines = [list(self.headings), *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.headings))]
+        text = [
+            "  ".join(
+                cell.ljust(width) if i < self.num_texts else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in lines
+        ]
+        return "\n".join([self.title, "", *(line.rstrip() for line in text), "", *self.notes])
+
+    def markdown(self) -> str:
+        """The same as a Markdown table."""
+        numbers = len(self.headings) - self.num_texts
+        lines = [self.headings, ["---"] * self.num_texts + ["---:"] * numbers, *self.rows]
+        return "\n".join(
+            [self.title, "", *(f"| {' | '.join(line)} |" for line in lines), "", *(f"- {note}" for note in self.notes)]
+        )
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """So many significant digits, without an exponent where that is shorter; nothing for None."""
+    if value is None:
+        return NOTHING
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text else text
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 as a percentage."""
+    return NOTHING if share is None else f"{100 * share:.1f} %"
+
+
+def mebibytes(num_bytes: float | None) -> str:
+    """Bytes as MiB."""
+    return NOTHING if num_bytes is None else f"{num_bytes / 2**20:,.0f}"
+
+
+def shown(table: Table, as_markdown: bool) -> str:
+    """The table in the form that was asked for."""
+    return (table.markdown() if as_markdown else table.terminal()).rstrip()

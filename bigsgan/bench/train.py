@@ -1,0 +1,259 @@
+"""`bigsgan bench train`: variants of one recipe against its baseline, in one run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bigsgan import comm
+from bigsgan.bench.about import about, describe
+from bigsgan.bench.measure import Builder, Loop, Settings, Visit, take_turns
+from bigsgan.bench.plain import build_plain_loop
+from bigsgan.bench.plot import write_bars
+from bigsgan.bench.product import build_engine_loop
+from bigsgan.bench.table import NOTHING, Table, mebibytes, number, percent, shown
+from bigsgan.bench.variants import Planned
+from bigsgan.config import Recipe
+from bigsgan.data import build_dataset
+from bigsgan.ending import exit_status
+from bigsgan.engines.deepspeed_config import checked_config
+from bigsgan.errors import UserError
+
+CONTROL = "control"
+_HEADINGS = (
+    "variant", "s/update", "images/s", "s/epoch", "time per image", "quartiles", "device MiB", "host MiB", "added MiB",
+    "busy", "data wait", "disk wait", "D loss", "G loss", "D differs", "G differs",
+)  # fmt: skip
+_MEANING = (
+    "the first updates of a round warm up, the others are timed",
+    "time per image: over the first variant's, median of the rounds; control: the first variant a second time",
+    "device MiB, host MiB: peak of a rank in the last round; added: beyond what the process held before it was built",
+    "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images; disk wait: for disks",
+    "losses: mean of the timed updates of the last round; differs: relative difference of the first update's loss",
+)
+
+
+class Options(NamedTuple):
+    """How to measure and show.
+
+    Attributes:
+        settings: Rounds and updates.
+        json: Print JSON.
+        markdown: Print a Markdown table.
+        plot: PNG file to write.
+    """
+
+    settings: Settings
+    json: bool
+    markdown: bool
+    plot: Path | None
+
+
+class Result(NamedTuple):
+    """What was measured of one variant.
+
+    Attributes:
+        name: Of the variant, or ``control``.
+        title: What it is.
+        recipe: Of the variant.
+        rounds: Visits of its ranks by round; none where it could not run.
+        reason: Why it could not.
+    """
+
+    name: str
+    title: str
+    recipe: Recipe | None
+    rounds: list[list[Visit]]
+    reason: str = ""
+
+    @property
+    def image_seconds(self) -> list[float]:
+        """By round, seconds for an image: an update waits for its slowest rank."""
+        assert self.recipe is not None
+        return [max(visit.seconds for visit in ranks) / self.recipe.batch for ranks in self.rounds]
+
+
+def main(recipe: Recipe, planned: Sequence[Planned], options: Options) -> int:
+    """Measure, print, and return the exit status. Every rank calls this."""
+
+    def work() -> int:
+        with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
+            comm.initialize(comm.PATIENCE_HOURS * 3600)
+            num_images = len(build_dataset(recipe.data))
+            results = _measure([_on_machine(each) for each in planned], options.settings)
+        if comm.rank() == 0:
+            _show(recipe, [record(result, results, num_images) for result in results], options)
+        comm.leave()
+        return 0
+
+    return exit_status(work)
+
+
+def _on_machine(planned: Planned) -> Planned:
+    """Refuse what this machine cannot do."""
+    if planned.plan is None or planned.variant.is_plain:
+        return planned
+    try:
+        for network in planned.plan.deepspeed_files:
+            checked_config(planned.plan, network)
+    except UserError as error:
+        return Planned(planned.variant, None, str(error))
+    return planned
+
+
+def _builder(planned: Planned) -> Builder:
+    assert planned.plan is not None
+    if not planned.variant.is_plain:
+        return partial(build_engine_loop, planned.plan)
+    plan, single = planned.plan, planned.variant.single
+
+    def build() -> Loop | None:
+        return None if single and comm.rank() > 0 else build_plain_loop(plan, distributed=not single)
+
+    return build
+
+
+def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
+    """Measure what can run, and the first of it twice; results in the order given, the control behind its model."""
+    possible = [each for each in planned if each.plan is not None]
+    if not possible:
+        raise UserError("--variants", None, f"cannot run here: {planned[0].reason}", "choose others")
+    visited = [*possible, possible[0]]  # first and last: the control is as far from the first as any other
+    names = [each.variant.name for each in possible] + [CONTROL]
+
+    def told(turn: int, i: int) -> None:
+        if comm.rank() == 0:
+            print(f"round {turn + 1} of {settings.rounds}: {names[i]}", file=sys.stderr, flush=True)
+
+    rounds, failed = take_turns([_builder(each) for each in visited], settings, told)
+    results = {}
+    for i, (name, each) in enumerate(zip(names, visited, strict=True)):
+        recipe = None if each.plan is None or i in failed else each.plan.recipe
+        title = f"{possible[0].variant.name} again" if name == CONTROL else each.variant.title
+        results[name] = Result(name, title, recipe, [] if i in failed else rounds[i], failed.get(i, ""))
+    refused = {p.variant.name: Result(p.variant.name, p.variant.title, None, [], p.reason) for p in planned}
+    ordered = [results.get(each.variant.name, refused[each.variant.name]) for each in planned]
+    first = next(i for i, each in enumerate(planned) if each.plan is not None)
+    return [*ordered[: first + 1], results[CONTROL], *ordered[first + 1 :]]
+
+
+def record(result: Result, results: Sequence[Result], num_images: int) -> dict[str, Any]:
+    """What is told of one variant, compared with the first that ran.
+
+    Args:
+        result: Of the variant.
+        results: Of all.
+        num_images: In an epoch.
+    """
+    about_it: dict[str, Any] = {"variant": result.name, "what": result.title}
+    if result.recipe is None:
+        return {**about_it, "reason": result.reason}
+    first = next(each for each in results if each.recipe is not None)
+    assert first.recipe is not None
+    seconds = result.image_seconds
+    visits = [visit for ranks in result.rounds for visit in ranks]
+    mine, others = _losses(result, "first_losses", 0), _losses(first, "first_losses", 0)
+    comparable = result.recipe.batch == first.recipe.batch
+    last = _losses(result, "losses", -1)
+    total = sum(visit.seconds for visit in visits)
+    disk = [visit.disk_seconds for visit in visits]
+    settled = result.rounds[-1]  # the first round holds what is loaded once in a process
+    devices = [visit.device_peak for visit in settled if visit.device_peak is not None]
+    middle = statistics.median(seconds)
+    return {
+        **about_it,
+        "data": result.recipe.data.kind,
+        "batch": result.recipe.batch,
+        "update_seconds": middle * result.recipe.batch,
+        "images_per_second": 1 / middle,
+        "epoch_seconds": middle * num_images,
+        "time_ratio": _quartiles([a / b for a, b in zip(seconds, first.image_seconds, strict=True)]),
+        "device_peak_bytes": max(devices, default=None),
+        "host_peak_bytes": max(visit.host_peak for visit in settled),
+        "host_added_bytes": max(visit.host_peak - visit.host_before for visit in settled),
+        "busy_share": statistics.fmean(visit.busy for visit in visits),
+        "data_wait_share": sum(visit.data_seconds for visit in visits) / total,
+        "disk_wait_share": None if None in disk else sum(seconds or 0.0 for seconds in disk) / total,
+        "d_loss": last["d"],
+        "g_loss": last["g"],
+        "d_loss_difference": _difference(mine["d"], others["d"]) if comparable else None,
+        "g_loss_difference": _difference(mine["g"], others["g"]) if comparable else None,
+        "image_seconds": seconds,
+    }
+
+
+def _losses(result: Result, kind: str, turn: int) -> dict[str, float]:
+    """D's and G's loss, of the latter all parts, in one round."""
+    assert result.recipe is not None
+    means, section = getattr(result.rounds[turn][0], kind), result.recipe.objective
+    weights = {"l1": section.l1, "feature_matching": section.feature_matching}
+    extra = sum(weight * means[f"loss/{name}"] for name, weight in weights.items() if weight)
+    return {"d": means["loss/discriminator"], "g": means["loss/generator"] + extra}
+
+
+def _difference(value: float, expected: float) -> float:
+    return abs(value - expected) / max(abs(expected), 1e-12)
+
+
+def _quartiles(ratios: Sequence[float]) -> list[float]:
+    """Lower quartile, median and upper one."""
+    return statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratios[0]] * 3
+
+
+def _show(recipe: Recipe, records: Sequence[dict[str, Any]], options: Options) -> None:
+    facts = about()
+    settings = options.settings._asdict()
+    if options.plot is not None:
+        ran = [each for each in records if "reason" not in each]
+        bars = [(each["variant"], each["time_ratio"]) for each in ran]
+        write_bars(options.plot, f"time per image over {ran[0]['variant']} ({label(recipe)})", bars)
+    if options.json:
+        # math.nan, of a loss that diverged, is no JSON
+        values = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in r.items()} for r in records]
+        print(json.dumps({**facts, "recipe": label(recipe), **settings, "variants": values}, indent=2))
+        return
+    rows = [_row(each) for each in records if "reason" not in each]
+    notes = [
+        f"{each['variant']} ({each['what']}): cannot run here: {each['reason']}" for each in records if "reason" in each
+    ]
+    measured = f"rounds: {settings['rounds']}, each of {settings['warmup']} + {settings['steps']} updates"
+    table = Table(f"{label(recipe)}; {measured}", _HEADINGS, rows, [*notes, *_MEANING, *describe(facts)])
+    print(shown(table, options.markdown))
+
+
+def label(recipe: Recipe) -> str:
+    """Which networks, at which size, on which data; generated data is called synthetic."""
+    data = recipe.data
+    what = (
+        f"{data.kind} data" if not data.kind.startswith("synthetic") else "synthetic data (generated, no photographs)"
+    )
+    return f"{recipe.generator.family} at {data.resolution}, batch {recipe.batch}, {what}"
+
+
+def _row(each: dict[str, Any]) -> list[str]:
+    low, middle, high = each["time_ratio"]
+    return [
+        each["variant"],
+        number(each["update_seconds"]),
+        number(each["images_per_second"]),
+        number(each["epoch_seconds"], 4),
+        f"{middle:.3f}",
+        f"{low:.3f} - {high:.3f}",
+        mebibytes(each["device_peak_bytes"]),
+        mebibytes(each["host_peak_bytes"]),
+        mebibytes(each["host_added_bytes"]),
+        percent(each["busy_share"]),
+        percent(each["data_wait_share"]),
+        percent(each["disk_wait_share"]),
+        f"{each['d_loss']:.4f}",
+        f"{each['g_loss']:.4f}",
+        NOTHING if each["d_loss_difference"] is None else f"{each['d_loss_difference']:.1e}",
+        NOTHING if each["g_loss_difference"] is None else f"{each['g_loss_difference']:.1e}",
+    ]

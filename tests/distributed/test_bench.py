@@ -1,0 +1,209 @@
+"""`bigsgan bench` on ranks: who measures when, that variants play the same game, and that nothing of one is left."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigsgan import comm
+from bigsgan.bench import comm as bench_comm
+from bigsgan.bench import profile as bench_profile
+from bigsgan.bench import train
+from bigsgan.bench.measure import Settings, take_turns
+from bigsgan.bench.phases import PHASES
+from bigsgan.bench.variants import VARIANTS, Planned, plan_variants
+from bigsgan.engines.deepspeed_private import process_groups
+from bigsgan.models.network import LayerStack
+from tests.distributed.launching import TIMEOUT, needs_two_devices
+from tests.tiny import tiny_plan, tiny_recipe, zero
+
+SAME = 1e-5
+
+
+class Sleeper:
+    """A loop whose update takes a known time, of which it waits for data half."""
+
+    def __init__(self, name, seconds, log):
+        self.name, self.seconds, self.log, self.waited_seconds = name, seconds, log, 0.0
+        log.append(f"build {name}")
+
+    def __call__(self):
+        self.log.append(self.name)
+        time.sleep(self.seconds)
+        self.waited_seconds += self.seconds / 2
+
+    def means(self):
+        return {"updates": self.log.count(self.name)}
+
+    def close(self):
+        self.log.append(f"close {self.name}")
+
+
+def sleepers():
+    log = []
+    builders = [
+        lambda: Sleeper("a", 0.01, log) if comm.rank() == 0 else None,
+        lambda: Sleeper("b", 0.03, log),
+    ]
+    return take_turns(builders, Settings(rounds=2, warmup=2, steps=3), lambda turn, i: None), log
+
+
+def test_variants_take_turns(ranks):
+    (first, log), ((second, _), log_of_idle) = ranks(2).run(sleepers)
+    turn = lambda name: [f"build {name}", *[name] * 5, f"close {name}"]  # noqa: E731
+    assert log == [*turn("a"), *turn("b"), *turn("b"), *turn("a")]
+    assert log_of_idle == [*turn("b"), *turn("b")]
+    (a, b), failed = first
+    assert failed == {}
+    assert [[len(visits) for visits in rounds] for rounds in (a, b)] == [[1, 1], [2, 2]]
+    for rounds, seconds in ((a, 0.01), (b, 0.03)):
+        for visit in (visit for visits in rounds for visit in visits):
+            assert seconds <= visit.seconds
+            assert visit.data_seconds == pytest.approx(seconds / 2)
+            assert visit.busy < 0.9
+    assert [visits[0].first_losses["updates"] for visits in a] == [1, 6]  # after one update of each round
+    assert second == [[[], []], [[], []]]
+
+
+def networks_alive():
+    gc.unfreeze()  # of the pool's ranks
+    gc.collect()
+    return [type(each).__name__ for each in gc.get_objects() if isinstance(each, LayerStack)]
+
+
+def measured(overrides):
+    """Records of all variants, and whether the process is as it was."""
+    recipe = tiny_recipe(Path(tempfile.mkdtemp()), *overrides)
+    groups, linear = process_groups(), torch.nn.functional.linear
+    planned = plan_variants(recipe, list(VARIANTS.values()), comm.world_size())
+    results = train._measure([train._on_machine(each) for each in planned], Settings(1, 1, 1))
+    # The first engine of a process makes one group of all ranks, which DeepSpeed keeps for all.
+    clean = len(process_groups() - groups) <= 1, torch.nn.functional.linear is linear, networks_alive()
+    return [train.record(result, results, 100) for result in results] if comm.rank() == 0 else None, clean
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_all_variants_play_the_same_game(ranks, world_size):
+    found = ranks(world_size).run(measured, ["objective.r1={weight: 0.2, form: finite_difference, sigma: 0.5}"])
+    assert [clean for _, clean in found] == [(True, True, [])] * world_size
+    records = {record["variant"]: record for record in found[0][0]}
+    assert list(records)[:2] == ["baseline", "control"]
+    assert set(records) == {*VARIANTS, "control"}
+    assert {name for name, each in records.items() if "reason" in each} == ({"pipeline"} if world_size == 1 else set())
+    for name, each in records.items():
+        if "reason" in each:
+            continue
+        if name == "accumulation":
+            assert each["d_loss_difference"] is None
+            continue
+        rounding = 0.05 if name in ("mixed_precision", "offload") else SAME
+        assert each["d_loss_difference"] <= rounding, name
+        if name != "clipping":  # G's loss comes after D's update, which is clipped here
+            assert each["g_loss_difference"] <= rounding, name
+        assert each["host_peak_bytes"] > 100 * 2**20
+
+
+def counted(overrides, ds):
+    """The collectives of one update of the tiny recipe on rank 0, and what was left behind."""
+    groups = process_groups()
+    plan = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), overrides, ds)
+    found = bench_comm.count(Planned(VARIANTS["zero0"], plan))
+    return found, len(process_groups() - groups) <= 1  # see ``measured``
+
+
+def sent(found, *phases, collective=None):
+    """(calls, bytes of the whole tensors) in some phases."""
+    chosen = [c for c in found["collectives"] if c["phase"] in phases and collective in (None, c["collective"])]
+    return sum(c["calls"] for c in chosen), sum(c["bytes"] for c in chosen)
+
+
+GAME = [
+    "generator={family: mlp, latent_size: 12, width: 16, depth: 2}",
+    "discriminator={family: mlp, width: 16, depth: 2}",
+]
+"""Without batch statistics, whose collectives would stand among those of the parameters."""
+
+
+def all_gathered(found, network, *phases):
+    """How often a network's parameters were gathered in some phases."""
+    return sent(found, *phases, collective="all-gather")[1] / (4 * found["networks"][network]["parameters"])
+
+
+def test_collectives_of_stage_0_are_its_gradients(ranks):
+    found, clean = ranks(2).run(counted, GAME, {"generator": zero(0), "discriminator": zero(0)})[0]
+    assert clean
+    for letter, network in (("G", "generator"), ("D", "discriminator")):
+        numbers = found["networks"][network]
+        _, num_bytes = sent(found, f"{letter} backward", f"{letter} optimizer", collective="all-reduce")
+        assert num_bytes == 4 * numbers["parameters"]
+        assert numbers["least_bytes"] == 4 * numbers["parameters"]  # 2 (N - 1) / N of it
+        assert numbers["ratio"] == 1.0
+    assert sent(found, "G forward", "D forward", "seam", "G makes images") == (0, 0)
+
+
+def test_collectives_of_stage_1(ranks):
+    """DeepSpeed all-reduces gradients where their scatter would do, and then gathers: 3 where 2 would do."""
+    found, _ = ranks(2).run(counted, GAME, {"generator": zero(1), "discriminator": zero(1)})[0]
+    for letter, network in (("G", "generator"), ("D", "discriminator")):
+        assert found["networks"][network]["ratio"] == pytest.approx(1.5, abs=0.02)
+        assert all_gathered(found, network, f"{letter} optimizer") == pytest.approx(1, abs=0.02)
+
+
+def test_collectives_of_stage_3(ranks):
+    found, _ = ranks(2).run(counted, GAME, {"generator": zero(3), "discriminator": zero(3)})[0]
+    assert all_gathered(found, "generator", "G makes images") == pytest.approx(1, abs=0.05)
+    assert all_gathered(found, "discriminator", "seam") == pytest.approx(1, abs=0.05)
+    for letter, network in (("G", "generator"), ("D", "discriminator")):
+        assert all_gathered(found, network, f"{letter} forward") == pytest.approx(1, abs=0.05)
+        _, reduced = sent(found, f"{letter} backward", f"{letter} optimizer", collective="reduce-scatter")
+        assert reduced == pytest.approx(4 * found["networks"][network]["parameters"], rel=0.01)  # and padding
+        assert found["networks"][network]["ratio"] == pytest.approx(1, abs=0.02)
+
+
+def profile_of(overrides, ds):
+    plan = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), overrides, ds)
+    out = Path(tempfile.mkdtemp())
+    options = bench_profile.Options(out, warmup=1, steps=2, json=True, markdown=False)
+    found = bench_profile.profiled(plan, options)
+    return found, json.loads((out / "trace.json").read_text())["traceEvents"] if comm.rank() == 0 else []
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_profile_names_the_phases(ranks, stage):
+    ds = {"generator": zero(stage), "discriminator": zero(stage)}
+    (found, events), _ = ranks(2).run(profile_of, ["objective.d_steps=2"], ds)
+    assert tuple(found["phases"]) == PHASES
+    assert all(seconds > 0 for seconds in found["phases"].values())
+    names = [event.get("name") for event in events if event.get("ph") == "X"]
+    expected = {"D forward": 2, "D backward": 2, "D optimizer": 2, "G backward": 1, "seam": 1, "EMA": 1, "data wait": 2}
+    assert {name: names.count(f"bigsgan: {name}") for name in expected} == expected
+    assert len(found["operations"]) == 10
+    assert not [each for each in found["operations"] if each["name"].startswith("bigsgan: ")]
+    assert 0 < found["achieved_share"] < 1
+    assert found["flops_per_second"] == pytest.approx(found["flops"] / found["update_seconds"])
+
+
+@pytest.mark.slow
+@needs_two_devices
+def test_a_launcher_gets_json_alone(tmp_path):
+    """As documented: torchrun starts the command itself, and standard output holds the results and nothing else."""
+    env = {name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE")}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
+    command = "torchrun --standalone --nproc_per_node 2 --no-python -- bigsgan bench comm --json batch=8"
+    tiny = ["generator.channels=2", "discriminator.channels=2", "--variants", "zero1,zero3"]
+    done = subprocess.run(
+        [*command.split(), *tiny], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ranks"] == 2
+    assert [each["variant"] for each in found["variants"]] == ["zero1", "zero3"]
+    assert found["variants"][0]["networks"]["discriminator"]["ratio"] == pytest.approx(1.5, abs=0.1)

@@ -1,0 +1,69 @@
+"""`bigsgan bench generate` on tiny generators: the cases, what differs, and cases that cannot run."""
+
+import json
+
+import pytest
+import torch
+
+from bigsgan.bench.generate import Options, measured, percentile
+from bigsgan.cli import main
+from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.network import initialize
+from tests.tiny import FAMILIES, tiny_recipe
+
+
+def cases(tmp_path, *overrides, **changes):
+    recipe = tiny_recipe(tmp_path, *overrides)
+    network = build_network(recipe, "generator")
+    initialize(network, initial_seed(recipe, "generator"))
+    options = Options(None, [1, 3], ["fp32", "bf16"], ["eager"], 1, 4, json=True, markdown=False)
+    return measured(network, recipe, options._replace(**changes))
+
+
+@pytest.mark.parametrize("family", ["biggan", "pix2pix", "stylegan2", "r3gan"])
+def test_precisions_and_batches(tmp_path, one_thread, family):
+    found = cases(tmp_path, *FAMILIES.get(family, []))
+    assert [(each["precision"], each["batch"]) for each in found] == [
+        ("fp32", 1),
+        ("fp32", 3),
+        ("bf16", 1),
+        ("bf16", 3),
+    ]
+    for each in found:
+        assert each["p50_seconds"] <= each["p90_seconds"] <= each["p99_seconds"]
+        assert each["host_peak_bytes"] > 100 * 2**20
+        assert (each["difference"] == 0) == (each["precision"] == "fp32")
+        assert each["difference"] < 0.5
+
+
+def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path, one_thread, monkeypatch):
+    def no_compiler(network, dynamic):
+        def fail(*inputs):
+            raise RuntimeError("InvalidCxxCompiler: no working C++ compiler\nsecond line")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    found = cases(tmp_path, modes=["compiled", "eager"], precisions=["fp32"], batches=[1])
+    assert found[0]["reason"] == "InvalidCxxCompiler: no working C++ compiler"
+    assert found[1]["difference"] == 0
+
+
+def test_percentiles():
+    assert [percentile([4.0, 1.0, 3.0, 2.0, 5.0], p) for p in (50, 90, 100)] == [3.0, pytest.approx(4.6), 5.0]
+
+
+def test_the_command_prints_json(one_thread, capsys):
+    words = "generate generator.channels=2 --batches 2 --precisions fp32 --modes eager --steps 2 --json"
+    assert main(["bench", *words.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["generator"] == "biggan at 16, first weights"
+    assert [(case["mode"], case["batch"]) for case in found["cases"]] == [("eager", 2)]
+    assert {"device", "torch", "deepspeed", "ranks", "threads", "command"} <= found.keys()
+
+
+@pytest.mark.slow
+def test_compiled(tmp_path, one_thread):
+    (found,) = cases(tmp_path, *FAMILIES["mlp"], modes=["compiled"], precisions=["fp32"], batches=[2])
+    assert found["difference"] < 1e-4
+    assert found["first_seconds"] > 10 * found["p50_seconds"]  # it was compiled

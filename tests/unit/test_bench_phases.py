@@ -1,0 +1,82 @@
+"""The clock of phases, the least bytes of ZeRO's stages and the choice of operations, against numbers by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bigsgan.bench import phases
+from bigsgan.bench.comm import least_bytes, network_of
+from bigsgan.bench.phases import PHASES, PhaseClock
+from bigsgan.bench.profile import costliest, matrix_flops_per_second
+from bigsgan.plan import count_network, count_work, describe_networks
+from tests.tiny import tiny_plan, zero
+
+
+def test_a_phase_does_not_count_what_is_inside_it(monkeypatch):
+    now = iter([0, 1, 3, 8, 9, 10, 20, 21])
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: next(now))
+    clock = PhaseClock()  # at 0
+    with clock.phase("G backward"), clock.phase("reduce"):  # from 1; from 3 to 8
+        pass
+    clock.stop()  # 9 to 10
+    with pytest.raises(ValueError, match="lost"), clock.phase("EMA"):
+        raise ValueError("lost")
+    assert clock.seconds == {"rest": 1 + 1 + 10, "G backward": 2 + 1, "reduce": 5, "EMA": 1}
+
+
+def test_phases_come_in_the_order_of_an_update():
+    clock = PhaseClock()
+    for name in ("EMA", "seam", "data wait"):
+        with clock.phase(name):
+            pass
+    assert list(clock.stop()) == ["data wait", "seam", "EMA", "rest"]
+
+
+@pytest.mark.parametrize(
+    "stage, times",
+    [
+        # Of 4 micro-batches of D in 2 updates, and 2 of G in 1.
+        (0, {"generator": 2, "discriminator": 2 * 2}),
+        (1, {"generator": 2, "discriminator": 2 * 2}),
+        (2, {"generator": 2 + 1, "discriminator": 4 + 2}),
+        # Forward, backward and gradients of each; and G's for D's 4, D's for G's 2.
+        (3, {"generator": 3 * 2 + 4, "discriminator": 3 * 4 + 2}),
+    ],
+)
+def test_least_bytes(stage, times, tmp_path):
+    files = {name: {**zero(stage), "bf16": {"enabled": name == "generator"}} for name in ("generator", "discriminator")}
+    plan = tiny_plan(tmp_path, 4, ["accumulation=2", "objective.d_steps=2"], files)
+    assert least_bytes(plan, "generator", 1000) == times["generator"] * 3 / 4 * 1000 * 2
+    assert least_bytes(plan, "discriminator", 1000) == times["discriminator"] * 3 / 4 * 1000 * 4
+
+
+def test_each_phase_has_the_network_whose_parameters_it_needs():
+    found = {phase: network_of(phase) for phase in PHASES}
+    g, d = ([phase for phase, network in found.items() if network == n] for n in ("generator", "discriminator"))
+    assert g == ["G makes images", "G forward", "G backward", "G optimizer"]
+    assert d == ["D forward", "D backward", "D optimizer", "seam"]
+
+
+def test_costliest_operations_leave_the_phases_out():
+    names = [f"op{i}" for i in range(12)] + ["bigsgan: seam"]
+    events = [
+        SimpleNamespace(key=name, count=i, self_cpu_time_total=1000.0 * i, self_device_time_total=1000.0 * (20 - i))
+        for i, name in enumerate(names)
+    ]
+    found = costliest(events, on_gpu=False)
+    assert [each["name"] for each in found] == [f"op{i}" for i in range(11, 1, -1)]
+    assert found[0] == {"name": "op11", "calls": 11, "seconds": 0.011, "share": pytest.approx(11 / 66)}
+    assert costliest(events, on_gpu=True)[0]["name"] == "op0"
+
+
+def test_operations_of_an_update(tmp_path):
+    plan = tiny_plan(tmp_path, 1, ["objective.d_steps=2"], {"generator": zero(0), "discriminator": zero(0)})
+    g, d = (count_network(plan, network)[1] for network in ("generator", "discriminator"))
+    # G: 2 forward for D, 1 forward and 2 backward; D: 2 steps of 3 over 2 images, then forward and to the images.
+    assert count_work(plan)["update_flop"] == (2 + 3) * g + (2 * 3 * 2 + 2) * d
+    assert f"{((2 + 3) * g + 14 * d) / 1e9:.3f}" in describe_networks(plan)
+
+
+def test_a_matrix_product_has_a_speed(one_thread):
+    assert 1e8 < matrix_flops_per_second(torch.float32, torch.device("cpu")) < 1e13
