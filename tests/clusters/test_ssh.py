@@ -32,8 +32,10 @@ LOSSES = {
 }
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(loss, marks=pytest.mark.nightly if "launcher" in loss else pytest.mark.slow) for loss in LOSSES],
+)
 def test_torchrun_goes_on_with_the_hosts_that_are_left(loss, tmp_path):
     """The second host is lost: the job goes on from its checkpoint with half the ranks, in which the batch divides."""
     tiny_recipe(tmp_path)
