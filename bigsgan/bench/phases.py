@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from bigsgan import comm
-from bigsgan.engines.deepspeed_private import wrapped_collectives
+from bigsgan.engines.deepspeed_collectives import wrapped_collectives
 from bigsgan.training.loop import Run
 
 Entering = Callable[[str], AbstractContextManager[Any]]

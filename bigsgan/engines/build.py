@@ -17,6 +17,7 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines import deepspeed_private, nvme
 from bigsgan.engines.base import Engine
+from bigsgan.engines.deepspeed_collectives import scatter_gradients
 from bigsgan.engines.deepspeed_config import checked_config, size_buckets
 from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.optimizer import build_optimizer
@@ -69,6 +70,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     root = Root(stack)
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), stack, file)
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
+    scatter_gradients(engine, file)
     if file.uses_nvme:
         deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())

@@ -1,4 +1,4 @@
-"""The private parts of DeepSpeed that bigsgan relies on: nothing outside this file touches them.
+"""The private parts of DeepSpeed that bigsgan relies on: only this file and deepspeed_collectives touch them.
 
 Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_private.py fails first if a later version changes them. Files
 are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attributes of its own to them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any, NamedTuple
@@ -360,23 +360,3 @@ def leaving_nothing() -> Iterator[None]:
         if hasattr(cell.cell_contents, "cache_clear"):
             cell.cell_contents.cache_clear()
     release_process_groups(keep)
-
-
-_COLLECTIVES = (
-    "all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "all_gather", "all_gather_into_tensor",
-    "all_gather_coalesced", "all_gather_object", "allgather_fn", "reduce_scatter", "reduce_scatter_tensor",
-    "reduce_scatter_fn", "all_to_all_single", "barrier",
-)  # fmt: skip
-
-
-@contextmanager
-def wrapped_collectives(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replace collectives inside the block: torch's, and DeepSpeed's, which keeps some of torch's (comm/torch.py)."""
-    found = [(o, n, getattr(o, n)) for o in (dist, deepspeed.comm) for n in _COLLECTIVES if hasattr(o, n)]
-    for owner, name, function in found:
-        setattr(owner, name, wrap(function))
-    try:
-        yield
-    finally:
-        for owner, name, function in found:
-            setattr(owner, name, function)

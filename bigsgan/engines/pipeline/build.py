@@ -12,6 +12,7 @@ import deepspeed
 from bigsgan import comm
 from bigsgan.config import RunPlan
 from bigsgan.engines import deepspeed_private
+from bigsgan.engines.deepspeed_collectives import scatter_gradients
 from bigsgan.engines.deepspeed_config import size_buckets
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.engine import PipelineEngine
@@ -69,6 +70,7 @@ class PipelineBuilder:
             config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
         module = deepspeed_private.pipeline_module(part, placement, rank)
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+        scatter_gradients(engine, file)
         first = placement.rank(placement.stage(rank), 0)
         join_replicas(part, placement.num_replicas, first, deepspeed_private.replica_group(engine))
         return PipelineEngine(

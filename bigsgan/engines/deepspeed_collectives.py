@@ -1,0 +1,121 @@
+"""DeepSpeed's collectives, as far as bigsgan changes or watches them: private parts, as in deepspeed_private.
+
+Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_collectives.py fails first if a later version changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import deepspeed.comm
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from torch import Tensor
+
+from bigsgan.config.deepspeed_file import DeepSpeedFile
+
+_MOST_PADDING = 1.05
+"""Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
+
+
+def scatter_gradients(engine: DeepSpeedEngine, file: DeepSpeedFile) -> None:
+    """Let ZeRO 1 and 2 send each rank its part of the gradients' sum, and not all of it to every rank.
+
+    As it comes DeepSpeed all-reduces them (zero/stage_1_and_2.py), which sends twice as much. With
+    ``use_multi_rank_bucket_allreduce`` in the file, true or false, it is left to do as that says; float32 accumulation
+    of bf16 at stage 1 goes through another optimizer, which all-reduces (bf16_optimizer.py).
+    """
+    optimizer = engine.optimizer
+    if (
+        isinstance(optimizer, DeepSpeedZeroOptimizer)
+        and "use_multi_rank_bucket_allreduce" not in file.content["zero_optimization"]
+    ):
+        optimizer.allreduce_and_copy_with_multiple_ranks = partial(_scatter_bucket, optimizer)
+
+
+def _scatter_bucket(
+    optimizer: DeepSpeedZeroOptimizer,
+    slices: Sequence[Tensor],
+    communication_data_type: torch.dtype,
+    *,
+    process_group: Any,
+    bucket_ranks: Sequence[frozenset[int]],
+    output_bucket: Sequence[Tensor | None],
+    divide: bool,
+    log: Any = None,
+) -> None:
+    """Replace each slice of gradients, on the rank that owns it, by the sum over all ranks."""
+    assert not divide, "average_tensor divides before"
+    num, me = dist.get_world_size(process_group), dist.get_rank(process_group)
+    by_owner: list[list[Tensor]] = [[] for _ in range(num)]
+    for piece, (owner,) in zip(slices, bucket_ranks, strict=True):
+        by_owner[owner].append(piece)
+    sizes = [sum(piece.numel() for piece in own) for own in by_owner]
+    if num * max(sizes) <= _MOST_PADDING * sum(sizes):
+        summed = _reduce_scatter(by_owner, max(sizes), communication_data_type, process_group, me)
+    else:
+        summed = _reduce_each(by_owner, communication_data_type, process_group, me)
+    start = 0
+    for piece, (owner,), output in zip(slices, bucket_ranks, output_bucket, strict=True):
+        if owner == me:
+            own = summed[start : start + piece.numel()]
+            optimizer._add_to_grad_partition_buffer(output, own)
+            piece.copy_(own.view_as(piece))
+            start += piece.numel()
+
+
+def _reduce_scatter(by_owner: Sequence[Sequence[Tensor]], size: int, dtype: torch.dtype, group: Any, me: int) -> Tensor:
+    """One collective, on parts of equal size: the sum of this rank's."""
+    first = next(own[0] for own in by_owner if own)
+    parts = first.new_empty((len(by_owner), size), dtype=dtype)
+    for part, own in zip(parts, by_owner, strict=True):
+        _fill(part, own)
+    dist.reduce_scatter_tensor(parts[me], parts.view(-1), group=group)
+    return parts[me]
+
+
+def _reduce_each(by_owner: Sequence[Sequence[Tensor]], dtype: torch.dtype, group: Any, me: int) -> Tensor:
+    """A reduction to each rank that owns anything: the sum of this rank's."""
+    sums, works = {}, []
+    for owner, own in enumerate(by_owner):
+        if own:
+            sums[owner] = own[0].new_empty(sum(piece.numel() for piece in own), dtype=dtype)
+            _fill(sums[owner], own)
+            destination = dist.get_global_rank(group, owner)
+            works.append(dist.reduce(sums[owner], destination, group=group, async_op=True))
+    for work in works:
+        if work is not None:  # of a group that this rank is not in
+            work.wait()
+    return sums.get(me, torch.empty(0))
+
+
+def _fill(part: Tensor, pieces: Sequence[Tensor]) -> None:
+    start = 0
+    for piece in pieces:
+        part[start : start + piece.numel()].copy_(piece.view(-1))
+        start += piece.numel()
+
+
+_COLLECTIVES = (
+    "all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "all_gather", "all_gather_into_tensor",
+    "all_gather_coalesced", "all_gather_object", "allgather_fn", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatter_fn", "all_to_all_single", "barrier",
+)  # fmt: skip
+
+
+@contextmanager
+def wrapped_collectives(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace collectives inside the block: torch's, and DeepSpeed's, which keeps some of torch's (comm/torch.py)."""
+    found = [(o, n, getattr(o, n)) for o in (dist, deepspeed.comm) for n in _COLLECTIVES if hasattr(o, n)]
+    for owner, name, function in found:
+        setattr(owner, name, wrap(function))
+    try:
+        yield
+    finally:
+        for owner, name, function in found:
+            setattr(owner, name, function)
