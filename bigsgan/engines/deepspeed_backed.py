@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bigsgan.engines import deepspeed_private
 from bigsgan.engines.base import Rates, Shard
+from bigsgan.engines.optimizer import fit_state
 from bigsgan.errors import UserError
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
@@ -100,6 +101,7 @@ class DeepSpeedBacked:
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
         """Replace the optimizer's state of one shard: tensors that lie as its master does, and the number ``step``."""
+        state = fit_state(self._engine.basic_optimizer, state)
         deepspeed_private.set_optimizer_state(self._engine, shard, state)
 
     def destroy(self) -> None:

@@ -49,7 +49,7 @@ def num_swap_buffers(file: DeepSpeedFile, optimizer: Optimizer) -> int:
     """
     section = file.content["zero_optimization"]["offload_optimizer"]
     num_sub_groups = 1 + bool(section.get("pipeline_read")) + bool(section.get("pipeline_write"))
-    needed = (2 + num_state_tensors(optimizer)) * num_sub_groups
+    needed = (2 + num_state_tensors(optimizer, file)) * num_sub_groups
     given = int(section.get("buffer_count", needed))
     if given < needed:
         where = f"{file.path}: {_SECTION}.buffer_count"

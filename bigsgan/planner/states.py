@@ -142,7 +142,7 @@ def _measure_each(sizes: Sequence[int], num_replicas: int) -> _Sizes:
 
 
 def _num_moments(plan: RunPlan, network: str) -> int:
-    return num_state_tensors(getattr(plan.recipe.optimizer, network))
+    return num_state_tensors(getattr(plan.recipe.optimizer, network), plan.deepspeed_files[network])
 
 
 def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:

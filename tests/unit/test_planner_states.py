@@ -10,7 +10,7 @@ from bigsgan.planner.gathering import Gathering, Limits
 from bigsgan.planner.states import build_states
 from tests.tiny import tiny_plan, zero
 
-ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in ("generator", "discriminator")]
+ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3, betas: [0.5, 0.9]}}" for n in ("generator", "discriminator")]
 BF16 = {"bf16": {"enabled": True}}
 NUM = 40_000
 SIZES = [20_000, 12_000, 8_000]
@@ -43,6 +43,16 @@ def test_bytes_of_a_parameter_in_bf16_are_the_formulas(tmp_path, stage, formula,
         assert found.gradients.each == gradients
     assert sum(stays.values()) / NUM + gradients == pytest.approx(formula(num_ranks), rel=1e-4)
     assert not found.host
+
+
+@pytest.mark.parametrize("stage, saved", [(0, 4), (1, 4 / 2), (2, 4 / 2), (3, 4 / 2)])
+def test_adam_with_beta1_0_keeps_no_first_moment(tmp_path, stage, saved):
+    sums = []
+    for beta1 in (0.5, 0.0):
+        betas = [f"optimizer.generator.betas=[{beta1}, 0.9]"]
+        plan = tiny_plan(tmp_path, 2, [ADAM[1], *betas, "optimizer.generator.kind=adam"], {"generator": zero(stage)})
+        sums.append(sum(build_states(plan, "generator", SIZES).device.values()))
+    assert sums[0] - sums[1] == saved * NUM
 
 
 def test_float32_needs_no_masters_of_its_own_at_stage_0(tmp_path):
