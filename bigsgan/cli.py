@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from bigsgan import launched
@@ -65,8 +66,7 @@ def plan(options: argparse.Namespace) -> int:
         raise UserError("--gpus", gpus, "is no number of ranks", "give 1 or more")
     if options.gpu_memory is not None:
         memory = _check_memory(options, gpus)
-        module = importlib.import_module("bigsgan.plan")
-        module.survey(path, options.overrides, gpus, options.nodes or 1, *memory, options.json)
+        _import_plan().survey(path, options.overrides, gpus, options.nodes or 1, *memory, options.json)
         return 0
     for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
         if value is not None:
@@ -74,8 +74,14 @@ def plan(options: argparse.Namespace) -> int:
                 flag, value, "is for --gpu-memory, which is not given", "give --gpu-memory 80, or leave it out"
             )
     planned = plan_run(recipe, gpus, path.resolve().parent)
-    importlib.import_module("bigsgan.plan").main(planned, options.pipeline, options.json)
+    _import_plan().main(planned, options.pipeline, options.json)
     return 0
+
+
+def _import_plan() -> ModuleType:
+    """Import it with DeepSpeed, which prints when it is imported: the results alone go to standard output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return importlib.import_module("bigsgan.plan")
 
 
 def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | None]:

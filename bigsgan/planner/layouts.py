@@ -100,7 +100,7 @@ class Survey:
         own: The recipe as it stands, if it can run on so many ranks.
         layouts: Of each kind, with and without recomputation, the cheapest that fits, else the one that lacks least.
         refused: Kinds that cannot be, and why.
-        best: The cheapest that fits.
+        best: The cheapest that fits; the recipe as it stands if that alone does.
     """
 
     own: Layout | None
@@ -111,7 +111,8 @@ class Survey:
     @property
     def closest(self) -> Layout | None:
         """The one that needs least memory."""
-        return min(self.layouts, key=lambda layout: layout.prediction.peak, default=None)
+        layouts = [*self.layouts, *([self.own] if self.own else [])]
+        return min(layouts, key=lambda layout: layout.prediction.peak, default=None)
 
 
 _SUFFIX = {"fp32": "", "bf16": "_bf16", "fp16": "_fp16"}
@@ -167,7 +168,10 @@ class Surveyor:
                     continue
                 ranked.append(((kind.tier, recomputes, *self._distance(layout.accumulation), len(ranked)), layout))
         fitting = [item for item in ranked if item[1].fits]
-        best = min(fitting, key=lambda item: item[0])[1] if fitting else None
+        if fitting:
+            best: Layout | None = min(fitting, key=lambda item: item[0])[1]
+        else:  # it may mix what no kind does, such as files of its own
+            best = own if own is not None and own.fits else None
         return Survey(own, [layout for _, layout in ranked], refused, best)
 
     def _kinds(self, refused: dict[str, str]) -> Iterator[Kind]:
@@ -184,7 +188,8 @@ class Surveyor:
 
     def _num_layers(self) -> int:
         """Layers with parameters of the network that has fewer."""
-        plan = self._plan([f"engines.{n}.ds_config={self._file(_WITHOUT_STAGES[1], n)}" for n in NETWORKS], ranks=1)
+        one_rank = [f"engines.{n}.ds_config={self._file(_WITHOUT_STAGES[1], n)}" for n in NETWORKS]
+        plan = self._plan([*one_rank, *(f"engines.{n}.pipeline_stages=1" for n in NETWORKS)], ranks=1)
         layers = [count(self._traces.network(plan, network)) for network in NETWORKS]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
 

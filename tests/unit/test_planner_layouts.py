@@ -104,6 +104,37 @@ def test_where_nothing_fits_the_closest_says_what_it_needs():
     assert again.best is not None
 
 
+def test_a_recipe_in_stages_is_surveyed():
+    stages = [f"engines.{network}.pipeline_stages=2" for network in ("generator", "discriminator")]
+    found, _ = survey(4, GIB, stages)
+    assert found.own.name == "as it stands"
+    assert by_name(found)["2 stages, ZeRO 1", False].prediction.stays < by_name(found)["ZeRO 1", False].prediction.stays
+    back = [f"engines.{network}.pipeline_stages=1" for network in ("generator", "discriminator")]
+    assert found.best.name == "ZeRO 0"
+    assert set(back) <= set(found.best.overrides)
+
+
+def test_where_only_the_recipe_as_it_stands_fits_it_stays():
+    """It has G alone on the host, which none of the layouts has."""
+    files = {"generator": "zero3_offload", "discriminator": "zero2"}
+    mixed = [f"engines.{network}.ds_config=ds_configs/{name}.json" for network, name in files.items()]
+    roomy, _ = survey(2, GIB, mixed)
+    others = min(layout.prediction.peak for layout in roomy.layouts)
+    assert roomy.own.prediction.peak < others
+    found, resources = survey(2, roomy.own.prediction.peak / USABLE + 1, mixed)
+    report.check(found, resources)
+    assert (found.best.name, found.best.overrides) == ("as it stands", merged(WIDE, mixed))
+    nothing, _ = survey(2, 1e6, mixed)
+    assert nothing.closest.name == "as it stands"
+
+
+def test_json_is_alone_on_standard_output():
+    """DeepSpeed prints when it is imported."""
+    code = "import sys; from bigsgan.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "plan", "--json"], capture_output=True, timeout=120)
+    assert json.loads(done.stdout)["generator"]["parameters"] > 0
+
+
 def test_a_command_that_finds_nothing_ends_with_one_line(capsys):
     assert main(["plan", "--gpus", "2", "--gpu-memory", "1e-6", *WIDE]) == 2
     printed, message = capsys.readouterr()
