@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -14,17 +15,24 @@ import torch.distributed as dist
 from deepspeed.comm import comm as deepspeed_comm
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from bigsgan.training.loop import Run
 from tests.distributed import scenarios
 
 GRACE_SECONDS = 0.005
 
 
-def peaks(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[str, int]:
+def peaks(
+    overrides: list[str],
+    ds: dict[str, Any],
+    num_updates: int,
+    recipe: Path | None = None,
+    inspect: Callable[[Run], Any] | None = None,
+) -> dict[str, Any]:
     """Most bytes that this rank's tensors hold in the last of some updates and while it makes samples from the average.
 
     Beside the run's own, nothing counts: neither what an earlier run left nor the libraries, nor real images for the
     grid, which stay in the host's memory. ``scratch`` is by how much the update's peak would be higher with what
-    convolutions and collectives hold on a CPU while they compute.
+    convolutions and collectives hold on a CPU while they compute, and ``inspected`` what ``inspect`` found at the end.
     """
     gc.collect()
     with (
@@ -33,13 +41,14 @@ def peaks(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[st
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
     ):
         with record_function("#build"):
-            run = scenarios.build(overrides, ds)
+            run = scenarios.build(overrides, ds, recipe=recipe)
         inputs = run.source.phase("standing", (0,), run.step._slices["generator"]["generator"])[0]
         for update in range(num_updates):
             with record_function(f"#update{update}"):
                 scenarios.update(run, 1)
         with record_function("#samples"), run.average.swapped():
             run.step.generator.infer_everywhere(inputs)
+    inspected = inspect(run) if inspect else None
     scenarios.destroy(run)
     allocations, marks = _read(profiler)
     last = f"#update{num_updates - 1}"
@@ -48,6 +57,7 @@ def peaks(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[st
         "update": exact[last] - exact["#build"],
         "samples": exact["#samples"] - exact["#build"],
         "scratch": all_of_it[last] - all_of_it["#build"] - (exact[last] - exact["#build"]),
+        "inspected": inspected,
     }
 
 
