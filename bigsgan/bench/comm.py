@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from bigsgan import comm
 from bigsgan.bench.about import about, describe
 from bigsgan.bench.phases import IMAGES, LETTERS, REST, SEAM, label_phases
 from bigsgan.bench.product import build_engine_loop
-from bigsgan.bench.table import NOTHING, Table, shown
+from bigsgan.bench.table import NOTHING, Table, as_json, shown
 from bigsgan.bench.train import label
 from bigsgan.bench.variants import Planned
 from bigsgan.config import NETWORKS, RunPlan
@@ -205,7 +204,7 @@ def _show(planned: Sequence[Planned], found: Sequence[dict[str, Any]], options: 
     facts = about()
     recipe = next(each.plan.recipe for each in planned if each.plan is not None)
     if options.json:
-        print(json.dumps({**facts, "recipe": label(recipe), "variants": found}, indent=2))
+        print(as_json({**facts, "recipe": label(recipe), "variants": found}))
         return
     rows = [row for each in found if "reason" not in each for row in _rows(each)]
     notes = [f"{each['variant']}: cannot run here: {each['reason']}" for each in found if "reason" in each]

@@ -4,7 +4,6 @@ it uses."""
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,10 +16,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bigsgan import comm
 from bigsgan.bench.about import about, describe
+from bigsgan.bench.lazy import partly_timed
 from bigsgan.bench.measure import Stopwatch
 from bigsgan.bench.phases import PhaseClock, label_phases, labelled_collectives
 from bigsgan.bench.product import EngineLoop, build_engine_loop
-from bigsgan.bench.table import NOTHING, Table, percent, shown
+from bigsgan.bench.table import NOTHING, Table, as_json, percent, shown
 from bigsgan.bench.train import label
 from bigsgan.config import RunPlan
 from bigsgan.ending import exit_status
@@ -179,7 +179,7 @@ def _matrix_precision(precision: str, device: torch.device) -> str:
 def _show(plan: RunPlan, found: dict[str, Any], options: Options) -> None:
     facts, name = about(), label(plan.recipe)
     if options.json:
-        print(json.dumps({**facts, "recipe": name, **found}, indent=2))
+        print(as_json({**facts, "recipe": name, **found, "notes": partly_timed(plan.recipe, options.steps)}))
         return
     total = sum(found["phases"].values())
     rows = [[phase, f"{1e3 * s:.2f}", percent(s / total)] for phase, s in found["phases"].items()]
@@ -197,6 +197,7 @@ def _show(plan: RunPlan, found: dict[str, Any], options: Options) -> None:
         f"{found['flops'] / 1e9:,.1f} GFLOP an update and rank, without penalties: {reached:.3f} TFLOP/s, "
         f"{percent(found['achieved_share'])} of the {peak:.3f} of a matrix product in {found['matrix_precision']}",
         f"timeline: {found['trace']}, for chrome://tracing or Perfetto",
+        *partly_timed(plan.recipe, options.steps),
         *describe(facts),
     ]
     heading = ("operation", "calls", "ms", "share")
