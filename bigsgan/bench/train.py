@@ -34,7 +34,8 @@ _MEANING = (
     "the first updates of a round warm up, the others are timed",
     "time per image: over the first variant's, median of the rounds; control: the first variant a second time",
     "device MiB, host MiB: peak of a rank in the last round; added: beyond what the process held before it was built",
-    "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images; disk wait: for disks",
+    "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images",
+    "disk wait: of main threads for disks, summed over a rank's processes, so that it may exceed 100 %",
     "losses: mean of the timed updates of the last round; differs: relative difference of the first update's loss",
 )
 
