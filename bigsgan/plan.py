@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigsgan import comm, memory
+from bigsgan.adversarial.objectives import GeneratorObjective
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.layout import (
     Division,
@@ -23,6 +24,7 @@ from bigsgan.engines.pipeline.layout import (
 )
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
+from bigsgan.monitor import Statistics
 from bigsgan.planner import report
 from bigsgan.planner.layouts import Resources, Surveyor
 
@@ -32,13 +34,14 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
 
     Forward passes are counted on a device without memory, a multiplication and an addition as two operations. An update
     makes images for D's steps and its own, which cost G a forward and later a backward pass of twice the work; D goes
-    forward and backward over real and fake images, and once more forward and backward to the images for G.
+    forward and backward over real and fake images, and once more forward and backward to the images for G, with the
+    reals where G's objective pairs them.
     """
     counted = {network: count_network(plan, network) for network in NETWORKS}
     d_steps = plan.recipe.objective.d_steps
-    judged = 4 if plan.recipe.objective.loss == "relativistic" else 2  # reals too, forward and backward
+    segments = GeneratorObjective(plan.recipe.objective, Statistics(torch.device("meta"))).num_segments
     generator, discriminator = (counted[network][1] for network in NETWORKS)
-    update = (d_steps + 3) * generator + (6 * d_steps + judged) * discriminator
+    update = (d_steps + 3) * generator + (6 * d_steps + 2 * segments) * discriminator
     networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
     return {**networks, "update_flop": update}
 

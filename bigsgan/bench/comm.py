@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from bigsgan import comm
 from bigsgan.bench.about import about, describe
 from bigsgan.bench.phases import IMAGES, LETTERS, REST, SEAM, label_phases
 from bigsgan.bench.product import build_engine_loop
-from bigsgan.bench.table import NOTHING, Table, shown
+from bigsgan.bench.table import NOTHING, Table, as_json, shown
 from bigsgan.bench.train import label
 from bigsgan.bench.variants import Planned
 from bigsgan.config import NETWORKS, RunPlan
@@ -125,7 +124,10 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
     Once through a ring is (N - 1) / N of the parameters. Stage 0 all-reduces an update's gradients, which is twice.
     Stage 1 scatters their sums and gathers what was updated. Stage 2, which keeps no whole gradient, scatters those of
     each micro-batch. Stage 3 gathers the parameters instead, forward and backward (Rajbhandari et al. 2020, arXiv
-    1910.02054, section 7), and once at least wherever else they are needed: G's for D's images, D's for its judgement.
+    1910.02054, section 7). It gathers them once more for each micro-batch of the other network: G's for D's images,
+    which is a forward pass alone, and D's at the seam. There the gradient at the images is taken right behind the
+    forward pass, so that what was gathered can stay, as seen of DeepSpeed; a D that is too large for that
+    (stage3_max_live_parameters) is gathered again, and stands above the least.
 
     Args:
         plan: The run's.
@@ -205,13 +207,14 @@ def _show(planned: Sequence[Planned], found: Sequence[dict[str, Any]], options: 
     facts = about()
     recipe = next(each.plan.recipe for each in planned if each.plan is not None)
     if options.json:
-        print(json.dumps({**facts, "recipe": label(recipe), "variants": found}, indent=2))
+        print(as_json({**facts, "recipe": label(recipe), "variants": found}))
         return
     rows = [row for each in found if "reason" not in each for row in _rows(each)]
     notes = [f"{each['variant']}: cannot run here: {each['reason']}" for each in found if "reason" in each]
     notes += [
         "bytes: of the whole tensors; sent: by rank 0, by ring algorithms; least: of that ZeRO stage",
-        "less than the least: at ZeRO 3 parameters below stage3_param_persistence_threshold stay whole on each rank",
+        "less than the least: at ZeRO 3 parameters below stage3_param_persistence_threshold stay whole on each rank "
+        "after the optimizer's step; passes that train gather them all the same, forward or backward",
         *describe(facts),
     ]
     headings = ("variant", "phase", "collective", "calls", "bytes", "sent", "least", "sent / least")

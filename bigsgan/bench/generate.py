@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from bigsgan import comm, memory
 from bigsgan.bench.about import about, describe
 from bigsgan.bench.host import HostPeak, return_unused
 from bigsgan.bench.measure import Stopwatch
-from bigsgan.bench.table import NOTHING, Table, mebibytes, number, shown
+from bigsgan.bench.table import NOTHING, Table, as_json, mebibytes, number, shown
 from bigsgan.config import Recipe
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
@@ -77,7 +76,7 @@ def main(recipe: Recipe | None, options: Options) -> int:
         "first weights" if options.run is None else f"average of {options.run}"
     )
     if options.json:
-        print(json.dumps({**facts, "generator": what, "cases": found}, indent=2))
+        print(as_json({**facts, "generator": what, "cases": found}))
         return 0
     headings = (
         "case",
@@ -103,65 +102,86 @@ def main(recipe: Recipe | None, options: Options) -> int:
 
 
 def _open(recipe: Recipe | None, options: Options) -> tuple[LayerStack, Recipe]:
-    device = comm.device()
+    """The generator, on the host."""
     if options.run is not None:
-        trained = open_trained(options.run, "generator", live=False, nimg=None, device=device)
+        trained = open_trained(options.run, "generator", live=False, nimg=None, device=torch.device("cpu"))
         return trained.network, trained.recipe
     assert recipe is not None
     network = build_network(recipe, "generator")
     initialize(network, initial_seed(recipe, "generator"))
-    return network.to(device), recipe
+    return network, recipe
 
 
 def measured(network: LayerStack, recipe: Recipe, options: Options) -> list[dict[str, Any]]:
-    """Measure each case; one that fails says why, and the others go on."""
+    """Measure each case; one that fails says why, and the others go on.
+
+    Args:
+        network: In float32, on the host.
+        recipe: Of the network.
+        options: What to measure.
+    """
     found = []
-    for mode, precision in itertools.product(options.modes, options.precisions):
-        cast = copy.deepcopy(network)
-        for parameter in cast.parameters():  # and no buffers, which are float32 at every precision
-            parameter.data = parameter.data.to(_TYPES[precision])
-        torch.compiler.reset()  # what was compiled for another case would be another's memory
-        generate: Generate = torch.compile(cast, dynamic=False) if mode == "compiled" else cast
-        for batch in options.batches:
-            case = {"mode": mode, "precision": precision, "batch": batch}
-            print(f"{_name(case)}, batch {batch}", file=sys.stderr, flush=True)
-            inputs = _inputs(recipe, batch, comm.device())
-            with torch.no_grad():
-                with sampling_mode(network, recipe.sample_statistics):
-                    expected = network(*inputs)
-                with sampling_mode(cast, recipe.sample_statistics):
-                    found.append({**case, **_case(generate, inputs, expected, options)})
+    for mode, precision, batch in itertools.product(options.modes, options.precisions, options.batches):
+        case = {"mode": mode, "precision": precision, "batch": batch}
+        print(f"{_name(case)}, batch {batch}", file=sys.stderr, flush=True)
+        return_unused()
+        try:
+            with memory.naming_remedy("of this batch", "leave it out"), torch.no_grad():
+                case |= _measured_case(network, recipe, case, options)
+        except (UserError, RuntimeError, NotImplementedError) as error:  # torch's own, of a type or compiler it lacks
+            case["reason"] = str(error).strip().partition("\n")[0]
+        found.append(case)
     return found
 
 
-def _case(generate: Generate, inputs: MicroBatch, expected: Tensor, options: Options) -> dict[str, Any]:
+def _measured_case(network: LayerStack, recipe: Recipe, case: dict[str, Any], options: Options) -> dict[str, Any]:
+    inputs = _inputs(recipe, case["batch"], comm.device())
+    expected = _reference_images(network, inputs, recipe)
+    cast = copy.deepcopy(network)
+    for parameter in cast.parameters():  # and no buffers, which are float32 at every precision
+        parameter.data = parameter.data.to(_TYPES[case["precision"]])
+    cast.to(comm.device())
+    # What was compiled for another case would be another's memory, and after 8 shapes torch compiles no more of them.
+    torch.compiler.reset()
+    generate: Generate = torch.compile(cast, dynamic=False) if case["mode"] == "compiled" else cast
     return_unused()
     comm.forget_peak_memory()
     host = HostPeak()
     try:
-        with memory.naming_remedy("of this batch", "leave it out"):
-            watch = Stopwatch()
-            images = generate(*inputs)
-            first = watch.seconds()
-            for _ in range(options.warmup):
-                generate(*inputs)
-            seconds = []
-            for _ in range(options.steps):
-                watch = Stopwatch()
-                generate(*inputs)
-                seconds.append(watch.seconds())
-    except (UserError, RuntimeError, NotImplementedError) as error:  # torch's own, of a type or compiler that it lacks
-        return {"reason": str(error).strip().partition("\n")[0]}
+        with sampling_mode(cast, recipe.sample_statistics):
+            images, first, seconds = _timed_batches(generate, inputs, options)
+        return {
+            **{f"p{p}_seconds": percentile(seconds, p) for p in _PERCENTILES},
+            "images_per_second": len(expected) * len(seconds) / sum(seconds),
+            "device_peak_bytes": None if comm.device().type == "cpu" else comm.peak_memory_bytes(),
+            "host_peak_bytes": host.peak(),
+            "first_seconds": first,
+            "difference": float((images.float().cpu() - expected).abs().max()),
+        }
     finally:
         host.close()
-    return {
-        **{f"p{p}_seconds": percentile(seconds, p) for p in _PERCENTILES},
-        "images_per_second": len(expected) * len(seconds) / sum(seconds),
-        "device_peak_bytes": None if comm.device().type == "cpu" else comm.peak_memory_bytes(),
-        "host_peak_bytes": host.peak(),
-        "first_seconds": first,
-        "difference": float((images.float() - expected.float()).abs().max()),
-    }
+
+
+def _reference_images(network: LayerStack, inputs: MicroBatch, recipe: Recipe) -> Tensor:
+    """What the network makes in float32, on the host: nothing of it stays in the memory of the device."""
+    copied = copy.deepcopy(network).to(comm.device())
+    with sampling_mode(copied, recipe.sample_statistics):
+        return copied(*inputs).float().cpu()
+
+
+def _timed_batches(generate: Generate, inputs: MicroBatch, options: Options) -> tuple[Tensor, float, list[float]]:
+    """The images, seconds of the first batch, and of each that is timed."""
+    watch = Stopwatch()
+    images = generate(*inputs)
+    first = watch.seconds()
+    for _ in range(options.warmup):
+        generate(*inputs)
+    seconds = []
+    for _ in range(options.steps):
+        watch = Stopwatch()
+        generate(*inputs)
+        seconds.append(watch.seconds())
+    return images, first, seconds
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

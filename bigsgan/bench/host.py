@@ -14,7 +14,7 @@ _SAMPLING_SECONDS = 0.02
 _PROC = Path("/proc")
 _FORGET_PEAK = "5"
 _DELAY_FIELD = 42
-"""Of /proc/PID/stat: ticks in which the process waited for a block device (man 5 proc, delayacct_blkio_ticks)."""
+"""Of /proc/PID/stat: ticks in which its main thread waited for a block device (man 5 proc, delayacct_blkio_ticks)."""
 
 
 def return_unused() -> None:
@@ -58,7 +58,7 @@ class HostPeak:
 
 
 def disk_wait_seconds(proc: Path = _PROC) -> float | None:
-    """Seconds in which this process and its children have waited for block devices so far.
+    """Seconds in which the main threads of this process and its children have waited for block devices, summed.
 
     Returns:
         None where the kernel does not count them (sysctl kernel.task_delayacct).

@@ -123,6 +123,9 @@ def take_turns(
     Raises:
         UserError: A loop broke off on one of several ranks, which the others are waiting for.
     """
+    if comm.device().type == "cuda":
+        with _kernel_profile():  # its first start takes long, in which no kernel runs
+            pass
     found: list[list[list[Visit]]] = [[] for _ in builders]
     failed: dict[int, str] = {}
     for turn in range(settings.rounds):
@@ -174,14 +177,14 @@ def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
     wall, used = time.perf_counter() - start, time.process_time() - used
     disk_after, on_cpu = disk_wait_seconds(), comm.device().type == "cpu"
     data_seconds, losses = loop.waited_seconds - waited, loop.means()
-    device_peak = None if on_cpu else comm.peak_memory_bytes()
+    device_peak, host_peak = None if on_cpu else comm.peak_memory_bytes(), host.peak()  # without the profiler's
     return Visit(
         seconds=seconds / settings.steps,
         data_seconds=data_seconds / settings.steps,
         disk_seconds=None if disk is None or disk_after is None else (disk_after - disk) / settings.steps,
         busy=used / (wall * torch.get_num_threads()) if on_cpu else _profiled_busy_share(loop),
         device_peak=device_peak,
-        host_peak=host.peak(),
+        host_peak=host_peak,
         host_before=host.before,
         first_losses=first,
         losses=losses,
@@ -190,14 +193,18 @@ def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
 
 def _profiled_busy_share(loop: Loop) -> float:
     """Share of one more update in which the GPU had a kernel to run."""
-    comm.synchronize()
-    start = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with _kernel_profile() as profiler:
+        comm.synchronize()
+        start = time.perf_counter()  # not before the profiler has started
         loop()
         comm.synchronize()
         wall = time.perf_counter() - start
     kernels = [event for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
     return covered((event.time_range.start, event.time_range.end) for event in kernels) / (wall * 1e6)
+
+
+def _kernel_profile() -> profile:
+    return profile(activities=[ProfilerActivity.CUDA])
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bigsgan import launched
+from bigsgan.bench.lazy import whole_cycles
 from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
 from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
 from bigsgan.config.run_directory import refuse_output
@@ -62,6 +63,7 @@ def add_commands(parser: argparse.ArgumentParser, add_recipe: Callable[[argparse
     command = commands.add_parser("generate", help=text)
     command.add_argument("--run", dest="run_directory", metavar="DIR", help="average of a run (default: first weights)")
     add_recipe(command)
+    command.set_defaults(default_config=command.get_default("config"), config=None)  # to tell where it is given
     text = "images at a time (default 1,8,64)"
     command.add_argument("--batches", type=_batches, default=[1, 8, 64], metavar="1,8,64", help=text)
     for flag, choices in (("--precisions", PRECISIONS), ("--modes", MODES)):
@@ -85,7 +87,7 @@ def bench_train(options: argparse.Namespace) -> int:
     launched.check_launcher()
     with _logs_aside():
         module = importlib.import_module("bigsgan.bench.train")
-    settings = module.Settings(options.rounds, options.warmup, options.steps)
+    settings = module.Settings(options.rounds, options.warmup, whole_cycles(recipe, options.steps))
     return int(module.main(recipe, planned, module.Options(settings, options.json, options.markdown, plot)))
 
 
@@ -100,7 +102,8 @@ def bench_profile(options: argparse.Namespace) -> int:
     launched.check_launcher()
     with _logs_aside():
         module = importlib.import_module("bigsgan.bench.profile")
-    asked = module.Options(out, options.warmup, options.steps, options.json, options.markdown)
+    steps = whole_cycles(plan.recipe, options.steps)
+    asked = module.Options(out, options.warmup, steps, options.json, options.markdown)
     return int(module.main(plan, asked))
 
 
@@ -136,7 +139,11 @@ def bench_generate(options: argparse.Namespace) -> int:
     run = None if options.run_directory is None else Path(options.run_directory)
     if run is not None and options.overrides:
         raise UserError("argument", options.overrides[0], "is for recipes", "leave it out, or --run")
-    recipe = load_recipe(Path(options.config), options.overrides) if run is None else None
+    if run is not None and options.config is not None:
+        raise UserError("--config", options.config, "is not of the run, which has a recipe", "leave it out, or --run")
+    recipe = None
+    if run is None:
+        recipe = load_recipe(Path(options.config or options.default_config), options.overrides)
     with _logs_aside():
         module = importlib.import_module("bigsgan.bench.generate")
     asked = module.Options(

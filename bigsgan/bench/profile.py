@@ -4,21 +4,23 @@ it uses."""
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bigsgan import comm
 from bigsgan.bench.about import about, describe
+from bigsgan.bench.lazy import partly_timed
 from bigsgan.bench.measure import Stopwatch
-from bigsgan.bench.phases import PHASES, PhaseClock, label_phases, labelled_collectives
+from bigsgan.bench.phases import PhaseClock, label_phases, labelled_collectives
 from bigsgan.bench.product import EngineLoop, build_engine_loop
-from bigsgan.bench.table import NOTHING, Table, percent, shown
+from bigsgan.bench.table import NOTHING, Table, as_json, percent, shown
 from bigsgan.bench.train import label
 from bigsgan.config import RunPlan
 from bigsgan.ending import exit_status
@@ -94,7 +96,7 @@ def profiled(plan: RunPlan, options: Options) -> dict[str, Any]:
         "operations": operations,
         "flops": flops,
         "flops_per_second": flops / seconds,
-        "matrix_precision": precision,
+        "matrix_precision": _matrix_precision(precision, comm.device()),
         "matrix_flops_per_second": peak,
         "achieved_share": flops / seconds / peak,
         "trace": str(options.out / TRACE_FILE),
@@ -127,33 +129,57 @@ def _by_phase_and_operation(loop: EngineLoop, options: Options) -> tuple[dict[st
 
 def costliest(averages: Sequence[Any], on_gpu: bool) -> list[dict[str, Any]]:
     """The operations that take the most time by themselves: of the GPU, or of the host where there is none."""
-    names = {_LABEL + phase for phase in PHASES}
-    times = {each.key: each.self_device_time_total if on_gpu else each.self_cpu_time_total for each in averages}
-    total = sum(time for name, time in times.items() if name not in names)
-    found = sorted((each for each in averages if each.key not in names), key=lambda each: -times[each.key])
+    times: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for each in averages:
+        # An operation of the host has the time of the kernels that it started, which are events of their own as well.
+        if each.device_type == DeviceType.CPU and not each.is_user_annotation:
+            times[each.key] += each.self_device_time_total if on_gpu else each.self_cpu_time_total
+            calls[each.key] += each.count
+    total = max(times.total(), 1e-9)
     return [
-        {"name": e.key, "calls": e.count, "seconds": times[e.key] / 1e6, "share": times[e.key] / max(total, 1e-9)}
-        for e in found[:NUM_OPERATIONS]
+        {"name": name, "calls": calls[name], "seconds": time / 1e6, "share": time / total}
+        for name, time in times.most_common(NUM_OPERATIONS)
     ]
 
 
 def matrix_flops_per_second(dtype: torch.dtype, device: torch.device) -> float:
-    """Speed of this device at a product of two square matrices, the best of a few: what it can reach at most."""
+    """Speed of this device at a product of two square matrices, the best of a few: what it can reach at most.
+
+    In TF32 where convolutions may use it, which torch allows products of matrices in float32 only when it is told to.
+    """
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     found = []
-    torch.mm(a, b)  # loads the library
-    for _ in range(_MATRIX_REPEATS):
-        watch = Stopwatch()
-        torch.mm(a, b)
-        found.append(2 * size**3 / watch.seconds())
+    with _tf32_as_in_convolutions():
+        torch.mm(a, b)  # loads the library
+        for _ in range(_MATRIX_REPEATS):
+            watch = Stopwatch()
+            torch.mm(a, b)
+            found.append(2 * size**3 / watch.seconds())
     return max(found)
+
+
+@contextlib.contextmanager
+def _tf32_as_in_convolutions() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _matrix_precision(precision: str, device: torch.device) -> str:
+    """Of the product that the speed is compared with."""
+    uses_tf32 = precision == "fp32" and device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return "fp32 (TF32, as convolutions)" if uses_tf32 else precision
 
 
 def _show(plan: RunPlan, found: dict[str, Any], options: Options) -> None:
     facts, name = about(), label(plan.recipe)
     if options.json:
-        print(json.dumps({**facts, "recipe": name, **found}, indent=2))
+        print(as_json({**facts, "recipe": name, **found, "notes": partly_timed(plan.recipe, options.steps)}))
         return
     total = sum(found["phases"].values())
     rows = [[phase, f"{1e3 * s:.2f}", percent(s / total)] for phase, s in found["phases"].items()]
@@ -171,6 +197,7 @@ def _show(plan: RunPlan, found: dict[str, Any], options: Options) -> None:
         f"{found['flops'] / 1e9:,.1f} GFLOP an update and rank, without penalties: {reached:.3f} TFLOP/s, "
         f"{percent(found['achieved_share'])} of the {peak:.3f} of a matrix product in {found['matrix_precision']}",
         f"timeline: {found['trace']}, for chrome://tracing or Perfetto",
+        *partly_timed(plan.recipe, options.steps),
         *describe(facts),
     ]
     heading = ("operation", "calls", "ms", "share")

@@ -1,9 +1,12 @@
-"""Results as a table: for a terminal, as Markdown, and what stands above each of them. No torch here."""
+"""Results as a table, for a terminal or as Markdown, and as JSON. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 NOTHING = "-"
 
@@ -64,6 +67,19 @@ def percent(share: float | None) -> str:
 def mebibytes(num_bytes: float | None) -> str:
     """Bytes as MiB."""
     return NOTHING if num_bytes is None else f"{num_bytes / 2**20:,.0f}"
+
+
+def as_json(found: Mapping[str, Any]) -> str:
+    """All numbers as JSON, which has none for infinity and nan, as of a loss that diverged: null stands for them."""
+    return json.dumps(_finite(found), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def shown(table: Table, as_markdown: bool) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -14,11 +12,12 @@ from typing import Any, NamedTuple
 
 from bigsgan import comm
 from bigsgan.bench.about import about, describe
+from bigsgan.bench.lazy import partly_timed
 from bigsgan.bench.measure import Builder, Loop, Settings, Visit, take_turns
 from bigsgan.bench.plain import build_plain_loop
 from bigsgan.bench.plot import write_bars
 from bigsgan.bench.product import build_engine_loop
-from bigsgan.bench.table import NOTHING, Table, mebibytes, number, percent, shown
+from bigsgan.bench.table import NOTHING, Table, as_json, mebibytes, number, percent, shown
 from bigsgan.bench.variants import Planned
 from bigsgan.config import Recipe
 from bigsgan.data import build_dataset
@@ -35,7 +34,8 @@ _MEANING = (
     "the first updates of a round warm up, the others are timed",
     "time per image: over the first variant's, median of the rounds; control: the first variant a second time",
     "device MiB, host MiB: peak of a rank in the last round; added: beyond what the process held before it was built",
-    "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images; disk wait: for disks",
+    "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images",
+    "disk wait: of main threads for disks, summed over a rank's processes, so that it may exceed 100 %",
     "losses: mean of the timed updates of the last round; differs: relative difference of the first update's loss",
 )
 
@@ -133,6 +133,9 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
             print(f"round {turn + 1} of {settings.rounds}: {names[i]}", file=sys.stderr, flush=True)
 
     rounds, failed = take_turns([_builder(each) for each in visited], settings, told)
+    if len(failed) == len(visited):
+        tried = ",".join(each.variant.name for each in possible)
+        raise UserError("--variants", tried, f"cannot run here: {failed[0]}", "choose others, or change the recipe")
     results = {}
     for i, (name, each) in enumerate(zip(names, visited, strict=True)):
         recipe = None if each.plan is None or i in failed else each.plan.recipe
@@ -209,22 +212,20 @@ def _quartiles(ratios: Sequence[float]) -> list[float]:
 
 def _show(recipe: Recipe, records: Sequence[dict[str, Any]], options: Options) -> None:
     facts = about()
-    settings = options.settings._asdict()
+    settings, untimed = options.settings._asdict(), partly_timed(recipe, options.settings.steps)
     if options.plot is not None:
         ran = [each for each in records if "reason" not in each]
         bars = [(each["variant"], each["time_ratio"]) for each in ran]
         write_bars(options.plot, f"time per image over {ran[0]['variant']} ({label(recipe)})", bars)
     if options.json:
-        # math.nan, of a loss that diverged, is no JSON
-        values = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in r.items()} for r in records]
-        print(json.dumps({**facts, "recipe": label(recipe), **settings, "variants": values}, indent=2))
+        print(as_json({**facts, "recipe": label(recipe), **settings, "variants": records, "notes": untimed}))
         return
     rows = [_row(each) for each in records if "reason" not in each]
     notes = [
         f"{each['variant']} ({each['what']}): cannot run here: {each['reason']}" for each in records if "reason" in each
     ]
     measured = f"rounds: {settings['rounds']}, each of {settings['warmup']} + {settings['steps']} updates"
-    table = Table(f"{label(recipe)}; {measured}", _HEADINGS, rows, [*notes, *_MEANING, *describe(facts)])
+    table = Table(f"{label(recipe)}; {measured}", _HEADINGS, rows, [*notes, *untimed, *_MEANING, *describe(facts)])
     print(shown(table, options.markdown))
 
 

@@ -23,7 +23,7 @@ class Variant:
     Attributes:
         name: As the user gives it.
         title: What it is.
-        overrides: Of the recipe, which has ZeRO stage 0 in float32 and no stages before.
+        overrides: Of the recipe, which has ZeRO stage 0 in float32, no stages and one accumulation before.
         is_plain: Whether it is a loop in plain PyTorch, without engines.
         single: Whether one rank alone does all the work.
     """
@@ -118,7 +118,7 @@ def plan_variants(
 
 def _plan(recipe: Recipe, variant: Variant, world_size: int, recipe_dir: Path | None) -> Planned:
     tree = recipe.model_dump()
-    base = [f"engines.{network}.pipeline_stages=1" for network in NETWORKS]
+    base = [f"engines.{network}.{key}" for network in NETWORKS for key in ("pipeline_stages=1", "accumulation=null")]
     try:
         for overrides in (_PLAIN_RECIPE, base, _engines("zero0"), variant.overrides(recipe)):
             apply_overrides(tree, overrides)

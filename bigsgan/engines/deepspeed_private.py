@@ -338,25 +338,28 @@ def release_process_groups(keep: set[Any]) -> None:
     """
     cached = (vars(deepspeed.utils.groups), vars(deepspeed.comm.comm))
     keep = keep | {value for names in cached for value in names.values() if isinstance(value, dist.ProcessGroup)}
-    for group in process_groups() - keep:
+    # In the order of creation, which is the same on all ranks: ending one of NCCL's may wait for the other ranks.
+    for group in [each for each in dist.distributed_c10d._world.pg_map if each not in keep]:
         dist.destroy_process_group(group)
     gc.collect()  # their threads end with the last reference
 
 
 @contextmanager
 def leaving_nothing() -> Iterator[None]:
-    """Undo after the block what engines that were built and destroyed in it leave behind in the process.
+    """Undo after the block, failed or not, what engines that were built and destroyed in it leave behind.
 
     That is their process groups, and of stage 3 its own ``torch.nn.functional.linear``, which every later network would
     use, and the networks themselves: on a list (zero/parameter_offload.py) and as keys of a method's cache (zero/
     partitioned_param_coordinator.py), which all engines share.
     """
     keep, linear, depth = process_groups(), torch.nn.functional.linear, len(FWD_MODULE_STACK)
-    yield
-    torch.nn.functional.linear = linear
-    del FWD_MODULE_STACK[depth:]
-    method: Any = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
-    for cell in method.__closure__:
-        if hasattr(cell.cell_contents, "cache_clear"):
-            cell.cell_contents.cache_clear()
-    release_process_groups(keep)
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = linear
+        del FWD_MODULE_STACK[depth:]
+        method: Any = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
+        for cell in method.__closure__:
+            if hasattr(cell.cell_contents, "cache_clear"):
+                cell.cell_contents.cache_clear()
+        release_process_groups(keep)

@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 
+from bigsgan import comm
+from bigsgan.bench import generate
 from bigsgan.bench.generate import Options, measured, percentile
 from bigsgan.cli import main
 from bigsgan.models.build import build_network, initial_seed
@@ -47,6 +49,38 @@ def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path, one_thread, m
     found = cases(tmp_path, modes=["compiled", "eager"], precisions=["fp32"], batches=[1])
     assert found[0]["reason"] == "InvalidCxxCompiler: no working C++ compiler"
     assert found[1]["difference"] == 0
+
+
+@pytest.mark.parametrize("part", ["_inputs", "_reference_images"])
+def test_what_surrounds_a_case_may_lack_memory_too(tmp_path, one_thread, monkeypatch, part):
+    whole = getattr(generate, part)
+
+    def limited(*args):
+        if args[1] == 3 or (isinstance(args[1], tuple) and len(args[1][0]) == 3):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+        return whole(*args)
+
+    monkeypatch.setattr(generate, part, limited)
+    found = cases(tmp_path, batches=[1, 3, 2], precisions=["fp32"])
+    assert ["reason" in each for each in found] == [False, True, False]
+    assert "CUDA out of memory. Tried to allocate 2 GiB" in found[1]["reason"]
+
+
+def test_the_peak_begins_after_the_reference(tmp_path, one_thread, monkeypatch):
+    order, reference = [], generate._reference_images
+    monkeypatch.setattr(generate, "_reference_images", lambda *args: [order.append("reference"), reference(*args)][1])
+    monkeypatch.setattr(comm, "forget_peak_memory", lambda: order.append("forget"))
+    cases(tmp_path, batches=[1, 2], precisions=["bf16"])
+    assert order == ["reference", "forget"] * 2
+
+
+def test_each_batch_is_compiled_anew(tmp_path, one_thread, monkeypatch):
+    """torch goes on without compiling after 8 shapes."""
+    order = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: order.append("reset"))
+    monkeypatch.setattr(torch, "compile", lambda network, dynamic: [order.append("compile"), network][1])
+    cases(tmp_path, batches=[1, 2, 3], precisions=["fp32"], modes=["compiled"])
+    assert order == ["reset", "compile"] * 3
 
 
 def test_percentiles():

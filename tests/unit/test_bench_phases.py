@@ -4,13 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 
 from bigsgan.bench import phases
 from bigsgan.bench.comm import least_bytes, network_of
 from bigsgan.bench.phases import PHASES, PhaseClock
-from bigsgan.bench.profile import costliest, matrix_flops_per_second
+from bigsgan.bench.profile import _matrix_precision, costliest, matrix_flops_per_second
 from bigsgan.plan import count_network, count_work, describe_networks
-from tests.tiny import tiny_plan, zero
+from tests.tiny import FAMILIES, tiny_plan, zero
 
 
 def test_a_phase_does_not_count_what_is_inside_it(monkeypatch):
@@ -58,16 +60,42 @@ def test_each_phase_has_the_network_whose_parameters_it_needs():
     assert d == ["D forward", "D backward", "D optimizer", "seam"]
 
 
+def averages(*events):
+    """As torch.profiler gives them, of (name, microseconds of the host, of the GPU, changes)."""
+    found = []
+    for name, host, gpu, changes in events:
+        event = FunctionEvent(0, name, 0, 0, host, use_device="cuda", **changes)
+        if event.device_type == DeviceType.CPU and gpu:
+            event.append_kernel("kernel", 0, gpu)
+        average = FunctionEventAvg()
+        average.add(event)
+        found.append(average)
+    return found
+
+
 def test_costliest_operations_leave_the_phases_out():
-    names = [f"op{i}" for i in range(12)] + ["bigsgan: seam"]
-    events = [
-        SimpleNamespace(key=name, count=i, self_cpu_time_total=1000.0 * i, self_device_time_total=1000.0 * (20 - i))
-        for i, name in enumerate(names)
-    ]
-    found = costliest(events, on_gpu=False)
+    events = [(f"op{i}", 1000 * i, 1000 * (20 - i), {}) for i in range(12)]
+    events += [("bigsgan: seam", 9000, 9000, {"is_user_annotation": True}), ("op11", 500, 0, {})]
+    found = costliest(averages(*events), on_gpu=False)
     assert [each["name"] for each in found] == [f"op{i}" for i in range(11, 1, -1)]
-    assert found[0] == {"name": "op11", "calls": 11, "seconds": 0.011, "share": pytest.approx(11 / 66)}
-    assert costliest(events, on_gpu=True)[0]["name"] == "op0"
+    assert found[0] == {"name": "op11", "calls": 2, "seconds": 0.0115, "share": pytest.approx(11.5 / 66.5)}
+
+
+def test_kernels_count_once_for_the_operation_that_starts_them():
+    """A kernel is an event of the GPU besides, and so is a phase there."""
+    on_gpu, phase = {"device_type": DeviceType.CUDA}, {"is_user_annotation": True}
+    events = [
+        ("aten::mm", 10, 3000, {}),
+        ("sgemm", 3000, 0, on_gpu),
+        ("aten::add", 5000, 1000, {}),
+        ("vectorized_elementwise_kernel", 1000, 0, on_gpu),
+        ("bigsgan: seam", 6000, 0, phase),
+        ("bigsgan: seam", 4000, 0, {**on_gpu, **phase}),
+    ]
+    assert costliest(averages(*events), on_gpu=True) == [
+        {"name": "aten::mm", "calls": 1, "seconds": 0.003, "share": 0.75},
+        {"name": "aten::add", "calls": 1, "seconds": 0.001, "share": 0.25},
+    ]
 
 
 def test_operations_of_an_update(tmp_path):
@@ -76,6 +104,27 @@ def test_operations_of_an_update(tmp_path):
     # G: 2 forward for D, 1 forward and 2 backward; D: 2 steps of 3 over 2 images, then forward and to the images.
     assert count_work(plan)["update_flop"] == (2 + 3) * g + (2 * 3 * 2 + 2) * d
     assert f"{((2 + 3) * g + 14 * d) / 1e9:.3f}" in describe_networks(plan)
+
+
+@pytest.mark.parametrize("overrides", [["objective.loss=relativistic"], FAMILIES["pix2pix_features"]])
+def test_objectives_of_pairs_judge_the_reals_too(overrides, tmp_path):
+    plan = tiny_plan(tmp_path, 1, overrides, {"generator": zero(0), "discriminator": zero(0)})
+    g, d = (count_network(plan, network)[1] for network in ("generator", "discriminator"))
+    assert count_work(plan)["update_flop"] == (1 + 3) * g + (3 * 2 + 2 * 2) * d
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_matrix_product_may_use_what_convolutions_may(allowed, monkeypatch):
+    cuda = SimpleNamespace(matmul=SimpleNamespace(allow_tf32=not allowed))
+    backends = SimpleNamespace(cudnn=SimpleNamespace(allow_tf32=allowed), cuda=cuda)
+    monkeypatch.setattr(torch, "backends", backends)
+    seen = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(cuda.matmul.allow_tf32))
+    matrix_flops_per_second(torch.float32, torch.device("cpu"))
+    assert set(seen) == {allowed}
+    assert cuda.matmul.allow_tf32 is not allowed
+    names = [_matrix_precision("fp32", torch.device(kind)) for kind in ("cuda", "cpu")]
+    assert names == ["fp32 (TF32, as convolutions)" if allowed else "fp32", "fp32"]
 
 
 def test_a_matrix_product_has_a_speed(one_thread):

@@ -1,12 +1,18 @@
 """What `bigsgan bench train` makes of its measurements: made-up blocks against numbers by hand."""
 
+import json
+import math
+
 import pytest
 from PIL import Image
 
-from bigsgan.bench.measure import Visit, covered
+from bigsgan.bench import train
+from bigsgan.bench.lazy import partly_timed, whole_cycles
+from bigsgan.bench.measure import Settings, Visit, covered
 from bigsgan.bench.plot import bar_lengths, write_bars
-from bigsgan.bench.table import Table, number, shown
+from bigsgan.bench.table import Table, as_json, number, shown
 from bigsgan.bench.train import Result, label, record
+from bigsgan.bench.variants import chosen_variants, plan_variants
 from bigsgan.errors import UserError
 from tests.tiny import FAMILIES, tiny_recipe
 
@@ -70,6 +76,38 @@ def test_a_variant_that_could_not_run_says_why(tmp_path):
 def test_the_time_with_a_kernel_is_the_union_of_the_kernels():
     assert covered([(5, 7), (0, 2), (1, 3), (1, 2)]) == 5
     assert covered([]) == 0
+
+
+def test_no_variant_that_runs_is_an_error(tmp_path, monkeypatch):
+    planned = plan_variants(tiny_recipe(tmp_path), chosen_variants("zero0,zero1,pipeline"), 1)
+    failed = {0: "memory: ran out", 1: "memory: ran out too", 2: "memory: ran out"}
+    monkeypatch.setattr(train, "take_turns", lambda builders, settings, told: ([[] for _ in builders], failed))
+    with pytest.raises(UserError, match=r"^--variants: 'zero0,zero1' cannot run here: memory: ran out; choose others"):
+        train._measure(planned, Settings(1, 1, 1))
+    del failed[1]
+    monkeypatch.setattr(train, "take_turns", lambda builders, settings, told: ([[], [[visit(1.0)]], []], failed))
+    found = {each.name: each.reason for each in train._measure(planned, Settings(1, 1, 1))}
+    assert found.pop("pipeline")
+    assert found == {"zero0": "memory: ran out", "control": "memory: ran out", "zero1": ""}
+
+
+def test_json_has_null_for_what_is_no_number():
+    found = as_json({"a": math.inf, "b": [{"c": -math.inf, "d": (math.nan, 1.5)}], "e": "inf", "f": None, "g": 3})
+    assert json.loads(found) == {"a": None, "b": [{"c": None, "d": [None, 1.5]}], "e": "inf", "f": None, "g": 3}
+
+
+def test_whole_cycles_of_lazy_penalties_are_timed(tmp_path):
+    lazy = tiny_recipe(tmp_path, "objective.r1={weight: 1, every: 4}", "objective.d_steps=2")
+    assert [whole_cycles(lazy, steps) for steps in (1, 2, 5)] == [1, 2, 4]  # R1 is in every 4th of D's, 2nd of G's
+    assert partly_timed(lazy, 4) == []
+    assert partly_timed(lazy, 1) == ["not timed as often as in a run: objective.r1.every; take --steps 2"]
+    family = FAMILIES["stylegan2_path_length"]
+    both = tiny_recipe(tmp_path, *family, "objective.r1={weight: 1, every: 6}", "objective.path_length.every=4")
+    assert [whole_cycles(both, steps) for steps in (5, 12, 40)] == [5, 12, 36]
+    names = "objective.r1.every, objective.path_length.every"
+    assert partly_timed(both, 5) == [f"not timed as often as in a run: {names}; take --steps 12"]
+    assert partly_timed(both, 4) == ["not timed as often as in a run: objective.r1.every; take --steps 12"]
+    assert (whole_cycles(tiny_recipe(tmp_path), 5), partly_timed(tiny_recipe(tmp_path), 5)) == (5, [])
 
 
 def test_tables():

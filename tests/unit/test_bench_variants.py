@@ -42,6 +42,13 @@ def test_a_recipes_own_layout_is_not_compared(tmp_path):
     assert found["zero0"].plan.deepspeed_files["generator"].stage == 0
 
 
+def test_accumulation_is_the_variants_own(tmp_path):
+    found = planned(tmp_path, 1, "engines.generator.accumulation=4", "engines.discriminator.accumulation=2")
+    for name, expected in (("zero0", 1), ("accumulation", 4)):
+        recipe = found[name].plan.recipe
+        assert [recipe.accumulation_of(n) for n in ("generator", "discriminator")] == [expected] * 2
+
+
 def test_what_cannot_run_keeps_the_reason(tmp_path):
     found = planned(tmp_path, 1)
     assert [name for name, each in found.items() if each.plan is None] == ["pipeline"]
@@ -81,6 +88,11 @@ TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
         ("generate --batches 1,0", {}, "--batches: '0' is no number of them"),
         ("generate --precisions fp8", {}, "--precisions: 'fp8' is none of the choices; choose from fp32, bf16, fp16"),
         ("generate --run nowhere batch=3", {}, "argument: 'batch=3' is for recipes"),
+        (
+            "generate --run nowhere --config launch/recipes/digits.yaml",
+            {},
+            "--config: 'launch/recipes/digits.yaml' is not",
+        ),
         ("generate --run nowhere", {}, "--run: 'nowhere' is no run directory"),
     ],
 )

@@ -1,0 +1,36 @@
+"""Penalties that not every update has: how many updates have to be timed for each to count as often as in a run.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bigsgan.config import Recipe
+
+
+def whole_cycles(recipe: Recipe, steps: int) -> int:
+    """The largest multiple of a cycle of penalties among so many updates; all of them where they are fewer."""
+    cycle = math.lcm(*_cycles(recipe).values())
+    return steps // cycle * cycle or steps
+
+
+def partly_timed(recipe: Recipe, steps: int) -> list[str]:
+    """Say which penalties ``steps`` updates in a row have too often or too seldom: one line, or none."""
+    cycles = _cycles(recipe)
+    found = ", ".join(field for field, cycle in cycles.items() if steps % cycle)
+    return [f"not timed as often as in a run: {found}; take --steps {math.lcm(*cycles.values())}"] if found else []
+
+
+def _cycles(recipe: Recipe) -> dict[str, int]:
+    """After how many updates each penalty's turns come again, by field. R1 and R2 count D's steps."""
+    section = recipe.objective
+    found = {}
+    for name in ("r1", "r2"):
+        penalty = getattr(section, name)
+        if penalty is not None:
+            found[f"objective.{name}.every"] = penalty.every // math.gcd(penalty.every, section.d_steps)
+    if section.path_length is not None:
+        found["objective.path_length.every"] = section.path_length.every
+    return found

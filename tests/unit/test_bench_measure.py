@@ -1,0 +1,85 @@
+"""The share of the time with a kernel, and what is left after a block of measurements."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
+from torch.autograd import DeviceType
+
+from bigsgan.bench import measure
+from bigsgan.bench.measure import Settings, _profiled_busy_share, _timed
+from bigsgan.engines.deepspeed_private import leaving_nothing, release_process_groups
+
+
+class Ticking:
+    """A loop whose update takes 2 s of a clock that is made up."""
+
+    waited_seconds = 0.0
+
+    def __init__(self):
+        self.now, self.updates = 0.0, 0
+
+    def __call__(self):
+        self.now += 2
+        self.updates += 1
+
+    def means(self):
+        return {}
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """With a profiler that takes 30 s to start, and shows one kernel of 1 s."""
+    found = Ticking()
+
+    @contextmanager
+    def slow_profile(activities):
+        found.now += 30
+        kernel = SimpleNamespace(device_type=DeviceType.CUDA, time_range=SimpleNamespace(start=5e5, end=15e5))
+        yield SimpleNamespace(events=lambda: [kernel])
+
+    monkeypatch.setattr(measure, "profile", slow_profile)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: found.now)
+    return found
+
+
+def test_the_start_of_the_profiler_does_not_count(loop):
+    assert _profiled_busy_share(loop) == 0.5
+
+
+def test_peaks_are_taken_before_the_profiler(loop, monkeypatch):
+    """On a GPU, in whose stead the clock of the host counts here."""
+    watch = measure.Stopwatch()
+    monkeypatch.setattr(measure, "Stopwatch", lambda: watch)
+    monkeypatch.setattr(measure.comm, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(measure.comm, "synchronize", lambda: None)
+    monkeypatch.setattr(measure.comm, "peak_memory_bytes", lambda: loop.updates)
+    host = SimpleNamespace(peak=lambda: loop.updates, before=0)
+    visit = _timed(loop, Settings(1, 2, 3), host)
+    assert (visit.device_peak, visit.host_peak, loop.updates) == (5, 5, 6)
+    assert visit.busy == 0.5
+
+
+def test_nothing_is_left_where_a_block_fails():
+    linear, depth = torch.nn.functional.linear, len(FWD_MODULE_STACK)
+
+    def fail():
+        torch.nn.functional.linear = lambda *inputs: None
+        FWD_MODULE_STACK.append("a network")
+        raise ValueError("no memory")
+
+    with pytest.raises(ValueError, match="no memory"), leaving_nothing():
+        fail()
+    assert torch.nn.functional.linear is linear
+    assert len(FWD_MODULE_STACK) == depth
+
+
+def test_groups_end_in_the_order_in_which_they_were_made(monkeypatch):
+    groups, ended = [f"group {i}" for i in range(20)], []
+    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=dict.fromkeys(groups)))
+    monkeypatch.setattr(dist, "destroy_process_group", ended.append)
+    release_process_groups({"group 7"})
+    assert ended == [each for each in groups if each != "group 7"]
