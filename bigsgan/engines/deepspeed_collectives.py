@@ -27,12 +27,14 @@ def scatter_gradients(engine: DeepSpeedEngine, file: DeepSpeedFile) -> None:
     """Let ZeRO 1 and 2 send each rank its part of the gradients' sum, and not all of it to every rank.
 
     As it comes DeepSpeed all-reduces them (zero/stage_1_and_2.py), which sends twice as much. With
-    ``use_multi_rank_bucket_allreduce`` in the file, true or false, it is left to do as that says; float32 accumulation
-    of bf16 at stage 1 goes through another optimizer, which all-reduces (bf16_optimizer.py).
+    ``use_multi_rank_bucket_allreduce`` in the file, true or false, it is left to do as that says; with
+    ``reduce_scatter`` or ``contiguous_gradients`` false it never comes here, and all-reduces; and so does float32
+    accumulation of bf16 at stage 1, which has another optimizer (bf16_optimizer.py).
     """
     optimizer = engine.optimizer
     if (
         isinstance(optimizer, DeepSpeedZeroOptimizer)
+        and dist.get_world_size(optimizer.dp_process_group) > 1
         and "use_multi_rank_bucket_allreduce" not in file.content["zero_optimization"]
     ):
         optimizer.allreduce_and_copy_with_multiple_ranks = partial(_scatter_bucket, optimizer)
@@ -67,6 +69,8 @@ def _scatter_bucket(
             optimizer._add_to_grad_partition_buffer(output, own)
             piece.copy_(own.view_as(piece))
             start += piece.numel()
+        if optimizer.overlap_comm and piece.is_cuda:
+            piece.record_stream(optimizer.reduction_stream)  # the backward pass may free it before that has read it
 
 
 def _reduce_scatter(by_owner: Sequence[Sequence[Tensor]], size: int, dtype: torch.dtype, group: Any, me: int) -> Tensor:
@@ -89,8 +93,8 @@ def _reduce_each(by_owner: Sequence[Sequence[Tensor]], dtype: torch.dtype, group
             destination = dist.get_global_rank(group, owner)
             works.append(dist.reduce(sums[owner], destination, group=group, async_op=True))
     for work in works:
-        if work is not None:  # of a group that this rank is not in
-            work.wait()
+        assert work is not None
+        work.wait()
     return sums.get(me, torch.empty(0))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
@@ -18,17 +18,26 @@ from bigsgan.models.network import LayerStack
 def build_optimizer(section: Optimizer, stack: LayerStack, file: DeepSpeedFile) -> torch.optim.Optimizer:
     """Make the optimizer of a network's parameters, or of the part of them that this rank has."""
     parameters = list(stack.parameters())
-    lr, decay, eps = section.lr, section.weight_decay, section.eps
-    beta1, beta2 = section.betas
+    if section.kind == "adam" and _is_deepspeeds(file):
+        return build_cpu_adam()(parameters, **_adam_options(section), adamw_mode=False)
+    if _has_no_momentum(section, file):
+        return AdamWithoutMomentum(parameters, **_adam_options(section), fused=True)
+    return build_torch_optimizer(section, parameters)
+
+
+def build_torch_optimizer(section: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Make torch's own."""
+    lr, decay, eps, beta2 = section.lr, section.weight_decay, section.eps, section.betas[1]
     if section.kind == "sgd":
         return torch.optim.SGD(parameters, lr, momentum=section.momentum, weight_decay=decay, fused=True)
     if section.kind == "rmsprop":
         return torch.optim.RMSprop(parameters, lr, beta2, eps, decay, section.momentum, foreach=True)
-    if file.offload_optimizer != "none" and file.content.get("zero_force_ds_cpu_optimizer", False):
-        cpu_adam = build_cpu_adam()
-        return cpu_adam(parameters, lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, adamw_mode=False)
-    kind = AdamWithoutMomentum if _has_no_momentum(section, file) else torch.optim.Adam
-    return kind(parameters, lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+    return torch.optim.Adam(parameters, **_adam_options(section), fused=True)
+
+
+def _adam_options(section: Optimizer) -> dict[str, Any]:
+    betas = section.betas[0], section.betas[1]
+    return {"lr": section.lr, "betas": betas, "eps": section.eps, "weight_decay": section.weight_decay}
 
 
 def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
@@ -38,17 +47,25 @@ def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
     return (section.kind == "rmsprop") + (section.momentum > 0)
 
 
+def _is_deepspeeds(file: DeepSpeedFile) -> bool:
+    """Whether the file asks for DeepSpeed's own Adam of the host."""
+    return file.offload_optimizer != "none" and bool(file.content.get("zero_force_ds_cpu_optimizer", False))
+
+
 def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
-    """Whether Adam's first moment is the gradient; DeepSpeed's own Adam and its swapping to NVMe keep one anyway."""
-    is_deepspeeds = file.offload_optimizer != "none" and file.content.get("zero_force_ds_cpu_optimizer", False)
-    return section.kind == "adam" and section.betas[0] == 0 and not is_deepspeeds and not file.uses_nvme
+    """Whether Adam's first moment is the gradient; DeepSpeed's own Adam and its swapping to NVMe keep one anyway.
+
+    Weight decay is added to the gradient, which would stay in buffers of DeepSpeed's that are not always rewritten.
+    """
+    is_gradient = section.kind == "adam" and section.betas[0] == 0 and section.weight_decay == 0
+    return is_gradient and not _is_deepspeeds(file) and not file.uses_nvme
 
 
 class AdamWithoutMomentum(torch.optim.Adam):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) with beta1 = 0, whose first moment is the gradient and is not kept.
 
-    A weight then costs 4 bytes less. The gradients stand in for the moment in torch's fused kernel, which leaves the
-    gradient, with weight decay, in them.
+    A weight then costs 4 bytes less. The gradients stand in for the moment in torch's fused kernel, which leaves them as
+    they were, but adds weight decay.
     """
 
     @torch.no_grad()

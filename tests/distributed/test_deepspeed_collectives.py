@@ -31,9 +31,16 @@ def _counting(collective, name, calls):
     return call
 
 
-@pytest.mark.parametrize("precision", [{}, {"bf16": {"enabled": True}}], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("bucket", [None, 2000])
+BF16 = {"bf16": {"enabled": True}}
+ACCUMULATING = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}  # at stage 1 another optimizer would do that
+
+
+@pytest.mark.parametrize(
+    "stage, precision",
+    [(1, {}), (2, {}), (1, BF16), (2, BF16), (2, ACCUMULATING)],
+    ids=["1", "2", "1-bf16", "2-bf16", "2-bf16-accumulating"],
+)
+@pytest.mark.parametrize("bucket", [None, 300])  # some parameters are larger than that
 def test_scattered_gradients_are_the_reduced_ones(ranks, stage, bucket, precision):
     """Bit for bit: a sum of two terms has no order. Small buckets hold gradients of one rank or both."""
     zero_section = {} if bucket is None else {"reduce_bucket_size": bucket}
@@ -43,12 +50,13 @@ def test_scattered_gradients_are_the_reduced_ones(ranks, stage, bucket, precisio
         results = ranks(2).run(trained, [*ADAM, "accumulation=2"], ds)
         states.append(scenarios.merge([state for state, _ in results]))
         calls.append(results[0][1])
+    assert max(tensor.numel() for tensor in states[0]["generator"].values()) > 300
     assert states[0].keys() == states[1].keys()
     for entry, tensors in states[0].items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, states[1][entry][name]), (entry, name)
     scattered, stock = calls
     assert scattered["all_reduce"] == 0
-    assert (scattered["reduce_scatter_tensor"] > 0) == (bucket is None)
+    assert scattered["reduce_scatter_tensor"] > 0
     assert (scattered["reduce"] > 0) == (bucket is not None)
     assert stock["reduce_scatter_tensor"] == stock["reduce"] == 0

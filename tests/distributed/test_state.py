@@ -8,7 +8,10 @@ from bigsgan.models.build import build_network
 from tests.distributed import scenarios
 from tests.tiny import FAMILIES, tiny_recipe, zero
 
-ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discriminator")]
+ADAM = [  # with and without a first moment
+    "optimizer.generator={kind: adam, lr: 1e-3, betas: [0.5, 0.9]}",
+    "optimizer.discriminator={kind: adam, lr: 1e-3}",
+]
 STAGES = [0, 1, 2, 3]
 FP32 = [zero(stage) for stage in STAGES]
 LOW = [zero(s, bf16={"enabled": True}) for s in STAGES] + [
