@@ -64,7 +64,7 @@ def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
 class AdamWithoutMomentum(torch.optim.Adam):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) with beta1 = 0, whose first moment is the gradient and is not kept.
 
-    A weight then costs 4 bytes less. The gradients stand in for the moment in torch's fused kernel, which leaves them as
+    A weight then costs 4 bytes less. The gradients stand in for the moment in torch's fused kernel. It leaves them as
     they were, but adds weight decay.
     """
 
