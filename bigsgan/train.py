@@ -122,10 +122,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
         with watchdog.watching():
             complete = training_loop(run, requests)
     finally:
-        run.reals.close()
-        run.source.close()
-        run.saver.close()
-        run.reporter.close()
+        run.close()
     stopped_by = None if complete else _stopped_by(requests)
     run.reporter.message(_stopping_line(stopped_by, run.counters.nimg) if stopped_by else _closing_lines(out, run))
     return stopped_by

@@ -13,7 +13,7 @@ from bigsgan.monitor import RankLog
 from bigsgan.start import Start
 from bigsgan.train import build_run
 from bigsgan.training.loop import Run
-from bigsgan.training.schedules import average_decay, scheduled
+from bigsgan.training.schedules import scheduled
 
 
 class EngineLoop:
@@ -33,12 +33,9 @@ class EngineLoop:
 
     def __call__(self) -> None:
         """Make one update of the networks and of the average."""
-        run, recipe, counters = self.run, self.run.recipe, self.run.counters
-        run.step(counters.update, scheduled(recipe, counters.nimg))
-        counters.update += 1
-        counters.nimg += recipe.batch
-        if run.step.generator.applied:
-            run.average.update(average_decay(recipe.ema, recipe.batch, counters.nimg))
+        run, counters = self.run, self.run.counters
+        run.step(counters.update, scheduled(run.recipe, counters.nimg))
+        run.count_update()
 
     def means(self) -> dict[str, float]:
         """Means of losses and the like since the last call, over all ranks, which all call this."""
@@ -47,10 +44,7 @@ class EngineLoop:
     def close(self) -> None:
         """Release engines, files and loading processes."""
         run = self.run
-        run.reals.close()
-        run.source.close()
-        run.saver.close()
-        run.reporter.close()
+        run.close()
         run.step.generator.destroy()
         run.step.discriminator.destroy()
         self._directory.cleanup()

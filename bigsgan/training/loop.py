@@ -65,6 +65,23 @@ class Run:
     doctor: Doctor = field(default_factory=Doctor)
     diversity: float | None = None
 
+    def count_update(self) -> float:
+        """Count an update that was made, and let the average follow it. Returns the decay of the average."""
+        recipe, counters = self.recipe, self.counters
+        counters.update += 1
+        counters.nimg += recipe.batch
+        decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
+        if self.step.generator.applied:
+            self.average.update(decay)
+        return decay
+
+    def close(self) -> None:
+        """End loading processes, and wait for what is being written."""
+        self.reals.close()
+        self.source.close()
+        self.saver.close()
+        self.reporter.close()
+
 
 def training_loop(run: Run, requests: StopRequests) -> bool:
     """Train until ``total_nimg`` images were seen, or until any rank is asked to stop; then save.
@@ -94,11 +111,7 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
             run.statistics.clear()
             clock.restart(counters.nimg)
             continue
-        counters.update += 1
-        counters.nimg += recipe.batch
-        decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
-        if run.step.generator.applied:
-            run.average.update(decay)
+        decay = run.count_update()
         complete = counters.nimg >= recipe.total_nimg
         done = agreement.any_rank(requests.reason is not None) or complete
         if done or is_due(recipe.report_nimg, counters.nimg, recipe.batch):

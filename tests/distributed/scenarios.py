@@ -18,7 +18,7 @@ from bigsgan.monitor import RankLog
 from bigsgan.start import Start
 from bigsgan.train import build_run
 from bigsgan.training.loop import Run
-from bigsgan.training.schedules import average_decay, scheduled
+from bigsgan.training.schedules import scheduled
 from tests.tiny import tiny_plan
 
 
@@ -32,12 +32,8 @@ def build(overrides: list[str], ds: dict[str, Any], found: Any = None, recipe: P
 def update(run: Run, num_updates: int) -> None:
     """Make updates as the training loop does, without its reports."""
     for _ in range(num_updates):
-        recipe = run.recipe
-        run.step(run.counters.update, scheduled(recipe, run.counters.nimg))
-        run.counters.update += 1
-        run.counters.nimg += recipe.batch
-        if run.step.generator.applied:
-            run.average.update(average_decay(recipe.ema, recipe.batch, run.counters.nimg))
+        run.step(run.counters.update, scheduled(run.recipe, run.counters.nimg))
+        run.count_update()
 
 
 def destroy(run: Run) -> None:
