@@ -22,13 +22,12 @@ from bigsgan.bench.train import label
 from bigsgan.bench.variants import Planned
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.ending import exit_status
+from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed_private import leaving_nothing
 from bigsgan.models.build import build_network
 
 WARMUP = 3
 """Updates before the one that is counted: ZeRO 3 records its order of gathers in the first."""
-
-_ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 # By name of torch's operator: what it is, which argument holds the whole of what travels, and how often (N - 1) / N of
 # that leaves a rank in a ring.
@@ -144,7 +143,7 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
         times = phases[network] + updates
     else:
         times = 3 * phases[network] + sum(num for other, num in phases.items() if other != network)
-    return times * (num - 1) / num * numel * _ELEMENT_BYTES[file.precision]
+    return times * (num - 1) / num * numel * DTYPES[file.precision].itemsize
 
 
 def network_of(phase: str) -> str | None:

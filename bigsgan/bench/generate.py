@@ -21,13 +21,13 @@ from bigsgan.bench.table import NOTHING, Table, as_json, mebibytes, number, show
 from bigsgan.config import Recipe
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
+from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.trained import open_trained
 from bigsgan.training.sampling import generator_inputs, sampling_mode
 
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PERCENTILES = (50, 90, 99)
 _SEED = 0
 
@@ -128,7 +128,7 @@ def measured(network: LayerStack, recipe: Recipe, options: Options) -> list[dict
         try:
             with memory.naming_remedy("of this batch", "leave it out"), torch.no_grad():
                 case |= _measured_case(network, recipe, case, options)
-        except (UserError, RuntimeError, NotImplementedError) as error:  # torch's own, of a type or compiler it lacks
+        except (UserError, RuntimeError) as error:  # torch's own, of a type or compiler it lacks
             case["reason"] = str(error).strip().partition("\n")[0]
         found.append(case)
     return found
@@ -139,7 +139,7 @@ def _measured_case(network: LayerStack, recipe: Recipe, case: dict[str, Any], op
     expected = _reference_images(network, inputs, recipe)
     cast = copy.deepcopy(network)
     for parameter in cast.parameters():  # and no buffers, which are float32 at every precision
-        parameter.data = parameter.data.to(_TYPES[case["precision"]])
+        parameter.data = parameter.data.to(DTYPES[case["precision"]])
     cast.to(comm.device())
     # What was compiled for another case would be another's memory, and after 8 shapes torch compiles no more of them.
     torch.compiler.reset()

@@ -24,6 +24,7 @@ from bigsgan.bench.table import NOTHING, Table, as_json, percent, shown
 from bigsgan.bench.train import label
 from bigsgan.config import RunPlan
 from bigsgan.ending import exit_status
+from bigsgan.engines.base import DTYPES
 from bigsgan.monitor.sinks import writing
 from bigsgan.plan import count_work
 
@@ -32,7 +33,6 @@ TRACE_FILE = "trace.json"
 _LABEL = "bigsgan: "
 """Before a phase's name in the trace, which has an operation of nearly every name."""
 
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MATRIX_REPEATS = 5
 
 
@@ -88,7 +88,7 @@ def profiled(plan: RunPlan, options: Options) -> dict[str, Any]:
         loop.close()
     flops = count_work(plan)["update_flop"] * plan.recipe.batch // plan.world_size
     precision = plan.deepspeed_files["discriminator"].precision
-    peak = matrix_flops_per_second(_TYPES[precision], comm.device())
+    peak = matrix_flops_per_second(DTYPES[precision], comm.device())
     return {
         "update_seconds": seconds,
         "images_per_second": plan.recipe.batch / seconds,

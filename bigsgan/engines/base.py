@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from bigsgan.engines.sequences import MicroBatch, MicroBatches
@@ -96,6 +97,10 @@ class Shard(NamedTuple):
     optimizer_state: dict[str, Any]
     pieces: list[Piece]
     copies: tuple[int, int] = (0, 1)
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Of an engine's passes, by the precision that its DeepSpeed file gives."""
 
 
 class Engine(Protocol):

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.base import DTYPES
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
@@ -19,7 +20,6 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EQUAL = Cost(1.0, 2.0)
 """Of a stage that was not measured: a backward pass costs about two forward passes."""
 
@@ -120,7 +120,7 @@ def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
     with torch.device("meta"):
         whole = build_network(plan.recipe, network)
     for parameter in whole.parameters():
-        parameter.data = parameter.data.to(_DTYPES[plan.deepspeed_files[network].precision])
+        parameter.data = parameter.data.to(DTYPES[plan.deepspeed_files[network].precision])
     return whole
 
 
