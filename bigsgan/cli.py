@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from bigsgan import launched
 from bigsgan.bench import options as bench
@@ -215,9 +215,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="bigsgan", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_train, _add_plan, _add_sample, _add_evaluate, _add_export, _add_import):
+        add(commands)
+    text = "measure what a recipe costs, and where the time and the messages of an update go"
+    bench.add_commands(commands.add_parser("bench", help=text), _add_recipe)
+    _add_data(commands.add_parser("data", help="make data sets for training to read"))
+    return parser
+
+
+def _add_train(commands: _Commands) -> None:
     command = commands.add_parser("train", help="train a recipe, or go on with a run")
     _add_recipe(command)
     text = "go on with a run though this key of its recipe changes its meaning; may be given again"
@@ -228,6 +240,8 @@ def _parser() -> _Parser:
     command.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
     command.set_defaults(run=train)
 
+
+def _add_plan(commands: _Commands) -> None:
     command = commands.add_parser(
         "plan", help="show what a recipe costs: operations, stages, or the memory of its layouts, without training"
     )
@@ -242,6 +256,8 @@ def _parser() -> _Parser:
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=plan)
 
+
+def _add_sample(commands: _Commands) -> None:
     command = commands.add_parser("sample", help="write samples from a run: a sheet, an animation or single files")
     _add_run(command)
     _add_number(command, "--num", int, 100, "number of images (default 100)")
@@ -259,6 +275,8 @@ def _parser() -> _Parser:
     command.add_argument("--files", action="store_true", help="single PNG files; with torchrun, shared among the ranks")
     command.set_defaults(run=sample)
 
+
+def _add_evaluate(commands: _Commands) -> None:
     command = commands.add_parser("evaluate", help="measure the quality of a run's samples: FID and the like")
     _add_run(command)
     text = f"names and numbers of images, such as fid50k,kid50k,is50k,pr50k; of {', '.join(METRIC_KINDS)}"
@@ -275,6 +293,8 @@ def _parser() -> _Parser:
     command.add_argument("overrides", nargs="*", metavar="data.key=value", help="where the real images are now")
     command.set_defaults(run=evaluate)
 
+
+def _add_export(commands: _Commands) -> None:
     command = commands.add_parser("export", help="write a network's float32 weights as safetensors")
     _add_run(command)
     command.add_argument("--out", required=True, help="safetensors file")
@@ -287,6 +307,8 @@ def _parser() -> _Parser:
     _add_sampling(command)
     command.set_defaults(run=export, live=None)
 
+
+def _add_import(commands: _Commands) -> None:
     command = commands.add_parser("import", help="make a run directory from published weights")
     sources = ["biggan-pytorch", "stylegan2-ada", "stylegan3-style2", "r3gan", "pix2pix"]
     command.add_argument("--from", dest="source", required=True, choices=sources, help="where the weights were trained")
@@ -294,11 +316,6 @@ def _parser() -> _Parser:
     command.add_argument("--discriminator", help="state dict of the discriminator, if it has a file of its own")
     command.add_argument("--out", required=True, help="run directory to make")
     command.set_defaults(run=import_)
-
-    text = "measure what a recipe costs, and where the time and the messages of an update go"
-    bench.add_commands(commands.add_parser("bench", help=text), _add_recipe)
-    _add_data(commands.add_parser("data", help="make data sets for training to read"))
-    return parser
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
+from bigsgan import memory
 from bigsgan.errors import UserError
 
 PATIENCE_HOURS = 3
@@ -276,7 +277,7 @@ def synchronize_stream() -> None:
 def peak_memory_bytes() -> int:
     """Return the most memory this rank has held: of the device, or of the process on a CPU."""
     if device().type == "cpu":
-        return _peak_resident_bytes()
+        return memory.resident_bytes(peak=True)
     return int(get_accelerator().max_memory_allocated())
 
 
@@ -285,14 +286,6 @@ def forget_peak_memory() -> None:
     if device().type != "cpu":
         get_accelerator().empty_cache()
         get_accelerator().reset_peak_memory_stats()
-
-
-def _peak_resident_bytes() -> int:
-    with open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def _free_port() -> int:

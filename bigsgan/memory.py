@@ -55,6 +55,13 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
     return min(found, default=None)
 
 
+def resident_bytes(process: Path = Path("/proc/self"), peak: bool = False) -> int:
+    """Bytes that a process holds in memory, or the most that it has held; 0 where the system does not say."""
+    with suppress(OSError, ValueError):
+        return _field(process / "status", "VmHWM:" if peak else "VmRSS:") * 1024
+    return 0
+
+
 def _control_groups(root: Path) -> Iterator[tuple[Path, _Group]]:
     """Directories of the groups that this process is in, from its own up."""
     with suppress(OSError):

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from bigsgan.memory import resident_bytes
+
 _SAMPLING_SECONDS = 0.02
 _PROC = Path("/proc")
 _FORGET_PEAK = "5"
@@ -33,7 +35,7 @@ class HostPeak:
 
     def __init__(self, process: Path = _PROC / "self") -> None:
         self._process, self._closed, self._sampler = process, threading.Event(), None
-        self.before = self._largest = _status_bytes(process, "VmRSS:")
+        self.before = self._largest = resident_bytes(process)
         try:
             (process / "clear_refs").write_text(_FORGET_PEAK)
         except OSError:
@@ -43,8 +45,8 @@ class HostPeak:
     def peak(self) -> int:
         """Return it as of now."""
         if self._sampler is None:
-            return _status_bytes(self._process, "VmHWM:")
-        return max(self._largest, _status_bytes(self._process, "VmRSS:"))
+            return resident_bytes(self._process, peak=True)
+        return max(self._largest, resident_bytes(self._process))
 
     def close(self) -> None:
         """End the sampling."""
@@ -54,7 +56,7 @@ class HostPeak:
 
     def _sample(self) -> None:
         while not self._closed.wait(_SAMPLING_SECONDS):
-            self._largest = max(self._largest, _status_bytes(self._process, "VmRSS:"))
+            self._largest = max(self._largest, resident_bytes(self._process))
 
 
 def disk_wait_seconds(proc: Path = _PROC) -> float | None:
@@ -82,11 +84,4 @@ def _delay_ticks(stat: Path) -> int:
     with suppress(OSError, IndexError):
         words = stat.read_text().rpartition(")")[2].split()  # a process's name, in brackets, may hold blanks
         return int(words[_DELAY_FIELD - 3])
-    return 0
-
-
-def _status_bytes(process: Path, name: str) -> int:
-    for line in (process / "status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
     return 0

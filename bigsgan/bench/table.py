@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bigsgan.table import aligned
+
 NOTHING = "-"
 
 
@@ -31,16 +33,8 @@ class Table:
 
     def terminal(self) -> str:
         """Columns of equal width, texts to the left and numbers to the right."""
-        lines = [list(self.headings), *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.headings))]
-        text = [
-            "  ".join(
-                cell.ljust(width) if i < self.num_texts else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        ]
-        return "\n".join([self.title, "", *(line.rstrip() for line in text), "", *self.notes])
+        lines = aligned([self.headings, *self.rows], self.num_texts)
+        return "\n".join([self.title, "", *lines, "", *self.notes])
 
     def markdown(self) -> str:
         """The same as a Markdown table."""

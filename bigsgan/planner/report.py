@@ -10,6 +10,7 @@ from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.planner.layouts import USABLE, Layout, Resources, Survey
 from bigsgan.planner.memory import Prediction
+from bigsgan.table import aligned
 
 GIB = 2**30
 _COLUMNS = ("G", "D", "optimizer", "EMA", "buffers", "activations", "gradients", "gathered", "R1", "samples", "peak")
@@ -51,13 +52,9 @@ def table(survey: Survey, resources: Resources) -> str:
         shape = f"{layout.accumulation} x {layout.micro_batch}"
         on_host = f"{host / unit:.1f}" if host else ""
         rows.append([_label(layout), shape, *sizes, on_host, "fits" if layout.fits else ""])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for first, *rest in rows:
-        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        lines.append("  ".join([first.ljust(widths[0]), *cells]))
+    lines = aligned(rows)
     lines += [f"{name}: not possible, {reason}" for name, reason in survey.refused.items()]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines)
 
 
 def advice(survey: Survey) -> str:

@@ -29,6 +29,7 @@ from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.layout import update_phases
 from bigsgan.engines.pipeline.observer import Observer, bubble, trace_events
 from bigsgan.engines.pipeline.schedule import Cost
+from bigsgan.memory import resident_bytes
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
 from tests.tiny import tiny_plan, zero
@@ -152,14 +153,14 @@ def memory(options):
     """Bytes that this rank holds after an update, and at most in the next; its layers and their parameters."""
     gc.collect()
     trim()
-    before = resident_bytes("VmRSS")
+    before = resident_bytes()
     run = scenarios.build(options, DS)
     scenarios.update(run, 1)
     trim()
-    held = resident_bytes("VmRSS") - before
+    held = resident_bytes() - before
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     scenarios.update(run, 1)
-    peak = resident_bytes("VmHWM") - before
+    peak = resident_bytes(peak=True) - before
     engines = [getattr(run.step, network) for network in NETWORKS]
     layers = [
         "all" if e.division is None else f"{e.division[e._stage]} - {e.division[e._stage + 1] - 1}" for e in engines
@@ -191,11 +192,6 @@ def crossing(run, phases, network, stage, direction):
     carry = engine._boundaries.at(stage + (direction == "forward"), SIZE)
     sizes = [spec.num_bytes // SIZE for spec in carry if direction == "forward" or spec.dtype.is_floating_point]
     return sum(passed), sum(sizes), max(sizes)
-
-
-def resident_bytes(field):
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
 
 
 @contextlib.contextmanager

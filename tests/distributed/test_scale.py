@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.engines import deepspeed_private
+from bigsgan.memory import resident_bytes
 from bigsgan.models.build import build_network
 from bigsgan.training.schedules import scheduled
 from tests import reference
@@ -51,12 +52,6 @@ def offloaded(sizes, name="zero3_offload", optimizer=(), **options):
     }
 
 
-def resident(key):
-    """Bytes of this process that are in memory (VmRSS), or the most that were since the mark was reset (VmHWM)."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{key}:"))
-    return int(line.split()[1]) * 1024
-
-
 def settle():
     """Give back what is free, and reset the high-water mark.
 
@@ -91,13 +86,13 @@ def host_bytes(run):
 def memory(overrides, ds, num_before=1):
     """Bytes that a run adds to this process: at rest, and at the peak of an update; and those of the host's part."""
     settle()
-    before = resident("VmRSS")
+    before = resident_bytes()
     run = scenarios.build(overrides, ds, recipe=RECIPE)
     scenarios.update(run, num_before)  # the first one makes the state of an optimizer that has any
     settle()
-    found = {"rest": resident("VmRSS") - before, "host": host_bytes(run)}
+    found = {"rest": resident_bytes() - before, "host": host_bytes(run)}
     run.step(run.counters.update, scheduled(run.recipe, run.counters.nimg))
-    found["peak"] = resident("VmHWM") - before
+    found["peak"] = resident_bytes(peak=True) - before
     assert run.step.generator.applied
     assert run.step.discriminator.applied
     scenarios.destroy(run)
