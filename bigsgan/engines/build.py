@@ -17,8 +17,8 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines import deepspeed_private, nvme
 from bigsgan.engines.base import Engine
-from bigsgan.engines.deepspeed_collectives import scatter_gradients
-from bigsgan.engines.deepspeed_config import checked_config, size_buckets
+from bigsgan.engines.deepspeed_collectives import economise
+from bigsgan.engines.deepspeed_config import checked_config, elements_to_reduce, size_buckets
 from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.build import PipelineBuilder
@@ -66,11 +66,13 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
         )
     release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
-    size_buckets(config, sum(getattr(p, "ds_numel", p.numel()) for p in stack.parameters()))
+    numel = sum(getattr(p, "ds_numel", p.numel()) for p in stack.parameters())
+    size_buckets(config, plan, network, numel)
     root = Root(stack)
-    optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), stack, file)
+    at_a_time = config["zero_optimization"].get("reduce_bucket_size")
+    optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), stack, file, at_a_time)
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
-    scatter_gradients(engine, file)
+    economise(engine, file, elements_to_reduce(plan, network, numel))
     if file.uses_nvme:
         deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())

@@ -23,7 +23,61 @@ _MOST_PADDING = 1.05
 """Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
 
 
-def scatter_gradients(engine: DeepSpeedEngine, file: DeepSpeedFile) -> None:
+def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: int) -> None:
+    """Let an engine reduce its gradients with fewer bytes, on the wire and in memory, than DeepSpeed as it comes.
+
+    Args:
+        engine: Any.
+        file: Its DeepSpeed file, whose choices stand.
+        at_a_time: Elements that stage 0 reduces together; the other stages have ``reduce_bucket_size``.
+    """
+    _limit_reductions(engine, at_a_time)
+    if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
+        _keep_shards(engine.optimizer)
+        _scatter_gradients(engine.optimizer, file)
+
+
+def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
+    """At stage 0, whose flat copies of 500 million elements no file can change (engine.py)."""
+    reduce = engine.buffered_allreduce_fallback
+
+    def limited(grads: Any = None, elements_per_buffer: int = 0) -> None:
+        reduce(grads, at_a_time)
+
+    engine.buffered_allreduce_fallback = limited
+
+
+def _keep_shards(optimizer: DeepSpeedZeroOptimizer) -> None:
+    """Let ZeRO 1 and 2 add this rank's part of each group's gradients to one tensor, which the optimizer then takes.
+
+    As it comes DeepSpeed keeps whole the gradients of parameters that are this rank's in part, and flattens the part
+    for the update (zero/stage_1_and_2.py); but for float32 accumulation of bf16 and fp16, which it has such tensors
+    for. They come when the first gradient of their group does. With offload, or with ``contiguous_gradients`` false in
+    the file, it is left to do as it does.
+    """
+    if not optimizer.cpu_offload and optimizer.contiguous_gradients:
+        optimizer._use_compact_grad_partition_buffer = lambda group: True
+        optimizer.copy_grads_in_partition = lambda parameter, group=None: optimizer.clear_grad_attribute(parameter)
+        _reduce_group_by_group(optimizer)
+
+
+def _reduce_group_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
+    """Begin a bucket anew with each group of parameters, whose ranks have equal parts of it."""
+    add = optimizer.reduce_independent_p_g_buckets_and_remove_grads
+
+    def add_to_own(parameter: Tensor, group: int) -> None:
+        dtype = optimizer.get_param_comm_dtype(parameter)
+        bucket = optimizer.ipg_buckets[dtype]
+        if bucket.params and bucket.params[-1][0] != group:
+            optimizer.reduce_ipg_grads(comm_dtype=dtype)
+            if optimizer.overlap_comm:
+                bucket.index = 1 - bucket.index  # its other buffer, as where a bucket is full
+        add(parameter, group)
+
+    optimizer.reduce_independent_p_g_buckets_and_remove_grads = add_to_own
+
+
+def _scatter_gradients(optimizer: DeepSpeedZeroOptimizer, file: DeepSpeedFile) -> None:
     """Let ZeRO 1 and 2 send each rank its part of the gradients' sum, and not all of it to every rank.
 
     As it comes DeepSpeed all-reduces them (zero/stage_1_and_2.py), which sends twice as much. With
@@ -31,10 +85,8 @@ def scatter_gradients(engine: DeepSpeedEngine, file: DeepSpeedFile) -> None:
     ``reduce_scatter`` or ``contiguous_gradients`` false it never comes here, and all-reduces; and so does float32
     accumulation of bf16 at stage 1, which has another optimizer (bf16_optimizer.py).
     """
-    optimizer = engine.optimizer
     if (
-        isinstance(optimizer, DeepSpeedZeroOptimizer)
-        and dist.get_world_size(optimizer.dp_process_group) > 1
+        dist.get_world_size(optimizer.dp_process_group) > 1
         and "use_multi_rank_bucket_allreduce" not in file.content["zero_optimization"]
     ):
         optimizer.allreduce_and_copy_with_multiple_ranks = partial(_scatter_bucket, optimizer)
@@ -66,8 +118,10 @@ def _scatter_bucket(
     for piece, (owner,), output in zip(slices, bucket_ranks, output_bucket, strict=True):
         if owner == me:
             own = summed[start : start + piece.numel()]
-            optimizer._add_to_grad_partition_buffer(output, own)
-            piece.copy_(own.view_as(piece))
+            if output is None:
+                piece.copy_(own.view_as(piece))
+            else:
+                optimizer._add_to_grad_partition_buffer(output, own)
             start += piece.numel()
         if optimizer.overlap_comm and piece.is_cuda:
             piece.record_stream(optimizer.reduction_stream)  # the backward pass may free it before that has read it

@@ -13,15 +13,22 @@ from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.recipe import derived_keys
 from bigsgan.engines import nvme
+from bigsgan.engines.base import DTYPES
+from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.errors import UserError
 
-# DeepSpeed's own sizes of communication buckets by stage, in elements. A network smaller than that gets smaller ones:
-# at these sizes they cost 311 bytes a parameter on a GAN of 6.6 million.
-_BUCKETS = {
+# DeepSpeed's own sizes by stage, in elements: they cost 311 bytes a parameter on a GAN of 6.6 million.
+_LARGEST = {
+    0: {},
     1: {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000},
     2: {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000},
-    3: {"reduce_bucket_size": 500_000_000, "stage3_prefetch_bucket_size": 50_000_000},
+    3: {"reduce_bucket_size": 500_000_000, "stage3_prefetch_bucket_size": 50_000_000, "sub_group_size": 1_000_000_000},
 }
+_SHARE = 0.06
+"""Of what a network holds on a rank, that what is handled at a time may cost in addition."""
+_LEAST = 2**18
+"""Elements that are worth a message, or a call of an optimizer, of their own."""
+_FLOAT = 4
 
 
 def checked_config(plan: RunPlan, network: str) -> dict[str, Any]:
@@ -51,17 +58,65 @@ def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
     }
 
 
-def size_buckets(config: dict[str, Any], numel: int) -> None:
-    """Give the communication buckets that the file leaves open a size that fits a network of ``numel`` parameters."""
-    zero = config["zero_optimization"]
-    for key, limit in _BUCKETS.get(zero["stage"], {}).items():
-        zero.setdefault(key, max(2, min(limit, numel + numel % 2)))  # an even number is asked for (0.19.8)
+def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int) -> None:
+    """Give the sizes that the file leaves open to what is reduced, and updated, at a time.
+
+    Args:
+        config: DeepSpeed's, which this changes.
+        plan: The run's.
+        network: Which.
+        numel: Its parameters, of the layers on this rank.
+    """
+    file, zero = plan.deepspeed_files[network], config["zero_optimization"]
+    sizes = dict(_LARGEST[zero["stage"]])
+    weight = _bytes_of_weight(file)
+    # Of a reduction both the bucket and what is sent; of an update at stage 3 a copy of the gradients.
+    handled = {"reduce_bucket_size": 2 * weight, "sub_group_size": weight + (_FLOAT if weight < _FLOAT else 0)}
+    if file.offload_optimizer != "none":  # updates then take the host's memory
+        sizes.pop("sub_group_size", None)
+    for key, largest in sizes.items():
+        size = min(numel, _at_a_time(plan, network, numel, handled[key])) if key in handled else numel
+        zero.setdefault(key, max(2, min(largest, size + size % 2)))  # an even number is asked for (0.19.8)
+
+
+def elements_to_reduce(plan: RunPlan, network: str, numel: int) -> int:
+    """How many elements stage 0 reduces at a time; they are copied for it.
+
+    Args:
+        plan: The run's.
+        network: Which.
+        numel: Its parameters, of the layers on this rank.
+    """
+    return _at_a_time(plan, network, numel, _bytes_of_weight(plan.deepspeed_files[network]))
+
+
+def _at_a_time(plan: RunPlan, network: str, numel: int, handled: int) -> int:
+    """Elements that cost a small share of what the network holds, at so many bytes each."""
+    return max(_LEAST, int(_SHARE * numel * _bytes_of_parameter(plan, network) / handled))
+
+
+def _bytes_of_parameter(plan: RunPlan, network: str) -> float:
+    """What ZeRO holds of each on a rank's device (Rajbhandari et al. 2020, arXiv 1910.02054, section 5)."""
+    file, num = plan.deepspeed_files[network], plan.placement(network).num_replicas
+    weight = gradient = _bytes_of_weight(file)
+    has_masters = file.stage > 0 or weight < _FLOAT
+    states = _FLOAT * (has_masters + num_state_tensors(getattr(plan.recipe.optimizer, network), file))
+    held = {"weight": float(weight), "gradient": float(gradient), "states": float(states)}
+    for name in ("states", "gradient", "weight")[: file.stage]:
+        held[name] /= num
+    if file.offload_optimizer != "none":
+        held["states"] = 0.0
+    return sum(held.values())
+
+
+def _bytes_of_weight(file: DeepSpeedFile) -> int:
+    return DTYPES[file.precision].itemsize
 
 
 def zero_settings(plan: RunPlan, network: str, numel: int) -> DeepSpeedZeroConfig:
     """The section about ZeRO as an engine with ``numel`` parameters on this rank gets it, with DeepSpeed's defaults."""
     config = deepspeed_config(plan, network)
-    size_buckets(config, numel)
+    size_buckets(config, plan, network, numel)
     return DeepSpeedZeroConfig(**config["zero_optimization"])
 
 

@@ -193,6 +193,30 @@ def _step_of(optimizer: torch.optim.Optimizer, key: Tensor, step: float) -> Any:
     return torch.tensor(step, dtype=torch.float32, device=key.device if on_device else "cpu")
 
 
+def gradient_buffers(engine: DeepSpeedEngine) -> list[Tensor]:
+    """What stage 3 keeps on the device for gradients, from its first update on (zero/stage3.py); may be released."""
+    optimizer = engine.optimizer
+    if not hasattr(optimizer, "grad_partitions_flat_buffer"):
+        return []
+    found = [bucket.buffer for bucket in optimizer.ipg_buckets.values() if bucket.buffer is not None]
+    return found if optimizer.offload_optimizer else [*found, optimizer.grad_partitions_flat_buffer]
+
+
+def take(buffers: Iterable[Tensor]) -> None:
+    """Give memory back to tensors that were released; they are 0 then."""
+    for tensor in buffers:
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(tensor.numel() * tensor.element_size())
+            tensor.zero_()
+
+
+def release(buffers: Iterable[Tensor]) -> None:
+    """Take tensors' memory away; views of them stay views."""
+    for tensor in buffers:
+        tensor.untyped_storage().resize_(0)
+
+
 def keep_gradients_in_memory(engine: DeepSpeedEngine) -> None:
     """Have the swapper of an engine with NVMe offload hold gradients on the host until the update.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,23 @@ from bigsgan.config.sections import Optimizer
 from bigsgan.engines.native_ops import build_cpu_adam
 from bigsgan.models.network import LayerStack
 
+Parameters: TypeAlias = "list[nn.Parameter] | list[dict[str, list[nn.Parameter]]]"
 
-def build_optimizer(section: Optimizer, stack: LayerStack, file: DeepSpeedFile) -> torch.optim.Optimizer:
-    """Make the optimizer of a network's parameters, or of the part of them that this rank has."""
-    parameters = list(stack.parameters())
+
+def build_optimizer(
+    section: Optimizer, stack: LayerStack, file: DeepSpeedFile, at_a_time: int | None = None
+) -> torch.optim.Optimizer:
+    """Make the optimizer of a network's parameters, or of the part of them that this rank has.
+
+    Args:
+        section: Of the recipe.
+        stack: The network, or its layers on this rank.
+        file: The DeepSpeed file.
+        at_a_time: Elements of a group of parameters, which ZeRO 1 and 2 reduce and update together.
+    """
+    parameters: Parameters = list(stack.parameters())
+    if at_a_time is not None and file.stage in (1, 2) and file.offload_optimizer == "none":
+        parameters = [{"params": group} for group in grouped(stack.parameters(), at_a_time)]
     if section.kind == "adam" and _is_deepspeeds(file):
         return build_cpu_adam()(parameters, **_adam_options(section), adamw_mode=False)
     if _has_no_momentum(section, file):
@@ -25,7 +38,20 @@ def build_optimizer(section: Optimizer, stack: LayerStack, file: DeepSpeedFile) 
     return build_torch_optimizer(section, parameters)
 
 
-def build_torch_optimizer(section: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.Parameter]]:
+    """Divide parameters, in their order, into groups of at most so many elements; a larger one has its own."""
+    groups: list[list[nn.Parameter]] = []
+    room = 0
+    for parameter in parameters:
+        room -= parameter.numel()
+        if room < 0:
+            groups.append([])
+            room = at_a_time - parameter.numel()
+        groups[-1].append(parameter)
+    return groups
+
+
+def build_torch_optimizer(section: Optimizer, parameters: Parameters) -> torch.optim.Optimizer:
     """Make torch's own."""
     lr, decay, eps, beta2 = section.lr, section.weight_decay, section.eps, section.betas[1]
     if section.kind == "sgd":

@@ -94,6 +94,9 @@ class ZeroEngine(DeepSpeedBacked):
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
         self._gathers_for_double_backward = engine.zero_optimization_stage() == 3 and not self.network.checkpointing
+        # The other network's update needs their room.
+        self._gradient_buffers = deepspeed_private.gradient_buffers(engine)
+        deepspeed_private.release(self._gradient_buffers)
         self._inputs: Sequence[MicroBatch] = []
         self._regularizer: Regularizer | None = None
         self._graphs: dict[int, tuple[Tensor, Tensor | float]] = {}
@@ -174,6 +177,7 @@ class ZeroEngine(DeepSpeedBacked):
         return grads.float() / self._seam_scale
 
     def _backward(self, loss: Tensor) -> None:
+        deepspeed_private.take(self._gradient_buffers)
         self._scale_penalties()
         self._engine.backward(loss)
 
@@ -191,6 +195,7 @@ class ZeroEngine(DeepSpeedBacked):
             self._engine.step()
         if not is_update:
             return
+        deepspeed_private.release(self._gradient_buffers)
         if not self._checks_gradients:
             self.grad_norm = self._reported_norm()
         self._count(finite and self._engine.was_step_applied())

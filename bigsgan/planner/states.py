@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bigsgan.config import RunPlan
-from bigsgan.engines.deepspeed_config import zero_settings
+from bigsgan.engines.deepspeed_config import elements_to_reduce, zero_settings
 from bigsgan.engines.nvme import num_swap_buffers
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.planner.gathering import Limits
@@ -20,8 +20,6 @@ from bigsgan.planner.gathering import Limits
 FLOAT = 4
 _NORM = 8
 """Bytes of an element of the copy whose norm is taken, one gradient at a time (zero/utils.py: get_norm_dtype)."""
-_STAGE0_BUCKET = 500_000_000
-"""Elements that are all-reduced together at stage 0 (engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +28,15 @@ class Gradients:
 
     Attributes:
         each: For each element that has arrived in a backward pass.
+        beginning: From the beginning of an update's first backward pass on.
         between: From one micro-batch of an update to the next.
         buffer: From the first arrival in a pass to its end.
         ending: At the end of each pass, as long as it takes to reduce them.
         updating: At the end of the update: to reduce them, where that was not done before, and to step.
     """
 
-    each: int = 0
+    each: float = 0
+    beginning: int = 0
     between: int = 0
     buffer: int = 0
     ending: int = 0
@@ -49,7 +49,7 @@ class Gradients:
             arrived: Elements whose gradients are complete, (T,) int64.
             earlier: Whether other micro-batches of the update came before.
         """
-        own = arrived * self.each
+        own = self.beginning + (arrived * self.each).astype(np.int64)
         held = np.maximum(own, self.between) if self.each else np.full_like(own, self.between)
         return (held if earlier else own) + np.where(arrived > 0, self.buffer, 0)
 
@@ -154,7 +154,9 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
         "masters": whole * FLOAT if is_low else 0,
         "optimizer": whole * FLOAT * _num_moments(plan, network),
     }
-    bucket = min(whole, _STAGE0_BUCKET + sizes.largest) if sizes.num_replicas > 1 else 0
+    bucket = 0
+    if sizes.num_replicas > 1:  # one that is full has gone beyond its size
+        bucket = min(whole, elements_to_reduce(plan, network, whole) + sizes.largest)
     gradients = Gradients(
         each=weight,
         between=whole * weight,
@@ -164,28 +166,33 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
 
 
 def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
-    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py)."""
+    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py, engines/deepspeed_collectives)."""
     stage, is_pipeline = plan.deepspeed_files[network].stage, plan.placement(network).num_stages > 1
     bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
-    whole, shared, touched = sizes.whole, sizes.shared, sizes.touched
+    whole, shared, num = sizes.whole, sizes.shared, sizes.num_replicas
     device = {
-        "weights": shared * sizes.num_replicas * weight,
+        "weights": shared * num * weight,
         "masters": shared * FLOAT,
         "optimizer": shared * FLOAT * _num_moments(plan, network),
     }
-    kept = shared * FLOAT if adds_up > weight else touched * weight  # what stays of a reduced gradient
-    sent = min(bucket, whole) * weight  # a copy of the bucket, or of what is in it, goes on the wire
-    stepping = kept + (0 if adds_up > weight else shared * (weight + (FLOAT if weight < FLOAT else 0)))
+    group = max(min(bucket, whole), sizes.largest)  # of parameters that are reduced and updated together
+    kept, sent, part = shared * adds_up, group * weight, -(-group // num)
+    stepping = kept + (part * FLOAT if adds_up < FLOAT else 0)
     stepping = max(stepping, kept + min(sizes.largest, shared) * _NORM)
+    buffer = bucket * weight
     if stage == 1:
-        buffer = bucket * weight
-        reducing = whole * weight + max(sent, kept) + (buffer if is_pipeline else 0)
-        gradients = Gradients(weight, whole * weight, buffer, updating=max(reducing, stepping))
+        reducing = whole * weight + sent + part * adds_up + (buffer if is_pipeline else 0)
+        gradients = Gradients(weight, between=whole * weight, buffer=buffer, updating=max(reducing, stepping))
     else:
-        flushing = sent + kept if bucket < whole else 0  # in the midst of the backward pass
         several = kept if plan.recipe.accumulation_of(network) > 1 else 0
-        reducing = bucket * weight + max(sent, kept) + several
-        gradients = Gradients(0, several, bucket * weight + flushing, reducing, stepping)
+        flushing = sent if group < whole else 0  # in the midst of the backward pass
+        gradients = Gradients(
+            each=adds_up / num,
+            between=several,
+            buffer=buffer + flushing,
+            ending=kept + buffer + sent,
+            updating=stepping,
+        )
     return States(device, {}, gradients, weight, shared)
 
 
@@ -223,7 +230,11 @@ def _flat_gradients(plan: RunPlan, network: str, sizes: _Sizes, weight: int, add
         "optimizer": shared * FLOAT * _num_moments(plan, network),
         "gradients": padded * adds_up,
     }
-    sent = min(padded, _STAGE0_BUCKET) * adds_up if sizes.num_replicas > 1 else 0
+    sent = 0
+    if sizes.num_replicas > 1:
+        bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
+        group = max(bucket, sizes.largest) if plan.deepspeed_files[network].stage else padded
+        sent = min(padded, elements_to_reduce(plan, network, sizes.whole) + group) * adds_up
     stepping = shared * FLOAT if adds_up < FLOAT else 0
     return States(device, {}, Gradients(updating=max(sent, stepping)), weight, shared)
 
@@ -232,23 +243,31 @@ def _stage3(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: in
     """Everything shared; whole parameters for as long as they are used (zero/stage3.py)."""
     file, settings = plan.deepspeed_files[network], zero_settings(plan, network, sizes.whole)
     shared, bucket = sizes.shared, settings.reduce_bucket_size
-    device, host = {"buffers": bucket * weight}, dict[str, int]()
+    device, host = dict[str, int](), dict[str, int]()
     (host if file.offload_parameters != "none" else device)["weights"] = shared * weight
-    where = host if file.offload_optimizer != "none" else device
-    where["gradients"] = shared * adds_up
     step = min(settings.sub_group_size, shared)
     stepping = step * adds_up + (step * FLOAT if adds_up < FLOAT else 0)
-    if file.offload_optimizer == "none" or not file.uses_nvme:
-        where["masters"] = shared * FLOAT
-        where["optimizer"] = shared * FLOAT * _num_moments(plan, network)
     stepping = max(stepping, -(-sizes.largest // sizes.num_replicas) * _NORM)
-    if file.offload_optimizer != "none":
-        host["gradients"] += shared * FLOAT
+    held = bucket * weight  # from the first backward pass of an update to its end, with the gradients
+    if file.offload_optimizer == "none":
+        held += shared * adds_up
+    else:
+        host["gradients"] = shared * (adds_up + FLOAT)
         stepping = 0
     if file.uses_nvme:
         host["buffers"] = step * FLOAT * num_swap_buffers(file, getattr(plan.recipe.optimizer, network))
+    else:
+        where = device if file.offload_optimizer == "none" else host
+        where["masters"] = shared * FLOAT
+        where["optimizer"] = shared * FLOAT * _num_moments(plan, network)
     sent = min(bucket, sizes.whole) * weight
-    gradients = Gradients(buffer=sent if bucket < sizes.whole else 0, ending=sent, updating=stepping)
+    gradients = Gradients(
+        beginning=held,
+        between=held if plan.recipe.accumulation_of(network) > 1 else 0,
+        buffer=sent if bucket < sizes.whole else 0,
+        ending=held + sent,
+        updating=held + stepping,
+    )
     limits = Limits(
         settings.prefetch_bucket_size,
         settings.max_reuse_distance,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,8 +14,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from deepspeed.comm import comm as deepspeed_comm
+from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from bigsgan.config import NETWORKS
 from bigsgan.training.loop import Run
 from tests.distributed import scenarios
 
@@ -33,6 +36,7 @@ def peaks(
     Beside the run's own, nothing counts: neither what an earlier run left nor the libraries, nor real images for the
     grid, which stay in the host's memory. ``scratch`` is by how much the update's peak would be higher with what
     convolutions and collectives hold on a CPU while they compute, and ``inspected`` what ``inspect`` found at the end.
+    ``discriminator`` and ``generator`` are the most between the end of the last backward pass and of the step.
     """
     gc.collect()
     with (
@@ -42,6 +46,8 @@ def peaks(
     ):
         with record_function("#build"):
             run = scenarios.build(overrides, ds, recipe=recipe)
+        for network in NETWORKS:
+            _mark_ends(network, getattr(run.step, network)._engine)
         inputs = run.source.phase("standing", (0,), run.step._slices["generator"]["generator"])[0]
         for update in range(num_updates):
             with record_function(f"#update{update}"):
@@ -56,9 +62,28 @@ def peaks(
     return {
         "update": exact[last] - exact["#build"],
         "samples": exact["#samples"] - exact["#build"],
+        **{
+            n: max((peak for name, peak in exact.items() if name.startswith(f"#{n} ")), default=0) - exact["#build"]
+            for n in NETWORKS
+        },
         "scratch": all_of_it[last] - all_of_it["#build"] - (exact[last] - exact["#build"]),
         "inspected": inspected,
     }
+
+
+def _mark_ends(network: str, engine: DeepSpeedEngine) -> None:
+    """Mark what an engine does after each backward pass: it reduces gradients, and makes the update."""
+
+    def marked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with record_function(f"#{network} {next(numbers)}"):
+                return function(*arguments, **options)
+
+        return call
+
+    numbers = itertools.count()
+    for name in ("_backward_epilogue", "step"):
+        setattr(engine, name, marked(getattr(engine, name)))
 
 
 class _Allocation(NamedTuple):
@@ -115,7 +140,8 @@ def _peaks(
 @contextmanager
 def _giving_back() -> Iterator[None]:
     """Let gloo's threads drop a collective's tensors first: what they free does not count as freed (torch 2.15)."""
-    places = [(dist, name) for name in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor")]
+    names = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce")
+    places = [(dist, name) for name in names]
     places += [(deepspeed_comm.cdb, name) for name in ("all_gather_function", "reduce_scatter_function")]
     with ExitStack() as stack:
         for place, name in places:

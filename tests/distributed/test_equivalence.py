@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigsgan.config import NETWORKS
 from tests import reference
 from tests.distributed import scenarios
 from tests.tiny import tiny_recipe, zero
@@ -137,6 +138,14 @@ def test_checkpointing_changes_nothing(ranks, stage):
 def test_stage_3_with_persistent_parameters(ranks):
     keep = zero(3, zero={"stage3_param_persistence_threshold": 10_000})
     check(ranks(2), PENALTIES["exact"], {"generator": keep, "discriminator": keep}, FEWER)
+
+
+@pytest.mark.parametrize("stage", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_groups_of_parameters_change_nothing(ranks, stage):
+    """Some parameters are larger than a group may be."""
+    section = {"reduce_bucket_size": 300} | ({"sub_group_size": 300} if stage == 3 else {})
+    ds = dict.fromkeys(NETWORKS, zero(stage, zero=section))
+    check(ranks(2), ["accumulation=2", *PENALTIES["exact"]], ds, FEWER)
 
 
 @pytest.mark.parametrize(

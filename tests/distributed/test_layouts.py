@@ -25,6 +25,7 @@ LAYOUTS = {
     "2 ranks": (2, [], zero(0), zero(0)),
     "zero1": (2, [], zero(1), zero(1)),
     "zero2": (2, [], zero(2), zero(2)),
+    "zero2, groups": (2, [], zero(2, zero={"reduce_bucket_size": 500}), zero(1, zero={"reduce_bucket_size": 300})),
     "zero3": (2, [], zero(3), zero(3)),
     "zero3, other groups": (2, [], zero(3, zero={"sub_group_size": 500}), zero(3, zero={"sub_group_size": 2000})),
     "zero3, offload": (2, [], zero(3, zero=OFFLOAD), zero(2, zero={"offload_optimizer": {"device": "cpu"}})),
@@ -103,6 +104,7 @@ def check_resumed(table, target, optimizer, sources, then):
     "target, sources",
     [
         ("stages", ["zero3"]),
+        ("zero2, groups", ["2 ranks"]),
         *(pytest.param(target, list(LAYOUTS), marks=pytest.mark.slow) for target in LAYOUTS),
     ],
 )

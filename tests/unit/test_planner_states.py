@@ -36,12 +36,14 @@ def states(tmp_path, stage, num_ranks, sizes=SIZES, **content):
 def test_bytes_of_a_parameter_in_bf16_are_the_formulas(tmp_path, stage, formula, num_ranks):
     """Rajbhandari et al. 2020 (arXiv 1910.02054, section 3): weights, masters, two moments, and gradients in bf16."""
     found = states(tmp_path, stage, num_ranks, **BF16)
-    stays = {name: size for name, size in found.device.items() if name != "buffers"}
-    gradients = {0: 2, 1: 2, 2: 2 / num_ranks, 3: 0}[stage]
-    if stage < 2:
-        assert found.gradients.during(np.array([0, NUM // 2, NUM]), False).tolist()[0] == 0
+    gradients = {0: 2, 1: 2}.get(stage, 2 / num_ranks)
+    first = found.gradients.during(np.array([0, NUM // 2, NUM]), False).tolist()[0]
+    if stage == 3:
+        assert first == gradients * NUM + 2 * NUM  # with the bucket, from the first moment on
+    else:
+        assert first == 0
         assert found.gradients.each == gradients
-    assert sum(stays.values()) / NUM + gradients == pytest.approx(formula(num_ranks), rel=1e-4)
+    assert sum(found.device.values()) / NUM + gradients == pytest.approx(formula(num_ranks), rel=1e-4)
     assert not found.host
 
 
@@ -69,14 +71,28 @@ def test_offloading_moves_masters_and_optimizer_to_the_host(tmp_path):
     assert found.host["weights"] == 2 * NUM // 2
 
 
-def test_a_rank_keeps_the_gradients_of_parameters_that_reach_into_its_part(tmp_path):
-    # Parts of 10,000 elements: the first two ranks update a half each of the first parameter, and keep it whole.
-    found = states(tmp_path, 2, 4, **BF16)
-    sent = NUM * 2  # a copy of the bucket, which holds all of them
-    assert found.gradients.ending == NUM * 2 + sent
-    norm = 20_000 * 2 + 10_000 * 8  # what was kept, and a part of it in float64
-    assert found.gradients.updating == norm
-    assert states(tmp_path, 2, 1, [1_000] * 40, **BF16).gradients.updating == NUM * (2 + 2 + 4)  # flat, in float32
+def test_gradients_are_reduced_and_updated_group_by_group(tmp_path):
+    """As many elements as a bucket has make a group."""
+    bucket = {"zero": {"reduce_bucket_size": 10_000}}
+    sizes = [1_000] * 40
+    for num_ranks in (1, 4):
+        found = states(tmp_path, 2, num_ranks, sizes, **BF16, **bucket).gradients
+        own, sent = NUM * 2 // num_ranks, 10_000 * 2  # of gradients, and a copy of what is in the bucket
+        assert found.ending == own + 10_000 * 2 + sent
+        assert found.updating == own + 10_000 // num_ranks * 4  # and a group's part in float32
+        assert states(tmp_path, 1, num_ranks, sizes, **BF16, **bucket).gradients.updating == max(
+            NUM * 2 + sent + 10_000 // num_ranks * 2, found.updating
+        )
+    whole = states(tmp_path, 2, 4, **BF16).gradients
+    assert whole.ending == NUM * 2 // 4 + NUM * 2 + NUM * 2
+    assert whole.updating == NUM * 2 // 4 + 10_000 * 8  # the largest part, in float64 for its norm
+
+
+@pytest.mark.parametrize("numel, at_a_time", [(1_000_000, 2**18), (100_000_000, 24_000_000)])
+def test_stage_0_copies_little_at_a_time(tmp_path, numel, at_a_time):
+    """At most 6 % of the 16 bytes of a parameter in float32, 4 of which a copied gradient takes."""
+    found = states(tmp_path, 0, 2, [1_000] * (numel // 1_000)).gradients
+    assert found.updating == (numel + at_a_time + 1_000) * 4
 
 
 def test_several_micro_batches_add_up(tmp_path):

@@ -12,8 +12,8 @@ import deepspeed
 from bigsgan import comm
 from bigsgan.config import RunPlan
 from bigsgan.engines import deepspeed_private
-from bigsgan.engines.deepspeed_collectives import scatter_gradients
-from bigsgan.engines.deepspeed_config import size_buckets
+from bigsgan.engines.deepspeed_collectives import economise
+from bigsgan.engines.deepspeed_config import elements_to_reduce, size_buckets
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.engine import PipelineEngine
 from bigsgan.engines.pipeline.layout import (
@@ -63,14 +63,16 @@ class PipelineBuilder:
         self._divisions[network] = division
         _log.log(NOTICE, "%s", division.table(samples_of(plan, network)))
         part = self._build_part(network, division, placement.stage(rank))
-        optimizer = build_optimizer(getattr(recipe.optimizer, network), part, file)
-        size_buckets(config, sum(parameter.numel() for parameter in part.parameters()))
+        numel = sum(parameter.numel() for parameter in part.parameters())
+        size_buckets(config, plan, network, numel)
+        at_a_time = config["zero_optimization"].get("reduce_bucket_size")
+        optimizer = build_optimizer(getattr(recipe.optimizer, network), part, file, at_a_time)
         clip_norm = config["gradient_clipping"]
         if file.stage == 0 and file.precision == "fp32":
             config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
         module = deepspeed_private.pipeline_module(part, placement, rank)
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-        scatter_gradients(engine, file)
+        economise(engine, file, elements_to_reduce(plan, network, numel))
         first = placement.rank(placement.stage(rank), 0)
         join_replicas(part, placement.num_replicas, first, deepspeed_private.replica_group(engine))
         return PipelineEngine(

@@ -1,0 +1,85 @@
+"""What G, D and the average hold on a rank, against the formulas of ZeRO.
+
+The formulas: Rajbhandari et al. 2020, arXiv 1910.02054, section 5. With weights and gradients of w bytes and states of
+k (masters, which stage 0 in float32 has not, and the optimizer's), a parameter on N ranks takes
+
+    stage 0: 2w + k        1: 2w + k/N        2: w + (w + k)/N        3: (2w + k)/N
+
+and the average 4/N more, or 4 at stage 0.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from bigsgan.config import NETWORKS
+from bigsgan.engines.deepspeed_config import elements_to_reduce, zero_settings
+from bigsgan.models.build import build_network
+from tests.distributed import allocations
+from tests.tiny import tiny_plan, zero
+
+WIDTH, DEPTH = 512, 64
+PERCEPTRONS = [
+    "data={kind: synthetic, resolution: 16, image_channels: 1, num_classes: 10, num_images: 64}",
+    f"generator={{family: mlp, latent_size: 64, width: {WIDTH}, depth: {DEPTH}}}",
+    f"discriminator={{family: mlp, width: {WIDTH}, depth: {DEPTH}}}",
+    "batch=8",
+]
+PRECISIONS = {"fp32": ({}, 4), "bf16": ({"bf16": {"enabled": True}}, 2)}
+NUM_MOMENTS = {0.0: 1, 0.5: 2}
+"""By Adam's beta1: without it the first moment is the gradient, and is not kept."""
+
+
+def per_parameter(stage, weight, num_moments, num_ranks):
+    """Bytes of weights, gradients and states."""
+    has_masters = stage > 0 or weight == 2
+    parts = [4 * (has_masters + num_moments), weight, weight]  # in the order in which stages 1 to 3 divide them
+    states, gradient, weights = (part / num_ranks if i < stage else part for i, part in enumerate(parts))
+    return weights, gradient, states
+
+
+def declared(plan, network, numel, weight, num_ranks):
+    """Bytes of what is reduced, or updated, at a time."""
+    stage = plan.deepspeed_files[network].stage
+    in_float32 = 4 if weight == 2 else 0  # the gradients of an update
+    if stage == 0:
+        return elements_to_reduce(plan, network, numel) * weight + numel * in_float32
+    settings = zero_settings(plan, network, numel)
+    bucket = settings.reduce_bucket_size
+    updated = settings.sub_group_size * (weight + in_float32) if stage == 3 else bucket // num_ranks * in_float32
+    return bucket * weight + max(bucket * weight, updated)
+
+
+def cells():
+    """All; CI takes three in which most parts meet."""
+    for stage, num_ranks, precision, beta1 in product((0, 1, 2, 3), (1, 2, 4), PRECISIONS, NUM_MOMENTS):
+        in_ci = stage > 0 and (num_ranks, precision, beta1) == (2, "bf16", 0.0)
+        yield pytest.param(stage, num_ranks, precision, beta1, marks=pytest.mark.slow if in_ci else pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("stage, num_ranks, precision, beta1", [*cells()])
+def test_the_peak_is_the_formulas(ranks, tmp_path, stage, num_ranks, precision, beta1):
+    """Between the last backward pass and the end of the update, when one of the networks has gradients."""
+    overrides = [*PERCEPTRONS, *(f"optimizer.{n}={{kind: adam, lr: 1e-4, betas: [{beta1}, 0.99]}}" for n in NETWORKS)]
+    content, weight = PRECISIONS[precision]
+    ds = dict.fromkeys(NETWORKS, zero(stage, **content))
+    plan = tiny_plan(tmp_path, num_ranks, overrides, ds)
+    with torch.device("meta"):
+        numel = {n: sum(p.numel() for p in build_network(plan.recipe, n).parameters()) for n in NETWORKS}
+    by_rank = ranks(num_ranks).run(allocations.peaks, overrides, ds, 3)
+    weights, gradient, states = per_parameter(stage, weight, NUM_MOMENTS[beta1], num_ranks)
+    average = numel["generator"] * 4 / (1 if stage == 0 else num_ranks)
+    for network in NETWORKS:
+        formula = sum(numel.values()) * (weights + states) + numel[network] * gradient + average
+        buffers = declared(plan, network, numel[network], weight, num_ranks)
+        found = max(rank[network] for rank in by_rank)
+        print(
+            f"| {stage} | {num_ranks} | {precision} | {beta1} | {network} | {formula / 1e6:.1f} | {buffers / 1e6:.1f} "
+            f"| {found / 1e6:.1f} | {found / formula:.3f} | {found / (formula + buffers):.3f} |"
+        )
+        assert 0.98 * formula < found < 1.02 * (formula + buffers)
+        if (stage, precision) != (0, "bf16"):  # where DeepSpeed makes float32 copies of all gradients at once
+            assert found < 1.1 * formula
