@@ -23,7 +23,7 @@ class Variant:
     Attributes:
         name: As the user gives it.
         title: What it is.
-        overrides: Of the recipe, which has ZeRO stage 0 in float32, no stages and one accumulation before.
+        overrides: Of the recipe, which before has ZeRO stage 0 in float32, no stages, one accumulation and no compiling.
         is_plain: Whether it is a loop in plain PyTorch, without engines.
         single: Whether one rank alone does all the work.
     """
@@ -63,6 +63,10 @@ def _clipped(recipe: Recipe) -> list[str]:
     return [f"optimizer.{network}.clip_norm={CLIP_NORM}" for network in NETWORKS]
 
 
+def _compiled(recipe: Recipe) -> list[str]:
+    return [f"engines.{network}.compile=whole" for network in NETWORKS]
+
+
 def _staged(recipe: Recipe) -> list[str]:
     return [f"engines.{network}.pipeline_stages={NUM_STAGES}" for network in NETWORKS]
 
@@ -76,6 +80,7 @@ VARIANTS = {
         Variant("mixed_precision", "ZeRO 0 in bf16", lambda recipe: _engines("zero0_bf16")),
         Variant("accumulation", f"ZeRO 0, {ACCUMULATION} times the micro-batches and the batch", _accumulated),
         Variant("clipping", f"ZeRO 0, gradients clipped at norm {CLIP_NORM}", _clipped),
+        Variant("compiled", "ZeRO 0, networks through torch.compile", _compiled),
         Variant("zero1", "ZeRO 1", lambda recipe: _engines("zero1")),
         Variant("zero2", "ZeRO 2", lambda recipe: _engines("zero2")),
         Variant("zero3", "ZeRO 3", lambda recipe: _engines("zero3")),
@@ -118,7 +123,8 @@ def plan_variants(
 
 def _plan(recipe: Recipe, variant: Variant, world_size: int, recipe_dir: Path | None) -> Planned:
     tree = recipe.model_dump()
-    base = [f"engines.{network}.{key}" for network in NETWORKS for key in ("pipeline_stages=1", "accumulation=null")]
+    plain = ("pipeline_stages=1", "accumulation=null", "compile=none")
+    base = [f"engines.{network}.{key}" for network in NETWORKS for key in plain]
     try:
         for overrides in (_PLAIN_RECIPE, base, _engines("zero0"), variant.overrides(recipe)):
             apply_overrides(tree, overrides)

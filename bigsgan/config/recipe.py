@@ -153,6 +153,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
         derived = derived_keys(plan, network)
         files[network] = read_deepspeed_file(network, recipe.engine(network).ds_config, recipe_dir, derived)
         _check_pipeline(recipe, network, files[network])
+        _check_compile(recipe, network, files[network])
     _check_slope(recipe, files["discriminator"])
     return plan
 
@@ -228,6 +229,23 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
                 "needs a double backward, which no pipeline of the discriminator can do",
                 f"set objective.{name}.form=finite_difference, or engines.discriminator.pipeline_stages=1",
             )
+
+
+def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
+    """Refuse what torch.compile cannot see through."""
+    engine = recipe.engine(network)
+    if engine.compile == "none":
+        return
+    field = f"engines.{network}.compile"
+    if file.stage == 3:
+        problem = f"does not go with ZeRO stage 3 ({file.path}), which gathers weights between operations"
+        raise UserError(field, engine.compile, problem, f"use stage 2, as ds_configs/zero2.json, or set {field}=none")
+    if engine.pipeline_stages > 1:
+        remedy = f"set {field}=none, or engines.{network}.pipeline_stages=1"
+        raise UserError(field, engine.compile, "does not go with pipeline_stages", remedy)
+    if engine.compile == "whole" and engine.activation_checkpointing:
+        problem = "does not go with activation_checkpointing, which recomputes layer by layer"
+        raise UserError(field, engine.compile, problem, f"set {field}=layers")
 
 
 def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:

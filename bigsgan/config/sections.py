@@ -267,6 +267,8 @@ class Engine(Section):
     """Micro-batches in a batch, if it differs from the recipe's ``accumulation``."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory for a third more time."""
+    compile: Literal["none", "layers", "whole"] = "none"
+    """What torch.compile compiles at a time for training: minutes at the start, for faster updates."""
     pipeline_stages: PositiveInt = 1
     """Stages that the layers are divided into, each on its own ranks; ranks / stages replicas share the batch."""
     partition: Literal["parameters", "uniform", "profile"] = "parameters"

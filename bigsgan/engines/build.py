@@ -17,6 +17,7 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines import deepspeed_private, nvme
 from bigsgan.engines.base import Engine
+from bigsgan.engines.compiling import check_compiler
 from bigsgan.engines.deepspeed_collectives import economise
 from bigsgan.engines.deepspeed_config import checked_config, elements_to_reduce, size_buckets
 from bigsgan.engines.native_ops import build_async_io
@@ -42,6 +43,9 @@ def build_engines(plan: RunPlan, divisions: Mapping[str, list[int]]) -> dict[str
     """
     logger.setLevel(logging.ERROR)  # its warnings (an untested optimizer, say) ask nothing of the user
     configs = {network: checked_config(plan, network) for network in NETWORKS}
+    for network in NETWORKS:
+        if (unit := plan.recipe.engine(network).compile) != "none":
+            check_compiler(network, unit)
     pipelines = PipelineBuilder(plan)
     engines: dict[str, Engine] = {}
     for network, config in configs.items():
@@ -68,7 +72,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     stack = _build_initialized(plan, network, file, config)
     numel = sum(getattr(p, "ds_numel", p.numel()) for p in stack.parameters())
     size_buckets(config, plan, network, numel)
-    root = Root(stack)
+    root = Root(stack, plan.recipe.engine(network).compile)
     at_a_time = config["zero_optimization"].get("reduce_bucket_size")
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), stack, file, at_a_time)
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)

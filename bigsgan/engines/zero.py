@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bigsgan.engines import deepspeed_private
 from bigsgan.engines.base import LossFunction, Rates, Regularizer
+from bigsgan.engines.compiling import compiled
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
 from bigsgan.models.layers import moving_state
@@ -25,9 +26,16 @@ class Root(nn.Module):
     backward bookkeeping (0.19.8, runtime/engine.py:3019). Inside, the only output is the loss.
     """
 
-    def __init__(self, network: LayerStack) -> None:
+    def __init__(self, network: LayerStack, compile: str = "none") -> None:
+        """Wrap a network.
+
+        Args:
+            network: With its weights, or its shards of them.
+            compile: What of it to compile for training passes: none, layers or whole.
+        """
         super().__init__()
         self.network = network
+        self._fast = (network if compile == "none" else compiled(network, compile),)  # in a tuple it is no submodule
         self.stateful = network.stateful_layers()
 
     def forward(
@@ -36,11 +44,15 @@ class Root(nn.Module):
         moving: bool,
         loss: LossFunction | None = None,
         regularizer: Regularizer | None = None,
+        trains: bool = True,
     ) -> Any:
         """Outputs of the network, or their loss, or both outputs and a regulariser's loss.
 
-        ``moving`` lets batch statistics and power iterations move.
+        ``moving`` lets batch statistics and power iterations move. What is differentiated twice, and what does not
+        belong to training, is not compiled: samples come in numbers of their own.
         """
+        is_fast = trains and not (loss is not None and loss.differentiates_inputs)
+        network = self._fast[0] if is_fast else self.network
         if loss is not None and loss.differentiates_inputs:
             inputs = (inputs[0].detach().requires_grad_(True), *inputs[1:])
         features: Sequence[Tensor] = ()
@@ -48,11 +60,11 @@ class Root(nn.Module):
             if regularizer is not None:
                 outputs, inner = regularizer.forward(self.network, inputs)
             elif loss is None:
-                return self.network(*inputs)
+                return network(*inputs)
             elif loss.reads_features:
                 outputs, features = self.network.with_features(*inputs, segments=loss.num_segments)
             else:
-                outputs = self.network(*inputs, segments=loss.num_segments)
+                outputs = network(*inputs, segments=loss.num_segments)
         # Outside, as a gradient taken here recomputes checkpointed layers, which must find their state moved once.
         if regularizer is not None:
             return outputs, regularizer.loss(outputs, inner, inputs)
@@ -103,12 +115,11 @@ class ZeroEngine(DeepSpeedBacked):
 
     def infer(self, micro_batches: MicroBatches, moving: bool = False) -> Sequence[Tensor]:
         """Outputs without a graph; moves no state unless told to."""
-        return [self.infer_everywhere(inputs, moving) for inputs in micro_batches]
+        return [self._infer(inputs, moving, trains=True) for inputs in micro_batches]
 
-    @torch.no_grad()
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
         """Outputs of one micro-batch without a graph."""
-        return self._root(inputs, moving=moving)
+        return self._infer(inputs, moving, trains=False)
 
     def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
         """Update on the mean loss of the micro-batches."""
@@ -150,9 +161,13 @@ class ZeroEngine(DeepSpeedBacked):
         if self._release is not None:
             self._release()
 
+    @torch.no_grad()
+    def _infer(self, inputs: MicroBatch, moving: bool, trains: bool) -> Tensor:
+        return self._root(inputs, moving=moving, trains=trains)
+
     def _forward(self, i: int) -> Tensor:
         if self._recomputes:
-            return self.infer_everywhere(self._inputs[i], moving=i == 0)
+            return self._infer(self._inputs[i], moving=i == 0, trains=True)
         if self._regularizer is None:
             self._graphs[i] = self._engine(self._inputs[i], moving=i == 0), 0.0
         else:

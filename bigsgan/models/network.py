@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,10 @@ class LayerStack(nn.Module):
     def part(self, start: int, stop: int) -> LayerStack:
         """Layers ``start`` up to ``stop`` as a network of their own."""
         return LayerStack(list(self.layers.values())[start:stop], self.checkpointing, self._first + start)
+
+    def wrapped(self, wrap: Callable[[nn.Module], Any]) -> LayerStack:
+        """The same layers, each in a module around it."""
+        return LayerStack([wrap(layer) for layer in self.layers.values()], self.checkpointing, self._first)
 
     def forward(self, *carry: Tensor, segments: int = 1) -> Tensor:
         """Fold over the layers; the last one must leave a single tensor.

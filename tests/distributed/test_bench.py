@@ -22,7 +22,7 @@ from bigsgan.bench.variants import VARIANTS, Planned, plan_variants
 from bigsgan.engines.deepspeed_private import process_groups
 from bigsgan.models.network import LayerStack
 from tests.distributed.launching import TIMEOUT, needs_two_devices
-from tests.tiny import tiny_plan, tiny_recipe, zero
+from tests.tiny import FAMILIES, tiny_plan, tiny_recipe, zero
 
 SAME = 1e-5
 
@@ -78,11 +78,12 @@ def networks_alive():
     return [type(each).__name__ for each in gc.get_objects() if isinstance(each, LayerStack)]
 
 
-def measured(overrides):
-    """Records of all variants, and whether the process is as it was."""
+def measured(overrides, only_compiled=False):
+    """Records of all variants but the compiled one, or of that, and whether the process is as it was."""
     recipe = tiny_recipe(Path(tempfile.mkdtemp()), *overrides)
     groups, linear = process_groups(), torch.nn.functional.linear
-    planned = plan_variants(recipe, list(VARIANTS.values()), comm.world_size())
+    others = [variant for variant in VARIANTS.values() if (variant.name == "compiled") == only_compiled]
+    planned = plan_variants(recipe, [VARIANTS["baseline"], *others] if only_compiled else others, comm.world_size())
     results = train._measure([train._on_machine(each) for each in planned], Settings(1, 1, 1))
     # The first engine of a process makes one group of all ranks, which DeepSpeed keeps for all.
     clean = len(process_groups() - groups) <= 1, torch.nn.functional.linear is linear, networks_alive()
@@ -96,7 +97,7 @@ def test_all_variants_play_the_same_game(ranks, world_size):
     assert [clean for _, clean in found] == [(True, True, [])] * world_size
     records = {record["variant"]: record for record in found[0][0]}
     assert list(records)[:2] == ["baseline", "control"]
-    assert set(records) == {*VARIANTS, "control"}
+    assert set(records) == {*VARIANTS, "control"} - {"compiled"}
     assert {name for name, each in records.items() if "reason" in each} == ({"pipeline"} if world_size == 1 else set())
     for name, each in records.items():
         if "reason" in each:
@@ -109,6 +110,17 @@ def test_all_variants_play_the_same_game(ranks, world_size):
         if name != "clipping":  # G's loss comes after D's update, which is clipped here
             assert each["g_loss_difference"] <= rounding, name
         assert each["host_peak_bytes"] > 100 * 2**20
+
+
+@pytest.mark.slow
+def test_so_do_compiled_networks(ranks):
+    """Small ones, as compiling others takes minutes."""
+    ((found, clean),) = ranks(1).run(measured, FAMILIES["mlp"], True)
+    assert clean == (True, True, [])
+    records = {record["variant"]: record for record in found}
+    assert set(records) == {"baseline", "compiled", "control"}
+    assert records["compiled"]["d_loss_difference"] <= SAME
+    assert records["compiled"]["g_loss_difference"] <= SAME
 
 
 def counted(overrides, ds):

@@ -41,6 +41,18 @@ CASES = {
         ["objective.gradient_penalty={}", *STAGES],
         "objective.gradient_penalty", "needs a double backward", "objective.r1 with form=finite_difference",
     ),
+    "compiling at stage 3": (
+        ["engines.generator={compile: layers, ds_config: ds_configs/zero3.json}"],
+        "engines.generator.compile", "'layers' does not go with ZeRO stage 3", "engines.generator.compile=none",
+    ),
+    "compiling stages": (
+        ["engines.discriminator.compile=whole", *STAGES],
+        "engines.discriminator.compile", "'whole' does not go with pipeline_stages", "pipeline_stages=1",
+    ),
+    "compiling what is recomputed": (
+        ["engines.discriminator={compile: whole, activation_checkpointing: true}"],
+        "engines.discriminator.compile", "'whole' does not go with activation_checkpointing", "compile=layers",
+    ),
     "paths without styles": (
         ["objective.path_length={}"], "objective.path_length", "needs styles", "generator.family=stylegan2",
     ),

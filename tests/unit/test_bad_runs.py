@@ -23,7 +23,7 @@ from bigsgan import cli, comm, export, sample, train
 from bigsgan.checkpoint.tags import checksum, sealed
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import write_recipe
-from bigsgan.engines import deepspeed_config
+from bigsgan.engines import compiling, deepspeed_config
 from bigsgan.errors import UserError
 from bigsgan.locking import hold
 from bigsgan.models.build import build_network
@@ -395,6 +395,29 @@ def test_a_precision_that_the_machine_cannot_compute(precision, other, tmp_path,
     assert caught.value.value == str(tmp_path / "discriminator.json")
     assert caught.value.problem == f"asks for {precision}, which this abacus cannot compute"
     assert caught.value.remedy == f"use another precision, such as ds_configs/zero1_{other}.json"
+
+
+@pytest.mark.parametrize(
+    "device, missing, remedy",
+    [("cpu", "a C++ compiler, and there is no c++-99", "CXX"), ("cuda", "Triton", "install it")],
+)
+def test_a_machine_that_cannot_compile(device, missing, remedy, monkeypatch):
+    class Accelerator:
+        def device_name(self) -> str:
+            return device
+
+    monkeypatch.setattr(compiling, "get_accelerator", Accelerator)
+    monkeypatch.setattr(compiling, "has_triton", lambda: False)
+    monkeypatch.setenv("CXX", "c++-99")
+    with pytest.raises(UserError) as caught:
+        compiling.check_compiler("generator", "layers")
+    assert (caught.value.field, caught.value.value) == ("engines.generator.compile", "layers")
+    assert missing in caught.value.problem
+    assert remedy in caught.value.remedy
+    monkeypatch.setattr(compiling, "has_triton", lambda: True)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
+    compiling.check_compiler("generator", "layers")
 
 
 @pytest.mark.parametrize(

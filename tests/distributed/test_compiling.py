@@ -1,0 +1,60 @@
+"""Training through torch.compile is the same training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bigsgan.config import NETWORKS
+from tests.distributed import scenarios
+from tests.distributed.test_equivalence import FEWER, PENALTIES, check
+from tests.tiny import FAMILIES, zero
+
+
+def compiled(unit):
+    return [f"engines.{network}.compile={unit}" for network in NETWORKS]
+
+
+def num_frames(overrides, ds):
+    """How much torch has compiled after an update, after another, and after samples in a number of their own."""
+    counters = torch._dynamo.utils.counters["frames"]
+    torch.compiler.reset()
+    counters.clear()
+    run = scenarios.build(overrides, ds)
+    found = []
+    for _ in range(3):
+        scenarios.update(run, 1)
+        found.append(counters["ok"])
+    inputs = run.source.phase("standing", (0,), run.step._slices["generator"]["generator"])[0]
+    run.step.generator.infer_everywhere(tuple(tensor[:1] for tensor in inputs))
+    found.append(counters["ok"])
+    scenarios.destroy(run)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit, stage", [("layers", 2), ("whole", 1)])
+def test_small_networks_are_the_same(ranks, unit, stage):
+    """Where R1 is due, which differentiates twice, the update is not compiled."""
+    check(ranks(2), [*FAMILIES["mlp"], "accumulation=2", *PENALTIES["exact"], *compiled(unit)], both(stage), FEWER)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("more", [[], ["engines.generator.activation_checkpointing=true"]], ids=["", "checkpointing"])
+@pytest.mark.parametrize("unit", ["layers", "whole"])
+def test_biggan_is_the_same(ranks, unit, more):
+    if not (more and unit == "whole"):
+        check(ranks(2), ["accumulation=2", *PENALTIES["exact"], *more, *compiled(unit)], both(1), FEWER)
+
+
+@pytest.mark.slow
+def test_what_was_compiled_serves_the_next_updates(ranks):
+    for found in ranks(2).run(num_frames, [*FAMILIES["mlp"], *compiled("whole")], both(1)):
+        assert 2 <= found[0] == found[1] == found[2] == found[3]
+    for found in ranks(2).run(num_frames, FAMILIES["mlp"], both(1)):
+        assert found == [0] * 4
+
+
+def both(stage):
+    return dict.fromkeys(NETWORKS, zero(stage))
