@@ -23,7 +23,7 @@ class Variant:
     Attributes:
         name: As the user gives it.
         title: What it is.
-        overrides: Of the recipe, which before has ZeRO stage 0 in float32, no stages, one accumulation and no compiling.
+        overrides: Of the recipe, which has ZeRO stage 0 in float32 before, no stages, one accumulation, no compiler.
         is_plain: Whether it is a loop in plain PyTorch, without engines.
         single: Whether one rank alone does all the work.
     """

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from bigsgan.config import NETWORKS
+from bigsgan.engines import build, deepspeed_private
 from bigsgan.engines.deepspeed_config import elements_to_reduce, zero_settings
+from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.build import build_network
 from tests.distributed import allocations
 from tests.tiny import tiny_plan, zero
@@ -58,6 +60,36 @@ def cells():
     for stage, num_ranks, precision, beta1 in product((0, 1, 2, 3), (1, 2, 4), PRECISIONS, NUM_MOMENTS):
         in_ci = stage > 0 and (num_ranks, precision, beta1) == (2, "bf16", 0.0)
         yield pytest.param(stage, num_ranks, precision, beta1, marks=pytest.mark.slow if in_ci else pytest.mark.nightly)
+
+
+def as_it_comes(overrides, ds):
+    """The peaks with DeepSpeed's own reductions, and with buckets of the network's size."""
+
+    def size_buckets(config, plan, network, numel):
+        for key in ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"):
+            if key.startswith("stage3") <= (config["zero_optimization"]["stage"] == 3):
+                config["zero_optimization"].setdefault(key, numel + numel % 2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "economise", lambda *arguments: None)
+        patch.setattr(build, "size_buckets", size_buckets)
+        patch.setattr(build, "build_optimizer", lambda section, stack, file, _: build_optimizer(section, stack, file))
+        patch.setattr(deepspeed_private, "gradient_buffers", lambda engine: [])
+        return allocations.peaks(overrides, ds, 3)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_as_it_comes_takes_more(ranks, tmp_path, stage, precision):
+    overrides = [*PERCEPTRONS, *(f"optimizer.{n}={{kind: adam, lr: 1e-4, betas: [0.0, 0.99]}}" for n in NETWORKS)]
+    ds = dict.fromkeys(NETWORKS, zero(stage, **PRECISIONS[precision][0]))
+    found = [
+        max(rank["discriminator"] for rank in ranks(2).run(function, *arguments))
+        for function, arguments in ((as_it_comes, (overrides, ds)), (allocations.peaks, (overrides, ds, 3)))
+    ]
+    print(f"| {stage} | {precision} | {found[0] / 1e6:.1f} | {found[1] / 1e6:.1f} | {found[0] / found[1]:.2f} |")
+    assert found[0] > 1.1 * found[1]
 
 
 @pytest.mark.parametrize("stage, num_ranks, precision, beta1", [*cells()])

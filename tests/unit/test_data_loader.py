@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -44,6 +45,18 @@ class ThreadCounts(NumberedImages):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.full((1, 1, 1), torch.get_num_threads(), dtype=torch.uint8), 0
+
+
+class SlowImages(NumberedImages):
+    """An image takes a time to read, and one of them ten times as long as the others of its batch together."""
+
+    def __init__(self, seconds: float, batch: int, slow: int) -> None:
+        super().__init__(1000)
+        self.seconds, self.batch, self.slow = seconds, batch, slow
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(self.seconds * (10 * self.batch if index == self.slow else 1))
+        return super().__getitem__(index % 256)
 
 
 class DeadlyImages(NumberedImages):
@@ -257,6 +270,29 @@ def test_loading_processes_have_one_thread_each_and_their_death_is_reported():
     with pytest.raises(UserError, match=r"data.num_workers: 1 but a loading process died: DataLoader worker \(pid"):
         real.next_phase()
     real.close()
+
+
+def waits(prefetch, num_workers=2, update=0.1, num_updates=30):
+    """Of each update, in updates' times, for batches that take a process 0.6 of that time, once 6 of it."""
+    batch = 4
+    slow = int(EpochOrder(DRAWS, 1000).indices(range(20 * batch, 20 * batch + 1))[0])  # of the twentieth batch
+    dataset = SlowImages(0.6 * update / batch, batch, slow)
+    real = real_images(dataset, data_section(num_workers=num_workers, prefetch=prefetch), batch=batch)
+    found = []
+    for _ in range(num_updates):
+        before = real.waited_seconds
+        real.next_phase()
+        found.append((real.waited_seconds - before) / update)
+        time.sleep(update)
+    real.close()
+    return found[10:]  # what begins a run is not the question
+
+
+@pytest.mark.slow
+def test_a_spike_of_ten_times_the_latency_is_absorbed():
+    """With the default of batches read ahead no update waits for it; with fewer one does."""
+    assert max(waits(data_section().prefetch)) < 1  # a busy machine lets anything wait a little
+    assert max(waits(prefetch=1)) > 2
 
 
 def test_signals_that_stop_a_run_do_not_end_its_loading_processes():
