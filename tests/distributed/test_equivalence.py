@@ -55,8 +55,9 @@ def check(pool, overrides, ds, updates=UPDATES):
 def cells():
     """Every cell of the matrix; the quick tier takes those in which most parts meet."""
     for stage, world_size, accumulation, penalty in product((0, 1, 2, 3), (1, 2), (1, 2), PENALTIES):
-        quick = world_size == 2 and accumulation == 2 and penalty != "none"
-        slow = (world_size, accumulation, penalty) in ((1, 2, "exact"), (2, 1, "finite_difference"))
+        both = (world_size, accumulation) == (2, 2)
+        quick = both and penalty == ("finite_difference" if stage == 0 else "exact")
+        slow = (both and penalty != "none") or (world_size, accumulation, penalty) == (1, 2, "exact")
         marks = () if quick else pytest.mark.slow if slow else pytest.mark.nightly
         yield pytest.param(stage, world_size, accumulation, penalty, marks=marks)
 

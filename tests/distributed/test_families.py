@@ -42,9 +42,10 @@ def test_every_tensor_moves(family):
 
 
 def cells():
-    """Each family at ZeRO 1 and 2 in one cell; at 3 those with layers of their own; the rest is nightly."""
+    """Each family at ZeRO 1 and 2 in one cell, or at 3 if it has layers of its own; the rest is nightly."""
     for family, stages_of in product(FAMILIES, ((0, 0), (1, 2), (3, 3))):
-        slow = stages_of == (1, 2) or (stages_of == (3, 3) and family in WITH_LAYERS_OF_THEIR_OWN)
+        at_3 = family in WITH_LAYERS_OF_THEIR_OWN
+        slow = stages_of == ((3, 3) if at_3 else (1, 2))
         marks = pytest.mark.slow if slow else pytest.mark.nightly
         yield pytest.param(family, stages_of, marks=() if (family, stages_of) == ("stylegan2", (3, 3)) else marks)
 
@@ -72,12 +73,15 @@ def test_checkpointing(ranks, family):
     check(ranks(2), options, {"generator": zero(3), "discriminator": zero(3)}, FEWER)
 
 
-@pytest.mark.slow
+IN_STAGES_IN_CI = {("r3gan", "keep"), ("stylegan2", "keep"), ("biggan_deep", "recompute"), ("pix2pix", "recompute")}
+
+
 @pytest.mark.parametrize(
     "family, mode",
     [
-        *((family, "keep") for family in FAMILIES if family not in ("stylegan2_path_length", "pix2pix_features")),
-        *((family, "recompute") for family in ("dcgan", "stylegan2", "pix2pix")),
+        pytest.param(*case, marks=pytest.mark.slow if case in IN_STAGES_IN_CI else pytest.mark.nightly)
+        for case in product(FAMILIES, ("keep", "recompute"))
+        if case[0] not in ("stylegan2_path_length", "pix2pix_features")
     ],
 )
 def test_pipeline(ranks, family, mode):
@@ -87,9 +91,15 @@ def test_pipeline(ranks, family, mode):
     check(ranks(2), [*options, *stages(2, 2)], {"generator": zero(1), "discriminator": zero(1)}, FEWER)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [(1, 2), (2, 1)])
-@pytest.mark.parametrize("family", ["pix2pix", "stylegan2"])
+@pytest.mark.parametrize(
+    "family, layout",
+    [
+        pytest.param("pix2pix", (1, 2), marks=pytest.mark.slow),
+        pytest.param("stylegan2", (2, 1), marks=pytest.mark.slow),
+        pytest.param("pix2pix", (2, 1), marks=pytest.mark.nightly),
+        pytest.param("stylegan2", (1, 2), marks=pytest.mark.nightly),
+    ],
+)
 def test_where_images_travel(ranks, family, layout):
     options = [*FAMILIES[family], *CASES, *stages(*layout)]
     check(ranks(2), options, {"generator": zero(1), "discriminator": zero(1)}, FEWER)

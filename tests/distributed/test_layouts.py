@@ -33,6 +33,7 @@ LAYOUTS = {
     "G in stages": (2, stages(2, 1), zero(1), zero(2)),
     "stages x replicas": (4, stages(2, 2), zero(0), zero(0)),
 }
+IN_CI = ("1 rank", "zero2, groups", "zero3", "stages x replicas")
 BF16 = zero(0, bf16={"enabled": True})
 # Whose updates are rounded, so that they agree with no other's as closely as those of the table.
 ROUNDED = {"stages, bf16": (2, stages(2, 2), BF16, BF16)}
@@ -103,9 +104,9 @@ def check_resumed(table, target, optimizer, sources, then):
 @pytest.mark.parametrize(
     "target, sources",
     [
-        ("stages", ["zero3"]),
         ("zero2, groups", ["2 ranks"]),
-        *(pytest.param(target, list(LAYOUTS), marks=pytest.mark.slow) for target in LAYOUTS),
+        *(pytest.param(target, list(LAYOUTS), marks=pytest.mark.slow) for target in IN_CI),
+        *(pytest.param(target, list(LAYOUTS), marks=pytest.mark.nightly) for target in LAYOUTS if target not in IN_CI),
     ],
 )
 def test_every_pair(table, target, sources):

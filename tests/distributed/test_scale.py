@@ -163,7 +163,7 @@ def test_a_billion_parameters_take_a_step(async_io, tmp_path):
         assert found["peak"] - found["host"] < full
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_narrow_twin_equals_stage_2(ranks):
     options = [*REDUCED, "generator.width=0.02", "discriminator.width=0.02", "batch=4", "accumulation=2"]
     options += ["optimizer.generator={kind: sgd, lr: 0.01}", "optimizer.discriminator={kind: sgd, lr: 0.01}"]

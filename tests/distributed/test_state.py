@@ -20,7 +20,12 @@ LOW = [zero(s, bf16={"enabled": True}) for s in STAGES] + [
 
 
 QUICK = [FP32[0], FP32[3]]
-ALL = [*QUICK, *(pytest.param(ds, marks=pytest.mark.slow) for ds in [*FP32[1:3], *LOW])]
+SLOW = [FP32[2], LOW[1], LOW[3], LOW[5]]
+ALL = [
+    *QUICK,
+    *(pytest.param(ds, marks=pytest.mark.slow) for ds in SLOW),
+    *(pytest.param(ds, marks=pytest.mark.nightly) for ds in [*FP32[1:3], *LOW] if ds not in SLOW),
+]
 
 
 def name_of(ds):

@@ -119,7 +119,9 @@ def test_parameter_counts(resolution, num_classes, colours, depth):
 
 
 @pytest.mark.parametrize("num_classes", [0, 10])
-@pytest.mark.parametrize("resolution", RESOLUTIONS)
+@pytest.mark.parametrize(
+    "resolution", [RESOLUTIONS[0], *(pytest.param(r, marks=pytest.mark.slow) for r in RESOLUTIONS[1:])]
+)
 def test_the_carry_keeps_its_rules(resolution, num_classes):
     with META:
         g = generator(resolution, num_classes, attention=G_MAPS[resolution])

@@ -128,6 +128,7 @@ def test_where_only_the_recipe_as_it_stands_fits_it_stays():
     assert nothing.closest.name == "as it stands"
 
 
+@pytest.mark.slow
 def test_json_is_alone_on_standard_output():
     """DeepSpeed prints when it is imported."""
     code = "import sys; from bigsgan.cli import main; sys.exit(main())"
@@ -175,8 +176,10 @@ def test_the_command_prints_a_table_or_json(capsys):
         assert any(line.startswith(layout["name"]) for line in lines)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("gpus, fits", [(8, True), (64, True), (1024, True)])
+@pytest.mark.parametrize(
+    "gpus, fits",
+    [pytest.param(gpus, True, marks=pytest.mark.slow if gpus == 64 else pytest.mark.nightly) for gpus in (8, 64, 1024)],
+)
 def test_eight_billion_parameters_are_planned_within_seconds(gpus, fits):
     code = "import sys; from bigsgan.cli import main; sys.exit(main())"
     recipe = REPOSITORY / "launch" / "recipes" / "biggan_xl_8b.yaml"

@@ -107,7 +107,7 @@ def whole(stack: LayerStack, inputs: list[Tensor], segments: int) -> dict[str, i
     return {**found, "arrived": int(backward.arrived[-1])}
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("family", ["biggan", *FAMILIES])
 def test_layers_make_a_whole(tmp_path, family, checkpointing):
     plan = tiny_plan(tmp_path, 1, ["batch=16", *FAMILIES.get(family, [])], {})
@@ -150,6 +150,7 @@ def test_a_condensed_stretch_keeps_what_is_most():
     assert condensed.uses == (Use(1, 3, (0,)), Use(3, 4, (1,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_penalties_that_differentiate_twice_by_their_sizes(tmp_path, checkpointing):
     """A trace of 12 samples is what those of 2 and 4 say, of StyleGAN2 with ADA, whose moments grow with them."""
