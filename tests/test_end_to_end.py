@@ -120,7 +120,7 @@ def test_metrics_hold_what_tensorboard_shows(run):
     assert [row["nimg"] for row in rows] == [8, 16, 24, 32]
     names = {"loss/generator", "loss/discriminator", "logits/real", "logits/fake", "accuracy/real", "accuracy/fake"}
     names |= {f"{what}/{net}" for what in ("grad_norm", "lr", "loss_scale") for net in ("generator", "discriminator")}
-    names |= {"images_per_second", "memory/max_gib", "memory/rank0_gib", "ema_decay"}
+    names |= {"images_per_second", "data_wait", "memory/max_gib", "memory/rank0_gib", "ema_decay"}
     events = EventAccumulator(str(directory / "run" / "tensorboard"), size_guidance={"images": 0}).Reload()
     assert names <= set(events.Tags()["scalars"])
     for name in names:

@@ -93,7 +93,7 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         UserError: The last checkpoint could not be saved.
     """
     recipe, counters = run.recipe, run.counters
-    clock, agreement = _Clock(counters.nimg), comm.Agreement()
+    clock, agreement = _Clock(counters.nimg, run.reals), comm.Agreement()
     if comm.any_rank(requests.reason is not None):  # while the run was put together
         return False
     if counters.nimg == 0:
@@ -136,6 +136,7 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
     step, statistics = run.step, run.statistics
     own_peak = comm.peak_memory_bytes() / 2**30
     _add_spectral_norms(run)
+    statistics.add_host("data_wait", clock.data_wait())
     metrics = _reduce(statistics, own_peak)
     for name, rates in (("generator", numbers.generator), ("discriminator", numbers.discriminator)):
         metrics[f"lr/{name}"] = rates.lr
@@ -234,13 +235,19 @@ def _save(run: Run, must: bool) -> None:
 
 
 class _Clock:
-    """Images per second between two reports, without the time that samples and checkpoints took."""
+    """Speed between two reports, without the time that samples and checkpoints took."""
 
-    def __init__(self, nimg: int) -> None:
-        self._nimg, self._since = nimg, time.perf_counter()
+    def __init__(self, nimg: int, reals: RealImages) -> None:
+        self._reals = reals
+        self.restart(nimg)
+
+    def data_wait(self) -> float:
+        """Share of the time since the last report in which this rank waited for images."""
+        waited = self._reals.waited_seconds - self._waited
+        return waited / max(time.perf_counter() - self._since, 1e-9)
 
     def images_per_second(self, nimg: int) -> float:
-        """Speed since the last call."""
+        """Since the last call."""
         now = time.perf_counter()
         speed = (nimg - self._nimg) / max(now - self._since, 1e-9)
         self.restart(nimg)
@@ -248,7 +255,7 @@ class _Clock:
 
     def restart(self, nimg: int) -> None:
         """Measure from here on."""
-        self._nimg, self._since = nimg, time.perf_counter()
+        self._nimg, self._since, self._waited = nimg, time.perf_counter(), self._reals.waited_seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ class Product:
         training, self.comm = importlib.import_module("bigsgan.training.loop"), importlib.import_module("bigsgan.comm")
         self.schedules = importlib.import_module("bigsgan.training.schedules")
         self.loop, self.run, self.report = loop, loop.run, training._report_metrics
-        self.clock = training._Clock(0)
+        self.clock = training._Clock(0, loop.run.reals)
         self.seconds: dict[str, float] = {}
         for name in ("generator", "discriminator"):
             for verb in ("infer", "train", "forward", "input_grads", "backward"):

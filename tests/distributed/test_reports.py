@@ -24,7 +24,7 @@ def report(most_ranks_shown):
         patch.object(run.reporter, "report") as reported,
         patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce,
     ):
-        loop._report_metrics(run, numbers, 0.5, loop._Clock(0))
+        loop._report_metrics(run, numbers, 0.5, loop._Clock(0, run.reals))
     scenarios.destroy(run)
     (nimg, metrics), _ = reported.call_args
     assert nimg == 8
@@ -38,3 +38,34 @@ def test_memory_of_each_rank(ranks, most_ranks_shown):
     if most_ranks_shown == 2:
         expected |= {"memory/rank0_gib": 1.5, "memory/rank1_gib": 0.25}
     assert ranks(2).run(report, most_ranks_shown) == [(expected, 1)] * 2
+
+
+def speed(rank_waits):
+    """Images a second and the ranks' mean wait, of 4 seconds in which a rank waited, and 2 that do not count."""
+    run = scenarios.build([], {"generator": zero(0), "discriminator": zero(0)})
+    scenarios.update(run, 1)
+    clock = loop._Clock(0, run.reals)
+    run.reals.waited_seconds += rank_waits[comm.rank()]
+    with patch.object(run.reporter, "report") as reported, patch.object(loop, "time", SlowTime(clock._since)) as now:
+        with clock.paused():
+            now.seconds += 2
+        now.seconds += 4
+        loop._report_metrics(run, loop.scheduled(run.recipe, 0), 0.5, clock)
+        assert clock.data_wait() == 0
+    scenarios.destroy(run)
+    (_, metrics), _ = reported.call_args
+    return metrics["images_per_second"], metrics["data_wait"]
+
+
+class SlowTime:
+    """Stands in for the module time; passes when it is told to."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def perf_counter(self):
+        return self.seconds
+
+
+def test_speed_and_waiting_for_data(ranks):
+    assert ranks(2).run(speed, [1.0, 0.0]) == [(pytest.approx(2.0), pytest.approx(0.125))] * 2
