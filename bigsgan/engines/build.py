@@ -19,7 +19,7 @@ from bigsgan.engines import deepspeed_private, nvme
 from bigsgan.engines.base import Engine
 from bigsgan.engines.compiling import check_compiler
 from bigsgan.engines.deepspeed_collectives import economise
-from bigsgan.engines.deepspeed_config import checked_config, elements_to_reduce, size_buckets
+from bigsgan.engines.deepspeed_config import checked_config, elements_of_group, elements_to_reduce, size_buckets
 from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.build import PipelineBuilder
@@ -73,7 +73,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     numel = sum(getattr(p, "ds_numel", p.numel()) for p in stack.parameters())
     size_buckets(config, plan, network, numel)
     root = Root(stack, plan.recipe.engine(network).compile)
-    at_a_time = config["zero_optimization"].get("reduce_bucket_size")
+    at_a_time = elements_of_group(plan, network, numel)
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), stack, file, at_a_time)
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     economise(engine, file, elements_to_reduce(plan, network, numel))

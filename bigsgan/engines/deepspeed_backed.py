@@ -10,6 +10,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
+from bigsgan import comm
 from bigsgan.engines import deepspeed_private
 from bigsgan.engines.base import Rates, Shard
 from bigsgan.engines.optimizer import fit_state
@@ -39,6 +40,10 @@ class DeepSpeedBacked:
         self._engine = engine
         self._accumulation = engine.gradient_accumulation_steps()
         self._penalised: list[SpectralLayer] = [layer for layer in network.spectral_layers() if layer.orthogonal]
+        # Orthogonal regularisation adds to gradients in the backward pass; they share the scale that these have.
+        self._penalty_scale, shared = 1.0, torch.ones((), device=comm.device())
+        for layer in self._penalised:
+            layer.gradient_scale = shared
         self._stateful = network.stateful_layers()
         # Walking the module tree for these costs a millisecond an update, so they are kept.
         self._parameters: list[nn.Parameter] = list(network.parameters())
@@ -114,10 +119,14 @@ class DeepSpeedBacked:
             if rates.beta2 is not None:
                 group["betas"] = (group["betas"][0], rates.beta2)
 
-    def _keep_buffers(self) -> None:
-        """Keep the buffers as they are before the forward passes of an update, in case it is skipped."""
+    def _begin_update(self) -> None:
+        """Before the forward passes of an update: keep the buffers, in case it is skipped, and scale penalties."""
         if self._buffers:  # torch refuses an empty list
             torch._foreach_copy_(self._kept_buffers, self._buffers)
+        scale = self.loss_scale / self._accumulation
+        if self._penalised and scale != self._penalty_scale:
+            self._penalty_scale = scale
+            self._penalised[0].gradient_scale.fill_(scale)  # type: ignore[union-attr]
 
     def _count(self, applied: bool) -> None:
         """Take note of an update. What overflowed a skipped one's gradients may stand in the running statistics too."""
@@ -132,11 +141,6 @@ class DeepSpeedBacked:
         """Norm that DeepSpeed took of the last update's gradient."""
         norm = self._engine.get_global_grad_norm()
         return 0.0 if norm is None else norm  # `or` would ask a tensor, and wait for the device
-
-    def _scale_penalties(self) -> None:
-        """Give orthogonal regularisation, which adds to gradients in the backward pass, the scale that they have."""
-        for layer in self._penalised:
-            layer.gradient_scale = self.loss_scale / self._accumulation
 
     @contextmanager
     def _frozen(self) -> Iterator[None]:

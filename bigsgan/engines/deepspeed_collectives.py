@@ -14,6 +14,7 @@ import deepspeed.comm
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.utils import combine_grad_norm_groups
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 
@@ -34,6 +35,7 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: int) -> N
     _limit_reductions(engine, at_a_time)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
         _keep_shards(engine.optimizer)
+        _take_one_norm(engine.optimizer)
         _scatter_gradients(engine.optimizer, file)
 
 
@@ -61,8 +63,32 @@ def _keep_shards(optimizer: DeepSpeedZeroOptimizer) -> None:
         _reduce_group_by_group(optimizer)
 
 
+def _take_one_norm(optimizer: DeepSpeedZeroOptimizer) -> None:
+    """Sum the squares of all groups' gradients before they go over the ranks.
+
+    As it comes DeepSpeed does so group by group: a collective for each, of which a pipeline's stages would have to make
+    equally many. With offload it is left to do as it does.
+    """
+
+    def scaled_global_norm(norm_type: int = 2) -> Tensor:
+        assert norm_type == 2
+        gradients, parameters = [], []
+        for group in range(len(optimizer.bit16_groups)):
+            own = optimizer.averaged_gradients[group]
+            gradients += [gradient for gradient in own if not getattr(gradient, "_zero_padding", False)]
+            parameters += optimizer.params_in_partition[group]
+        norm = optimizer.get_grad_norm_direct(gradients, parameters)
+        return combine_grad_norm_groups([norm])
+
+    if not optimizer.cpu_offload:
+        optimizer.scaled_global_norm = scaled_global_norm
+
+
 def _reduce_group_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
-    """Begin a bucket anew with each group of parameters, whose ranks have equal parts of it."""
+    """Begin a bucket anew with each group of parameters.
+
+    Where a group's gradients arrive one after the other every rank has an equal part of the bucket then.
+    """
     add = optimizer.reduce_independent_p_g_buckets_and_remove_grads
 
     def add_to_own(parameter: Tensor, group: int) -> None:
@@ -72,6 +98,9 @@ def _reduce_group_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
             optimizer.reduce_ipg_grads(comm_dtype=dtype)
             if optimizer.overlap_comm:
                 bucket.index = 1 - bucket.index  # its other buffer, as where a bucket is full
+        gradient = optimizer.get_gradient_for_reduction(parameter)
+        if optimizer.overlap_comm and gradient.is_cuda and gradient.numel() > optimizer.reduce_bucket_size:
+            gradient.record_stream(optimizer.reduction_stream)  # such a one is no copy in a bucket, and soon dropped
         add(parameter, group)
 
     optimizer.reduce_independent_p_g_buckets_and_remove_grads = add_to_own

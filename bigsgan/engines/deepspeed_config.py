@@ -28,6 +28,8 @@ _SHARE = 0.06
 """Of what a network holds on a rank, that what is handled at a time may cost in addition."""
 _LEAST = 2**18
 """Elements that are worth a message, or a call of an optimizer, of their own."""
+_LEAST_OF_RANK = 2**15
+"""Elements of a message that are one rank's."""
 _FLOAT = 4
 
 
@@ -79,6 +81,22 @@ def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int
         zero.setdefault(key, max(2, min(largest, size + size % 2)))  # an even number is asked for (0.19.8)
 
 
+def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
+    """How many elements a group of parameters has at most, which ZeRO 1 and 2 reduce and update together.
+
+    Args:
+        plan: The run's.
+        network: Which.
+        numel: Its parameters, of the layers on this rank.
+
+    Returns:
+        None where there is one group.
+    """
+    file, settings = plan.deepspeed_files[network], zero_settings(plan, network, numel)
+    has_groups = file.stage in (1, 2) and file.offload_optimizer == "none" and settings.contiguous_gradients
+    return settings.reduce_bucket_size if has_groups else None
+
+
 def elements_to_reduce(plan: RunPlan, network: str, numel: int) -> int:
     """How many elements stage 0 reduces at a time; they are copied for it.
 
@@ -92,7 +110,8 @@ def elements_to_reduce(plan: RunPlan, network: str, numel: int) -> int:
 
 def _at_a_time(plan: RunPlan, network: str, numel: int, handled: int) -> int:
     """Elements that cost a small share of what the network holds, at so many bytes each."""
-    return max(_LEAST, int(_SHARE * numel * _bytes_of_parameter(plan, network) / handled))
+    least = max(_LEAST, _LEAST_OF_RANK * plan.placement(network).num_replicas)
+    return max(least, int(_SHARE * numel * _bytes_of_parameter(plan, network) / handled))
 
 
 def _bytes_of_parameter(plan: RunPlan, network: str) -> float:

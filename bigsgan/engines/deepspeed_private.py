@@ -194,7 +194,7 @@ def _step_of(optimizer: torch.optim.Optimizer, key: Tensor, step: float) -> Any:
 
 
 def gradient_buffers(engine: DeepSpeedEngine) -> list[Tensor]:
-    """What stage 3 keeps on the device for gradients, from its first update on (zero/stage3.py); may be released."""
+    """What stage 3 keeps on the device for gradients (zero/stage3.py), also between updates, which do not need it."""
     optimizer = engine.optimizer
     if not hasattr(optimizer, "grad_partitions_flat_buffer"):
         return []

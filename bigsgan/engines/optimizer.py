@@ -26,10 +26,10 @@ def build_optimizer(
         section: Of the recipe.
         stack: The network, or its layers on this rank.
         file: The DeepSpeed file.
-        at_a_time: Elements of a group of parameters, which ZeRO 1 and 2 reduce and update together.
+        at_a_time: Most elements of a group of parameters; None for one group.
     """
     parameters: Parameters = list(stack.parameters())
-    if at_a_time is not None and file.stage in (1, 2) and file.offload_optimizer == "none":
+    if at_a_time is not None:
         parameters = [{"params": group} for group in grouped(stack.parameters(), at_a_time)]
     if section.kind == "adam" and _is_deepspeeds(file):
         return build_cpu_adam()(parameters, **_adam_options(section), adamw_mode=False)

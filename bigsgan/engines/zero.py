@@ -48,8 +48,8 @@ class Root(nn.Module):
     ) -> Any:
         """Outputs of the network, or their loss, or both outputs and a regulariser's loss.
 
-        ``moving`` lets batch statistics and power iterations move. What is differentiated twice, and what does not
-        belong to training, is not compiled: samples come in numbers of their own.
+        ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice, or
+        read for its features, and what does not belong to training: samples come in numbers of their own.
         """
         is_fast = trains and not (loss is not None and loss.differentiates_inputs)
         network = self._fast[0] if is_fast else self.network
@@ -123,7 +123,7 @@ class ZeroEngine(DeepSpeedBacked):
 
     def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
         """Update on the mean loss of the micro-batches."""
-        self._keep_buffers()
+        self._begin_update()
         self._set_rates(rates)
         pin = loss.differentiates_inputs and self._gathers_for_double_backward
         for i in range(len(micro_batches)):
@@ -134,7 +134,7 @@ class ZeroEngine(DeepSpeedBacked):
     def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
         """Outputs, detached; each is computed, and its graph kept, when it is first asked for."""
         assert regularizer is None or not self._recomputes, "a regulariser needs the graphs of the forward pass"
-        self._keep_buffers()
+        self._begin_update()
         self._inputs, self._regularizer = micro_batches, regularizer
         return Kept(len(micro_batches), self._forward)
 
@@ -193,7 +193,6 @@ class ZeroEngine(DeepSpeedBacked):
 
     def _backward(self, loss: Tensor) -> None:
         deepspeed_private.take(self._gradient_buffers)
-        self._scale_penalties()
         self._engine.backward(loss)
 
     def _step(self) -> None:

@@ -54,18 +54,18 @@ class _OrthogonalGradient(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, layer: SpectralLayer) -> Tensor:
-        ctx.save_for_backward(weight)
+    def forward(ctx: Any, weight: Tensor, scale: Tensor, layer: SpectralLayer) -> Tensor:
+        ctx.save_for_backward(weight, scale)
         ctx.layer = layer
         return weight.view_as(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (weight,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        weight, scale = ctx.saved_tensors
         matrix = ctx.layer.as_matrix(full(weight))  # filters of different groups see different inputs
-        scale = 4 * ctx.layer.orthogonal * ctx.layer.gradient_scale
-        return grad + (scale * _off_diagonal_product(matrix)).view_as(weight).to(grad.dtype), None
+        own = 4 * ctx.layer.orthogonal * scale * _off_diagonal_product(matrix)
+        return grad + own.view_as(weight).to(grad.dtype), None, None
 
 
 def _off_diagonal_product(matrix: Tensor) -> Tensor:
@@ -93,7 +93,9 @@ class SpectralLayer(StatefulLayer):
         u: Left singular vector, buffer (rows,), float32.
         v: Right singular vector, buffer (groups * columns,), float32.
         orthogonal: Strength of the orthogonal regularisation, 0 for none.
-        gradient_scale: What the engine multiplies losses with before the backward pass (loss scale / accumulation).
+        gradient_scale: What the engine multiplies losses with before the backward pass (loss scale / accumulation);
+            a tensor () of the engine's, as torch.compile would take a number for a constant. It does not change between
+            a forward pass and its backward pass.
         sigma: The weight's largest singular value in the last forward pass, None before the first.
     """
 
@@ -113,7 +115,7 @@ class SpectralLayer(StatefulLayer):
         self.register_buffer("u", torch.empty(shape[0], dtype=torch.float32))
         self.register_buffer("v", torch.empty(columns, dtype=torch.float32))
         self.orthogonal = 0.0
-        self.gradient_scale = 1.0
+        self.gradient_scale: Tensor | float = 1.0
         self.sigma: Tensor | None = None
 
     @torch.no_grad()
@@ -137,7 +139,10 @@ class SpectralLayer(StatefulLayer):
 
     def normalized_weight(self) -> Tensor:
         """Return weight / sigma, in the weight's shape and type; moves u and v by one iteration while ``moving``."""
-        weight = _OrthogonalGradient.apply(self.weight, self) if self.orthogonal else self.weight
+        weight: Tensor = self.weight
+        if self.orthogonal:
+            scale = torch.as_tensor(self.gradient_scale, dtype=torch.float32, device=weight.device)
+            weight = _OrthogonalGradient.apply(weight, scale, self)
         exact = full(weight)  # bf16 keeps 8 bits of sigma, which would scale every layer by up to 0.4 %
         matrix = self.as_matrix(exact)
         u, v = self.u, self.v

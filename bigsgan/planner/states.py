@@ -261,6 +261,8 @@ def _stage3(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: in
         where["masters"] = shared * FLOAT
         where["optimizer"] = shared * FLOAT * _num_moments(plan, network)
     sent = min(bucket, sizes.whole) * weight
+    if sizes.largest > bucket and sizes.largest % sizes.num_replicas:
+        sent = sizes.largest * weight  # reduced by itself, and padded for that
     gradients = Gradients(
         beginning=held,
         between=held if plan.recipe.accumulation_of(network) > 1 else 0,

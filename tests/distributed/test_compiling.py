@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from bigsgan.config import NETWORKS
+from bigsgan.engines import compiling
+from bigsgan.models.network import LayerStack
+from bigsgan.training.recovery import first_not_finite
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, PENALTIES, check
 from tests.tiny import FAMILIES, zero
@@ -37,6 +42,35 @@ def num_frames(overrides, ds):
 def test_small_networks_are_the_same(ranks, unit, stage):
     """Where R1 is due, which differentiates twice, the update is not compiled."""
     check(ranks(2), [*FAMILIES["mlp"], "accumulation=2", *PENALTIES["exact"], *compiled(unit)], both(stage), FEWER)
+
+
+@pytest.mark.slow
+def test_penalties_in_the_backward_pass_have_the_losses_scale(ranks):
+    """Orthogonal regularisation adds to gradients there; half as much where there are two micro-batches."""
+    options = [*FAMILIES["dcgan_spectral"], "objective.orthogonal.discriminator=0.1", "accumulation=2"]
+    check(ranks(2), [*options, *compiled("layers")], both(1), FEWER)
+
+
+@pytest.mark.slow
+def test_what_is_not_finite_is_found_in_its_layer():
+    torch.compiler.reset()
+    stack = LayerStack([Halved(), Inverted(), Halved()])
+    run = compiling.compiled(stack, "whole")
+    assert run(torch.ones(2)).tolist() == [1.0, 1.0]
+    with first_not_finite({"generator": SimpleNamespace(network=stack)}) as found:
+        run(torch.zeros(2))
+    (text,) = found
+    assert text.startswith("first in the output of layer 1 of the generator (Inverted): 2 of 2 numbers")
+
+
+class Halved(torch.nn.Module):
+    def forward(self, x):
+        return (x / 2,)
+
+
+class Inverted(torch.nn.Module):
+    def forward(self, x):
+        return (1 / x,)
 
 
 @pytest.mark.nightly

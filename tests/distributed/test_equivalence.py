@@ -144,7 +144,7 @@ def test_stage_3_with_persistent_parameters(ranks):
 @pytest.mark.parametrize("stage", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_groups_of_parameters_change_nothing(ranks, stage):
     """Some parameters are larger than a group may be."""
-    section = {"reduce_bucket_size": 300} | ({"sub_group_size": 300} if stage == 3 else {})
+    section = {"reduce_bucket_size": 300, "overlap_comm": True} | ({"sub_group_size": 300} if stage == 3 else {})
     ds = dict.fromkeys(NETWORKS, zero(stage, zero=section))
     check(ranks(2), ["accumulation=2", *PENALTIES["exact"]], ds, FEWER)
 

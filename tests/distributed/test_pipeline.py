@@ -123,6 +123,19 @@ def test_low_precision_agrees_with_one_stage(ranks, stage, name):
     assert (staged - whole).norm() / whole.norm() < 0.05
 
 
+@pytest.mark.slow
+def test_stages_of_several_groups_of_parameters(ranks):
+    """Of another number in each stage, as small and large layers are at different ends; with clipping."""
+    options = ["accumulation=2", *(f"optimizer.{n}.clip_norm=0.05" for n in ("generator", "discriminator"))]
+    ds = both(1, zero={"reduce_bucket_size": 300})
+    whole = ranks(4).run(scenarios.norms, options, both(1), UPDATES)
+    staged = ranks(4).run(scenarios.norms, [*options, *stages(2, 2)], ds, UPDATES)
+    for (expected, _), (found, _) in zip(whole, staged, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    states = [scenarios.merge([state for _, state in results]) for results in (staged, whole)]
+    assert reference.worst(*states)[0] < 1e-5
+
+
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_clipping_knows_the_norm_of_all_stages(ranks, stage):
     """The norm of each update and the result agree with an engine that has all layers on each rank."""

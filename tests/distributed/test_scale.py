@@ -107,8 +107,8 @@ def test_no_rank_needs_room_for_all_parameters(ranks):
 @pytest.mark.timeout(3600)
 def test_a_billion_parameters_take_a_step(async_io, tmp_path):
     """The same with a billion in both networks together, in bf16 with the masters on a drive: 13 GiB in all."""
-    options = [*REDUCED, "generator.width=2.25", "discriminator.width=1.9", "batch=2", "accumulation=1"]
-    options += ["objective.d_steps=1", "objective.orthogonal.generator=0"]
+    options = [*REDUCED, "generator.width=1.62", "discriminator.width=1.4", "batch=2", "accumulation=1"]
+    options += ["objective.d_steps=1", "objective.orthogonal.generator=0", *(f"{n}.depth=4" for n in NETWORKS)]
     options += [f"optimizer.{network}={{kind: sgd, lr: 1e-4}}" for network in NETWORKS]
     sizes = numel(options)
     assert sum(sizes.values()) > BILLION

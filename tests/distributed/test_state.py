@@ -21,8 +21,10 @@ LOW = [zero(s, bf16={"enabled": True}) for s in STAGES] + [
 
 QUICK = [FP32[0], FP32[3]]
 SLOW = [FP32[2], LOW[1], LOW[3], LOW[5]]
+GROUPS = zero(2, zero={"reduce_bucket_size": 300}, fp16={"enabled": True, "initial_scale_power": 8})
 ALL = [
     *QUICK,
+    pytest.param(GROUPS, marks=pytest.mark.slow),
     *(pytest.param(ds, marks=pytest.mark.slow) for ds in SLOW),
     *(pytest.param(ds, marks=pytest.mark.nightly) for ds in [*FP32[1:3], *LOW] if ds not in SLOW),
 ]

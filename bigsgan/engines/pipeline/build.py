@@ -13,7 +13,7 @@ from bigsgan import comm
 from bigsgan.config import RunPlan
 from bigsgan.engines import deepspeed_private
 from bigsgan.engines.deepspeed_collectives import economise
-from bigsgan.engines.deepspeed_config import elements_to_reduce, size_buckets
+from bigsgan.engines.deepspeed_config import elements_of_group, elements_to_reduce, size_buckets
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.engine import PipelineEngine
 from bigsgan.engines.pipeline.layout import (
@@ -65,7 +65,7 @@ class PipelineBuilder:
         part = self._build_part(network, division, placement.stage(rank))
         numel = sum(parameter.numel() for parameter in part.parameters())
         size_buckets(config, plan, network, numel)
-        at_a_time = config["zero_optimization"].get("reduce_bucket_size")
+        at_a_time = elements_of_group(plan, network, numel)
         optimizer = build_optimizer(getattr(recipe.optimizer, network), part, file, at_a_time)
         clip_norm = config["gradient_clipping"]
         if file.stage == 0 and file.precision == "fp32":

@@ -212,7 +212,7 @@ class PipelineEngine(DeepSpeedBacked):
     def _forward_pass(self, run: _Run, index: int) -> None:
         moving = run.moving == "always" or (run.moving == "first" and index == 0)
         if run.moving == "first" and index == 0:
-            self._keep_buffers()
+            self._begin_update()
         carry = list(run.inputs[index]) if self._is_first else self._take()
         if run.keeps_graph and not (self._is_first and not run.phase.frozen):
             carry = [t.detach().requires_grad_() if t.is_floating_point() else t for t in carry]
@@ -237,7 +237,6 @@ class PipelineEngine(DeepSpeedBacked):
             grads = [run.output_grads[index] * scale]
         else:
             grads = [torch.full_like(outputs[0], scale)]
-        self._scale_penalties()
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         if not run.phase.frozen:
