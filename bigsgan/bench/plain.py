@@ -55,6 +55,8 @@ class Trainee:
         self.root, self.accumulation = root, accumulation
         self._optimizer, self._clip_norm = optimizer, clip_norm
         self._parameters = list(root.parameters())
+        for layer in root.network.spectral_layers():
+            layer.gradient_scale = 1 / accumulation
         self._ddp = None
         if distributed:
             with warnings.catch_warnings():  # torch 2.15 has another name for it, which older versions do not know
@@ -71,8 +73,6 @@ class Trainee:
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients of the mean over the micro-batches."""
-        for layer in self.root.network.spectral_layers():
-            layer.gradient_scale = 1 / self.accumulation
         (loss / self.accumulation).backward()
 
     def update(self, lr: float, beta2: float | None) -> None:
