@@ -16,7 +16,7 @@ import torch
 
 from bigsgan import checkpoint, comm, memory
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
-from bigsgan.adversarial.extras import build_extras
+from bigsgan.adversarial.extras import Extras, build_extras
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
 from bigsgan.data import RealImages, build_dataset, build_training_dataset, readable_images
@@ -150,20 +150,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters)
     sample_draws = SampleDraws(draws, device)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
-    image_shape = (recipe.data.image_channels, recipe.data.resolution, recipe.data.resolution)
-    step = AdversarialStep(
-        engines["generator"],
-        engines["discriminator"],
-        build_hand_over(plan, image_shape),
-        recipe.objective,
-        reals,
-        source,
-        sample_draws,
-        slices,
-        image_shape,
-        statistics,
-        extras,
-    )
+    step = _build_step(plan, engines, reals, source, sample_draws, slices, statistics, extras)
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     _say_where_from(reporter, start, counters.nimg)
     checkpoints, sampling_batch = out / "checkpoints", slices["generator"]["generator"].num_samples
@@ -196,6 +183,33 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         reporter=reporter,
         rank_log=rank_log,
         measuring=Measuring(plan, out, shown, sampling_batch, rank_log) if recipe.metrics else None,
+    )
+
+
+def _build_step(
+    plan: RunPlan,
+    engines: dict[str, Engine],
+    reals: RealImages,
+    source: InputSource,
+    sample_draws: SampleDraws,
+    slices: dict[str, dict[str, Slice]],
+    statistics: Statistics,
+    extras: Extras,
+) -> AdversarialStep:
+    data = plan.recipe.data
+    image_shape = (data.image_channels, data.resolution, data.resolution)
+    return AdversarialStep(
+        engines["generator"],
+        engines["discriminator"],
+        build_hand_over(plan, image_shape),
+        plan.recipe.objective,
+        reals,
+        source,
+        sample_draws,
+        slices,
+        image_shape,
+        statistics,
+        extras,
     )
 
 

@@ -55,8 +55,9 @@ class Trainee:
         self.root, self.accumulation = root, accumulation
         self._optimizer, self._clip_norm = optimizer, clip_norm
         self._parameters = list(root.parameters())
+        scale = torch.tensor(1 / accumulation, device=self._parameters[0].device)  # a number would be copied each time
         for layer in root.network.spectral_layers():
-            layer.gradient_scale = 1 / accumulation
+            layer.gradient_scale = scale
         self._ddp = None
         if distributed:
             with warnings.catch_warnings():  # torch 2.15 has another name for it, which older versions do not know

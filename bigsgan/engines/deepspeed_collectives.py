@@ -98,9 +98,9 @@ def _reduce_group_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
             optimizer.reduce_ipg_grads(comm_dtype=dtype)
             if optimizer.overlap_comm:
                 bucket.index = 1 - bucket.index  # its other buffer, as where a bucket is full
-        gradient = optimizer.get_gradient_for_reduction(parameter)
-        if optimizer.overlap_comm and gradient.is_cuda and gradient.numel() > optimizer.reduce_bucket_size:
-            gradient.record_stream(optimizer.reduction_stream)  # such a one is no copy in a bucket, and soon dropped
+        if optimizer.overlap_comm and parameter.is_cuda and parameter.numel() > optimizer.reduce_bucket_size:
+            gradient = optimizer.get_gradient_for_reduction(parameter)  # no copy in a bucket, and soon dropped
+            gradient.record_stream(optimizer.reduction_stream)
         add(parameter, group)
 
     optimizer.reduce_independent_p_g_buckets_and_remove_grads = add_to_own

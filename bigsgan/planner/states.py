@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bigsgan.config import RunPlan
+from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed_config import elements_to_reduce, zero_settings
 from bigsgan.engines.nvme import num_swap_buffers
 from bigsgan.engines.optimizer import num_state_tensors
@@ -103,7 +104,7 @@ def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
     """
     file, placement = plan.deepspeed_files[network], plan.placement(network)
     content = file.content.get("data_types", {})
-    weight = FLOAT if file.precision == "fp32" else 2
+    weight = DTYPES[file.precision].itemsize
     adds_up = FLOAT if content.get("grad_accum_dtype") in ("fp32", "float32") else weight
     has_flat_gradients = file.precision == "bf16" and (
         (file.stage == 0 and placement.num_stages > 1)
