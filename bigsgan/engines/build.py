@@ -18,10 +18,9 @@ from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines import deepspeed_private, nvme
 from bigsgan.engines.base import Engine
 from bigsgan.engines.compiling import check_compiler
-from bigsgan.engines.deepspeed_collectives import economise
-from bigsgan.engines.deepspeed_config import checked_config, elements_of_group, elements_to_reduce, size_buckets
+from bigsgan.engines.deepspeed_config import checked_config
+from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.native_ops import build_async_io
-from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.pipeline.build import PipelineBuilder
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
@@ -70,13 +69,8 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
         )
     release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
-    numel = sum(getattr(p, "ds_numel", p.numel()) for p in stack.parameters())
-    size_buckets(config, plan, network, numel)
     root = Root(stack, plan.recipe.engine(network).compile)
-    at_a_time = elements_of_group(plan, network, numel)
-    optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), stack, file, at_a_time)
-    engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
-    economise(engine, file, elements_to_reduce(plan, network, numel))
+    engine = initialize_engine(plan, network, stack, root, config)
     if file.uses_nvme:
         deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines import build, deepspeed_collectives
+from bigsgan.engines import deepspeed_collectives, initialization
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -25,7 +25,7 @@ def trained(overrides, ds, economises=True, most_padding=1.05):
             patch.setattr(dist, name, _counting(getattr(dist, name), name, calls))
         patch.setattr(deepspeed_collectives, "_MOST_PADDING", most_padding)
         if not economises:
-            patch.setattr(build, "economise", lambda *arguments: None)
+            patch.setattr(initialization, "economise", lambda *arguments: None)
         return scenarios.train(overrides, ds, 2), calls
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines import build, deepspeed_private
+from bigsgan.engines import deepspeed_private, initialization
 from bigsgan.engines.deepspeed_config import elements_to_reduce, zero_settings
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.build import build_network
@@ -71,9 +71,11 @@ def as_it_comes(overrides, ds):
                 config["zero_optimization"].setdefault(key, numel + numel % 2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "economise", lambda *arguments: None)
-        patch.setattr(build, "size_buckets", size_buckets)
-        patch.setattr(build, "build_optimizer", lambda section, stack, file, _: build_optimizer(section, stack, file))
+        patch.setattr(initialization, "economise", lambda *arguments: None)
+        patch.setattr(initialization, "size_buckets", size_buckets)
+        patch.setattr(
+            initialization, "build_optimizer", lambda section, stack, file, _: build_optimizer(section, stack, file)
+        )
         patch.setattr(deepspeed_private, "gradient_buffers", lambda engine: [])
         return allocations.peaks(overrides, ds, 3)
 

@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import deepspeed
-
 from bigsgan import comm
 from bigsgan.config import RunPlan
 from bigsgan.engines import deepspeed_private
-from bigsgan.engines.deepspeed_collectives import economise
-from bigsgan.engines.deepspeed_config import elements_of_group, elements_to_reduce, size_buckets
-from bigsgan.engines.optimizer import build_optimizer
+from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.pipeline.engine import PipelineEngine
 from bigsgan.engines.pipeline.layout import (
     Division,
@@ -63,16 +59,11 @@ class PipelineBuilder:
         self._divisions[network] = division
         _log.log(NOTICE, "%s", division.table(samples_of(plan, network)))
         part = self._build_part(network, division, placement.stage(rank))
-        numel = sum(parameter.numel() for parameter in part.parameters())
-        size_buckets(config, plan, network, numel)
-        at_a_time = elements_of_group(plan, network, numel)
-        optimizer = build_optimizer(getattr(recipe.optimizer, network), part, file, at_a_time)
         clip_norm = config["gradient_clipping"]
         if file.stage == 0 and file.precision == "fp32":
             config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
         module = deepspeed_private.pipeline_module(part, placement, rank)
-        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-        economise(engine, file, elements_to_reduce(plan, network, numel))
+        engine = initialize_engine(plan, network, part, module, config)
         first = placement.rank(placement.stage(rank), 0)
         join_replicas(part, placement.num_replicas, first, deepspeed_private.replica_group(engine))
         return PipelineEngine(

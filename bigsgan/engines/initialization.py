@@ -1,0 +1,37 @@
+"""A network's optimizer and DeepSpeed engine, sized for it: the same for all layers on each rank and for a stage's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import deepspeed
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import nn
+
+from bigsgan.config import RunPlan
+from bigsgan.engines.deepspeed_collectives import economise
+from bigsgan.engines.deepspeed_config import elements_of_group, elements_to_reduce, size_buckets
+from bigsgan.engines.optimizer import build_optimizer
+from bigsgan.models.network import LayerStack
+
+
+def initialize_engine(
+    plan: RunPlan, network: str, layers: LayerStack, module: nn.Module, config: dict[str, Any]
+) -> DeepSpeedEngine:
+    """Make the optimizer and the engine. Every rank calls this.
+
+    Args:
+        plan: The run's.
+        network: Which.
+        layers: Those on this rank, with their weights or with shards of them.
+        module: What DeepSpeed shall run, around the layers.
+        config: DeepSpeed's; the sizes that it leaves open are put in.
+    """
+    file = plan.deepspeed_files[network]
+    numel = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in layers.parameters())
+    size_buckets(config, plan, network, numel)
+    at_a_time = elements_of_group(plan, network, numel)
+    optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), layers, file, at_a_time)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    economise(engine, file, elements_to_reduce(plan, network, numel))
+    return engine
