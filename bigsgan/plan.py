@@ -33,15 +33,16 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     """Parameters and work of both networks, and the work of an update for each image of its batch.
 
     Forward passes are counted on a device without memory, a multiplication and an addition as two operations. An update
-    makes images for D's steps and its own, which cost G a forward and later a backward pass of twice the work; D goes
-    forward and backward over real and fake images, and once more forward and backward to the images for G, with the
-    reals where G's objective pairs them.
+    makes images for D's steps and its own, once for both where they are reused. They cost G a forward and later a
+    backward pass of twice the work; D goes forward and backward over real and fake images, and once more forward and
+    backward to the images for G, with the reals where G's objective pairs them.
     """
     counted = {network: count_network(plan, network) for network in NETWORKS}
     d_steps = plan.recipe.objective.d_steps
     segments = GeneratorObjective(plan.recipe.objective, Statistics(torch.device("meta"))).num_segments
     generator, discriminator = (counted[network][1] for network in NETWORKS)
-    update = (d_steps + 3) * generator + (6 * d_steps + 2 * segments) * discriminator
+    num_made = d_steps if plan.recipe.objective.reuse_fakes else d_steps + 1
+    update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator
     networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
     return {**networks, "update_flop": update}
 

@@ -155,8 +155,10 @@ class Reference:
         for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
             real, fake = (self.seeds(f"discriminator/{kind}", (update, d_step), part, j) for kind in ("real", "fake"))
             x, y, c = self.targets(x), self.conditions(y, inputs, real), self.conditions(inputs[1], inputs, fake)
+            # Where G's update takes the same images, its own forward pass is the one that moves G's state.
+            moving = section.reuse_fakes and d_step == section.d_steps - 1 and j == 0
             with torch.no_grad():
-                fake = self.forward(self.g, False, *inputs)
+                fake = self.forward(self.g, moving, *inputs)
             x.requires_grad_(), fake.requires_grad_()
             # The first of these forward passes moves the power iteration; the others must find it moved.
             logits_real = self.forward(self.d, j == 0, x, *y)
@@ -190,7 +192,8 @@ class Reference:
             latents = self.generator_inputs("generator", (update,), part)
         for j, inputs in enumerate(latents):
             seeds = {kind: self.seeds(f"generator/{kind}", (update,), part, j) for kind in ("real", "fake")}
-            images, c = self.forward(self.g, j == 0, *inputs), self.conditions(inputs[1], inputs, seeds["fake"])
+            moving = j == 0 and not self.recipe.objective.reuse_fakes
+            images, c = self.forward(self.g, moving, *inputs), self.conditions(inputs[1], inputs, seeds["fake"])
             x, y = self.last_reals[j]
             real = None
             if self.recipe.objective.loss == "relativistic":

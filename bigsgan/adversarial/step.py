@@ -6,6 +6,8 @@
     grads = D.input_grads(fakes, g_loss)                   dL/d(fakes)
     G.backward(grads)                                      backward of sum(fakes * dL/d(fakes)); G's update
 
+Where the last step of D and G's update share their fakes, G.forward stands in the place of G.infer, and comes once.
+
 The chain rule cut at one tensor, so it is exact; D's parameters and gradients are untouched by G's update. Each line
 asks for a phase; what an engine makes of it, and when, is its own affair.
 """
@@ -128,10 +130,15 @@ class AdversarialStep:
             reals = functools.cache(self._reals.next_phase)
             counters = (update, d_step)
             inputs = self._source.inputs("discriminator", counters, self._slices["discriminator"], reals)
-            self._discriminator_phase(inputs, counters, reals, scheduled)
+            if self._section.reuse_fakes and d_step == self._section.d_steps - 1:
+                fakes = self._begin_generator(inputs, update)
+            else:
+                fakes = self._fakes("discriminator", self.generator.infer(inputs.generator))
+            self._discriminator_phase(inputs, fakes, counters, reals, scheduled)
         if not self._section.reuse_fakes:
             inputs = self._source.inputs("generator", (update,), self._slices["generator"], reals)
-        self._generator_phase(inputs, update, reals, scheduled.generator)
+            fakes = self._begin_generator(inputs, update)
+        self._generator_phase(inputs, fakes, update, reals, scheduled.generator)
         self.generator.finish()
         self.discriminator.finish()
         for watcher in self._extras.watchers:
@@ -139,8 +146,24 @@ class AdversarialStep:
         if self._extras.path_length is not None:
             self._extras.path_length.finish_update(update, self.generator.applied)
 
+    def _fakes(self, phase: str, images: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Images of a phase, where D reads its inputs."""
+        part = self._slices[phase]["discriminator"]
+        return self._hand_over.to_discriminator(images, part.batch // part.accumulation)
+
+    def _begin_generator(self, inputs: Inputs, update: int) -> Sequence[Tensor]:
+        """Ask for the forward passes of G's update."""
+        path_length = self._extras.path_length
+        regularizer = path_length if path_length is not None and path_length.is_due(update) else None
+        return self._fakes("generator", self.generator.forward(inputs.generator, regularizer))
+
     def _discriminator_phase(
-        self, inputs: Inputs, counters: tuple[int, int], reals: Reals, scheduled: Scheduled
+        self,
+        inputs: Inputs,
+        fakes: Sequence[Tensor],
+        counters: tuple[int, int],
+        reals: Reals,
+        scheduled: Scheduled,
     ) -> None:
         part = self._slices["discriminator"]["discriminator"]
         number = counters[0] * self._section.d_steps + counters[1]
@@ -152,8 +175,6 @@ class AdversarialStep:
             self._extras.watchers,
             self._extras.anchors,
         )
-        fakes = self.generator.infer(inputs.generator)
-        fakes = self._hand_over.to_discriminator(fakes, part.batch // part.accumulation)
         noise = {name: self._draws.normal(name, counters, part, self._image_shape) for name in objective.perturbed}
         if objective.interpolates:
             noise[GRADIENT_PENALTY] = self._draws.uniform(GRADIENT_PENALTY, counters, part, (1, 1, 1))
@@ -167,14 +188,11 @@ class AdversarialStep:
         batches = MicroBatches(part.accumulation, part.num_samples * objective.num_segments, batch, source=fakes)
         self.discriminator.train(batches, objective, scheduled.discriminator)
 
-    def _generator_phase(self, inputs: Inputs, update: int, reals: Reals, rates: Rates) -> None:
+    def _generator_phase(
+        self, inputs: Inputs, fakes: Sequence[Tensor], update: int, reals: Reals, rates: Rates
+    ) -> None:
         part = self._slices["generator"]["discriminator"]
-        micro_batch = part.batch // part.accumulation
         objective = self._g_objective
-        path_length = self._extras.path_length
-        regularizer = path_length if path_length is not None and path_length.is_due(update) else None
-        fakes = self.generator.forward(inputs.generator, regularizer)
-        fakes = self._hand_over.to_discriminator(fakes, micro_batch)
         seeds = {name: self._seeds(f"augment/generator/{name}", (update,), part) for name in ("real", "fake")}
 
         def batch(j: int) -> MicroBatch:
@@ -192,7 +210,7 @@ class AdversarialStep:
             return through_logits + self._reconstruction.grads(fakes[j], target)
 
         grads = OnDemand(len(all_grads), grad, source=all_grads)
-        self.generator.backward(self._hand_over.to_generator(grads, micro_batch), rates)
+        self.generator.backward(self._hand_over.to_generator(grads, part.batch // part.accumulation), rates)
 
     def _seeds(self, stream: str, counters: tuple[int, ...], part: Slice) -> Sequence[tuple[Tensor, ...]]:
         """By micro-batch, what D draws augmentations from; nothing where it has none."""

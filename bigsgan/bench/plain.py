@@ -26,7 +26,7 @@ from bigsgan.adversarial.watchers import Sum
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, build_training_dataset
 from bigsgan.draws import Draws
-from bigsgan.engines import MicroBatch
+from bigsgan.engines import MicroBatch, MicroBatches
 from bigsgan.engines.optimizer import build_torch_optimizer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root
@@ -117,6 +117,9 @@ class PlainLoop:
         self._reals, self._source, self._draws = reals, source, draws
         self._slices, self._extras, self._updates = slices, extras, 0
         self._g_objective = GeneratorObjective(recipe.objective, statistics)
+        # Of one micro-batch alone: DistributedDataParallel goes forward and backward in turn.
+        self._keeps_graphs = recipe.accumulation_of("generator") == 1
+        self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
         self._weights: list[Tensor] = list(self._generator.root.parameters())
         self._average = [weight.detach().clone() for weight in self._weights]
 
@@ -135,7 +138,9 @@ class PlainLoop:
         for d_step in range(recipe.objective.d_steps):
             reals, counters = functools.cache(self._reals.next_phase), (update, d_step)
             inputs = self._source.inputs("discriminator", counters, slices["discriminator"], reals)
-            self._train_discriminator(inputs, counters, reals, numbers)
+            shares = recipe.objective.reuse_fakes and d_step == recipe.objective.d_steps - 1
+            fakes = self._fakes(inputs.generator, update, for_both=shares)
+            self._train_discriminator(inputs, fakes, counters, reals, numbers)
         if not recipe.objective.reuse_fakes:
             inputs = self._source.inputs("generator", (update,), slices["generator"], reals)
         self._train_generator(inputs, update, reals, numbers)
@@ -157,14 +162,35 @@ class PlainLoop:
         self._reals.close()
         self._source.close()
 
-    def _train_discriminator(self, inputs: Inputs, counters: tuple[int, int], reals: Reals, numbers: Scheduled) -> None:
+    def _fakes(self, batches: MicroBatches, update: int, for_both: bool) -> list[Tensor]:
+        """Images for D; where G's update takes the same, it has their graphs, or at least its state has moved."""
+        if for_both and self._keeps_graphs:
+            self._graphs = {j: self._generate(batch, update, moving=j == 0) for j, batch in enumerate(batches)}
+            return [images.detach() for images, _ in self._graphs.values()]
+        with torch.no_grad():
+            return [self._generator.root(batch, for_both and j == 0) for j, batch in enumerate(batches)]
+
+    def _generate(self, batch: MicroBatch, update: int, moving: bool) -> tuple[Tensor, Tensor]:
+        """Images with their graph, and what G's loss has beside D's judgement."""
+        path_length = self._extras.path_length
+        if path_length is not None and path_length.is_due(update):
+            return self._generator(batch, moving=moving, regularizer=path_length)
+        images = self._generator(batch, moving=moving)
+        return images, images.new_zeros(())
+
+    def _train_discriminator(
+        self,
+        inputs: Inputs,
+        fakes: Sequence[Tensor],
+        counters: tuple[int, int],
+        reals: Reals,
+        numbers: Scheduled,
+    ) -> None:
         section, part = self._recipe.objective, self._slices["discriminator"]
         number = counters[0] * section.d_steps + counters[1]
         objective = DiscriminatorObjective(
             section, self._statistics, number, numbers.penalty_weights, self._extras.watchers, self._extras.anchors
         )
-        with torch.no_grad():
-            fakes = [self._generator.root(batch, False) for batch in inputs.generator]
         for j, fake in enumerate(fakes):
             noise = {
                 name: self._draws.normal(name, counters, part, tuple(fake.shape[1:]))[j] for name in objective.perturbed
@@ -179,21 +205,20 @@ class PlainLoop:
         self._discriminator.update(*numbers.discriminator)
 
     def _train_generator(self, inputs: Inputs, update: int, reals: Reals, numbers: Scheduled) -> None:
-        part, path_length, l1 = self._slices["generator"], self._extras.path_length, self._recipe.objective.l1
-        regularizer = path_length if path_length is not None and path_length.is_due(update) else None
+        part, l1, shares = self._slices["generator"], self._recipe.objective.l1, self._recipe.objective.reuse_fakes
         self._discriminator.freeze(True)
         for j, batch in enumerate(inputs.generator):
             with self._generator.reducing(j):
-                if regularizer is None:
-                    fakes, loss = self._generator(batch, moving=j == 0), torch.zeros(())
+                if j in self._graphs:
+                    fakes, loss = self._graphs.pop(j)
                 else:
-                    fakes, loss = self._generator(batch, moving=j == 0, regularizer=regularizer)
+                    fakes, loss = self._generate(batch, update, moving=j == 0 and not shares)
                 real = None
                 if self._g_objective.pairs:
                     real = (*self._source.real(reals()[j]), *self._seeds("generator/real", (update,), part, j))
                 judged = (fakes, *inputs.conditions[j], *self._seeds("generator/fake", (update,), part, j))
                 judged = self._g_objective.batch(real, judged)
-                loss = loss.to(fakes.device) + self._discriminator.root(judged, False, loss=self._g_objective)
+                loss = loss + self._discriminator.root(judged, False, loss=self._g_objective)
                 if l1:
                     differences = (fakes - self._source.real(reals()[j])[0]).abs()
                     self._statistics.add("loss/l1", differences)

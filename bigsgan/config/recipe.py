@@ -106,6 +106,15 @@ class RunPlan:
         generator, discriminator = (self.placement(network) for network in NETWORKS)
         return generator.output_ranks() != discriminator.input_ranks()
 
+    @property
+    def keeps_generator_graphs(self) -> bool:
+        """Whether what G's forward passes leave for its backward passes is kept meanwhile, or else computed again."""
+        if self.placement("generator").num_stages > 1:
+            return self.recipe.pipeline.generator_phase == "keep"
+        # A ZeRO engine goes forward and backward in turn, and D is to see all micro-batches before a gradient comes.
+        needs_all = self.images_travel or self.recipe.objective.reuse_fakes
+        return not needs_all or self.recipe.accumulation_of("generator") == 1
+
     def micro_batch_size(self, network: str) -> int:
         """Images of one micro-batch on one replica."""
         return self.recipe.batch // (self.recipe.accumulation_of(network) * self.placement(network).num_replicas)

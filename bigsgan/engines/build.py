@@ -74,8 +74,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     if file.uses_nvme:
         deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())
-    # Where images travel, all of a phase are made before D judges any, and one graph can be kept.
-    recomputes = plan.images_travel and plan.recipe.accumulation_of("generator") > 1
+    recomputes = not plan.keeps_generator_graphs
     return ZeroEngine(engine, root, comm.rank(), comm.world_size(), recomputes, release)
 
 

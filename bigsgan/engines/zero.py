@@ -133,7 +133,6 @@ class ZeroEngine(DeepSpeedBacked):
 
     def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
         """Outputs, detached; each is computed, and its graph kept, when it is first asked for."""
-        assert regularizer is None or not self._recomputes, "a regulariser needs the graphs of the forward pass"
         self._begin_update()
         self._inputs, self._regularizer = micro_batches, regularizer
         return Kept(len(micro_batches), self._forward)
@@ -168,15 +167,18 @@ class ZeroEngine(DeepSpeedBacked):
     def _forward(self, i: int) -> Tensor:
         if self._recomputes:
             return self._infer(self._inputs[i], moving=i == 0, trains=True)
-        if self._regularizer is None:
-            self._graphs[i] = self._engine(self._inputs[i], moving=i == 0), 0.0
-        else:
-            self._graphs[i] = self._engine(self._inputs[i], moving=i == 0, regularizer=self._regularizer)
+        self._keep_graph(i, moving=i == 0)
         return self._graphs[i][0].detach()
+
+    def _keep_graph(self, i: int, moving: bool) -> None:
+        if self._regularizer is None:
+            self._graphs[i] = self._engine(self._inputs[i], moving=moving), 0.0
+        else:
+            self._graphs[i] = self._engine(self._inputs[i], moving=moving, regularizer=self._regularizer)
 
     def _backward_from(self, i: int, grads: Tensor) -> None:
         if self._recomputes:
-            self._graphs[i] = self._engine(self._inputs[i], moving=False), 0.0
+            self._keep_graph(i, moving=False)
         elif i not in self._graphs:
             self._forward(i)
         outputs, extra = self._graphs.pop(i)

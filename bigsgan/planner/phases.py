@@ -81,13 +81,11 @@ class PhaseBuilder:
     def build(self) -> list[RankPhase]:
         """All phases, in the order in which the step asks for them."""
         phases = update_phases(self._plan)
-        self._last = len(phases) - 1  # G's update; before it D's judgement, and before that G's images for it
-        keeps = _keeps_graphs(self._plan)
-        graphs_from = self._last - 2 if keeps else None
-        phases[-1] = phases[-1]._replace(forward=not keeps, graphs_from=graphs_from)
-        return [self._build(number, phase, keeps) for number, phase in enumerate(phases)]
+        # Those through G that leave or build the graphs of its update.
+        self._of_update = {len(phases) - 1, phases[-1].graphs_from}
+        return [self._build(number, phase) for number, phase in enumerate(phases)]
 
-    def _build(self, number: int, phase: Phase, keeps: bool) -> RankPhase:
+    def _build(self, number: int, phase: Phase) -> RankPhase:
         part = self._parts[phase.network]
         mode: Mode = "judge" if phase.frozen else "train"
         num, segments = self._num_samples(phase), self._num_segments(phase)
@@ -105,7 +103,7 @@ class PhaseBuilder:
             phase=phase._replace(num=shown),
             passes=passes,
             name=_name(phase),
-            keeps_graph=phase.backward or (keeps and number == self._last - 2),
+            keeps_graph=phase.backward or number in self._of_update,
             reads=tuple(n for n in (phase.images_from, phase.grads_from) if n is not None),
             inputs=self._input_bytes(phase, num, segments) if part.is_first else 0,
             received=received,
@@ -121,7 +119,7 @@ class PhaseBuilder:
         bounds = self._parts[phase.network].bounds
         if phase.network == "discriminator" and phase.step and self._game.discriminator.differentiates_inputs:
             return self._traces.penalised(self._plan, phase.network, num)
-        if number in (self._last, self._last - 2) and self._game.regularises:
+        if number in self._of_update and self._game.regularises:
             return self._traces.penalised(self._plan, phase.network, num)
         return self._traces.passes(self._plan, phase.network, mode, segments, num, bounds)
 
@@ -148,9 +146,10 @@ class PhaseBuilder:
             return self._planned([phase.phase for phase in phases], numbers)
         if any(staged):
             return [task for n in numbers for task in self._planned([_alone(phases[n].phase)], [n])]
-        order = [task for n in numbers[:-3] for task in _in_turn(n, phases[n].phase)]
+        num_joint = 2 if self._plan.recipe.objective.reuse_fakes else 3  # those of G's update
+        order = [task for n in numbers[:-num_joint] for task in _in_turn(n, phases[n].phase)]
         for index in range(phases[-1].phase.num):
-            for n in numbers[-3:]:
+            for n in numbers[-num_joint:]:
                 order += _one(n, phases[n].phase, index)
         return [*order, Task(numbers[-1], "step", 0)]
 
@@ -170,13 +169,6 @@ def _plan(phases: tuple[Phase, ...], num_stages: int) -> schedule.Plan:
     """As ``Program.plan`` has it, of stages that are equally fast."""
     costs: dict[str, Sequence[Cost]] = dict.fromkeys(NETWORKS, [EQUAL] * num_stages)
     return schedule.plan(phases, num_stages, costs, ["discriminator"])
-
-
-def _keeps_graphs(plan: RunPlan) -> bool:
-    """Whether G's graphs are kept while D judges its images."""
-    if plan.placement("generator").num_stages > 1:
-        return plan.recipe.pipeline.generator_phase == "keep"
-    return not (plan.images_travel and plan.recipe.accumulation_of("generator") > 1)  # see engines/build.py
 
 
 def _alone(phase: Phase) -> Phase:

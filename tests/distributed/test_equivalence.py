@@ -11,7 +11,7 @@ import torch
 from bigsgan.config import NETWORKS
 from tests import reference
 from tests.distributed import scenarios
-from tests.tiny import tiny_recipe, zero
+from tests.tiny import FAMILIES, tiny_recipe, zero
 
 UPDATES = 6
 FEWER = 4
@@ -79,7 +79,13 @@ OVERRIDES = {
     "least_squares": ["objective.loss=least_squares"],
     "wasserstein": ["objective.loss=wasserstein"],
     "relativistic": ["objective.loss=relativistic", "objective.d_steps=2", "accumulation=2"],
-    "reused_fakes": ["objective.reuse_fakes=true", "accumulation=2"],
+    "reused_fakes": ["objective={reuse_fakes: true, d_steps: 2}"],
+    "reused_fakes_made_again": ["objective.reuse_fakes=true", "accumulation=2"],
+    "reused_fakes_with_path_length": [
+        *FAMILIES["stylegan2_path_length"],
+        "objective.reuse_fakes=true",
+        "accumulation=2",
+    ],
     "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", "accumulation=2"],
     "unconditional": ["data.num_classes=0"],
     "scheduled": [
@@ -98,7 +104,8 @@ OVERRIDES = {
 
 # What needs gathered parameters, gradients in the forward pass, or graphs of its own.
 AT_STAGE_3 = [
-    "r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "orthogonal", "diffaugment", "own_accumulation",
+    "r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "reused_fakes_made_again",
+    "reused_fakes_with_path_length", "orthogonal", "diffaugment", "own_accumulation",
 ]  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def test_layouts_may_differ(ranks, name, mode):
     check(ranks(world_size), [*options, *stages(g, d)], ds, FEWER)
 
 
-EXACT = ("r2", "two_d_steps", "scheduled", "gradient_penalty")
+EXACT = ("r2", "two_d_steps", "scheduled", "gradient_penalty", "reused_fakes_with_path_length")
 """Carry a penalty that needs a double backward."""
 
 OPTIONS = {
@@ -80,6 +80,9 @@ OPTIONS = {
     "checkpointing_recompute": [
         *(f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")),
         "pipeline.generator_phase=recompute", "accumulation=2",
+    ],
+    "reused_fakes_recompute": [
+        "objective={reuse_fakes: true, d_steps: 2}", "pipeline.generator_phase=recompute", "accumulation=2",
     ],
     "phases_one_by_one": ["pipeline.schedule=phases", "accumulation=2"],
     "uniform": [f"engines.{n}.partition=uniform" for n in ("generator", "discriminator")],

@@ -46,6 +46,12 @@ LAYOUTS = {
     "BigGAN, ZeRO 1, accumulating and recomputing": (BIGGAN + RECOMPUTING, zero(1)),
     "BigGAN, ZeRO 3, accumulating and recomputing": (BIGGAN + RECOMPUTING, zero(3)),
     "BigGAN, ZeRO 1, exact R1": ([*BIGGAN, "objective.r1={weight: 1, every: 2}"], zero(1)),
+    "BigGAN, ZeRO 2, reused fakes": ([*BIGGAN, "objective={reuse_fakes: true, d_steps: 2}"], zero(2)),
+    "BigGAN, ZeRO 3, reused fakes made again": (
+        [*BIGGAN, *RECOMPUTING, "objective.reuse_fakes=true"],
+        zero(3),
+    ),
+    "BigGAN, 2 stages, reused fakes": ([*BIGGAN, *STAGES, "objective.reuse_fakes=true"], zero(1)),
     "BigGAN, 2 stages": (BIGGAN + STAGES, zero(1)),
     "BigGAN, 2 stages, recomputing": ([*BIGGAN, *STAGES, "pipeline.generator_phase=recompute"], zero(0)),
     "StyleGAN2, ZeRO 2, R1 and path length": (STYLEGAN2, zero(2)),

@@ -236,6 +236,7 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
         ["accumulation=4"],
         ["accumulation=2", "objective.d_steps=2"],
         ["engines.generator.accumulation=2", "engines.discriminator.accumulation=4"],
+        ["accumulation=4", "objective={d_steps: 2, reuse_fakes: true}"],
     ],
 )
 def test_the_planned_phases_are_those_that_the_step_asks_for(tmp_path, mode, options):

@@ -53,7 +53,7 @@ class PipelineBuilder:
             UserError: There are fewer layers than stages.
         """
         plan, rank, device = self._plan, comm.rank(), comm.device()
-        recipe, placement, file = plan.recipe, plan.placement(network), plan.deepspeed_files[network]
+        placement, file = plan.placement(network), plan.deepspeed_files[network]
         measured = comm.from_rank_zero(measure_layers(plan, network, device) if rank == 0 else None)
         division = divide_network(plan, network, measured, None if bounds is None else list(bounds))
         self._divisions[network] = division
@@ -75,7 +75,7 @@ class PipelineBuilder:
             division,
             open_channels(placement, rank, device),
             self._program(network),
-            recomputes=recipe.pipeline.generator_phase == "recompute",
+            recomputes=not self._plan.keeps_generator_graphs,
             clip_norm=clip_norm,
         )
 

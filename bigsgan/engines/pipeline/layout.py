@@ -148,7 +148,6 @@ def update_phases(plan: RunPlan) -> list[Phase]:
     """The phases of an update without penalties, of the networks that are pipelines, as the step asks for them."""
     recipe = plan.recipe
     d_phase, g_phase = recipe.accumulation_of("discriminator"), recipe.accumulation_of("generator")
-    keeps = recipe.pipeline.generator_phase == "keep"
 
     def size(network: str, accumulation: int) -> int:
         return recipe.batch // (accumulation * plan.placement(network).num_replicas)
@@ -158,17 +157,16 @@ def update_phases(plan: RunPlan) -> list[Phase]:
         phases.append(Phase("generator", d_phase, size("generator", d_phase), True, False))
         n = 2 * size("discriminator", d_phase)
         phases.append(Phase("discriminator", d_phase, n, True, True, step=True, images_from=len(phases) - 1))
-    first = len(phases)
     n = size("generator", g_phase)
+    images = len(phases) - 2
+    if not recipe.objective.reuse_fakes:
+        phases.append(Phase("generator", g_phase, n, True, False))
+        images = len(phases) - 1
     judged = size("discriminator", g_phase) * (2 if recipe.objective.loss == "relativistic" else 1)  # real and fake
-    phases += [
-        Phase("generator", g_phase, n, True, False),
-        Phase("discriminator", g_phase, judged, True, True, frozen=True, images_from=first),
-        Phase(
-            "generator", g_phase, n, not keeps, True, True,
-            grads_from=first + 1, graphs_from=first if keeps else None,
-        ),
-    ]  # fmt: skip
+    phases.append(Phase("discriminator", g_phase, judged, True, True, frozen=True, images_from=images))
+    keeps = plan.keeps_generator_graphs
+    graphs = images if keeps else None
+    phases.append(Phase("generator", g_phase, n, not keeps, True, True, grads_from=len(phases) - 1, graphs_from=graphs))
     return phases
 
 
