@@ -14,11 +14,12 @@ import deepspeed.comm
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.utils import combine_grad_norm_groups
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.engines.deepspeed_config import reduces_by_group
+from bigsgan.engines.grouped_gradients import GroupedGradients
 
 _MOST_PADDING = 1.05
 """Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
@@ -34,9 +35,10 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: int) -> N
     """
     _limit_reductions(engine, at_a_time)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
-        _keep_shards(engine.optimizer)
-        _take_one_norm(engine.optimizer)
-        _scatter_gradients(engine.optimizer, file)
+        if reduces_by_group(file):
+            GroupedGradients(engine.optimizer)
+        else:
+            _scatter_gradients(engine.optimizer, file)
 
 
 def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
@@ -49,70 +51,12 @@ def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
     engine.buffered_allreduce_fallback = limited
 
 
-def _keep_shards(optimizer: DeepSpeedZeroOptimizer) -> None:
-    """Let ZeRO 1 and 2 add this rank's part of each group's gradients to one tensor, which the optimizer then takes.
-
-    As it comes DeepSpeed keeps whole the gradients of parameters that are this rank's in part, and flattens the part
-    for the update (zero/stage_1_and_2.py); but for float32 accumulation of bf16 and fp16, which it has such tensors
-    for. They come when the first gradient of their group does. With offload, or with ``contiguous_gradients`` false in
-    the file, it is left to do as it does.
-    """
-    if not optimizer.cpu_offload and optimizer.contiguous_gradients:
-        optimizer._use_compact_grad_partition_buffer = lambda group: True
-        optimizer.copy_grads_in_partition = lambda parameter, group=None: optimizer.clear_grad_attribute(parameter)
-        _reduce_group_by_group(optimizer)
-
-
-def _take_one_norm(optimizer: DeepSpeedZeroOptimizer) -> None:
-    """Sum the squares of all groups' gradients before they go over the ranks.
-
-    As it comes DeepSpeed does so group by group: a collective for each, of which a pipeline's stages would have to make
-    equally many. With offload it is left to do as it does.
-    """
-
-    def scaled_global_norm(norm_type: int = 2) -> Tensor:
-        assert norm_type == 2
-        gradients, parameters = [], []
-        for group in range(len(optimizer.bit16_groups)):
-            own = optimizer.averaged_gradients[group]
-            gradients += [gradient for gradient in own if not getattr(gradient, "_zero_padding", False)]
-            parameters += optimizer.params_in_partition[group]
-        norm = optimizer.get_grad_norm_direct(gradients, parameters)
-        return combine_grad_norm_groups([norm])
-
-    if not optimizer.cpu_offload:
-        optimizer.scaled_global_norm = scaled_global_norm
-
-
-def _reduce_group_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
-    """Begin a bucket anew with each group of parameters.
-
-    Where a group's gradients arrive one after the other every rank has an equal part of the bucket then.
-    """
-    add = optimizer.reduce_independent_p_g_buckets_and_remove_grads
-
-    def add_to_own(parameter: Tensor, group: int) -> None:
-        dtype = optimizer.get_param_comm_dtype(parameter)
-        bucket = optimizer.ipg_buckets[dtype]
-        if bucket.params and bucket.params[-1][0] != group:
-            optimizer.reduce_ipg_grads(comm_dtype=dtype)
-            if optimizer.overlap_comm:
-                bucket.index = 1 - bucket.index  # its other buffer, as where a bucket is full
-        if optimizer.overlap_comm and parameter.is_cuda and parameter.numel() > optimizer.reduce_bucket_size:
-            gradient = optimizer.get_gradient_for_reduction(parameter)  # no copy in a bucket, and soon dropped
-            gradient.record_stream(optimizer.reduction_stream)
-        add(parameter, group)
-
-    optimizer.reduce_independent_p_g_buckets_and_remove_grads = add_to_own
-
-
 def _scatter_gradients(optimizer: DeepSpeedZeroOptimizer, file: DeepSpeedFile) -> None:
-    """Let ZeRO 1 and 2 send each rank its part of the gradients' sum, and not all of it to every rank.
+    """Let ZeRO 1 and 2 with an optimizer on the host send each rank its part of the gradients' sum, not all of it.
 
     As it comes DeepSpeed all-reduces them (zero/stage_1_and_2.py), which sends twice as much. With
     ``use_multi_rank_bucket_allreduce`` in the file, true or false, it is left to do as that says; with
-    ``reduce_scatter`` or ``contiguous_gradients`` false it never comes here, and all-reduces; and so does float32
-    accumulation of bf16 at stage 1, which has another optimizer (bf16_optimizer.py).
+    ``reduce_scatter`` or ``contiguous_gradients`` false it never comes here, and all-reduces.
     """
     if (
         dist.get_world_size(optimizer.dp_process_group) > 1

@@ -92,9 +92,26 @@ def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
     Returns:
         None where there is one group.
     """
-    file, settings = plan.deepspeed_files[network], zero_settings(plan, network, numel)
-    has_groups = file.stage in (1, 2) and file.offload_optimizer == "none" and settings.contiguous_gradients
-    return settings.reduce_bucket_size if has_groups else None
+    if not reduces_by_group(plan.deepspeed_files[network]):
+        return None
+    return zero_settings(plan, network, numel).reduce_bucket_size
+
+
+def reduces_by_group(file: DeepSpeedFile) -> bool:
+    """Whether gradients are reduced group by group (engines/grouped_gradients.py), and not as DeepSpeed does it.
+
+    DeepSpeed does with an optimizer on the host, and where the file asks for a way of its own: ``contiguous_gradients``
+    or ``reduce_scatter`` false, ``use_multi_rank_bucket_allreduce``, or ``torch_autocast``.
+    """
+    zero = file.content.get("zero_optimization", {})
+    return (
+        file.stage in (1, 2)
+        and file.offload_optimizer == "none"
+        and zero.get("contiguous_gradients", True) is not False
+        and zero.get("reduce_scatter", True) is not False
+        and "use_multi_rank_bucket_allreduce" not in zero
+        and not file.content.get("torch_autocast", {}).get("enabled", False)
+    )
 
 
 def elements_to_reduce(plan: RunPlan, network: str, numel: int) -> int:

@@ -32,6 +32,8 @@ class Gradients:
         beginning: From the beginning of an update's first backward pass on.
         between: From one micro-batch of an update to the next.
         buffer: From the first arrival in a pass to its end.
+        group: Most that a group of gradients takes while it arrives and is reduced.
+        group_each: The same for each element that has arrived.
         ending: At the end of each pass, as long as it takes to reduce them.
         updating: At the end of the update: to reduce them, where that was not done before, and to step.
     """
@@ -40,6 +42,8 @@ class Gradients:
     beginning: int = 0
     between: int = 0
     buffer: int = 0
+    group: int = 0
+    group_each: int = 0
     ending: int = 0
     updating: int = 0
 
@@ -52,7 +56,8 @@ class Gradients:
         """
         own = self.beginning + (arrived * self.each).astype(np.int64)
         held = np.maximum(own, self.between) if self.each else np.full_like(own, self.between)
-        return (held if earlier else own) + np.where(arrived > 0, self.buffer, 0)
+        group = np.minimum(arrived * self.group_each, self.group)
+        return (held if earlier else own) + group + np.where(arrived > 0, self.buffer, 0)
 
 
 @dataclass(frozen=True)
@@ -167,8 +172,7 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
 
 
 def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
-    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py, engines/deepspeed_collectives)."""
-    stage, is_pipeline = plan.deepspeed_files[network].stage, plan.placement(network).num_stages > 1
+    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py, engines/grouped_gradients.py)."""
     bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
     whole, shared, num = sizes.whole, sizes.shared, sizes.num_replicas
     device = {
@@ -176,24 +180,28 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
         "masters": shared * FLOAT,
         "optimizer": shared * FLOAT * _num_moments(plan, network),
     }
-    group = max(min(bucket, whole), sizes.largest)  # of parameters that are reduced and updated together
-    kept, sent, part = shared * adds_up, group * weight, -(-group // num)
+    group = min(bucket, whole)  # of parameters that are reduced and updated together
+    sent = max(group, sizes.largest)  # a larger parameter is sent as it is, the others in a copy
+    kept, part = shared * adds_up, -(-sent // num)
     stepping = kept + (part * FLOAT if adds_up < FLOAT else 0)
-    stepping = max(stepping, kept + min(sizes.largest, shared) * _NORM)
-    buffer = bucket * weight
-    if stage == 1:
-        reducing = whole * weight + sent + part * adds_up + (buffer if is_pipeline else 0)
-        gradients = Gradients(weight, between=whole * weight, buffer=buffer, updating=max(reducing, stepping))
+    if plan.deepspeed_files[network].stage == 1:
+        reducing = (whole + group) * weight + part * adds_up
+        gradients = Gradients(weight, between=whole * weight, updating=max(reducing, stepping))
     else:
         several = kept if plan.recipe.accumulation_of(network) > 1 else 0
-        flushing = sent if group < whole else 0  # in the midst of the backward pass
-        gradients = Gradients(
-            each=adds_up / num,
-            between=several,
-            buffer=buffer + flushing,
-            ending=kept + buffer + sent,
-            updating=stepping,
-        )
+        added = part * weight if several or adds_up > weight else 0  # what comes is else what is kept
+        handled = max(2 * group * weight, sent * weight + added)
+        if group < whole:
+            gradients = Gradients(
+                each=adds_up / num,
+                between=several,
+                group=handled,
+                group_each=2 * weight,
+                ending=kept,
+                updating=stepping,
+            )
+        else:  # complete with the last of them
+            gradients = Gradients(weight, between=several, ending=kept + handled, updating=stepping)
     return States(device, {}, gradients, weight, shared)
 
 

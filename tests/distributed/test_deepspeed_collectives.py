@@ -1,4 +1,4 @@
-"""Gradients that are scattered: the sums are those of DeepSpeed's all-reduce, with fewer bytes."""
+"""Gradients that are reduced by group, or scattered: the sums are those of DeepSpeed's all-reduce, with fewer bytes."""
 
 from __future__ import annotations
 
@@ -41,27 +41,20 @@ BF16 = {"bf16": {"enabled": True}}
 ACCUMULATING = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}  # at stage 1 another optimizer would do that
 
 
-PRECISIONS = {"fp32": {}, "bf16": BF16, "bf16-accumulating": ACCUMULATING}
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
+PRECISIONS = {"fp32": {}, "bf16": BF16, "bf16-accumulating": ACCUMULATING, "fp16": FP16}
 
 
-def cells():
-    """Stages, precisions, buckets (some parameters are larger) and padding (without any, parts are reduced alone)."""
-    for stage, precision, bucket, most_padding in product((1, 2), PRECISIONS, (None, 300), (1.05, 0.0)):
-        if (stage, precision) != (1, "bf16-accumulating"):
-            quick = bucket == 300 and (stage, precision, most_padding) in ((2, "fp32", 1.05), (1, "bf16", 0.0))
-            slow = bucket == 300 and (stage == 2 or most_padding > 1)
-            marks = () if quick else pytest.mark.slow if slow else pytest.mark.nightly
-            yield pytest.param(stage, precision, bucket, most_padding, marks=marks)
+def both_ways(ranks, content, most_padding=1.05):
+    """What reduced the gradients here, after asserting that DeepSpeed as it comes arrives at the same, bit for bit.
 
-
-@pytest.mark.parametrize("stage, precision, bucket, most_padding", [*cells()])
-def test_scattered_gradients_are_the_reduced_ones(ranks, stage, precision, bucket, most_padding):
-    """Bit for bit those of DeepSpeed as it comes, which all-reduces them: a sum of two terms has no order."""
-    zero_section = {} if bucket is None else {"reduce_bucket_size": bucket}
+    It all-reduces them: a sum of two terms has no order.
+    """
     states, calls = [], []
-    ds = dict.fromkeys(NETWORKS, zero(stage, zero=zero_section, **PRECISIONS[precision]))
     for economises in (True, False):
-        results = ranks(2).run(trained, [*ADAM, "accumulation=2"], ds, economises, most_padding)
+        results = ranks(2).run(
+            trained, [*ADAM, "accumulation=2"], dict.fromkeys(NETWORKS, content), economises, most_padding
+        )
         states.append(scenarios.merge([state for state, _ in results]))
         calls.append(results[0][1])
     assert max(tensor.numel() for tensor in states[0]["generator"].values()) > 300
@@ -69,7 +62,34 @@ def test_scattered_gradients_are_the_reduced_ones(ranks, stage, precision, bucke
     for entry, tensors in states[0].items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, states[1][entry][name]), (entry, name)
-    scattered, stock = calls
-    assert (scattered["reduce_scatter_tensor"] > 0) == (most_padding > 1)
-    assert (scattered["reduce"] > 0) == (most_padding < 1)
+    here, stock = calls
     assert stock["reduce_scatter_tensor"] == stock["reduce"] == 0
+    return here
+
+
+def cells():
+    """Stages, precisions, buckets (some parameters are larger), and whether passes go on while gradients travel."""
+    for stage, precision, bucket, overlaps in product((1, 2), PRECISIONS, (None, 300), (False, True)):
+        if (stage, precision) != (1, "bf16-accumulating"):  # another optimizer
+            quick = bucket == 300 and (stage, precision, overlaps) in ((2, "fp32", False), (1, "bf16", True))
+            slow = bucket == 300 and (stage, precision) in ((2, "bf16-accumulating"), (2, "fp16"), (1, "fp32"))
+            marks = () if quick else pytest.mark.slow if slow and not overlaps else pytest.mark.nightly
+            yield pytest.param(stage, precision, bucket, overlaps, marks=marks)
+
+
+@pytest.mark.parametrize("stage, precision, bucket, overlaps", [*cells()])
+def test_grouped_gradients_are_the_reduced_ones(ranks, stage, precision, bucket, overlaps):
+    section = {"overlap_comm": overlaps, **({} if bucket is None else {"reduce_bucket_size": bucket})}
+    calls = both_ways(ranks, zero(stage, zero=section, **PRECISIONS[precision]))
+    assert calls["reduce_scatter_tensor"] > 0
+    assert calls["reduce"] == 0
+
+
+@pytest.mark.parametrize("most_padding", [1.05, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.nightly), 2])
+def test_scattered_gradients_are_the_reduced_ones(ranks, stage, most_padding):
+    """With an optimizer on the host; where no padding is allowed, the parts of a bucket are reduced one by one."""
+    section = {"reduce_bucket_size": 300, "offload_optimizer": {"device": "cpu"}}
+    calls = both_ways(ranks, zero(stage, zero=section), most_padding)
+    assert calls["reduce"] > 0
+    assert (calls["reduce_scatter_tensor"] > 0) == (most_padding > 1)

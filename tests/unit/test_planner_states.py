@@ -35,7 +35,8 @@ def states(tmp_path, stage, num_ranks, sizes=SIZES, **content):
 )
 def test_bytes_of_a_parameter_in_bf16_are_the_formulas(tmp_path, stage, formula, num_ranks):
     """Rajbhandari et al. 2020 (arXiv 1910.02054, section 3): weights, masters, two moments, and gradients in bf16."""
-    found = states(tmp_path, stage, num_ranks, **BF16)
+    buckets = {"zero": {"reduce_bucket_size": 1_000}} if stage == 2 else {}
+    found = states(tmp_path, stage, num_ranks, **BF16, **buckets)
     gradients = {0: 2, 1: 2}.get(stage, 2 / num_ranks)
     first = found.gradients.during(np.array([0, NUM // 2, NUM]), False).tolist()[0]
     if stage == 3:
@@ -77,15 +78,21 @@ def test_gradients_are_reduced_and_updated_group_by_group(tmp_path):
     sizes = [1_000] * 40
     for num_ranks in (1, 4):
         found = states(tmp_path, 2, num_ranks, sizes, **BF16, **bucket).gradients
-        own, sent = NUM * 2 // num_ranks, 10_000 * 2  # of gradients, and a copy of what is in the bucket
-        assert found.ending == own + 10_000 * 2 + sent
+        own, group = NUM * 2 // num_ranks, 10_000 * 2  # of gradients
+        assert found.during(np.array([5_000, 10_000, 20_000]), False).tolist() == [
+            own // 8 + group,  # half of a group that has arrived, and its copy
+            own // 4 + 2 * group,
+            own // 2 + 2 * group,
+        ]
+        assert found.ending == own
         assert found.updating == own + 10_000 // num_ranks * 4  # and a group's part in float32
         assert states(tmp_path, 1, num_ranks, sizes, **BF16, **bucket).gradients.updating == max(
-            NUM * 2 + sent + 10_000 // num_ranks * 2, found.updating
+            NUM * 2 + group + 10_000 // num_ranks * 2, found.updating
         )
     whole = states(tmp_path, 2, 4, **BF16).gradients
+    assert whole.during(np.array([NUM]), False).tolist() == [NUM * 2]  # one group is complete at the end
     assert whole.ending == NUM * 2 // 4 + NUM * 2 + NUM * 2
-    assert whole.updating == NUM * 2 // 4 + 10_000 * 8  # the largest part, in float64 for its norm
+    assert whole.updating == NUM * 2 // 4 + NUM * 4 // 4  # in float32
 
 
 @pytest.mark.parametrize("numel, at_a_time", [(1_000_000, 2**18), (100_000_000, 24_000_000)])

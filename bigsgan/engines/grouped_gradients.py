@@ -1,0 +1,192 @@
+"""Gradients of ZeRO 1 and 2, group by group: each becomes this rank's part of their mean as soon as it is complete.
+
+As it comes DeepSpeed (0.19.8, runtime/zero/stage_1_and_2.py) handles every parameter by itself: a copy into a bucket,
+slices of the bucket for each rank, all-reduced, and the parts of this rank's parameters flattened for the update. That
+costs the host some 70 microseconds a parameter, sends twice as much as a reduce-scatter, and keeps gradients whole of
+which a rank needs a part. The parameters come in groups here (engines/optimizer.py), whose flat tensors DeepSpeed cuts
+into equal parts, one for each rank. So is a group's gradient: one copy, one collective, one part, which the optimizer
+takes as it is.
+
+The private parts are those that tests/distributed/test_deepspeed_collectives.py and test_deepspeed_private.py fail on
+first if a later version changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer, GradPartitionBufferGroup
+from torch import Tensor, nn
+
+
+class _Group:
+    """Parameters that lie in one flat tensor, of which each rank updates an equal part.
+
+    Attributes:
+        parameters: In the order of the flat tensor.
+        padding: Elements at its end that belong to none.
+        num_arrived: Gradients that came since the group was reduced.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], size: int, processes: Any) -> None:
+        self.parameters, self.processes, self.num_arrived = list(parameters), processes, 0
+        self.num_ranks = dist.get_world_size(processes)
+        self.padding = size - sum(parameter.numel() for parameter in parameters)
+
+    def take(self, attribute: str) -> Tensor:
+        """The gradients in one line, which the parameters then have no more; zeros where there is none."""
+        pieces = []
+        for parameter in self.parameters:
+            gradient = getattr(parameter, attribute)
+            pieces.append(torch.zeros_like(parameter).view(-1) if gradient is None else gradient.reshape(-1))
+            setattr(parameter, attribute, None)
+        if self.padding:
+            pieces.append(pieces[0].new_zeros(self.padding))
+        self.num_arrived = 0
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+
+class _Sent(NamedTuple):
+    """A reduction under way: what is sent has to stay until it has ended."""
+
+    work: dist.Work
+    group: int
+    part: Tensor
+    sent: Tensor
+
+
+class GroupedGradients:
+    """Takes the place of an optimizer's own reductions."""
+
+    def __init__(self, optimizer: DeepSpeedZeroOptimizer) -> None:
+        """Take over.
+
+        Args:
+            optimizer: Of an engine whose file leaves reductions to us; see deepspeed_config.reduces_by_group.
+        """
+        self._optimizer = optimizer
+        self._attribute = "grad_accum" if optimizer.use_grad_accum_attribute else "grad"
+        self._groups = []
+        for i, parameters in enumerate(optimizer.round_robin_bit16_groups):
+            starts = [0, *accumulate(parameter.numel() for parameter in parameters)][:-1]
+            assert list(optimizer.round_robin_bit16_offsets[i]) == starts, "there is padding between parameters"
+            size, processes = optimizer.bit16_groups_flat[i].numel(), optimizer.real_dp_process_group[i]
+            self._groups.append(_Group(parameters, size, processes))
+        self._under_way: _Sent | None = None
+        self._hook()
+        optimizer.reduce_gradients = self.reduce
+        optimizer.overlapping_partition_gradients_reduce_epilogue = self.finish
+        optimizer.scaled_global_norm = self.norm
+        # It would let every parameter show its place in the flat tensor, where it lies already.
+        optimizer._update_model_bit16_weights = _keep_weights
+
+    def _hook(self) -> None:
+        """Let gradients tell that they have come, where a backward pass is to reduce them.
+
+        Stage 1 reduces at the end of an update's last one, unless the file's ``overlap_comm`` has it do so meanwhile.
+        """
+        optimizer = self._optimizer
+        for hook in optimizer._grad_acc_hooks:
+            hook.remove()
+        optimizer._grad_acc_hooks.clear()
+        if optimizer.partition_gradients or (optimizer.overlap_comm and self._attribute == "grad"):
+            for i, group in enumerate(self._groups):
+                for parameter in group.parameters:
+                    if parameter.requires_grad:
+                        hook = parameter.register_post_accumulate_grad_hook(partial(self._arrived, i, group))
+                        optimizer._grad_acc_hooks.append(hook)
+
+    def _arrived(self, i: int, group: _Group, parameter: Tensor) -> None:
+        optimizer = self._optimizer
+        if optimizer.partition_gradients or optimizer.is_gradient_accumulation_boundary():
+            group.num_arrived += 1
+            if group.num_arrived == len(group.parameters):
+                self._reduce(i)
+
+    def reduce(self, pipeline_parallel: bool = False) -> None:
+        """Reduce what stage 1 has, at the end of an update's last backward pass.
+
+        Args:
+            pipeline_parallel: Not used; DeepSpeed tells it.
+        """
+        optimizer = self._optimizer
+        if self._attribute == "grad_accum":
+            optimizer.fill_grad_accum_attribute()
+        for i in reversed(range(len(self._groups))):  # the later layers' gradients came first
+            if any(getattr(parameter, self._attribute) is not None for parameter in self._groups[i].parameters):
+                self._reduce(i)
+        self.finish()
+
+    def finish(self) -> None:
+        """Reduce what has come of groups in which some parameter got no gradient, and wait for what is under way."""
+        optimizer = self._optimizer
+        for i in reversed(range(len(self._groups))):
+            if self._groups[i].num_arrived:
+                self._reduce(i)
+        self._wait()
+        if optimizer.is_gradient_accumulation_boundary():
+            for i, master in enumerate(optimizer.single_partition_of_fp32_groups):
+                if optimizer.averaged_gradients.get(i) is None:
+                    self._add(i, torch.zeros_like(master))
+        optimizer._epilogue_ran_this_backward = True
+
+    def norm(self, norm_type: int = 2) -> Tensor:
+        """Norm of all groups' gradients, times the loss scale; inf where it is not finite.
+
+        As it comes DeepSpeed makes a collective for each group, of which a pipeline's stages would have to make equally
+        many.
+
+        Args:
+            norm_type: 2.
+        """
+        assert norm_type == 2
+        optimizer = self._optimizer
+        parts = [optimizer.averaged_gradients[i].flat_partition for i in range(len(self._groups))]
+        norms = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts])
+        total = norms.double().square().sum()
+        dist.all_reduce(total, group=optimizer.dp_process_group)
+        optimizer._model_parallel_all_reduce(total, dist.ReduceOp.SUM)  # over the stages of a pipeline
+        return total.sqrt().float().nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    def _reduce(self, i: int) -> None:
+        optimizer, group = self._optimizer, self._groups[i]
+        gradient = group.take(self._attribute)
+        if group.num_ranks == 1:
+            self._add(i, gradient)
+            return
+        if optimizer.gradient_average:
+            gradient.div_(group.num_ranks)
+        gradient = gradient.to(optimizer.communication_data_type)
+        part = gradient.new_empty(gradient.numel() // group.num_ranks)
+        self._wait()
+        work = dist.reduce_scatter_tensor(part, gradient, group=group.processes, async_op=True)
+        assert work is not None
+        self._under_way = _Sent(work, i, part, gradient)
+        if not optimizer.overlap_comm:
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._under_way is not None:
+            work, i, part, _ = self._under_way
+            work.wait()
+            self._under_way = None
+            self._add(i, part)
+
+    def _add(self, i: int, part: Tensor) -> None:
+        """Add to this rank's part, in the type in which micro-batches add up."""
+        optimizer = self._optimizer
+        part = part.to(optimizer.gradient_accumulation_dtype)
+        sums = optimizer.averaged_gradients
+        if sums.get(i) is None:
+            sums[i] = GradPartitionBufferGroup([part], part)
+        else:
+            sums[i].flat_partition.add_(part)
+
+
+def _keep_weights(group: int) -> None:
+    pass
