@@ -124,9 +124,9 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
     Stage 1 scatters their sums and gathers what was updated. Stage 2, which keeps no whole gradient, scatters those of
     each micro-batch. Stage 3 gathers the parameters instead, forward and backward (Rajbhandari et al. 2020, arXiv
     1910.02054, section 7). It gathers them once more for each micro-batch of the other network: G's for D's images,
-    which is a forward pass alone, and D's at the seam. There the gradient at the images is taken right behind the
-    forward pass, so that what was gathered can stay, as seen of DeepSpeed; a D that is too large for that
-    (stage3_max_live_parameters) is gathered again, and stands above the least.
+    which is a forward pass alone, but for those that G's update takes too, and D's at the seam. There the gradient at
+    the images is taken right behind the forward pass, so that what was gathered can stay, as seen of DeepSpeed; a D
+    that is too large for that (stage3_max_live_parameters) is gathered again, and stands above the least.
 
     Args:
         plan: The run's.
@@ -142,7 +142,10 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
     elif file.stage == 2:
         times = phases[network] + updates
     else:
-        times = 3 * phases[network] + sum(num for other, num in phases.items() if other != network)
+        others = sum(own for other, own in phases.items() if other != network)
+        if network == "generator" and plan.recipe.objective.reuse_fakes and plan.keeps_generator_graphs:
+            others -= phases["discriminator"] // d_steps
+        times = 3 * phases[network] + others
     return times * (num - 1) / num * numel * DTYPES[file.precision].itemsize
 
 

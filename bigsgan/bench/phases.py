@@ -34,7 +34,7 @@ def label_phases(run: Run, entering: Entering) -> None:
         engine: Any = getattr(run.step, network)
         for verb, label in (("forward", "forward"), ("backward", "backward"), ("step", "optimizer")):
             _wrap(engine._engine, verb, f"{letter} {label}", entering)
-    _wrap(run.step.generator, "infer", IMAGES, entering)
+    _wrap(run.step.generator, "_infer", IMAGES, entering)
     _wrap(run.step.discriminator, "_input_grads", SEAM, entering)
     _wrap(run.reals, "next_phase", DATA, entering)
     _wrap(run.average, "update", AVERAGE, entering)

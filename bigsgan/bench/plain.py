@@ -117,7 +117,8 @@ class PlainLoop:
         self._reals, self._source, self._draws = reals, source, draws
         self._slices, self._extras, self._updates = slices, extras, 0
         self._g_objective = GeneratorObjective(recipe.objective, statistics)
-        # Of one micro-batch alone: DistributedDataParallel goes forward and backward in turn.
+        # Of one micro-batch alone, however the engines are laid out: DistributedDataParallel goes forward and backward
+        # in turn.
         self._keeps_graphs = recipe.accumulation_of("generator") == 1
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
         self._weights: list[Tensor] = list(self._generator.root.parameters())
@@ -139,7 +140,7 @@ class PlainLoop:
             reals, counters = functools.cache(self._reals.next_phase), (update, d_step)
             inputs = self._source.inputs("discriminator", counters, slices["discriminator"], reals)
             shares = recipe.objective.reuse_fakes and d_step == recipe.objective.d_steps - 1
-            fakes = self._fakes(inputs.generator, update, for_both=shares)
+            fakes = self._fakes(inputs.generator, update, shares)
             self._train_discriminator(inputs, fakes, counters, reals, numbers)
         if not recipe.objective.reuse_fakes:
             inputs = self._source.inputs("generator", (update,), slices["generator"], reals)
@@ -162,13 +163,13 @@ class PlainLoop:
         self._reals.close()
         self._source.close()
 
-    def _fakes(self, batches: MicroBatches, update: int, for_both: bool) -> list[Tensor]:
-        """Images for D; where G's update takes the same, it has their graphs, or at least its state has moved."""
-        if for_both and self._keeps_graphs:
+    def _fakes(self, batches: MicroBatches, update: int, shares: bool) -> list[Tensor]:
+        """Images for D; where G's update shares them, it has their graphs, or at least its state has moved."""
+        if shares and self._keeps_graphs:
             self._graphs = {j: self._generate(batch, update, moving=j == 0) for j, batch in enumerate(batches)}
             return [images.detach() for images, _ in self._graphs.values()]
         with torch.no_grad():
-            return [self._generator.root(batch, for_both and j == 0) for j, batch in enumerate(batches)]
+            return [self._generator.root(batch, shares and j == 0) for j, batch in enumerate(batches)]
 
     def _generate(self, batch: MicroBatch, update: int, moving: bool) -> tuple[Tensor, Tensor]:
         """Images with their graph, and what G's loss has beside D's judgement."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines.deepspeed_config import reduces_by_group
-from bigsgan.engines.grouped_gradients import GroupedGradients
+from bigsgan.engines.grouped_gradients import reduce_by_group
 
 _MOST_PADDING = 1.05
 """Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
@@ -36,7 +36,7 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: int) -> N
     _limit_reductions(engine, at_a_time)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
         if reduces_by_group(file):
-            GroupedGradients(engine.optimizer)
+            reduce_by_group(engine.optimizer)
         else:
             _scatter_gradients(engine.optimizer, file)
 

@@ -98,10 +98,11 @@ def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
 
 
 def reduces_by_group(file: DeepSpeedFile) -> bool:
-    """Whether gradients are reduced group by group (engines/grouped_gradients.py), and not as DeepSpeed does it.
+    """Whether ZeRO's own optimizer reduces group by group (engines/grouped_gradients.py), and not as DeepSpeed does it.
 
     DeepSpeed does with an optimizer on the host, and where the file asks for a way of its own: ``contiguous_gradients``
-    or ``reduce_scatter`` false, ``use_multi_rank_bucket_allreduce``, or ``torch_autocast``.
+    or ``reduce_scatter`` false, ``use_multi_rank_bucket_allreduce``, or ``parameter_alignment``. Float32 accumulation
+    of bf16 at stage 1 has another optimizer (bf16_optimizer.py), which has the groups, but reduces as DeepSpeed does.
     """
     zero = file.content.get("zero_optimization", {})
     return (
@@ -110,7 +111,7 @@ def reduces_by_group(file: DeepSpeedFile) -> bool:
         and zero.get("contiguous_gradients", True) is not False
         and zero.get("reduce_scatter", True) is not False
         and "use_multi_rank_bucket_allreduce" not in zero
-        and not file.content.get("torch_autocast", {}).get("enabled", False)
+        and not zero.get("parameter_alignment", False)
     )
 
 

@@ -1,4 +1,6 @@
-"""The private parts of DeepSpeed that bigsgan relies on: only this file and deepspeed_collectives touch them.
+"""The private parts of DeepSpeed that bigsgan relies on, but for those of its reductions.
+
+Those are deepspeed_collectives' and grouped_gradients'; no other file touches any.
 
 Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_private.py fails first if a later version changes them. Files
 are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attributes of its own to them.
@@ -335,9 +337,15 @@ def has_optimizer_wrapper(engine: DeepSpeedEngine) -> bool:
 
 
 def accumulate_gradients(engine: PipelineEngine) -> None:
-    """Add the gradients of a backward pass to the float32 ones, where these are kept (bf16_optimizer.py)."""
+    """Add the gradients of a backward pass to the float32 ones, where these are kept.
+
+    That is what the end of an engine's own backward pass does: for bf16 in bf16_optimizer.py, for fp16 in
+    zero/stage_1_and_2.py.
+    """
     if isinstance(engine.optimizer, BF16_Optimizer):
         engine.optimizer.update_hp_grads(clear_lp_grads=True)
+    elif getattr(engine.optimizer, "use_grad_accum_attribute", False):
+        engine.optimizer.fill_grad_accum_attribute()
 
 
 def reduce_pipeline_gradients(engine: PipelineEngine) -> None:

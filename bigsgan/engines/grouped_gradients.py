@@ -2,13 +2,14 @@
 
 As it comes DeepSpeed (0.19.8, runtime/zero/stage_1_and_2.py) handles every parameter by itself: a copy into a bucket,
 slices of the bucket for each rank, all-reduced, and the parts of this rank's parameters flattened for the update. That
-costs the host some 70 microseconds a parameter, sends twice as much as a reduce-scatter, and keeps gradients whole of
-which a rank needs a part. The parameters come in groups here (engines/optimizer.py), whose flat tensors DeepSpeed cuts
-into equal parts, one for each rank. So is a group's gradient: one copy, one collective, one part, which the optimizer
-takes as it is.
+costs the host 33 to 48 microseconds a parameter (docs/benchmarks.md), sends twice as much as a reduce-scatter, and
+keeps gradients whole of which a rank needs a part. The parameters come in groups here (engines/optimizer.py), whose
+flat tensors DeepSpeed cuts into equal parts, one for each rank. So is a group's gradient: one copy, one collective, one
+part, which the optimizer takes as it is.
 
-The private parts are those that tests/distributed/test_deepspeed_collectives.py and test_deepspeed_private.py fail on
-first if a later version changes them.
+The private parts are those that tests/distributed/test_deepspeed_collectives.py fails on first if a later version
+changes them. What of DeepSpeed reduces gradients in ways of its own does not go with it: ``coalesce_grad_reduction``,
+``no_sync``, and ``offload_states``, which takes the weights out of the flat tensors.
 """
 
 from __future__ import annotations
@@ -24,19 +25,37 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer, GradPar
 from torch import Tensor, nn
 
 
+def reduce_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
+    """Let groups of gradients take the place of the optimizer's own reductions, from now on.
+
+    Args:
+        optimizer: Of an engine whose file leaves reductions to us; see deepspeed_config.reduces_by_group.
+    """
+    _GroupedGradients(optimizer)  # which the optimizer's methods and the parameters' hooks then refer to
+
+
 class _Group:
     """Parameters that lie in one flat tensor, of which each rank updates an equal part.
 
     Attributes:
         parameters: In the order of the flat tensor.
         padding: Elements at its end that belong to none.
+        process_group: The ranks.
+        num_ranks: How many.
         num_arrived: Gradients that came since the group was reduced.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], size: int, processes: Any) -> None:
-        self.parameters, self.processes, self.num_arrived = list(parameters), processes, 0
-        self.num_ranks = dist.get_world_size(processes)
+    def __init__(self, parameters: Sequence[nn.Parameter], size: int, process_group: Any) -> None:
+        self.parameters, self.process_group, self.num_arrived = list(parameters), process_group, 0
+        self.num_ranks = dist.get_world_size(process_group)
         self.padding = size - sum(parameter.numel() for parameter in parameters)
+        self._streams: set[torch.cuda.Stream] = set()
+
+    def note_arrival(self, parameter: Tensor) -> None:
+        """Count a gradient, and the CUDA stream that it was computed on: compiled passes have several."""
+        self.num_arrived += 1
+        if parameter.is_cuda:
+            self._streams.add(torch.cuda.current_stream())
 
     def take(self, attribute: str) -> Tensor:
         """The gradients in one line, which the parameters then have no more; zeros where there is none."""
@@ -45,38 +64,44 @@ class _Group:
             gradient = getattr(parameter, attribute)
             pieces.append(torch.zeros_like(parameter).view(-1) if gradient is None else gradient.reshape(-1))
             setattr(parameter, attribute, None)
+        if self._streams:
+            self._wait_for_streams(pieces)
         if self.padding:
             pieces.append(pieces[0].new_zeros(self.padding))
         self.num_arrived = 0
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _wait_for_streams(self, pieces: Sequence[Tensor]) -> None:
+        current = torch.cuda.current_stream()
+        for stream in self._streams - {current}:
+            current.wait_stream(stream)
+        if self._streams != {current}:
+            for piece in pieces:
+                piece.record_stream(current)  # its own may hand its memory out again before this one has read it
+        self._streams.clear()
 
 
 class _Sent(NamedTuple):
     """A reduction under way: what is sent has to stay until it has ended."""
 
     work: dist.Work
-    group: int
+    number: int
     part: Tensor
     sent: Tensor
 
 
-class GroupedGradients:
+class _GroupedGradients:
     """Takes the place of an optimizer's own reductions."""
 
     def __init__(self, optimizer: DeepSpeedZeroOptimizer) -> None:
-        """Take over.
-
-        Args:
-            optimizer: Of an engine whose file leaves reductions to us; see deepspeed_config.reduces_by_group.
-        """
         self._optimizer = optimizer
         self._attribute = "grad_accum" if optimizer.use_grad_accum_attribute else "grad"
         self._groups = []
         for i, parameters in enumerate(optimizer.round_robin_bit16_groups):
             starts = [0, *accumulate(parameter.numel() for parameter in parameters)][:-1]
             assert list(optimizer.round_robin_bit16_offsets[i]) == starts, "there is padding between parameters"
-            size, processes = optimizer.bit16_groups_flat[i].numel(), optimizer.real_dp_process_group[i]
-            self._groups.append(_Group(parameters, size, processes))
+            size = optimizer.bit16_groups_flat[i].numel()
+            self._groups.append(_Group(parameters, size, optimizer.real_dp_process_group[i]))
         self._under_way: _Sent | None = None
         self._hook()
         optimizer.reduce_gradients = self.reduce
@@ -98,13 +123,14 @@ class GroupedGradients:
             for i, group in enumerate(self._groups):
                 for parameter in group.parameters:
                     if parameter.requires_grad:
-                        hook = parameter.register_post_accumulate_grad_hook(partial(self._arrived, i, group))
+                        hook = parameter.register_post_accumulate_grad_hook(partial(self._arrived, i))
                         optimizer._grad_acc_hooks.append(hook)
 
-    def _arrived(self, i: int, group: _Group, parameter: Tensor) -> None:
+    def _arrived(self, i: int, parameter: Tensor) -> None:
         optimizer = self._optimizer
         if optimizer.partition_gradients or optimizer.is_gradient_accumulation_boundary():
-            group.num_arrived += 1
+            group = self._groups[i]
+            group.note_arrival(parameter)
             if group.num_arrived == len(group.parameters):
                 self._reduce(i)
 
@@ -133,7 +159,6 @@ class GroupedGradients:
             for i, master in enumerate(optimizer.single_partition_of_fp32_groups):
                 if optimizer.averaged_gradients.get(i) is None:
                     self._add(i, torch.zeros_like(master))
-        optimizer._epilogue_ran_this_backward = True
 
     def norm(self, norm_type: int = 2) -> Tensor:
         """Norm of all groups' gradients, times the loss scale; inf where it is not finite.
@@ -164,7 +189,7 @@ class GroupedGradients:
         gradient = gradient.to(optimizer.communication_data_type)
         part = gradient.new_empty(gradient.numel() // group.num_ranks)
         self._wait()
-        work = dist.reduce_scatter_tensor(part, gradient, group=group.processes, async_op=True)
+        work = dist.reduce_scatter_tensor(part, gradient, group=group.process_group, async_op=True)
         assert work is not None
         self._under_way = _Sent(work, i, part, gradient)
         if not optimizer.overlap_comm:
@@ -188,5 +213,5 @@ class GroupedGradients:
             sums[i].flat_partition.add_(part)
 
 
-def _keep_weights(group: int) -> None:
+def _keep_weights(index: int) -> None:
     pass

@@ -189,8 +189,11 @@ class SpectralConv2d(SpectralLayer):
         self.stride, self.padding = stride, kernel // 2 if padding is None else padding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve, in the weight's type."""
-        x = x.to(self.weight.dtype)
+        """Convolve, in the weight's type and with the channels of a pixel side by side.
+
+        That is how kernels want them, and what follows keeps them so (docs/performance.md).
+        """
+        x = x.to(self.weight.dtype, memory_format=torch.channels_last)
         return F.conv2d(x, self.normalized_weight(), self.bias, self.stride, self.padding, groups=self.groups)
 
 

@@ -89,7 +89,8 @@ def join(stretches: Sequence[Stretch]) -> Stretch:
     return Stretch(live, arrived, uses)
 
 
-_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+_CONVOLUTION = torch.ops.aten.convolution.default
+_CONVOLUTIONS = (_CONVOLUTION, torch.ops.aten.convolution_backward.default)
 
 
 def _copied(tensor: Tensor | None) -> int:
@@ -97,6 +98,10 @@ def _copied(tensor: Tensor | None) -> int:
     if tensor is None or tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
         return 0
     return tensor.numel() * tensor.element_size()
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 
 class Census(TorchDispatchMode):
@@ -117,6 +122,8 @@ class Census(TorchDispatchMode):
         """Compute, and take note of what is new."""
         copies = sum(map(_copied, args[:3])) if func in _CONVOLUTIONS else 0
         results = func(*args, **(kwargs or {}))
+        if func is _CONVOLUTION and _is_channels_last(args[0]):  # kernels keep the order, which is forgotten here
+            results = results.contiguous(memory_format=torch.channels_last)
         for result in tree_leaves(results):
             if isinstance(result, Tensor):
                 self._observe(result.untyped_storage())

@@ -81,7 +81,7 @@ def trace_layers(network: LayerStack, inputs: Sequence[Tensor], mode: Mode, segm
         segments: See ``LayerStack.forward``.
     """
     network.requires_grad_(mode == "train")
-    carry = [_Carried(TensorSpec(t.shape, t.dtype), mode == "judge" and k == 0) for k, t in enumerate(inputs)]
+    carry = [_Carried.of(tensor, mode == "judge" and k == 0) for k, tensor in enumerate(inputs)]
     known: dict[Any, tuple[LayerTape, list[_Carried]]] = {}
     tapes = []
     for i in range(len(network.layers)):
@@ -95,10 +95,21 @@ def trace_layers(network: LayerStack, inputs: Sequence[Tensor], mode: Mode, segm
 
 
 class _Carried(NamedTuple):
-    """A tensor between two layers, and whether gradients pass there."""
+    """A tensor between two layers, how it lies in memory, and whether gradients pass there."""
 
-    spec: TensorSpec
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
     tracked: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor, tracked: bool) -> _Carried:
+        """Describe a tensor."""
+        return cls(tensor.shape, torch.empty_like(tensor).stride(), tensor.dtype, tracked)
+
+    def empty(self) -> Tensor:
+        """Make such a tensor."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -118,9 +129,8 @@ def _signature(part: LayerStack) -> Any:
 def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -> tuple[LayerTape, list[_Carried]]:
     """Trace one layer, and say what it returns."""
     census = Census()
-    specs = [carried.spec for carried in came_in]
     with watched(part, census):
-        carry = [spec.empty(_META) for spec in specs]
+        carry = [carried.empty() for carried in came_in]
         census.ignore(carry)
         with census, torch.no_grad():
             outs = part.fold(*carry, segments=segments)
@@ -128,12 +138,12 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
         del carry, outs
         census.take()
         received: list[Tensor] = []
-        carry = [_source(spec, received) if tracked else spec.empty(_META) for spec, tracked in came_in]
+        carry = [_source(carried, received) if carried.tracked else carried.empty() for carried in came_in]
         ends = census.ignore(carry)
         with census, _counting_saved(census) as saved:
             outs = part.fold(*carry, segments=segments)
         forward = census.take()
-        found = [_Carried(TensorSpec(t.shape, t.dtype), t.requires_grad) for t in outs]
+        found = [_Carried.of(tensor, tensor.requires_grad) for tensor in outs]
         ins = [weakref.ref(t.untyped_storage()) for t in carry]
         entries = _entries(outs, carry)
         references = [weakref.ref(t.untyped_storage()) for t in outs]
@@ -257,9 +267,9 @@ class _Mark(torch.autograd.Function):
         return grad, None
 
 
-def _source(spec: TensorSpec, received: list[Tensor]) -> Tensor:
+def _source(carried: _Carried, received: list[Tensor]) -> Tensor:
     """A tensor in the middle of a graph, which goes on to a place that holds the gradients that arrive."""
-    return _Source.apply(spec.empty(_META).requires_grad_(), received)
+    return _Source.apply(carried.empty().requires_grad_(), received)
 
 
 class _Source(torch.autograd.Function):

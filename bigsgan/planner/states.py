@@ -33,7 +33,7 @@ class Gradients:
         between: From one micro-batch of an update to the next.
         buffer: From the first arrival in a pass to its end.
         group: Most that a group of gradients takes while it arrives and is reduced.
-        group_each: The same for each element that has arrived.
+        group_each: Most that each element that has arrived adds to that: itself, and its copy once the group is whole.
         ending: At the end of each pass, as long as it takes to reduce them.
         updating: At the end of the update: to reduce them, where that was not done before, and to step.
     """
@@ -173,7 +173,8 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
 
 def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
     """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py, engines/grouped_gradients.py)."""
-    bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
+    settings = zero_settings(plan, network, sizes.whole)
+    bucket = settings.reduce_bucket_size
     whole, shared, num = sizes.whole, sizes.shared, sizes.num_replicas
     device = {
         "weights": shared * num * weight,
@@ -185,12 +186,15 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
     kept, part = shared * adds_up, -(-sent // num)
     stepping = kept + (part * FLOAT if adds_up < FLOAT else 0)
     if plan.deepspeed_files[network].stage == 1:
-        reducing = (whole + group) * weight + part * adds_up
-        gradients = Gradients(weight, between=whole * weight, updating=max(reducing, stepping))
+        reducing = (whole + group) * adds_up + part * adds_up
+        gradients = Gradients(adds_up, between=whole * adds_up, updating=max(reducing, stepping))
     else:
         several = kept if plan.recipe.accumulation_of(network) > 1 else 0
         added = part * weight if several or adds_up > weight else 0  # what comes is else what is kept
-        handled = max(2 * group * weight, sent * weight + added)
+        alone = sizes.largest * weight * (2 if sizes.largest % (2 * num) else 1)  # what is padded is copied too
+        handled = max(2 * group * weight, alone + added)
+        if settings.overlap_comm:
+            handled += sent * weight + part * weight  # of the group before
         if group < whole:
             gradients = Gradients(
                 each=adds_up / num,

@@ -54,7 +54,7 @@ def measure(stages, rounds):
                 loops[side, depth] = product.build_engine_loop(plan)
             else:
                 loops[side, depth] = loop = plain.build_plain_loop(plan, distributed=comm.world_size() > 1)
-                tensors[depth] = sum(len(trainee._parameters) for trainee in (loop._generator, loop._discriminator))
+                tensors[depth] = sum(len(list(n.root.parameters())) for n in (loop._generator, loop._discriminator))
     seconds = {key: [] for key in loops}
     for number in range(-1, rounds):  # the first warms up
         for key in list(loops) if number % 2 else list(loops)[::-1]:

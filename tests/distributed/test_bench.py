@@ -78,11 +78,14 @@ def networks_alive():
     return [type(each).__name__ for each in gc.get_objects() if isinstance(each, LayerStack)]
 
 
+COMPILED = ("compiled", "compiled_layers")
+
+
 def measured(overrides, only_compiled=False):
-    """Records of all variants but the compiled one, or of that, and whether the process is as it was."""
+    """Records of all variants but the compiled ones, or of those, and whether the process is as it was."""
     recipe = tiny_recipe(Path(tempfile.mkdtemp()), *overrides)
     groups, linear = process_groups(), torch.nn.functional.linear
-    others = [variant for variant in VARIANTS.values() if (variant.name == "compiled") == only_compiled]
+    others = [variant for variant in VARIANTS.values() if (variant.name in COMPILED) == only_compiled]
     planned = plan_variants(recipe, [VARIANTS["baseline"], *others] if only_compiled else others, comm.world_size())
     results = train._measure([train._on_machine(each) for each in planned], Settings(1, 1, 1))
     # The first engine of a process makes one group of all ranks, which DeepSpeed keeps for all.
@@ -97,13 +100,16 @@ def test_all_variants_play_the_same_game(ranks, world_size):
     assert [clean for _, clean in found] == [(True, True, [])] * world_size
     records = {record["variant"]: record for record in found[0][0]}
     assert list(records)[:2] == ["baseline", "control"]
-    assert set(records) == {*VARIANTS, "control"} - {"compiled"}
+    assert set(records) == {*VARIANTS, "control"} - {*COMPILED}
     assert {name for name, each in records.items() if "reason" in each} == ({"pipeline"} if world_size == 1 else set())
     for name, each in records.items():
         if "reason" in each:
             continue
         if name == "accumulation":
             assert each["d_loss_difference"] is None
+            continue
+        if name == "reused_fakes":  # G's update looks at other images, D at those of weights whose norm has moved
+            assert 0 < each["d_loss_difference"] < 0.1
             continue
         rounding = 0.05 if name in ("mixed_precision", "offload") else SAME
         assert each["d_loss_difference"] <= rounding, name
@@ -118,9 +124,10 @@ def test_so_do_compiled_networks(ranks):
     ((found, clean),) = ranks(1).run(measured, FAMILIES["mlp"], True)
     assert clean == (True, True, [])
     records = {record["variant"]: record for record in found}
-    assert set(records) == {"baseline", "compiled", "control"}
-    assert records["compiled"]["d_loss_difference"] <= SAME
-    assert records["compiled"]["g_loss_difference"] <= SAME
+    assert set(records) == {"baseline", *COMPILED, "control"}
+    for name in COMPILED:
+        assert records[name]["d_loss_difference"] <= SAME
+        assert records[name]["g_loss_difference"] <= SAME
 
 
 def counted(overrides, ds):

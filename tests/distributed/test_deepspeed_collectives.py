@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import product
 
+import deepspeed
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines import deepspeed_collectives, initialization
+from bigsgan.engines import deepspeed_collectives, grouped_gradients, initialization
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -17,7 +19,7 @@ ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
 
 
 def trained(overrides, ds, economises=True, most_padding=1.05):
-    """Parameters after two updates, and which collectives reduced the gradients."""
+    """Norms of the gradients of two updates, the state after them, and which collectives reduced the gradients."""
     names = ("reduce", "reduce_scatter_tensor")
     with pytest.MonkeyPatch.context() as patch:
         calls = dict.fromkeys(names, 0)
@@ -26,7 +28,7 @@ def trained(overrides, ds, economises=True, most_padding=1.05):
         patch.setattr(deepspeed_collectives, "_MOST_PADDING", most_padding)
         if not economises:
             patch.setattr(initialization, "economise", lambda *arguments: None)
-        return scenarios.train(overrides, ds, 2), calls
+        return *scenarios.norms(overrides, ds, 2), calls
 
 
 def _counting(collective, name, calls):
@@ -42,7 +44,13 @@ ACCUMULATING = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}  # at stage 
 
 
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
-PRECISIONS = {"fp32": {}, "bf16": BF16, "bf16-accumulating": ACCUMULATING, "fp16": FP16}
+PRECISIONS = {
+    "fp32": {},
+    "bf16": BF16,
+    "bf16-accumulating": ACCUMULATING,
+    "fp16": FP16,
+    "fp16-accumulating": {**FP16, "data_types": {"grad_accum_dtype": "fp32"}},
+}
 
 
 def both_ways(ranks, content, most_padding=1.05):
@@ -50,13 +58,15 @@ def both_ways(ranks, content, most_padding=1.05):
 
     It all-reduces them: a sum of two terms has no order.
     """
-    states, calls = [], []
+    states, norms, calls = [], [], []
     for economises in (True, False):
         results = ranks(2).run(
             trained, [*ADAM, "accumulation=2"], dict.fromkeys(NETWORKS, content), economises, most_padding
         )
-        states.append(scenarios.merge([state for state, _ in results]))
-        calls.append(results[0][1])
+        states.append(scenarios.merge([state for _, state, _ in results]))
+        norms.append([found for found, _, _ in results])
+        calls.append(results[0][2])
+    np.testing.assert_allclose(norms[0], norms[1], rtol=1e-5)
     assert max(tensor.numel() for tensor in states[0]["generator"].values()) > 300
     assert states[0].keys() == states[1].keys()
     for entry, tensors in states[0].items():
@@ -72,7 +82,12 @@ def cells():
     for stage, precision, bucket, overlaps in product((1, 2), PRECISIONS, (None, 300), (False, True)):
         if (stage, precision) != (1, "bf16-accumulating"):  # another optimizer
             quick = bucket == 300 and (stage, precision, overlaps) in ((2, "fp32", False), (1, "bf16", True))
-            slow = bucket == 300 and (stage, precision) in ((2, "bf16-accumulating"), (2, "fp16"), (1, "fp32"))
+            slow = bucket == 300 and (stage, precision) in (
+                (2, "bf16-accumulating"),
+                (2, "fp16"),
+                (1, "fp32"),
+                (1, "fp16-accumulating"),
+            )
             marks = () if quick else pytest.mark.slow if slow and not overlaps else pytest.mark.nightly
             yield pytest.param(stage, precision, bucket, overlaps, marks=marks)
 
@@ -83,6 +98,57 @@ def test_grouped_gradients_are_the_reduced_ones(ranks, stage, precision, bucket,
     calls = both_ways(ranks, zero(stage, zero=section, **PRECISIONS[precision]))
     assert calls["reduce_scatter_tensor"] > 0
     assert calls["reduce"] == 0
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_groups_in_another_order_are_the_reduced_ones(ranks, stage):
+    """DeepSpeed deals parameters out to the ranks in turn then."""
+    both_ways(ranks, zero(stage, zero={"reduce_bucket_size": 300, "round_robin_gradients": True}))
+
+
+def without_some(economises, stage):
+    """Weights of three linear maps after three updates of two micro-batches, of which the second uses one map alone.
+
+    The last map is never used. Every map is a group.
+    """
+    torch.manual_seed(0)
+    maps = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+    groups = [{"params": list(linear.parameters())} for linear in maps]
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 100},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.Adam(groups, 0.1)
+    engine, *_ = deepspeed.initialize(model=maps, optimizer=optimizer, config=config, dist_init_required=False)
+    if economises:
+        grouped_gradients.reduce_by_group(engine.optimizer)
+    for step in range(6):
+        x = torch.full((2, 8), 1.0 + step + dist.get_rank())
+        outputs = maps[0](x)
+        engine.backward((outputs if step % 2 else maps[1](outputs)).square().mean())
+        engine.step()
+    weights = [linear.weight.detach().clone() for linear in maps]
+    engine.destroy()
+    return weights
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_parameters_without_a_gradient(ranks, stage):
+    """As DeepSpeed has it: what is not used is not moved, and what is used now and then by what it got."""
+    found, stock = (ranks(2).run(without_some, economises, stage) for economises in (True, False))
+    start = ranks(2).run(initial_weights)[0]
+    for rank in range(2):
+        for number in range(3):
+            assert torch.equal(found[rank][number], stock[rank][number]), number
+            assert torch.equal(found[rank][number], start[number]) == (number == 2)
+
+
+def initial_weights():
+    torch.manual_seed(0)
+    return [torch.nn.Linear(8, 8).weight.detach() for _ in range(3)]
 
 
 @pytest.mark.parametrize("most_padding", [1.05, pytest.param(0.0, marks=pytest.mark.slow)])

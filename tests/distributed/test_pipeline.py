@@ -102,7 +102,9 @@ def test_options(ranks, name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", [(2, 1), (1, 2)])
-@pytest.mark.parametrize("name", ["relativistic", "own_accumulation", "two_d_steps"])
+@pytest.mark.parametrize(
+    "name", ["relativistic", "own_accumulation", "two_d_steps", "reused_fakes", "reused_fakes_made_again"]
+)
 def test_options_where_layouts_differ(ranks, name, layout):
     check(ranks(2), [*OPTIONS[name], *stages(*layout)], both(1), FEWER)
 
@@ -111,6 +113,10 @@ LOW = {
     "bf16": {"bf16": {"enabled": True}},
     "bf16, float32 accumulation": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
     "fp16": {"fp16": {"enabled": True, "initial_scale_power": 8}},
+    "fp16, float32 accumulation": {
+        "fp16": {"enabled": True, "initial_scale_power": 8},
+        "data_types": {"grad_accum_dtype": "fp32"},
+    },
 }
 
 

@@ -53,6 +53,14 @@ def test_least_bytes(stage, times, tmp_path):
     assert least_bytes(plan, "discriminator", 1000) == times["discriminator"] * 3 / 4 * 1000 * 4
 
 
+def test_reused_fakes_need_the_generator_once(tmp_path):
+    """Its images for D are those of its update, as long as their graphs are kept."""
+    ds = dict.fromkeys(("generator", "discriminator"), zero(3))
+    for accumulation, times in ((1, 3 + 1), (2, 3 * 2 + 2 * 2)):
+        overrides = [f"accumulation={accumulation}", "objective={reuse_fakes: true, d_steps: 2}"]
+        assert least_bytes(tiny_plan(tmp_path, 2, overrides, ds), "generator", 1000) == times / 2 * 1000 * 4
+
+
 def test_each_phase_has_the_network_whose_parameters_it_needs():
     found = {phase: network_of(phase) for phase in PHASES}
     g, d = ([phase for phase, network in found.items() if network == n] for n in ("generator", "discriminator"))

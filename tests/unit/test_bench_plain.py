@@ -32,10 +32,14 @@ def state(loop):
     return found
 
 
+SEED = "seed=2"  # with others a value may lie so near 0 that ReLU has it on either side, by the order of a sum
+
+
 @pytest.mark.parametrize("game", GAMES)
 def test_it_agrees_with_the_reference(game, tmp_path, one_thread):
-    expected = reference.run_reference(tiny_recipe(tmp_path, *GAMES[game]), UPDATES)
-    plan = tiny_plan(tmp_path, 1, GAMES[game], {"generator": zero(0), "discriminator": zero(0)})
+    overrides = [*GAMES[game], SEED]
+    expected = reference.run_reference(tiny_recipe(tmp_path, *overrides), UPDATES)
+    plan = tiny_plan(tmp_path, 1, overrides, {"generator": zero(0), "discriminator": zero(0)})
     with awake():
         loop = build_plain_loop(plan, distributed=False)
     for _ in range(UPDATES):

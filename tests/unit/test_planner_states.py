@@ -80,7 +80,7 @@ def test_gradients_are_reduced_and_updated_group_by_group(tmp_path):
         found = states(tmp_path, 2, num_ranks, sizes, **BF16, **bucket).gradients
         own, group = NUM * 2 // num_ranks, 10_000 * 2  # of gradients
         assert found.during(np.array([5_000, 10_000, 20_000]), False).tolist() == [
-            own // 8 + group,  # half of a group that has arrived, and its copy
+            own // 8 + group,  # at most: what has arrived, and as much for the copy of a group that is complete
             own // 4 + 2 * group,
             own // 2 + 2 * group,
         ]
