@@ -34,6 +34,7 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: int) -> N
         at_a_time: Elements that stage 0 reduces together; the other stages have ``reduce_bucket_size``.
     """
     _limit_reductions(engine, at_a_time)
+    _drop_gradients_at_once(engine)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
         if reduces_by_group(file):
             reduce_by_group(engine.optimizer)
@@ -42,13 +43,28 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: int) -> N
 
 
 def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
-    """At stage 0, whose flat copies of 500 million elements no file can change (engine.py)."""
-    reduce = engine.buffered_allreduce_fallback
+    """At stage 0, whose flat copies of 500 million elements no file can change (engine.py).
+
+    One replica, which has nobody to average with, leaves its gradients as they are.
+    """
+    reduce, has_others = engine.buffered_allreduce_fallback, engine.dp_world_size > 1
 
     def limited(grads: Any = None, elements_per_buffer: int = 0) -> None:
-        reduce(grads, at_a_time)
+        if has_others:
+            reduce(grads, at_a_time)
 
     engine.buffered_allreduce_fallback = limited
+
+
+def _drop_gradients_at_once(engine: DeepSpeedEngine) -> None:
+    """Spare stage 0 in float32 a walk through all modules after each update, to find the parameters again."""
+    parameters = list(engine.module.parameters())
+
+    def zero_grad() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+
+    engine.zero_grad = zero_grad
 
 
 def _scatter_gradients(optimizer: DeepSpeedZeroOptimizer, file: DeepSpeedFile) -> None:
