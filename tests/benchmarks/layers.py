@@ -1,0 +1,82 @@
+"""What an update would take with contiguous activations, and without spectral normalisation, in one run.
+
+    python -m tests.benchmarks.layers [--config launch/recipes/digits.yaml] [--rounds 12] [dotted.key=value ...]
+
+One run makes its updates now as it is and now with one thing left out, in turns; a ratio is the median over the rounds,
+with the quartiles beside it. The run as it is comes twice: the second is the control. What is learnt meanwhile means
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+
+from bigsgan import comm
+from bigsgan.bench.product import build_engine_loop
+from bigsgan.config import load_recipe, plan_run
+from bigsgan.models.layers import SpectralLayer
+
+STEPS = 6
+
+
+def contiguous(convolve, x, *args, **kwargs):
+    return convolve(x.contiguous(), *args, **kwargs)
+
+
+def channels_last(convolve, x, *args, **kwargs):
+    return convolve(x.contiguous(memory_format=torch.channels_last), *args, **kwargs)
+
+
+SIDES = {
+    "as it is": [],
+    "contiguous": [partial(mock.patch.object, F, "conv2d", partial(contiguous, F.conv2d))],
+    "all convolutions in channels_last": [partial(mock.patch.object, F, "conv2d", partial(channels_last, F.conv2d))],
+    "no spectral normalisation": [
+        partial(mock.patch.object, SpectralLayer, "normalized_weight", lambda self: self.weight)
+    ],
+    "control": [],
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default="launch/recipes/digits.yaml")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    comm.initialize(3600)
+    recipe = load_recipe(Path(options.config), [f"out={tempfile.gettempdir()}", "metrics=null", *options.overrides])
+    loop = build_engine_loop(plan_run(recipe, 1))
+    seconds = {side: [] for side in SIDES}
+    for number in range(-1, options.rounds):  # the first warms up
+        for side in list(SIDES) if number % 2 else list(SIDES)[::-1]:
+            with ExitStack() as stack:
+                for patch in SIDES[side]:
+                    stack.enter_context(patch())
+                loop()
+                start = time.perf_counter()
+                for _ in range(STEPS):
+                    loop()
+                if number >= 0:
+                    seconds[side].append((time.perf_counter() - start) / STEPS)
+    loop.close()
+    print(f"{options.config}, {torch.get_num_threads()} threads")
+    print("| side | ms an update | ratio (quartiles) |")
+    print("| --- | ---: | --- |")
+    for side, values in seconds.items():
+        low, middle, high = statistics.quantiles([a / b for a, b in zip(values, seconds["as it is"], strict=True)], n=4)
+        print(f"| {side} | {1e3 * statistics.median(values):.1f} | {middle:.3f} ({low:.3f} to {high:.3f}) |")
+
+
+if __name__ == "__main__":
+    main()
