@@ -25,7 +25,7 @@ from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.metrics import KINDS as METRIC_KINDS
 from bigsgan.config.metrics import FeatureNetwork, parse_metric
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, speak, wait_to_be_ended
 from bigsgan.slurm import launcher_variables
 
 _MOST_GIB = 2**40
@@ -397,4 +397,4 @@ def _speak_once(error: UserError) -> None:
     rank = os.environ.get("RANK", "")
     if rank.isdecimal() and int(rank) > 0:
         wait_to_be_ended()
-    print(f"bigsgan: {error}", file=sys.stderr, flush=True)
+    speak(error)

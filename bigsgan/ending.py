@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 
 from bigsgan import comm
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, wait_to_be_ended
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, speak, wait_to_be_ended
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ def exit_status(work: Callable[[], int]) -> int:
         # INFO, for the log file alone: as an error it would be printed twice.
         _log.info("stopped: %s", error, exc_info=error)
         if comm.claim_speech():
-            print(f"bigsgan: {error}", file=sys.stderr, flush=True)
+            speak(error)
         else:
             wait_to_be_ended()
         return EXIT_BAD_INPUT

@@ -1,12 +1,15 @@
-"""The one exception that a user is meant to read, and how the ranks end that do not print it."""
+"""The one exception that a user is meant to read, and how ranks end that print it and that do not."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 
 EXIT_BAD_INPUT = 2
 
 _SILENT_RANKS_WAIT_SECONDS = 30.0
+_FORWARDING_SECONDS = 0.5
 _LONGEST_VALUE = 120
 
 
@@ -33,6 +36,13 @@ class UserError(Exception):
     def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str, str]]:
         """Travel between ranks: an exception would be made anew from its text alone."""
         return UserError, (self.field, self.value, self.problem, self.remedy)
+
+
+def speak(error: UserError) -> None:
+    """Print the message; of several ranks, live on until the launcher has forwarded it: srun drops what comes late."""
+    print(f"bigsgan: {error}", file=sys.stderr, flush=True)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        time.sleep(_FORWARDING_SECONDS)
 
 
 def wait_to_be_ended() -> None:

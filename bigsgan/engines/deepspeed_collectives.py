@@ -14,27 +14,31 @@ import deepspeed.comm
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.engines.deepspeed_config import reduces_by_group
+from bigsgan.engines.deepspeed_config import AtATime, reduces_by_group
+from bigsgan.engines.divided_update import divide_update
 from bigsgan.engines.grouped_gradients import reduce_by_group
 
 _MOST_PADDING = 1.05
 """Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
 
 
-def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: int) -> None:
+def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) -> None:
     """Let an engine reduce its gradients with fewer bytes, on the wire and in memory, than DeepSpeed as it comes.
 
     Args:
         engine: Any.
         file: Its DeepSpeed file, whose choices stand.
-        at_a_time: Elements that stage 0 reduces together; the other stages have ``reduce_bucket_size``.
+        at_a_time: What stage 0 handles together.
     """
-    _limit_reductions(engine, at_a_time)
+    _limit_reductions(engine, at_a_time.reduced)
     _drop_gradients_at_once(engine)
+    if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
+        divide_update(engine.optimizer, at_a_time.updated)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
         if reduces_by_group(file):
             reduce_by_group(engine.optimizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
@@ -115,15 +115,28 @@ def reduces_by_group(file: DeepSpeedFile) -> bool:
     )
 
 
-def elements_to_reduce(plan: RunPlan, network: str, numel: int) -> int:
-    """How many elements stage 0 reduces at a time; they are copied for it.
+class AtATime(NamedTuple):
+    """How many elements stage 0 copies at a time; the other stages have sizes in their files.
+
+    Attributes:
+        reduced: To reduce their gradients.
+        updated: To update them: gradients below float32 are converted for it.
+    """
+
+    reduced: int
+    updated: int
+
+
+def stage_0_at_a_time(plan: RunPlan, network: str, numel: int) -> AtATime:
+    """Choose them by what the network holds.
 
     Args:
         plan: The run's.
         network: Which.
         numel: Its parameters, of the layers on this rank.
     """
-    return _at_a_time(plan, network, numel, _bytes_of_weight(plan.deepspeed_files[network]))
+    weight = _bytes_of_weight(plan.deepspeed_files[network])
+    return AtATime(_at_a_time(plan, network, numel, weight), _at_a_time(plan, network, numel, _FLOAT))
 
 
 def _at_a_time(plan: RunPlan, network: str, numel: int, handled: int) -> int:

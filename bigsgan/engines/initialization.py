@@ -10,7 +10,7 @@ from torch import nn
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed_collectives import economise
-from bigsgan.engines.deepspeed_config import elements_of_group, elements_to_reduce, size_buckets
+from bigsgan.engines.deepspeed_config import elements_of_group, size_buckets, stage_0_at_a_time
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.network import LayerStack
 
@@ -33,5 +33,5 @@ def initialize_engine(
     at_a_time = elements_of_group(plan, network, numel)
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), layers, file, at_a_time)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-    economise(engine, file, elements_to_reduce(plan, network, numel))
+    economise(engine, file, stage_0_at_a_time(plan, network, numel))
     return engine

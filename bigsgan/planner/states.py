@@ -13,7 +13,7 @@ import numpy as np
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.base import DTYPES
-from bigsgan.engines.deepspeed_config import elements_to_reduce, zero_settings
+from bigsgan.engines.deepspeed_config import stage_0_at_a_time, zero_settings
 from bigsgan.engines.nvme import num_swap_buffers
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.planner.gathering import Limits
@@ -162,11 +162,12 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
     }
     bucket = 0
     if sizes.num_replicas > 1:  # one that is full has gone beyond its size
-        bucket = min(whole, elements_to_reduce(plan, network, whole) + sizes.largest)
+        bucket = min(whole, stage_0_at_a_time(plan, network, whole).reduced + sizes.largest)
+    updated = min(whole, max(stage_0_at_a_time(plan, network, whole).updated, sizes.largest))
     gradients = Gradients(
         each=weight,
         between=whole * weight,
-        updating=max((whole + bucket) * weight, whole * (weight + (FLOAT if is_low else 0))),
+        updating=max((whole + bucket) * weight, whole * weight + (updated * FLOAT if is_low else 0)),
     )
     return States(device, {}, gradients, weight, whole)
 
@@ -247,7 +248,7 @@ def _flat_gradients(plan: RunPlan, network: str, sizes: _Sizes, weight: int, add
     if sizes.num_replicas > 1:
         bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
         group = max(bucket, sizes.largest) if plan.deepspeed_files[network].stage else padded
-        sent = min(padded, elements_to_reduce(plan, network, sizes.whole) + group) * adds_up
+        sent = min(padded, stage_0_at_a_time(plan, network, sizes.whole).reduced + group) * adds_up
     stepping = shared * FLOAT if adds_up < FLOAT else 0
     return States(device, {}, Gradients(updating=max(sent, stepping)), weight, shared)
 

@@ -103,6 +103,7 @@ class Watchdog:
         board = _Courteous(self._open_board)
         seen, since = self._progress(board), time.monotonic()
         pause = min(_LONGEST_POLL_SECONDS, self._timeout / _POLLS)
+        self._beat(board)
         while not self._stopped.wait(pause):
             self._beat(board)
             if (now := self._progress(board)) != seen:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines import deepspeed_collectives, grouped_gradients, initialization
+from bigsgan.engines import deepspeed_collectives, deepspeed_config, grouped_gradients, initialization
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -26,6 +26,8 @@ def trained(overrides, ds, economises=True, most_padding=1.05):
         for name in names:
             patch.setattr(dist, name, _counting(getattr(dist, name), name, calls))
         patch.setattr(deepspeed_collectives, "_MOST_PADDING", most_padding)
+        patch.setattr(deepspeed_config, "_LEAST", 100)
+        patch.setattr(deepspeed_config, "_LEAST_OF_RANK", 1)
         if not economises:
             patch.setattr(initialization, "economise", lambda *arguments: None)
         return *scenarios.norms(overrides, ds, 2), calls
@@ -53,7 +55,7 @@ PRECISIONS = {
 }
 
 
-def both_ways(ranks, content, most_padding=1.05):
+def both_ways(ranks, content, *overrides, most_padding=1.05):
     """What reduced the gradients here, after asserting that DeepSpeed as it comes arrives at the same, bit for bit.
 
     It all-reduces them: a sum of two terms has no order.
@@ -61,7 +63,7 @@ def both_ways(ranks, content, most_padding=1.05):
     states, norms, calls = [], [], []
     for economises in (True, False):
         results = ranks(2).run(
-            trained, [*ADAM, "accumulation=2"], dict.fromkeys(NETWORKS, content), economises, most_padding
+            trained, [*ADAM, "accumulation=2", *overrides], dict.fromkeys(NETWORKS, content), economises, most_padding
         )
         states.append(scenarios.merge([state for _, state, _ in results]))
         norms.append([found for found, _, _ in results])
@@ -98,6 +100,11 @@ def test_grouped_gradients_are_the_reduced_ones(ranks, stage, precision, bucket,
     calls = both_ways(ranks, zero(stage, zero=section, **PRECISIONS[precision]))
     assert calls["reduce_scatter_tensor"] > 0
     assert calls["reduce"] == 0
+
+
+def test_an_update_in_parts_is_the_same(ranks):
+    """bf16 at stage 0, where DeepSpeed converts all gradients at once; every part has but a few parameters."""
+    both_ways(ranks, zero(0, **BF16), *(f"optimizer.{n}.clip_norm=0.05" for n in NETWORKS))
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.nightly)])
@@ -156,6 +163,6 @@ def initial_weights():
 def test_scattered_gradients_are_the_reduced_ones(ranks, stage, most_padding):
     """With an optimizer on the host; where no padding is allowed, the parts of a bucket are reduced one by one."""
     section = {"reduce_bucket_size": 300, "offload_optimizer": {"device": "cpu"}}
-    calls = both_ways(ranks, zero(stage, zero=section), most_padding)
+    calls = both_ways(ranks, zero(stage, zero=section), most_padding=most_padding)
     assert calls["reduce"] > 0
     assert (calls["reduce_scatter_tensor"] > 0) == (most_padding > 1)

@@ -343,15 +343,17 @@ def test_a_dry_run_is_printed_by_one_rank_and_knows_the_number_of_ranks(monkeypa
 
 
 def test_other_ranks_wait_and_speak_only_where_rank_0_did_not_end_them(monkeypatch, capsys):
-    printed_before_waiting = []
-    monkeypatch.setattr(time, "sleep", lambda seconds: printed_before_waiting.append(capsys.readouterr().err))
+    waits = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: waits.append((seconds, len(said))))
+    said: list[str] = []
+    monkeypatch.setattr(sys.stderr, "write", lambda text, write=sys.stderr.write: (said.append(text), write(text)))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path")
-    assert printed_before_waiting == [""]
-    monkeypatch.setenv("RANK", "0")
-    check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path")
-    assert len(printed_before_waiting) == 1
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path")
+    (to_be_ended, before), (_, after), (to_be_forwarded, last) = waits
+    assert before == 0 < after < last  # rank 1 before it speaks and behind that, rank 0 behind that
+    assert to_be_ended > 10 * to_be_forwarded
 
 
 def test_help_is_no_error(capsys):
