@@ -7,9 +7,10 @@ import sys
 import time
 
 EXIT_BAD_INPUT = 2
+FORWARDING_SECONDS = 0.5
+"""How long a rank that printed a message lives on, so that its launcher forwards it."""
 
 _SILENT_RANKS_WAIT_SECONDS = 30.0
-_FORWARDING_SECONDS = 0.5
 _LONGEST_VALUE = 120
 
 
@@ -42,7 +43,7 @@ def speak(error: UserError) -> None:
     """Print the message; of several ranks, live on until the launcher has forwarded it: srun drops what comes late."""
     print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        time.sleep(_FORWARDING_SECONDS)
+        time.sleep(FORWARDING_SECONDS)
 
 
 def wait_to_be_ended() -> None:

@@ -28,7 +28,7 @@ _MOST_PADDING = 1.05
 
 
 def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) -> None:
-    """Let an engine reduce its gradients with fewer bytes, on the wire and in memory, than DeepSpeed as it comes.
+    """Let an engine reduce and update with fewer bytes, on the wire and in memory, than DeepSpeed as it comes.
 
     Args:
         engine: Any.
@@ -36,7 +36,8 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) 
         at_a_time: What stage 0 handles together.
     """
     _limit_reductions(engine, at_a_time.reduced)
-    _drop_gradients_at_once(engine)
+    if engine.optimizer is engine.basic_optimizer:
+        _drop_gradients_at_once(engine)
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
         divide_update(engine.optimizer, at_a_time.updated)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
@@ -49,13 +50,19 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) 
 def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
     """At stage 0, whose flat copies of 500 million elements no file can change (engine.py).
 
-    One replica, which has nobody to average with, leaves its gradients as they are.
+    One replica, which has nobody to average with, leaves its gradients as they are, and puts zeros where there are
+    none, as DeepSpeed does: optimizers pass over parameters without a gradient.
     """
     reduce, has_others = engine.buffered_allreduce_fallback, engine.dp_world_size > 1
+    parameters = list(engine.module.parameters())
 
     def limited(grads: Any = None, elements_per_buffer: int = 0) -> None:
         if has_others:
             reduce(grads, at_a_time)
+        elif engine.optimizer is engine.basic_optimizer:
+            for parameter in parameters:
+                if parameter.grad is None and parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
 
     engine.buffered_allreduce_fallback = limited
 

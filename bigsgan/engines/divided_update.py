@@ -34,8 +34,7 @@ def divide_update(optimizer: FP16_UnfusedOptimizer, at_a_time: int) -> None:
         optimizer.overflow = optimizer.overflow_checker.check()
         if optimizer.overflow:
             return bool(optimizer._skip_invalid_grad_norm())
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        norm = get_global_norm(norm_list=[get_weight_norm(gradients, mpu=optimizer.mpu)])
+        norm = _norm(optimizer, weights)
         optimizer._global_grad_norm = norm
         if is_invalid_grad_norm(norm):
             return bool(optimizer._skip_invalid_grad_norm())
@@ -46,6 +45,12 @@ def divide_update(optimizer: FP16_UnfusedOptimizer, at_a_time: int) -> None:
         return False
 
     optimizer.step = step
+
+
+def _norm(optimizer: FP16_UnfusedOptimizer, weights: Sequence[Tensor]) -> Any:
+    """Norm of the gradients, to which nothing refers afterwards but the weights."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    return get_global_norm(norm_list=[get_weight_norm(gradients, mpu=optimizer.mpu)])
 
 
 @torch.no_grad()

@@ -197,9 +197,12 @@ class _GroupedGradients:
 
     def _wait(self) -> None:
         if self._under_way is not None:
-            work, i, part, _ = self._under_way
+            work, i, part, sent = self._under_way
             work.wait()
             self._under_way = None
+            if part.is_cuda:  # another stream than the one on which they were made may be current by now
+                part.record_stream(torch.cuda.current_stream())
+                sent.record_stream(torch.cuda.current_stream())
             self._add(i, part)
 
     def _add(self, i: int, part: Tensor) -> None:

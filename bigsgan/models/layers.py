@@ -191,7 +191,7 @@ class SpectralConv2d(SpectralLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
-        That is how kernels want them, and what follows keeps them so (docs/performance.md).
+        That is how kernels want them, and most of what follows keeps them so (docs/performance.md).
         """
         x = x.to(self.weight.dtype, memory_format=torch.channels_last)
         return F.conv2d(x, self.normalized_weight(), self.bias, self.stride, self.padding, groups=self.groups)

@@ -167,7 +167,7 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
     gradients = Gradients(
         each=weight,
         between=whole * weight,
-        updating=max((whole + bucket) * weight, whole * weight + (updated * FLOAT if is_low else 0)),
+        updating=max((whole + bucket) * weight, whole * weight + (updated * (FLOAT - weight) if is_low else 0)),
     )
     return States(device, {}, gradients, weight, whole)
 
@@ -188,7 +188,13 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
     stepping = kept + (part * FLOAT if adds_up < FLOAT else 0)
     if plan.deepspeed_files[network].stage == 1:
         reducing = (whole + group) * adds_up + part * adds_up
-        gradients = Gradients(adds_up, between=whole * adds_up, updating=max(reducing, stepping))
+        arriving = whole * weight if adds_up > weight else 0  # before they are added up at the end of a pass
+        gradients = Gradients(
+            each=weight,
+            between=whole * adds_up + arriving,
+            ending=arriving and whole * adds_up,
+            updating=max(reducing, stepping),
+        )
     else:
         several = kept if plan.recipe.accumulation_of(network) > 1 else 0
         added = part * weight if several or adds_up > weight else 0  # what comes is else what is kept

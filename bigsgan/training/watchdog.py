@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+from bigsgan.errors import FORWARDING_SECONDS
 from bigsgan.monitor import RankLog
 
 MOVING = frozenset({"checkpoint", "rollback"})
@@ -135,12 +136,15 @@ class Watchdog:
     def _give_up(self, board: _Courteous, before: dict[int, _Beat]) -> None:
         self._beat(board)
         text = describe(before, self._beats(board), self._timeout, self._world_size)
-        if board.ask("add", "speaker", 1) in (1, None):  # the first, or where nobody can be asked
+        speaks = board.ask("add", "speaker", 1) in (1, None)  # the first, or where nobody can be asked
+        if speaks:
             print(f"bigsgan: {text}", file=sys.stderr, flush=True)
         # In a thread, as it may be the file system that hangs.
         logging_ = threading.Thread(target=self._log_stacks, args=(text,), daemon=True)
         logging_.start()
-        logging_.join(_SILENT_RANKS_WAIT_SECONDS)  # launchers end all ranks as soon as one exits
+        logging_.join(_SILENT_RANKS_WAIT_SECONDS)
+        # Launchers end all ranks as soon as one exits, and srun drops what it was told right before.
+        time.sleep(FORWARDING_SECONDS if speaks else _SILENT_RANKS_WAIT_SECONDS)
         self._end()
 
     def _log_stacks(self, text: str) -> None:

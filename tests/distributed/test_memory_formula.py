@@ -49,7 +49,7 @@ def declared(plan, network, numel, weight, num_ranks):
     in_float32 = 4 if weight == 2 else 0  # the gradients of an update
     if stage == 0:
         reduced, updated = stage_0_at_a_time(plan, network, numel)
-        return max(reduced * weight, updated * in_float32)
+        return max(reduced * weight, updated * (in_float32 - weight))
     settings = zero_settings(plan, network, numel)
     bucket = settings.reduce_bucket_size
     if stage == 3:
