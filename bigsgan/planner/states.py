@@ -164,10 +164,11 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
     if sizes.num_replicas > 1:  # one that is full has gone beyond its size
         bucket = min(whole, stage_0_at_a_time(plan, network, whole).reduced + sizes.largest)
     updated = min(whole, max(stage_0_at_a_time(plan, network, whole).updated, sizes.largest))
+    converted = updated * (FLOAT - weight) + sizes.largest * weight  # copies, whose gradients go one by one
     gradients = Gradients(
         each=weight,
         between=whole * weight,
-        updating=max((whole + bucket) * weight, whole * weight + (updated * (FLOAT - weight) if is_low else 0)),
+        updating=whole * weight + max(bucket * weight, converted if is_low else 0),
     )
     return States(device, {}, gradients, weight, whole)
 
