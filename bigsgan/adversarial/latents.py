@@ -30,9 +30,14 @@ class Slice(NamedTuple):
     num_replicas: int
 
     @property
+    def num_global_samples(self) -> int:
+        """Samples in each micro-batch over all replicas."""
+        return self.batch // self.accumulation
+
+    @property
     def num_samples(self) -> int:
         """Samples in each micro-batch."""
-        return self.batch // (self.accumulation * self.num_replicas)
+        return self.num_global_samples // self.num_replicas
 
     def positions(self, j: int) -> range:
         """Global sample indices of micro-batch ``j``."""

@@ -148,8 +148,7 @@ class AdversarialStep:
 
     def _fakes(self, phase: str, images: Sequence[Tensor]) -> Sequence[Tensor]:
         """Images of a phase, where D reads its inputs."""
-        part = self._slices[phase]["discriminator"]
-        return self._hand_over.to_discriminator(images, part.batch // part.accumulation)
+        return self._hand_over.to_discriminator(images, self._slices[phase]["discriminator"].num_global_samples)
 
     def _begin_generator(self, inputs: Inputs, update: int) -> Sequence[Tensor]:
         """Ask for the forward passes of G's update."""
@@ -210,7 +209,7 @@ class AdversarialStep:
             return through_logits + self._reconstruction.grads(fakes[j], target)
 
         grads = OnDemand(len(all_grads), grad, source=all_grads)
-        self.generator.backward(self._hand_over.to_generator(grads, part.batch // part.accumulation), rates)
+        self.generator.backward(self._hand_over.to_generator(grads, part.num_global_samples), rates)
 
     def _seeds(self, stream: str, counters: tuple[int, ...], part: Slice) -> Sequence[tuple[Tensor, ...]]:
         """By micro-batch, what D draws augmentations from; nothing where it has none."""

@@ -63,16 +63,8 @@ def _clipped(recipe: Recipe) -> list[str]:
     return [f"optimizer.{network}.clip_norm={CLIP_NORM}" for network in NETWORKS]
 
 
-def _compiled(recipe: Recipe) -> list[str]:
-    return [f"engines.{network}.compile=whole" for network in NETWORKS]
-
-
-def _compiled_layers(recipe: Recipe) -> list[str]:
-    return [f"engines.{network}.compile=layers" for network in NETWORKS]
-
-
-def _reused_fakes(recipe: Recipe) -> list[str]:
-    return ["objective.reuse_fakes=true"]
+def _compiled(unit: str) -> list[str]:
+    return [f"engines.{network}.compile={unit}" for network in NETWORKS]
 
 
 def _staged(recipe: Recipe) -> list[str]:
@@ -88,9 +80,15 @@ VARIANTS = {
         Variant("mixed_precision", "ZeRO 0 in bf16", lambda recipe: _engines("zero0_bf16")),
         Variant("accumulation", f"ZeRO 0, {ACCUMULATION} times the micro-batches and the batch", _accumulated),
         Variant("clipping", f"ZeRO 0, gradients clipped at norm {CLIP_NORM}", _clipped),
-        Variant("reused_fakes", "ZeRO 0, D's last step and G's update on the same images", _reused_fakes),
-        Variant("compiled", "ZeRO 0, networks through torch.compile", _compiled),
-        Variant("compiled_layers", "ZeRO 0, layers through torch.compile, one by one", _compiled_layers),
+        Variant(
+            "reused_fakes",
+            "ZeRO 0, D's last step and G's update on the same images",
+            lambda recipe: ["objective.reuse_fakes=true"],
+        ),
+        Variant("compiled", "ZeRO 0, networks through torch.compile", lambda recipe: _compiled("whole")),
+        Variant(
+            "compiled_layers", "ZeRO 0, layers through torch.compile, one by one", lambda recipe: _compiled("layers")
+        ),
         Variant("zero1", "ZeRO 1", lambda recipe: _engines("zero1")),
         Variant("zero2", "ZeRO 2", lambda recipe: _engines("zero2")),
         Variant("zero3", "ZeRO 3", lambda recipe: _engines("zero3")),

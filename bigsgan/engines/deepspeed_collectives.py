@@ -19,6 +19,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.engines import deepspeed_private
 from bigsgan.engines.deepspeed_config import AtATime, reduces_by_group
 from bigsgan.engines.divided_update import divide_update
 from bigsgan.engines.grouped_gradients import reduce_by_group
@@ -36,7 +37,7 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) 
         at_a_time: What stage 0 handles together.
     """
     _limit_reductions(engine, at_a_time.reduced)
-    if engine.optimizer is engine.basic_optimizer:
+    if not deepspeed_private.has_optimizer_wrapper(engine):
         _drop_gradients_at_once(engine)
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
         divide_update(engine.optimizer, at_a_time.updated)
@@ -54,12 +55,12 @@ def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
     none, as DeepSpeed does: optimizers pass over parameters without a gradient.
     """
     reduce, has_others = engine.buffered_allreduce_fallback, engine.dp_world_size > 1
-    parameters = list(engine.module.parameters())
+    is_bare, parameters = not deepspeed_private.has_optimizer_wrapper(engine), list(engine.module.parameters())
 
     def limited(grads: Any = None, elements_per_buffer: int = 0) -> None:
         if has_others:
             reduce(grads, at_a_time)
-        elif engine.optimizer is engine.basic_optimizer:
+        elif is_bare:
             for parameter in parameters:
                 if parameter.grad is None and parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)

@@ -160,10 +160,10 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
         "masters": whole * FLOAT if is_low else 0,
         "optimizer": whole * FLOAT * _num_moments(plan, network),
     }
-    bucket = 0
-    if sizes.num_replicas > 1:  # one that is full has gone beyond its size
-        bucket = min(whole, stage_0_at_a_time(plan, network, whole).reduced + sizes.largest)
-    updated = min(whole, max(stage_0_at_a_time(plan, network, whole).updated, sizes.largest))
+    reduced, updated = stage_0_at_a_time(plan, network, whole)
+    # A bucket that is full has gone beyond its size.
+    bucket = min(whole, reduced + sizes.largest) if sizes.num_replicas > 1 else 0
+    updated = min(whole, max(updated, sizes.largest))
     converted = updated * (FLOAT - weight) + sizes.largest * weight  # copies, whose gradients go one by one
     gradients = Gradients(
         each=weight,
@@ -193,7 +193,7 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
         gradients = Gradients(
             each=weight,
             between=whole * adds_up + arriving,
-            ending=arriving and whole * adds_up,
+            ending=whole * adds_up if arriving else 0,
             updating=max(reducing, stepping),
         )
     else:

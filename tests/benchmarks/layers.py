@@ -13,7 +13,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -38,13 +38,13 @@ def channels_last(convolve, x, *args, **kwargs):
 
 
 SIDES = {
-    "as it is": [],
-    "contiguous": [partial(mock.patch.object, F, "conv2d", partial(contiguous, F.conv2d))],
-    "all convolutions in channels_last": [partial(mock.patch.object, F, "conv2d", partial(channels_last, F.conv2d))],
-    "no spectral normalisation": [
-        partial(mock.patch.object, SpectralLayer, "normalized_weight", lambda self: self.weight)
-    ],
-    "control": [],
+    "as it is": nullcontext,
+    "contiguous": partial(mock.patch.object, F, "conv2d", partial(contiguous, F.conv2d)),
+    "all convolutions in channels_last": partial(mock.patch.object, F, "conv2d", partial(channels_last, F.conv2d)),
+    "no spectral normalisation": partial(
+        mock.patch.object, SpectralLayer, "normalized_weight", lambda self: self.weight
+    ),
+    "control": nullcontext,
 }
 
 
@@ -60,9 +60,7 @@ def main():
     seconds = {side: [] for side in SIDES}
     for number in range(-1, options.rounds):  # the first warms up
         for side in list(SIDES) if number % 2 else list(SIDES)[::-1]:
-            with ExitStack() as stack:
-                for patch in SIDES[side]:
-                    stack.enter_context(patch())
+            with SIDES[side]():
                 loop()
                 start = time.perf_counter()
                 for _ in range(STEPS):

@@ -41,9 +41,7 @@ def write_photographs(directory):
 def measure(data, rate, updates):
     """Images a second, and the share of the time that was spent waiting for them."""
     dataset, cpu = build_training_dataset(data), torch.device("cpu")
-    reals = RealImages(
-        dataset, data, Draws(0), batch=BATCH, accumulation=1, rank=0, world_size=1, device=cpu
-    )  # fmt: skip
+    reals = RealImages(dataset, data, Draws(0), batch=BATCH, accumulation=1, rank=0, world_size=1, device=cpu)
     reals.next_phase()  # the loading processes start
     time.sleep(1)
     start, waited = time.perf_counter(), reals.waited_seconds

@@ -75,7 +75,7 @@ class PipelineBuilder:
             division,
             open_channels(placement, rank, device),
             self._program(network),
-            recomputes=not self._plan.keeps_generator_graphs,
+            recomputes=not plan.keeps_generator_graphs,
             clip_norm=clip_norm,
         )
 
