@@ -125,8 +125,9 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
     each micro-batch. Stage 3 gathers the parameters instead, forward and backward (Rajbhandari et al. 2020, arXiv
     1910.02054, section 7). It gathers them once more for each micro-batch of the other network: G's for D's images,
     which is a forward pass alone, but for those that G's update takes too, and D's at the seam. There the gradient at
-    the images is taken right behind the forward pass, so that what was gathered can stay, as seen of DeepSpeed; a D
-    that is too large for that (stage3_max_live_parameters) is gathered again, and stands above the least.
+    the images is taken right behind the forward pass, so that what was gathered can stay; a D that is too large for
+    that (stage3_max_reuse_distance) is gathered again, and stands above the least. A network that fits in that
+    distance stays from an update's forward to its backward pass too, and needs less.
 
     Args:
         plan: The run's.
@@ -215,8 +216,8 @@ def _show(planned: Sequence[Planned], found: Sequence[dict[str, Any]], options: 
     notes = [f"{each['variant']}: cannot run here: {each['reason']}" for each in found if "reason" in each]
     notes += [
         "bytes: of the whole tensors; sent: by rank 0, by ring algorithms; least: of that ZeRO stage",
-        "less than the least: at ZeRO 3 parameters below stage3_param_persistence_threshold stay whole on each rank "
-        "after the optimizer's step; passes that train gather them all the same, forward or backward",
+        "less than the least: ZeRO 3 keeps parameters from the forward to the backward pass that fit in "
+        "stage3_max_reuse_distance, and those below stage3_param_persistence_threshold for the next update",
         *describe(facts),
     ]
     headings = ("variant", "phase", "collective", "calls", "bytes", "sent", "least", "sent / least")

@@ -157,13 +157,11 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
 
 
 def _check_precision(path: Path, content: dict[str, Any], stage: int, precision: Precision) -> None:
-    if precision == "bf16" and content["bf16"].get("check_grad_overflow", True) is not True:
-        raise UserError(
-            f"{path}: bf16.check_grad_overflow",
-            content["bf16"]["check_grad_overflow"],
-            "would apply gradients that are not finite, which every other engine skips",
-            "remove it",
-        )
+    checks = [("zero_optimization", "compute_grad_norm"), *([("bf16", "check_grad_overflow")] * (precision == "bf16"))]
+    for section, key in checks:
+        if (value := content.get(section, {}).get(key, True)) is not True:
+            problem = "would apply gradients that are not finite, which every other engine skips"
+            raise UserError(f"{path}: {section}.{key}", value, problem, "remove it")
     if precision == "fp16" and stage == 0:
         raise UserError(
             f"{path}: fp16.enabled",

@@ -72,8 +72,11 @@ def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int
     file, zero = plan.deepspeed_files[network], config["zero_optimization"]
     sizes = dict(_LARGEST[zero["stage"]])
     weight = _bytes_of_weight(file)
-    # Of a reduction both the bucket and what is sent; of an update at stage 3 a copy of the gradients.
-    handled = {"reduce_bucket_size": 2 * weight, "sub_group_size": weight + (_FLOAT if weight < _FLOAT else 0)}
+    handled = {
+        "reduce_bucket_size": 2 * weight,  # the bucket and what is sent
+        "sub_group_size": weight + (_FLOAT if weight < _FLOAT else 0),  # an update copies gradients
+        "stage3_prefetch_bucket_size": 2 * weight,  # what comes, and the parameters that are copied out of it
+    }
     if file.offload_optimizer != "none":  # updates then take the host's memory
         sizes.pop("sub_group_size", None)
     for key, largest in sizes.items():

@@ -1,9 +1,10 @@
 """bf16 at stage 0: an update of a part of the parameters at a time.
 
 DeepSpeed (0.19.8, runtime/fp16/unfused_optimizer.py) keeps float32 masters and, as it comes, makes float32 copies of
-all gradients for an update, 4 bytes a parameter on top of the 16 that training takes. Here they are made for some
-parameters at a time, whose gradients in bf16 go as theirs come. tests/distributed/test_deepspeed_collectives.py fails
-first if a later version changes the private parts.
+all gradients for an update, 4 bytes a parameter on top of the 16 that training takes, and waits for the device at every
+parameter to know whether its gradient is finite. Here they are made for some parameters at a time, whose gradients in
+bf16 go as theirs come, and the norm of all gradients tells. tests/distributed/test_deepspeed_collectives.py fails first
+if a later version changes the private parts.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
-from deepspeed.runtime.utils import get_global_norm, get_weight_norm, is_invalid_grad_norm
 from torch import Tensor
 
 from bigsgan.engines.optimizer import grouped
+
+_EPSILON = 1e-6
+"""Beside the norm that gradients are clipped by, as in torch.nn.utils.clip_grad_norm_."""
 
 
 def divide_update(optimizer: FP16_UnfusedOptimizer, at_a_time: int) -> None:
@@ -31,26 +34,21 @@ def divide_update(optimizer: FP16_UnfusedOptimizer, at_a_time: int) -> None:
     parts = [[(weight, next(masters)) for weight in part] for part in grouped(weights, at_a_time)]
 
     def step(closure: Callable[[], Any] | None = None) -> bool:
-        optimizer.overflow = optimizer.overflow_checker.check()
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
+        del gradients  # the weights let go of them one by one
+        optimizer.overflow = not bool(torch.isfinite(norm))
         if optimizer.overflow:
             return bool(optimizer._skip_invalid_grad_norm())
-        norm = _norm(optimizer, weights)
         optimizer._global_grad_norm = norm
-        if is_invalid_grad_norm(norm):
-            return bool(optimizer._skip_invalid_grad_norm())
         optimizer._update_scale(False)
-        scale = optimizer.unscale_and_clip_grads(norm, apply_scale=False)
+        clip = optimizer.clip_grad
+        factor = (clip / (norm + _EPSILON)).clamp(max=1.0) if clip > 0 else 1.0
         for part in parts:
-            _update(optimizer.optimizer, part, 1.0 / scale)
+            _update(optimizer.optimizer, part, factor)
         return False
 
     optimizer.step = step
-
-
-def _norm(optimizer: FP16_UnfusedOptimizer, weights: Sequence[Tensor]) -> Any:
-    """Norm of the gradients, to which nothing refers afterwards but the weights."""
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    return get_global_norm(norm_list=[get_weight_norm(gradients, mpu=optimizer.mpu)])
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from bigsgan.engines import deepspeed_private
 from bigsgan.engines.base import LossFunction, Rates, Regularizer
 from bigsgan.engines.compiling import compiled
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
+from bigsgan.engines.prefetching import Prefetching
 from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
@@ -109,6 +110,7 @@ class ZeroEngine(DeepSpeedBacked):
         # The other network's update needs their room.
         self._gradient_buffers = deepspeed_private.gradient_buffers(engine)
         deepspeed_private.release(self._gradient_buffers)
+        self._prefetching = Prefetching(engine)
         self._inputs: Sequence[MicroBatch] = []
         self._regularizer: Regularizer | None = None
         self._graphs: dict[int, tuple[Tensor, Tensor | float]] = {}
@@ -127,6 +129,7 @@ class ZeroEngine(DeepSpeedBacked):
         self._set_rates(rates)
         pin = loss.differentiates_inputs and self._gathers_for_double_backward
         for i in range(len(micro_batches)):
+            self._prefetching.expect(("train", loss.differentiates_inputs))
             with deepspeed_private.pinned(self._parameters) if pin else nullcontext():
                 self._backward(self._engine(micro_batches[i], moving=i == 0, loss=loss))
             self._step()  # by then nothing holds the micro-batch any more
@@ -162,6 +165,7 @@ class ZeroEngine(DeepSpeedBacked):
 
     @torch.no_grad()
     def _infer(self, inputs: MicroBatch, moving: bool, trains: bool) -> Tensor:
+        self._prefetching.expect("infer")
         return self._root(inputs, moving=moving, trains=trains)
 
     def _forward(self, i: int) -> Tensor:
@@ -171,6 +175,7 @@ class ZeroEngine(DeepSpeedBacked):
         return self._graphs[i][0].detach()
 
     def _keep_graph(self, i: int, moving: bool) -> None:
+        self._prefetching.expect(("forward", self._regularizer is not None))
         if self._regularizer is None:
             self._graphs[i] = self._engine(self._inputs[i], moving=moving), 0.0
         else:
@@ -188,9 +193,11 @@ class ZeroEngine(DeepSpeedBacked):
     def _input_grads(self, inputs: MicroBatch, loss: LossFunction) -> Tensor:
         """Use the bare network with frozen parameters: the engine's hooks would count this as a backward pass."""
         first = inputs[0].detach().requires_grad_(True)
+        self._prefetching.expect("input_grads")
         with self._frozen():
             value = self._root((first, *inputs[1:]), moving=False, loss=loss)
             (grads,) = torch.autograd.grad(value * self._seam_scale, first)
+        self._prefetching.end()
         return grads.float() / self._seam_scale
 
     def _backward(self, loss: Tensor) -> None:

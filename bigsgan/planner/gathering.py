@@ -2,14 +2,14 @@
 
 Follows DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py: parameters are fetched when a module needs
 them, and given back after it unless the order of modules says that they are needed again soon. That order is recorded
-in a pass, kept for the next, and thrown away when a pass differs from it.
+in a pass, kept for the next of its kind (engines/prefetching.py), and thrown away when one differs from it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -47,6 +47,21 @@ class _Group:
     landed: bool = False
 
 
+@dataclass
+class _Record:
+    """In which order the passes of one kind use modules, by their parameters."""
+
+    mode: Literal["invalid", "record", "complete"] = "invalid"
+    order: list[tuple[int, ...]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        if self.mode == "record":
+            self.mode = "complete"
+        elif self.mode == "invalid":
+            self.mode, self.order = "record", []
+
+
 class Gathering:
     """The parameters of one network on one rank, of several that share them.
 
@@ -63,8 +78,8 @@ class Gathering:
             limits: See Limits.
         """
         self._sizes, self._limits = sizes, limits
-        self._mode: Literal["invalid", "record", "complete"] = "invalid"
-        self._order: list[tuple[int, ...]] = []
+        self._records: dict[Hashable, _Record] = {}
+        self._record = _Record()
         self._queue: deque[tuple[int, int]] = deque()
         self._fetched_for: dict[int, int] = {}
         self._step = self._num_available = 0
@@ -74,15 +89,13 @@ class Gathering:
         self._persistent = {p for p, size in enumerate(sizes) if size <= limits.persistence}
         self.held, self.whole = 0, sum(sizes)
 
-    def begin(self) -> None:
-        """Begin a forward pass of the whole network."""
+    def begin(self, kind: Hashable) -> None:
+        """Begin a forward pass of the whole network, of a kind whose passes use the modules in the same order."""
         self._drop_groups()
-        if self._mode == "record":
-            self._mode = "complete"
-        elif self._mode == "invalid":
-            self._mode, self._order = "record", []
-        is_known = self._mode == "complete"
-        self._queue = deque((p, i) for i, used in enumerate(self._order) for p in used) if is_known else deque()
+        self._record = self._records.setdefault(kind, _Record())
+        self._record.begin()
+        known = self._record.order if self._record.mode == "complete" else []
+        self._queue = deque((p, i) for i, used in enumerate(known) for p in used)
         self._fetched_for, self._step, self._num_available = {}, 0, 0
 
     def update(self) -> None:
@@ -107,18 +120,19 @@ class Gathering:
 
     def _fetch(self, used: tuple[int, ...]) -> int:
         """Gather what a module needs, and some of what the next ones need; the most that is held meanwhile."""
-        if self._mode == "complete" and self._order[self._step : self._step + 1] != [used]:
-            self._mode, self._order = "invalid", []
+        record = self._record
+        if record.mode == "complete" and record.order[self._step : self._step + 1] != [used]:
+            record.mode, record.order = "invalid", []
             self._drop_groups()
-        if self._mode == "record":
-            self._order.append(used)
+        if record.mode == "record":
+            record.order.append(used)
         self._launch([p for p in used if p not in self._available and p not in self._in_flight])
         most = self.held
         for p in used:
             self._active[p] += 1
             if p in self._in_flight:
                 most = max(most, self._wait(p))
-        if self._mode == "complete":
+        if record.mode == "complete":
             self._prefetch(used)
         self._step += 1
         return max(most, self.held)
@@ -184,11 +198,11 @@ class Gathering:
         return most
 
     def _not_needed_soon(self, used: tuple[int, ...]) -> set[int]:
-        if self._mode != "complete":
+        if self._record.mode != "complete":
             return set(used)
         found = {p for p in used if p not in self._persistent and self._fetched_for.get(p, _NEVER) <= self._step}
         passed = 0
-        for following in self._order[self._step :]:
+        for following in self._record.order[self._step :]:
             if passed >= self._limits.reuse_distance or not found:
                 break
             found -= set(following)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -69,6 +69,7 @@ class Moment(NamedTuple):
         earlier: Whether those of other micro-batches did before.
         updates: Whether the parameters change.
         pinned: Whether all parameters are gathered.
+        kind: The same for forward passes that stage 3 knows to use modules in the same order (engines/prefetching.py).
     """
 
     name: str
@@ -81,6 +82,7 @@ class Moment(NamedTuple):
     earlier: bool = False
     updates: bool = False
     pinned: bool = False
+    kind: Hashable = None
 
 
 class Update:
@@ -172,7 +174,8 @@ class Update:
 
     def _moment(self, phase: RankPhase, stretch: Stretch | None, **more: bool) -> Moment:
         held, gradients = sum(self._held.values()), sum(self._gradients.values())
-        return Moment(phase.name, phase.phase.network, held, gradients, stretch, pinned=phase.pinned, **more)
+        kind = phase.name, phase.keeps_graph, isinstance(phase.passes, WholePass)
+        return Moment(phase.name, phase.phase.network, held, gradients, stretch, pinned=phase.pinned, kind=kind, **more)
 
 
 class Peak(NamedTuple):
@@ -257,14 +260,16 @@ class _Step(NamedTuple):
     begins: bool
     updates: bool
     pinned: bool
+    kind: Hashable
     uses: tuple[Use, ...] | None
     num_moments: int
 
     @classmethod
     def of(cls, moment: Moment) -> _Step:
         if moment.stretch is None:
-            return cls(moment.begins, moment.updates, moment.pinned, None, 1)
-        return cls(moment.begins, moment.updates, moment.pinned, moment.stretch.uses, len(moment.stretch.live))
+            return cls(moment.begins, moment.updates, moment.pinned, moment.kind, None, 1)
+        uses, num = moment.stretch.uses, len(moment.stretch.live)
+        return cls(moment.begins, moment.updates, moment.pinned, moment.kind, uses, num)
 
 
 @lru_cache(maxsize=256)
@@ -279,7 +284,7 @@ def _gather(steps: tuple[_Step, ...], sizes: tuple[int, ...], limits: Limits) ->
 
 def _gather_one(step: _Step, gathering: Gathering) -> np.ndarray:
     if step.begins:
-        gathering.begin()
+        gathering.begin(step.kind)
     before = gathering.held
     if step.updates:
         gathering.update()

@@ -94,6 +94,13 @@ def measure(overrides, blocks, threads):
     return seconds, phases
 
 
+def report(name, ratios):
+    """Print a median with its 95 % interval (of order statistics; the normal approximation of the binomial)."""
+    values, reach = sorted(ratios), 0.98 * len(ratios) ** 0.5
+    low, high = max(0, int(len(values) / 2 - reach)), min(len(values) - 1, int(len(values) / 2 + reach))
+    print(f"  {name}: {statistics.median(values):.3f} (95 % interval {values[low]:.3f} to {values[high]:.3f})")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--world-size", type=int, default=1)
@@ -115,10 +122,9 @@ def main():
     )
     for name, values in seconds.items():
         print(f"  {name:12s} {statistics.median(values):.4f}")
-    for name in ("product", "plain again"):
-        ratios = [a / b for a, b in zip(seconds[name], seconds["plain"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"  {name} / plain: {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
+    rounds = list(zip(seconds["plain"], seconds["plain again"], seconds["product"], strict=True))
+    report("product / mean of both plain", [2 * product / (first + second) for first, second, product in rounds])
+    report("plain again / plain", [second / first for first, second, _ in rounds])
     print("product by phase, ms an update:")
     for name, value in sorted(phases.items(), key=lambda item: -item[1]):
         print(f"  {name:28s} {1e3 * value:8.2f}")

@@ -19,6 +19,7 @@ from bigsgan.bench import train
 from bigsgan.bench.measure import Settings, take_turns
 from bigsgan.bench.phases import PHASES
 from bigsgan.bench.variants import VARIANTS, Planned, plan_variants
+from bigsgan.config import NETWORKS
 from bigsgan.engines.deepspeed_private import process_groups
 from bigsgan.models.network import LayerStack
 from tests.distributed.launching import TIMEOUT, needs_two_devices
@@ -178,15 +179,32 @@ def test_collectives_of_stages_that_scatter(ranks, stage):
         assert all_gathered(found, network, f"{letter} optimizer") == pytest.approx(1, abs=0.02)
 
 
-def test_collectives_of_stage_3(ranks):
-    found, _ = ranks(2).run(counted, GAME, {"generator": zero(3), "discriminator": zero(3)})[0]
+KEEPING, NOT_KEEPING = {}, {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+
+
+@pytest.mark.parametrize("section, backward", [(KEEPING, 0), (NOT_KEEPING, 1)], ids=["keeping", "gathering-again"])
+def test_collectives_of_stage_3(ranks, section, backward):
+    """Within the reuse distance parameters stay from the forward to the backward pass."""
+    ds = dict.fromkeys(NETWORKS, zero(3, zero=section))
+    found, _ = ranks(2).run(counted, GAME, ds)[0]
     assert all_gathered(found, "generator", "G makes images") == pytest.approx(1, abs=0.05)
-    assert all_gathered(found, "discriminator", "seam") == pytest.approx(1, abs=0.05)
+    assert all_gathered(found, "discriminator", "seam") == pytest.approx(1 + backward, abs=0.25)
     for letter, network in (("G", "generator"), ("D", "discriminator")):
         assert all_gathered(found, network, f"{letter} forward") == pytest.approx(1, abs=0.05)
+        assert all_gathered(found, network, f"{letter} backward") == pytest.approx(backward, abs=0.25)
         _, reduced = sent(found, f"{letter} backward", f"{letter} optimizer", collective="reduce-scatter")
         assert reduced == pytest.approx(4 * found["networks"][network]["parameters"], rel=0.01)  # and padding
-        assert found["networks"][network]["ratio"] == pytest.approx(1, abs=0.02)
+    if not backward:
+        for network in NETWORKS:
+            assert found["networks"][network]["ratio"] == pytest.approx(3 / 4, abs=0.02)
+
+
+def test_what_persists_is_gathered_once_an_update(ranks):
+    ds = dict.fromkeys(NETWORKS, zero(3, zero={"stage3_param_persistence_threshold": 100_000}))
+    found, _ = ranks(2).run(counted, GAME, ds)[0]
+    for letter, network in (("G", "generator"), ("D", "discriminator")):
+        assert all_gathered(found, network, f"{letter} optimizer") == pytest.approx(1, abs=0.05)
+        assert found["networks"][network]["ratio"] == pytest.approx(2 / 4, abs=0.02)
 
 
 def profile_of(overrides, ds):

@@ -55,10 +55,10 @@ PRECISIONS = {
 }
 
 
-def both_ways(ranks, content, *overrides, most_padding=1.05):
+def both_ways(ranks, content, *overrides, most_padding=1.05, tolerance=0.0):
     """What reduced the gradients here, after asserting that DeepSpeed as it comes arrives at the same, bit for bit.
 
-    It all-reduces them: a sum of two terms has no order.
+    It all-reduces them: a sum of two terms has no order. With a tolerance the factor that clips may be rounded.
     """
     states, norms, calls = [], [], []
     for economises in (True, False):
@@ -73,7 +73,8 @@ def both_ways(ranks, content, *overrides, most_padding=1.05):
     assert states[0].keys() == states[1].keys()
     for entry, tensors in states[0].items():
         for name, tensor in tensors.items():
-            assert torch.equal(tensor, states[1][entry][name]), (entry, name)
+            same = torch.allclose(tensor, states[1][entry][name], rtol=tolerance, atol=tolerance)
+            assert same, (entry, name)
     here, stock = calls
     assert stock["reduce_scatter_tensor"] == stock["reduce"] == 0
     return here
@@ -104,7 +105,8 @@ def test_grouped_gradients_are_the_reduced_ones(ranks, stage, precision, bucket,
 
 def test_an_update_in_parts_is_the_same(ranks):
     """bf16 at stage 0, where DeepSpeed converts all gradients at once; every part has but a few parameters."""
-    both_ways(ranks, zero(0, **BF16), *(f"optimizer.{n}.clip_norm=0.05" for n in NETWORKS))
+    both_ways(ranks, zero(0, **BF16))
+    both_ways(ranks, zero(0, **BF16), *(f"optimizer.{n}.clip_norm=0.05" for n in NETWORKS), tolerance=1e-3)
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.nightly)])

@@ -117,7 +117,7 @@ PARAMETERS = [100, 10, 1]
 def passes(gathering, num):
     """Elements gathered at each moment of the last of ``num`` forward and backward passes."""
     for _ in range(num):
-        gathering.begin()
+        gathering.begin("a kind")
         found = gathering.run(FORWARD, 7).tolist(), gathering.run(BACKWARD, 7).tolist()
     return found
 
@@ -150,15 +150,24 @@ def test_some_are_gathered_ahead_and_small_ones_stay():
 
 def test_several_parameters_of_a_module_are_copied_out_of_a_buffer():
     gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=0, max_live=1000, persistence=0))
-    gathering.begin()
+    gathering.begin("a kind")
     assert gathering.run([Use(0, 2, (0, 1))], 4).tolist() == [220, 110, 110, 0]
 
 
 def test_another_order_is_forgotten_and_learned_anew():
     gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=1000, max_live=1000, persistence=0))
     passes(gathering, 2)
-    gathering.begin()
+    gathering.begin("a kind")
     other = gathering.run(BACKWARD, 7).tolist()
     assert other == [1, 1, 10, 10, 100, 100, 0]
-    gathering.begin()
+    gathering.begin("a kind")
     assert gathering.run(FORWARD, 7).tolist() == [100, 100, 10, 10, 1, 1, 0]
+
+
+def test_passes_of_two_kinds_have_a_record_each():
+    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=1000, max_live=1000, persistence=0))
+    for _ in range(2):
+        gathering.begin("images")
+        gathering.run(FORWARD, 7)
+        trained = passes(gathering, 1)
+    assert trained == ([100, 100, 110, 110, 111, 111, 111], [111, 111, 110, 110, 100, 100, 0])

@@ -1,0 +1,55 @@
+"""Stage 3's prefetching, for a network whose passes are of several kinds.
+
+DeepSpeed (0.19.8, runtime/zero/partitioned_param_coordinator.py) records in which order a pass through a root uses its
+modules, and gathers the parameters of the next pass ahead as long as that is the same. A pass that differs throws the
+record away: it and the next two gather where they need, hold no parameter back that is to persist, and make the ranks
+compare lists of integers, one by one, on the host. In an adversarial update passes differ all the time: G makes images
+without a backward pass and then with one, D is penalised now and then, and judges what G makes.
+
+So each kind of pass has a record of its own here. What is gathered and under way they have in common. The private
+parts are those that tests/distributed/test_host_waits.py fails on first if a later version changes them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+from typing import Any
+
+from deepspeed.runtime.engine import DeepSpeedEngine
+
+
+class Prefetching:
+    """The records of one engine's passes; does nothing but at stage 3."""
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        """Begin without a record.
+
+        Args:
+            engine: Whose module no pass has gone through.
+        """
+        self._offload: Any = getattr(engine.optimizer, "parameter_offload", None)
+        self._coordinators: dict[Hashable, Any] = {}
+        if self._offload is not None:
+            self._blank = self._offload.get_param_coordinator()
+
+    def expect(self, kind: Hashable) -> None:
+        """Tell of which kind the next pass is, forward and, where there is one, backward.
+
+        Args:
+            kind: The same for passes that use the same modules in the same order.
+        """
+        if self._offload is None:
+            return
+        if kind not in self._coordinators:
+            self._coordinators[kind] = copy.copy(self._blank)
+            self._coordinators[kind]._clear_trace_structures()  # which the copy would share
+        self._offload.param_coordinator = self._coordinators[kind]
+
+    def end(self) -> None:
+        """Let go of parameters that the pass left gathered, after one that the engine did not go backward through.
+
+        Those of layers whose inputs have no gradient, such as embeddings.
+        """
+        if self._offload is not None:
+            self._offload.release_backward_leftovers()
