@@ -143,9 +143,6 @@ def publish(engine: DeepSpeedEngine) -> None:
             _flush(_swap_files(engine, key))
             optimizer.fp16_partitioned_groups_flat[i].data.copy_(master.data)
             optimizer._unflatten_partitioned_parameters(i)
-        persistent = optimizer.persistent_parameters
-        if persistent:
-            persistent[0].all_gather(persistent)
     elif hasattr(optimizer, "update_lp_params"):
         optimizer.update_lp_params()
     elif hasattr(optimizer, "fp32_groups"):

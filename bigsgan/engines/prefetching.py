@@ -32,6 +32,8 @@ class Prefetching:
         self._coordinators: dict[Hashable, Any] = {}
         if self._offload is not None:
             self._blank = self._offload.get_param_coordinator()
+            # Those that persist would be gathered one by one after an update. Passes gather them among the others.
+            engine.optimizer.persistent_parameters = []
 
     def expect(self, kind: Hashable) -> None:
         """Tell of which kind the next pass is, forward and, where there is one, backward.

@@ -99,10 +99,9 @@ class Gathering:
         self._fetched_for, self._step, self._num_available = {}, 0, 0
 
     def update(self) -> None:
-        """Update the parameters: all are given back, and those that stay are gathered anew."""
+        """Update the parameters: all are given back."""
         self._drop_groups()
-        self._give_back(self._available - self._persistent)
-        self._add(self._persistent - self._available)
+        self._give_back(set(self._available))
 
     def run(self, uses: Sequence[Use], num_moments: int) -> np.ndarray:
         """Elements that are gathered at each moment of a stretch with these uses, (T,) int64."""

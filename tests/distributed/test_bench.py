@@ -202,9 +202,10 @@ def test_collectives_of_stage_3(ranks, section, backward):
 def test_what_persists_is_gathered_once_an_update(ranks):
     ds = dict.fromkeys(NETWORKS, zero(3, zero={"stage3_param_persistence_threshold": 100_000}))
     found, _ = ranks(2).run(counted, GAME, ds)[0]
-    for letter, network in (("G", "generator"), ("D", "discriminator")):
-        assert all_gathered(found, network, f"{letter} optimizer") == pytest.approx(1, abs=0.05)
+    for network, phase in (("generator", "G makes images"), ("discriminator", "seam")):
+        assert all_gathered(found, network, phase) == pytest.approx(1, abs=0.05)
         assert found["networks"][network]["ratio"] == pytest.approx(2 / 4, abs=0.02)
+    assert sent(found, "D optimizer", "G optimizer", collective="all-gather") == (0, 0)
 
 
 def profile_of(overrides, ds):

@@ -141,11 +141,10 @@ def test_some_are_gathered_ahead_and_small_ones_stay():
     # While a module runs, the next one is under way, whatever its size.
     assert passes(ahead, 2)[0] == [110, 110, 11, 11, 11, 11, 10]
     small = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=0, max_live=1000, persistence=10))
+    assert passes(small, 2)[1][-1] == 11
     small.update()
-    assert small.held == 11
-    passes(small, 2)
-    small.update()
-    assert small.held == 11
+    assert small.held == 0
+    assert passes(small, 1)[0] == [100, 100, 10, 10, 11, 11, 11]
 
 
 def test_several_parameters_of_a_module_are_copied_out_of_a_buffer():
