@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines import deepspeed_private
-from bigsgan.engines.deepspeed_config import AtATime, reduces_by_group
+from bigsgan.engines.averaged_gradients import average_by_group
+from bigsgan.engines.deepspeed_config import AtATime, averages_by_group, reduces_by_group
 from bigsgan.engines.divided_update import divide_update
 from bigsgan.engines.grouped_gradients import reduce_by_group
 
@@ -28,15 +29,22 @@ _MOST_PADDING = 1.05
 """Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
 
 
-def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) -> None:
+def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) -> Callable[[], None] | None:
     """Let an engine reduce and update with fewer bytes, on the wire and in memory, than DeepSpeed as it comes.
 
     Args:
         engine: Any.
         file: Its DeepSpeed file, whose choices stand.
         at_a_time: What stage 0 handles together.
+
+    Returns:
+        What waits for gradients that may be under way after a backward pass; None where none is.
     """
-    _limit_reductions(engine, at_a_time.reduced)
+    wait = None
+    if averages_by_group(file) and engine.dp_world_size > 1 and not engine.pipeline_parallelism:
+        wait = average_by_group(engine, at_a_time.reduced, bool(engine.zero_overlap_comm()))
+    else:
+        _limit_reductions(engine, at_a_time.reduced)
     if not deepspeed_private.has_optimizer_wrapper(engine):
         _drop_gradients_at_once(engine)
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
@@ -46,6 +54,7 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) 
             reduce_by_group(engine.optimizer)
         else:
             _scatter_gradients(engine.optimizer, file)
+    return wait
 
 
 def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:

@@ -55,7 +55,11 @@ def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,  # torch's own Adam works on offloaded shards and needs no compiler
         **content,
         "zero_allow_untested_optimizer": True,  # all of engines/optimizer.py are tested
-        "zero_optimization": {"stage": 0, **content.get("zero_optimization", {})},
+        "zero_optimization": {
+            "stage": 0,
+            **({"overlap_comm": True} if averages_by_group(file) or reduces_by_group(file) else {}),
+            **content.get("zero_optimization", {}),
+        },
         **derived_keys(plan, network),
     }
 
@@ -116,6 +120,20 @@ def reduces_by_group(file: DeepSpeedFile) -> bool:
         and "use_multi_rank_bucket_allreduce" not in zero
         and not zero.get("parameter_alignment", False)
     )
+
+
+def averages_by_group(file: DeepSpeedFile) -> bool:
+    """Whether stage 0 averages group by group (engines/averaged_gradients.py), and not as DeepSpeed does it.
+
+    DeepSpeed does in pipelines, and where the file asks for ``prescale_gradients`` or ``gradient_predivide_factor``.
+    """
+    return file.stage == 0 and not {"prescale_gradients", "gradient_predivide_factor"} & file.content.keys()
+
+
+def leaves_steps_open(plan: RunPlan, network: str) -> bool:
+    """Whether ``train`` may leave gradients under way, and its update to the next verb (engines/zero.py)."""
+    placement = plan.placement(network)
+    return averages_by_group(plan.deepspeed_files[network]) and placement.num_replicas > 1 and placement.num_stages == 1
 
 
 class AtATime(NamedTuple):

@@ -14,15 +14,16 @@ changes them. What of DeepSpeed reduces gradients in ways of its own does not go
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer, GradPartitionBufferGroup
-from torch import Tensor, nn
+from torch import Tensor
+
+from bigsgan.engines.gradient_groups import GradientGroup
 
 
 def reduce_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
@@ -32,53 +33,6 @@ def reduce_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
         optimizer: Of an engine whose file leaves reductions to us; see deepspeed_config.reduces_by_group.
     """
     _GroupedGradients(optimizer)  # which the optimizer's methods and the parameters' hooks then refer to
-
-
-class _Group:
-    """Parameters that lie in one flat tensor, of which each rank updates an equal part.
-
-    Attributes:
-        parameters: In the order of the flat tensor.
-        padding: Elements at its end that belong to none.
-        process_group: The ranks.
-        num_ranks: How many.
-        num_arrived: Gradients that came since the group was reduced.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], size: int, process_group: Any) -> None:
-        self.parameters, self.process_group, self.num_arrived = list(parameters), process_group, 0
-        self.num_ranks = dist.get_world_size(process_group)
-        self.padding = size - sum(parameter.numel() for parameter in parameters)
-        self._streams: set[torch.cuda.Stream] = set()
-
-    def note_arrival(self, parameter: Tensor) -> None:
-        """Count a gradient, and the CUDA stream that it was computed on: compiled passes have several."""
-        self.num_arrived += 1
-        if parameter.is_cuda:
-            self._streams.add(torch.cuda.current_stream())
-
-    def take(self, attribute: str) -> Tensor:
-        """The gradients in one line, which the parameters then have no more; zeros where there is none."""
-        pieces = []
-        for parameter in self.parameters:
-            gradient = getattr(parameter, attribute)
-            pieces.append(torch.zeros_like(parameter).view(-1) if gradient is None else gradient.reshape(-1))
-            setattr(parameter, attribute, None)
-        if self._streams:
-            self._wait_for_streams(pieces)
-        if self.padding:
-            pieces.append(pieces[0].new_zeros(self.padding))
-        self.num_arrived = 0
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-
-    def _wait_for_streams(self, pieces: Sequence[Tensor]) -> None:
-        current = torch.cuda.current_stream()
-        for stream in self._streams - {current}:
-            current.wait_stream(stream)
-        if self._streams != {current}:
-            for piece in pieces:
-                piece.record_stream(current)  # its own may hand its memory out again before this one has read it
-        self._streams.clear()
 
 
 class _Sent(NamedTuple):
@@ -101,7 +55,7 @@ class _GroupedGradients:
             starts = [0, *accumulate(parameter.numel() for parameter in parameters)][:-1]
             assert list(optimizer.round_robin_bit16_offsets[i]) == starts, "there is padding between parameters"
             size = optimizer.bit16_groups_flat[i].numel()
-            self._groups.append(_Group(parameters, size, optimizer.real_dp_process_group[i]))
+            self._groups.append(GradientGroup(parameters, size, optimizer.real_dp_process_group[i]))
         self._under_way: _Sent | None = None
         self._hook()
         optimizer.reduce_gradients = self.reduce
@@ -181,6 +135,7 @@ class _GroupedGradients:
 
     def _reduce(self, i: int) -> None:
         optimizer, group = self._optimizer, self._groups[i]
+        self._wait()  # what was sent before goes before there is another copy
         gradient = group.take(self._attribute)
         if group.num_ranks == 1:
             self._add(i, gradient)
@@ -189,7 +144,6 @@ class _GroupedGradients:
             gradient.div_(group.num_ranks)
         gradient = gradient.to(optimizer.communication_data_type)
         part = gradient.new_empty(gradient.numel() // group.num_ranks)
-        self._wait()
         work = dist.reduce_scatter_tensor(part, gradient, group=group.process_group, async_op=True)
         assert work is not None
         self._under_way = _Sent(work, i, part, gradient)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import deepspeed
@@ -17,7 +18,7 @@ from bigsgan.models.network import LayerStack
 
 def initialize_engine(
     plan: RunPlan, network: str, layers: LayerStack, module: nn.Module, config: dict[str, Any]
-) -> DeepSpeedEngine:
+) -> tuple[DeepSpeedEngine, Callable[[], None] | None]:
     """Make the optimizer and the engine. Every rank calls this.
 
     Args:
@@ -26,6 +27,9 @@ def initialize_engine(
         layers: Those on this rank, with their weights or with shards of them.
         module: What DeepSpeed shall run, around the layers.
         config: DeepSpeed's; the sizes that it leaves open are put in.
+
+    Returns:
+        The engine, and what waits for gradients that may be under way after its backward passes; None where none is.
     """
     file = plan.deepspeed_files[network]
     numel = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in layers.parameters())
@@ -33,5 +37,5 @@ def initialize_engine(
     at_a_time = elements_of_group(plan, network, numel)
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), layers, file, at_a_time)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-    economise(engine, file, stage_0_at_a_time(plan, network, numel))
-    return engine
+    wait = economise(engine, file, stage_0_at_a_time(plan, network, numel))
+    return engine, wait

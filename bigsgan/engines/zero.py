@@ -88,6 +88,7 @@ class ZeroEngine(DeepSpeedBacked):
         world_size: int,
         recomputes: bool = False,
         release: Callable[[], None] | None = None,
+        wait: Callable[[], None] | None = None,
     ) -> None:
         """Wrap an engine.
 
@@ -99,10 +100,13 @@ class ZeroEngine(DeepSpeedBacked):
             recomputes: Whether ``backward`` repeats the forward pass: needed where another engine wants the outputs of
                 all micro-batches before it gives the gradient of any.
             release: Removes what was made for the engine outside of it, such as swap files.
+            wait: Waits for gradients that are under way after a backward pass. ``train`` leaves them so, and its update
+                to whatever comes next: the other network may make images meanwhile.
         """
         super().__init__(engine, root.network, rank, world_size)
         self.division: list[int] | None = None
-        self._root, self._release = root, release
+        self._root, self._release, self._wait = root, release, wait
+        self._is_step_open = False
         self._recomputes = recomputes
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
@@ -124,18 +128,26 @@ class ZeroEngine(DeepSpeedBacked):
         return self._infer(inputs, moving, trains=False)
 
     def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
-        """Update on the mean loss of the micro-batches."""
-        self._begin_update()
-        self._set_rates(rates)
+        """Update on the mean loss of the micro-batches, by the next verb at the latest."""
         pin = loss.differentiates_inputs and self._gathers_for_double_backward
         for i in range(len(micro_batches)):
+            inputs = micro_batches[i]  # which the other network may make, while gradients are under way
+            self.finish()
+            if i == 0:
+                self._begin_update()
+                self._set_rates(rates)
             self._prefetching.expect(("train", loss.differentiates_inputs))
             with deepspeed_private.pinned(self._parameters) if pin else nullcontext():
-                self._backward(self._engine(micro_batches[i], moving=i == 0, loss=loss))
-            self._step()  # by then nothing holds the micro-batch any more
+                value = self._engine(inputs, moving=i == 0, loss=loss)
+                del inputs
+                self._backward(value)
+            self._is_step_open = True
+            if self._wait is None:
+                self.finish()
 
     def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
         """Outputs, detached; each is computed, and its graph kept, when it is first asked for."""
+        self.finish()
         self._begin_update()
         self._inputs, self._regularizer = micro_batches, regularizer
         return Kept(len(micro_batches), self._forward)
@@ -155,7 +167,10 @@ class ZeroEngine(DeepSpeedBacked):
         return OnDemand(len(micro_batches), lambda i: self._input_grads(micro_batches[i], loss))
 
     def finish(self) -> None:
-        """Do nothing: updates are made at once."""
+        """Complete the update that ``train`` left open."""
+        if self._is_step_open:
+            self._is_step_open = False
+            self._step()
 
     def destroy(self) -> None:
         """Release the engine's hooks and buffers, and what else was made for it."""
@@ -165,6 +180,7 @@ class ZeroEngine(DeepSpeedBacked):
 
     @torch.no_grad()
     def _infer(self, inputs: MicroBatch, moving: bool, trains: bool) -> Tensor:
+        self.finish()
         self._prefetching.expect("infer")
         return self._root(inputs, moving=moving, trains=trains)
 
@@ -192,6 +208,7 @@ class ZeroEngine(DeepSpeedBacked):
 
     def _input_grads(self, inputs: MicroBatch, loss: LossFunction) -> Tensor:
         """Use the bare network with frozen parameters: the engine's hooks would count this as a backward pass."""
+        self.finish()
         first = inputs[0].detach().requires_grad_(True)
         self._prefetching.expect("input_grads")
         with self._frozen():
@@ -207,6 +224,8 @@ class ZeroEngine(DeepSpeedBacked):
     def _step(self) -> None:
         """Step the engine, which updates on the last micro-batch only, and keep count."""
         is_update = self._engine.is_gradient_accumulation_boundary()
+        if self._wait is not None:
+            self._wait()
         finite = True
         if is_update and self._checks_gradients:
             gradients = [p.grad for p in self._parameters if p.grad is not None]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.deepspeed_config import leaves_steps_open
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs, update_phases
 from bigsgan.engines.pipeline.schedule import Cost, Phase, Task
@@ -151,7 +152,23 @@ class PhaseBuilder:
         for index in range(phases[-1].phase.num):
             for n in numbers[-num_joint:]:
                 order += _one(n, phases[n].phase, index)
-        return [*order, Task(numbers[-1], "step", 0)]
+        return [*self._with_open_steps(phases, order), Task(numbers[-1], "step", 0)]
+
+    def _with_open_steps(self, phases: Sequence[RankPhase], order: list[Task]) -> list[Task]:
+        """Tasks with D's steps where its engine makes them, which may leave them open (engines/zero.py)."""
+        if not leaves_steps_open(self._plan, "discriminator"):
+            return order
+        found: list[Task] = []
+        left_open: list[Task] = []
+        for task in order:
+            if task.kind == "step" and phases[task.phase].phase.network == "discriminator":
+                left_open.append(task)
+                continue
+            if phases[task.phase].phase.network == "discriminator":
+                found += left_open
+                left_open = []
+            found.append(task)
+        return found + left_open
 
     def _planned(self, phases: list[Phase], numbers: Sequence[int]) -> list[Task]:
         """Tasks of this rank's place among the stages, as the pipelines plan them."""

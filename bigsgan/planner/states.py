@@ -174,7 +174,10 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
 
 
 def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
-    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py, engines/grouped_gradients.py)."""
+    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py, engines/grouped_gradients.py).
+
+    So are stage 1's in a single backward pass that reduces them meanwhile.
+    """
     settings = zero_settings(plan, network, sizes.whole)
     bucket = settings.reduce_bucket_size
     whole, shared, num = sizes.whole, sizes.shared, sizes.num_replicas
@@ -187,7 +190,8 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
     sent = max(group, sizes.largest)  # a larger parameter is sent as it is, the others in a copy
     kept, part = shared * adds_up, -(-sent // num)
     stepping = kept + (part * FLOAT if adds_up < FLOAT else 0)
-    if plan.deepspeed_files[network].stage == 1:
+    several = plan.recipe.accumulation_of(network) > 1
+    if plan.deepspeed_files[network].stage == 1 and (several or adds_up > weight or not settings.overlap_comm):
         reducing = (whole + group) * adds_up + part * adds_up
         arriving = whole * weight if adds_up > weight else 0  # before they are added up at the end of a pass
         gradients = Gradients(
@@ -197,23 +201,23 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
             updating=max(reducing, stepping),
         )
     else:
-        several = kept if plan.recipe.accumulation_of(network) > 1 else 0
+        between = kept if several else 0
         added = part * weight if several or adds_up > weight else 0  # what comes is else what is kept
         alone = sizes.largest * weight * (2 if sizes.largest % (2 * num) else 1)  # what is padded is copied too
         handled = max(2 * group * weight, alone + added)
         if settings.overlap_comm:
-            handled += sent * weight + part * weight  # of the group before
+            handled = max(handled, (group + sent + part) * weight)  # the group before is under way
         if group < whole:
             gradients = Gradients(
                 each=adds_up / num,
-                between=several,
+                between=between,
                 group=handled,
                 group_each=2 * weight,
                 ending=kept,
                 updating=stepping,
             )
         else:  # complete with the last of them
-            gradients = Gradients(weight, between=several, ending=kept + handled, updating=stepping)
+            gradients = Gradients(weight, between=between, ending=kept + handled, updating=stepping)
     return States(device, {}, gradients, weight, shared)
 
 

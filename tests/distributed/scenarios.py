@@ -205,6 +205,7 @@ def generator_phase_touches(overrides: list[str], ds: dict[str, Any]) -> dict[st
         }  # fmt: skip
 
     def phase(*args: Any) -> None:
+        d.finish()  # D's own update
         before = snapshot()
         original(*args)
         for key, after in snapshot().items():

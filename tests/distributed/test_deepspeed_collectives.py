@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from bigsgan.config import NETWORKS
 from bigsgan.engines import deepspeed_collectives, deepspeed_config, grouped_gradients, initialization
+from bigsgan.engines.averaged_gradients import average_by_group
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -109,6 +110,42 @@ def test_an_update_in_parts_is_the_same(ranks):
     both_ways(ranks, zero(0, **BF16), *(f"optimizer.{n}.clip_norm=0.05" for n in NETWORKS), tolerance=1e-3)
 
 
+@pytest.mark.parametrize("overlaps", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_averaged_gradients_are_the_reduced_ones(ranks, overlaps):
+    """Stage 0, in groups of a few parameters each; its own type, and another on the wire."""
+    both_ways(ranks, zero(0, zero={"overlap_comm": overlaps}))
+    both_ways(ranks, zero(0, zero={"overlap_comm": overlaps}, communication_data_type="bf16"))
+
+
+def in_turn(overrides, ds):
+    """Whose turn it is in an update: G's images, the gradients on their way after D's backward pass, D's step."""
+    run = scenarios.build([*ADAM, *overrides], ds)
+    scenarios.update(run, 1)
+    order = []
+    generator, discriminator = run.step.generator, run.step.discriminator
+    for owner, name, label in (
+        (generator, "_forward", "images"),
+        (discriminator, "_backward", "backward"),
+        (discriminator, "_step", "step"),
+    ):
+        original = getattr(owner, name)
+
+        def noted(*arguments, _original=original, _label=label, **keywords):
+            order.append(_label)
+            return _original(*arguments, **keywords)
+
+        setattr(owner, name, noted)
+    scenarios.update(run, 1)
+    scenarios.destroy(run)
+    return order
+
+
+@pytest.mark.parametrize("stage, last", [(0, ["images", "step"]), (1, ["step", "images"])])
+def test_gradients_of_stage_0_travel_while_images_are_made(ranks, stage, last):
+    for order in ranks(2).run(in_turn, ["objective.d_steps=2"], dict.fromkeys(NETWORKS, zero(stage))):
+        assert order == ["backward", "step", "backward", *last]
+
+
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_groups_in_another_order_are_the_reduced_ones(ranks, stage):
     """DeepSpeed deals parameters out to the ranks in turn then."""
@@ -134,19 +171,22 @@ def without_some(economises, stage):
     engine, *_ = deepspeed.initialize(model=maps, optimizer=optimizer, config=config, dist_init_required=False)
     if economises and stage:
         grouped_gradients.reduce_by_group(engine.optimizer)
-    elif economises:
+    elif economises and dist.get_world_size() == 1:
         deepspeed_collectives._limit_reductions(engine, 100)
+    wait = average_by_group(engine, 100, True) if economises and not stage and dist.get_world_size() > 1 else None
     for step in range(6):
         x = torch.full((2, 8), 1.0 + step + dist.get_rank())
         outputs = maps[0](x)
         engine.backward((outputs if step % 2 else maps[1](outputs)).square().mean())
+        if wait is not None:
+            wait()
         engine.step()
     weights = [linear.weight.detach().clone() for linear in maps]
     engine.destroy()
     return weights
 
 
-@pytest.mark.parametrize("stage, num_ranks", [(0, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("stage, num_ranks", [(0, 1), (0, 2), (1, 2), (2, 2)])
 def test_parameters_without_a_gradient(ranks, stage, num_ranks):
     """As DeepSpeed has it: what is not used is not moved, and what is used now and then by what it got."""
     found, stock = (ranks(num_ranks).run(without_some, economises, stage) for economises in (True, False))

@@ -63,7 +63,7 @@ class PipelineBuilder:
         if file.stage == 0 and file.precision == "fp32":
             config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
         module = deepspeed_private.pipeline_module(part, placement, rank)
-        engine = initialize_engine(plan, network, part, module, config)
+        engine, _ = initialize_engine(plan, network, part, module, config)
         first = placement.rank(placement.stage(rank), 0)
         join_replicas(part, placement.num_replicas, first, deepspeed_private.replica_group(engine))
         return PipelineEngine(
