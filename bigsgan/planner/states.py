@@ -205,7 +205,7 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
         added = part * weight if several or adds_up > weight else 0  # what comes is else what is kept
         alone = sizes.largest * weight * (2 if sizes.largest % (2 * num) else 1)  # what is padded is copied too
         handled = max(2 * group * weight, alone + added)
-        if settings.overlap_comm:
+        if settings.overlap_comm and num > 1 and group < whole:
             handled = max(handled, (group + sent + part) * weight)  # the group before is under way
         if group < whole:
             gradients = Gradients(

@@ -174,6 +174,7 @@ def _record_phase(run: Run, network: str, phase: str, grads: dict[int, torch.Ten
     def recording(*args: Any) -> None:
         before = [shard.master.clone() for shard in engine.shards()]
         original(*args)
+        engine.finish()
         masters = [shard.master for shard in engine.shards()]
         key = f"{network}.{engine.num_applied}"
         recorded[f"{key}.grad"] = named_parts(run, network, [grads[m.data_ptr()] for m in masters])

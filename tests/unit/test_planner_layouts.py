@@ -51,15 +51,17 @@ def test_a_recipe_that_fits_stays_as_it_is():
 
 
 def test_the_cheapest_that_fits_is_taken():
-    """Where each layout has only just room, what comes before it in the order of costs has none."""
+    """Where it has only just room, what comes before it in the order of costs has none.
+
+    That is stage 1: where an update has one micro-batch, it has reduced the gradients by the end of it, as stage 2 has.
+    """
     roomy, _ = survey(2, GIB)
     layouts = by_name(roomy)
     needed = {name: layout.prediction.peak for (name, recomputes), layout in layouts.items() if not recomputes}
-    assert needed["ZeRO 2"] < needed["ZeRO 1"] < needed["ZeRO 0"]
-    for name in ("ZeRO 1", "ZeRO 2"):
-        found, _ = survey(2, needed[name] / USABLE + 1)
-        assert (found.best.name, found.best.recomputes, found.best.accumulation) == (name, False, 1)
-        assert not by_name(found)["ZeRO 0", False].fits
+    assert needed["ZeRO 2"] == needed["ZeRO 1"] < needed["ZeRO 0"]
+    found, _ = survey(2, needed["ZeRO 1"] / USABLE + 1)
+    assert (found.best.name, found.best.recomputes, found.best.accumulation) == ("ZeRO 1", False, 1)
+    assert not by_name(found)["ZeRO 0", False].fits
 
 
 def test_overrides_to_paste_give_what_was_predicted():

@@ -74,7 +74,7 @@ def test_offloading_moves_masters_and_optimizer_to_the_host(tmp_path):
 
 def test_gradients_are_reduced_and_updated_group_by_group(tmp_path):
     """As many elements as a bucket has make a group."""
-    bucket = {"zero": {"reduce_bucket_size": 10_000}}
+    bucket = {"zero": {"reduce_bucket_size": 10_000, "overlap_comm": False}}
     sizes = [1_000] * 40
     for num_ranks in (1, 4):
         found = states(tmp_path, 2, num_ranks, sizes, **BF16, **bucket).gradients
@@ -89,6 +89,11 @@ def test_gradients_are_reduced_and_updated_group_by_group(tmp_path):
         assert states(tmp_path, 1, num_ranks, sizes, **BF16, **bucket).gradients.updating == max(
             NUM * 2 + group + 10_000 // num_ranks * 2, found.updating
         )
+    # A group is under way, with the part that comes of it, while the next one arrives; stage 1 does as stage 2.
+    for stage in (1, 2):
+        overlapping = states(tmp_path, stage, 4, sizes, **BF16, zero={"reduce_bucket_size": 10_000}).gradients
+        assert overlapping.during(np.array([20_000]), False).tolist() == [own // 2 + 2 * group + 10_000 // 4 * 2]
+        assert overlapping.updating == found.updating
     whole = states(tmp_path, 2, 4, **BF16).gradients
     assert whole.during(np.array([NUM]), False).tolist() == [NUM * 2]  # one group is complete at the end
     assert whole.ending == NUM * 2 // 4 + NUM * 2 + NUM * 2
