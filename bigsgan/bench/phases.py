@@ -32,8 +32,9 @@ def label_phases(run: Run, entering: Entering) -> None:
     """Lay names around the parts of a run's updates, for good."""
     for network, letter in LETTERS.items():
         engine: Any = getattr(run.step, network)
-        for verb, label in (("forward", "forward"), ("backward", "backward"), ("step", "optimizer")):
-            _wrap(engine._engine, verb, f"{letter} {label}", entering)
+        for verb in ("forward", "backward"):
+            _wrap(engine._engine, verb, f"{letter} {verb}", entering)
+        _wrap(engine, "_step", f"{letter} optimizer", entering)  # with the wait for gradients, which may come later
     _wrap(run.step.generator, "_infer", IMAGES, entering)
     _wrap(run.step.discriminator, "_input_grads", SEAM, entering)
     _wrap(run.reals, "next_phase", DATA, entering)

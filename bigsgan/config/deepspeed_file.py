@@ -157,9 +157,10 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
 
 
 def _check_precision(path: Path, content: dict[str, Any], stage: int, precision: Precision) -> None:
-    checks = [("zero_optimization", "compute_grad_norm"), *([("bf16", "check_grad_overflow")] * (precision == "bf16"))]
-    for section, key in checks:
-        if (value := content.get(section, {}).get(key, True)) is not True:
+    checks = [("zero_optimization", "compute_grad_norm", stage in (1, 2))]
+    checks.append(("bf16", "check_grad_overflow", precision == "bf16"))
+    for section, key, matters in checks:
+        if matters and (value := content.get(section, {}).get(key, True)) is not True:
             problem = "would apply gradients that are not finite, which every other engine skips"
             raise UserError(f"{path}: {section}.{key}", value, problem, "remove it")
     if precision == "fp16" and stage == 0:

@@ -11,7 +11,6 @@ changes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,43 +23,47 @@ from bigsgan.engines.gradient_groups import GradientGroup
 from bigsgan.engines.optimizer import grouped
 
 
-def average_by_group(engine: DeepSpeedEngine, at_a_time: int, overlaps: bool) -> Callable[[], None]:
-    """Let groups of gradients take the place of the engine's own reductions, from now on.
+class AveragedGradients:
+    """Takes the place of an engine's own reductions; the engine's method and the parameters' hooks refer to it.
 
-    Args:
-        engine: At stage 0, with more than one replica.
-        at_a_time: Elements of a group, or one larger parameter.
-        overlaps: Whether they travel while the backward pass goes on; else they begin after it.
-
-    Returns:
-        What waits for them, and gives the parameters their gradients, before anything may look at these.
+    Attributes:
+        overlaps: Whether gradients travel while the backward pass goes on, and after it until ``wait``; else they begin
+            after it.
     """
-    return _AveragedGradients(engine, at_a_time, overlaps).wait
-
-
-class _AveragedGradients:
-    """Takes the place of an engine's own reductions; the engine's method and the parameters' hooks refer to it."""
 
     def __init__(self, engine: DeepSpeedEngine, at_a_time: int, overlaps: bool) -> None:
-        self._engine = engine
+        """Take it.
+
+        Args:
+            engine: At stage 0, with more than one replica.
+            at_a_time: Elements of a group, or one larger parameter.
+            overlaps: See above.
+        """
+        self._engine, self.overlaps = engine, overlaps
         parameters = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
         self._groups = [
             GradientGroup(part, sum(parameter.numel() for parameter in part), engine.data_parallel_group)
             for part in grouped(parameters, at_a_time)
         ]
         self._under_way: dict[int, tuple[dist.Work, Tensor]] = {}
+        self._hooks = []
         if overlaps and len(self._groups) > 1:  # one group would be complete at the end
             for i, group in enumerate(self._groups):
                 for parameter in group.parameters:
-                    parameter.register_post_accumulate_grad_hook(partial(self._arrived, i))
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._arrived, i)))
         engine.buffered_allreduce_fallback = self._start_all
 
     def wait(self) -> None:
-        """Give the parameters the means as their gradients."""
-        for i, (work, mean) in self._under_way.items():
+        """Wait for them, and give the parameters the means as their gradients, before anything may look at these."""
+        while self._under_way:
+            i, (work, mean) = self._under_way.popitem()
             work.wait()
             self._give(self._groups[i], mean)
-        self._under_way.clear()
+
+    def close(self) -> None:
+        """Let the parameters go."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _arrived(self, i: int, parameter: Tensor) -> None:
         if self._engine.is_gradient_accumulation_boundary():

@@ -137,7 +137,10 @@ class Engine(Protocol):
         ...
 
     def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
-        """Update on the mean loss of the micro-batches."""
+        """Update on the mean loss of the micro-batches, by the time that ``finish`` returns.
+
+        So do ``applied``, ``grad_norm``, the counters and the shards tell of it then.
+        """
         ...
 
     def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:

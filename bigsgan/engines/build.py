@@ -70,12 +70,12 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
     root = Root(stack, plan.recipe.engine(network).compile)
-    engine, wait = initialize_engine(plan, network, stack, root, config)
+    engine, averaged = initialize_engine(plan, network, stack, root, config)
     if file.uses_nvme:
         deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())
     recomputes = not plan.keeps_generator_graphs
-    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), recomputes, release, wait)
+    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), recomputes, release, averaged)
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines import deepspeed_private
-from bigsgan.engines.averaged_gradients import average_by_group
-from bigsgan.engines.deepspeed_config import AtATime, averages_by_group, reduces_by_group
+from bigsgan.engines.averaged_gradients import AveragedGradients
+from bigsgan.engines.deepspeed_config import AtATime, reduces_by_group
 from bigsgan.engines.divided_update import divide_update
 from bigsgan.engines.grouped_gradients import reduce_by_group
 
@@ -29,24 +29,20 @@ _MOST_PADDING = 1.05
 """Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
 
 
-def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) -> Callable[[], None] | None:
+def economise(
+    engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime, averages: bool
+) -> AveragedGradients | None:
     """Let an engine reduce and update with fewer bytes, on the wire and in memory, than DeepSpeed as it comes.
 
     Args:
         engine: Any.
         file: Its DeepSpeed file, whose choices stand.
         at_a_time: What stage 0 handles together.
+        averages: Whether stage 0 averages by group; see deepspeed_config.averages_by_group.
 
     Returns:
-        What waits for gradients that may be under way after a backward pass; None where none is.
+        What has to be waited for before gradients are used; None where nothing has.
     """
-    wait = None
-    if averages_by_group(file) and engine.dp_world_size > 1 and not engine.pipeline_parallelism:
-        wait = average_by_group(engine, at_a_time.reduced, bool(engine.zero_overlap_comm()))
-    else:
-        _limit_reductions(engine, at_a_time.reduced)
-    if not deepspeed_private.has_optimizer_wrapper(engine):
-        _drop_gradients_at_once(engine)
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
         divide_update(engine.optimizer, at_a_time.updated)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
@@ -54,11 +50,18 @@ def economise(engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime) 
             reduce_by_group(engine.optimizer)
         else:
             _scatter_gradients(engine.optimizer, file)
-    return wait
+    if not deepspeed_private.has_optimizer_wrapper(engine):
+        _drop_gradients_at_once(engine)
+    if averages:
+        return AveragedGradients(engine, at_a_time.reduced, bool(engine.zero_overlap_comm()))
+    _limit_reductions(engine, at_a_time.reduced)
+    return None
 
 
 def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
-    """At stage 0, whose flat copies of 500 million elements no file can change (engine.py).
+    """At stage 0 where DeepSpeed averages, in flat copies of 500 million elements that no file can change (engine.py).
+
+    That is in pipelines, and where the file asks for a scaling of its own.
 
     One replica, which has nobody to average with, leaves its gradients as they are, and puts zeros where there are
     none, as DeepSpeed does: optimizers pass over parameters without a gradient.

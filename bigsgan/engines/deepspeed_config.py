@@ -57,7 +57,7 @@ def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,  # all of engines/optimizer.py are tested
         "zero_optimization": {
             "stage": 0,
-            **({"overlap_comm": True} if averages_by_group(file) or reduces_by_group(file) else {}),
+            **({"overlap_comm": True} if overlaps(plan, network) else {}),
             **content.get("zero_optimization", {}),
         },
         **derived_keys(plan, network),
@@ -122,18 +122,26 @@ def reduces_by_group(file: DeepSpeedFile) -> bool:
     )
 
 
-def averages_by_group(file: DeepSpeedFile) -> bool:
-    """Whether stage 0 averages group by group (engines/averaged_gradients.py), and not as DeepSpeed does it.
+def averages_by_group(plan: RunPlan, network: str) -> bool:
+    """Whether stage 0 averages over replicas group by group (engines/averaged_gradients.py), and not as DeepSpeed does.
 
     DeepSpeed does in pipelines, and where the file asks for ``prescale_gradients`` or ``gradient_predivide_factor``.
     """
-    return file.stage == 0 and not {"prescale_gradients", "gradient_predivide_factor"} & file.content.keys()
+    file, placement = plan.deepspeed_files[network], plan.placement(network)
+    scales = file.content.get("prescale_gradients", False) or file.content.get("gradient_predivide_factor", 1.0) != 1.0
+    return file.stage == 0 and placement.num_replicas > 1 and placement.num_stages == 1 and not scales
 
 
 def leaves_steps_open(plan: RunPlan, network: str) -> bool:
-    """Whether ``train`` may leave gradients under way, and its update to the next verb (engines/zero.py)."""
-    placement = plan.placement(network)
-    return averages_by_group(plan.deepspeed_files[network]) and placement.num_replicas > 1 and placement.num_stages == 1
+    """Whether gradients may still travel after ``train``, whose last step then comes later (engines/zero.py)."""
+    return averages_by_group(plan, network) and overlaps(plan, network)
+
+
+def overlaps(plan: RunPlan, network: str) -> bool:
+    """Whether gradients of stages 0 to 2 travel while the backward pass goes on, where bigsgan reduces them."""
+    reduces = reduces_by_group(plan.deepspeed_files[network]) and plan.placement(network).num_stages == 1
+    asked = plan.deepspeed_files[network].content.get("zero_optimization", {}).get("overlap_comm", True)
+    return (averages_by_group(plan, network) or reduces) and asked in (True, "auto")
 
 
 class AtATime(NamedTuple):

@@ -3,7 +3,8 @@
 DeepSpeed (0.19.8, runtime/fp16/unfused_optimizer.py) keeps float32 masters and, as it comes, makes float32 copies of
 all gradients for an update, 4 bytes a parameter on top of the 16 that training takes, and waits for the device at every
 parameter to know whether its gradient is finite. Here they are made for some parameters at a time, whose gradients in
-bf16 go as theirs come, and the norm of all gradients tells. tests/distributed/test_deepspeed_collectives.py fails first
+bf16 go as theirs come (with several replicas a group at a time, in which they were averaged), and the norm of all
+gradients tells. tests/distributed/test_deepspeed_collectives.py fails first
 if a later version changes the private parts.
 """
 
@@ -35,8 +36,10 @@ def divide_update(optimizer: FP16_UnfusedOptimizer, at_a_time: int) -> None:
 
     def step(closure: Callable[[], Any] | None = None) -> bool:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
-        del gradients  # the weights let go of them one by one
+        norm = torch.nn.utils.get_total_norm(
+            torch._foreach_norm(gradients, 2, dtype=torch.float32) if gradients else []
+        )
+        del gradients  # the weights, and with several replicas the groups of them, let go one by one
         optimizer.overflow = not bool(torch.isfinite(norm))
         if optimizer.overflow:
             return bool(optimizer._skip_invalid_grad_norm())

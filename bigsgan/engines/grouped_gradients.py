@@ -68,7 +68,8 @@ class _GroupedGradients:
     def _hook(self) -> None:
         """Let gradients tell that they have come, where a backward pass is to reduce them.
 
-        Stage 1 reduces at the end of an update's last one, unless the file's ``overlap_comm`` has it do so meanwhile.
+        Stage 1 does so in an update's last one; after it, where ``overlap_comm`` is false or gradients add up in a type
+        of their own.
         """
         optimizer = self._optimizer
         for hook in optimizer._grad_acc_hooks:
@@ -90,7 +91,7 @@ class _GroupedGradients:
                 self._reduce(i)
 
     def reduce(self, pipeline_parallel: bool = False) -> None:
-        """Reduce what stage 1 has, at the end of an update's last backward pass.
+        """Reduce what stage 1 has not reduced yet, at the end of an update's last backward pass.
 
         Args:
             pipeline_parallel: Not used; DeepSpeed tells it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import deepspeed
@@ -10,15 +9,16 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
 from bigsgan.config import RunPlan
+from bigsgan.engines.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed_collectives import economise
-from bigsgan.engines.deepspeed_config import elements_of_group, size_buckets, stage_0_at_a_time
+from bigsgan.engines.deepspeed_config import averages_by_group, elements_of_group, size_buckets, stage_0_at_a_time
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.network import LayerStack
 
 
 def initialize_engine(
     plan: RunPlan, network: str, layers: LayerStack, module: nn.Module, config: dict[str, Any]
-) -> tuple[DeepSpeedEngine, Callable[[], None] | None]:
+) -> tuple[DeepSpeedEngine, AveragedGradients | None]:
     """Make the optimizer and the engine. Every rank calls this.
 
     Args:
@@ -29,7 +29,7 @@ def initialize_engine(
         config: DeepSpeed's; the sizes that it leaves open are put in.
 
     Returns:
-        The engine, and what waits for gradients that may be under way after its backward passes; None where none is.
+        The engine, and what has to be waited for before its gradients are used; None where nothing has.
     """
     file = plan.deepspeed_files[network]
     numel = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in layers.parameters())
@@ -37,5 +37,5 @@ def initialize_engine(
     at_a_time = elements_of_group(plan, network, numel)
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), layers, file, at_a_time)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-    wait = economise(engine, file, stage_0_at_a_time(plan, network, numel))
-    return engine, wait
+    averages = averages_by_group(plan, network)
+    return engine, economise(engine, file, stage_0_at_a_time(plan, network, numel), averages)

@@ -2,7 +2,7 @@
 
 DeepSpeed (0.19.8, runtime/zero/partitioned_param_coordinator.py) records in which order a pass through a root uses its
 modules, and gathers the parameters of the next pass ahead as long as that is the same. A pass that differs throws the
-record away: it and the next two gather where they need, hold no parameter back that is to persist, and make the ranks
+record away: it and the next one gather where they need, hold no parameter back that is to persist, and make the ranks
 compare lists of integers, one by one, on the host. In an adversarial update passes differ all the time: G makes images
 without a backward pass and then with one, D is penalised now and then, and judges what G makes.
 
@@ -45,8 +45,14 @@ class Prefetching:
             return
         if kind not in self._coordinators:
             self._coordinators[kind] = copy.copy(self._blank)
-            self._coordinators[kind]._clear_trace_structures()  # which the copy would share
+            # The record alone is its own: any kind must find what is under way, and what a pass has left gathered.
+            self._coordinators[kind]._clear_trace_structures()
         self._offload.param_coordinator = self._coordinators[kind]
+
+    def settle(self) -> None:
+        """Wait for what the last pass has gathered ahead, and let go of it: nothing is under way then."""
+        if self._offload is not None:
+            self._offload.get_param_coordinator()._clean_inflight_param_registry()
 
     def end(self) -> None:
         """Let go of parameters that the pass left gathered, after one that the engine did not go backward through.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from bigsgan.engines import deepspeed_private
+from bigsgan.engines.averaged_gradients import AveragedGradients
 from bigsgan.engines.base import LossFunction, Rates, Regularizer
 from bigsgan.engines.compiling import compiled
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
@@ -88,7 +89,7 @@ class ZeroEngine(DeepSpeedBacked):
         world_size: int,
         recomputes: bool = False,
         release: Callable[[], None] | None = None,
-        wait: Callable[[], None] | None = None,
+        averaged: AveragedGradients | None = None,
     ) -> None:
         """Wrap an engine.
 
@@ -100,12 +101,12 @@ class ZeroEngine(DeepSpeedBacked):
             recomputes: Whether ``backward`` repeats the forward pass: needed where another engine wants the outputs of
                 all micro-batches before it gives the gradient of any.
             release: Removes what was made for the engine outside of it, such as swap files.
-            wait: Waits for gradients that are under way after a backward pass. ``train`` leaves them so, and its update
-                to whatever comes next: the other network may make images meanwhile.
+            averaged: What has to be waited for before gradients are used. While they travel ``train`` leaves its last
+                step to whatever comes next: the other network may make images meanwhile.
         """
         super().__init__(engine, root.network, rank, world_size)
         self.division: list[int] | None = None
-        self._root, self._release, self._wait = root, release, wait
+        self._root, self._release, self._averaged = root, release, averaged
         self._is_step_open = False
         self._recomputes = recomputes
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
@@ -128,7 +129,7 @@ class ZeroEngine(DeepSpeedBacked):
         return self._infer(inputs, moving, trains=False)
 
     def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
-        """Update on the mean loss of the micro-batches, by the next verb at the latest."""
+        """Update on the mean loss of the micro-batches; the last step may be left to the next verb."""
         pin = loss.differentiates_inputs and self._gathers_for_double_backward
         for i in range(len(micro_batches)):
             inputs = micro_batches[i]  # which the other network may make, while gradients are under way
@@ -137,12 +138,12 @@ class ZeroEngine(DeepSpeedBacked):
                 self._begin_update()
                 self._set_rates(rates)
             self._prefetching.expect(("train", loss.differentiates_inputs))
-            with deepspeed_private.pinned(self._parameters) if pin else nullcontext():
+            with self._pinned() if pin else nullcontext():
                 value = self._engine(inputs, moving=i == 0, loss=loss)
                 del inputs
                 self._backward(value)
             self._is_step_open = True
-            if self._wait is None:
+            if self._averaged is None or not self._averaged.overlaps:
                 self.finish()
 
     def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
@@ -157,7 +158,7 @@ class ZeroEngine(DeepSpeedBacked):
         self._set_rates(rates)
         pin = self._regularizer is not None and self._gathers_for_double_backward
         for i in range(len(output_grads)):
-            with deepspeed_private.pinned(self._parameters) if pin else nullcontext():
+            with self._pinned() if pin else nullcontext():
                 self._backward_from(i, output_grads[i])  # which asks for the outputs, unless there is nothing to ask
             self._step()
         self._inputs = []
@@ -174,6 +175,9 @@ class ZeroEngine(DeepSpeedBacked):
 
     def destroy(self) -> None:
         """Release the engine's hooks and buffers, and what else was made for it."""
+        self._is_step_open = False
+        if self._averaged is not None:
+            self._averaged.close()
         super().destroy()
         if self._release is not None:
             self._release()
@@ -217,6 +221,11 @@ class ZeroEngine(DeepSpeedBacked):
         self._prefetching.end()
         return grads.float() / self._seam_scale
 
+    def _pinned(self) -> AbstractContextManager[None]:
+        """All parameters whole, for a double backward."""
+        self._prefetching.settle()
+        return deepspeed_private.pinned(self._parameters)
+
     def _backward(self, loss: Tensor) -> None:
         deepspeed_private.take(self._gradient_buffers)
         self._engine.backward(loss)
@@ -224,8 +233,8 @@ class ZeroEngine(DeepSpeedBacked):
     def _step(self) -> None:
         """Step the engine, which updates on the last micro-batch only, and keep count."""
         is_update = self._engine.is_gradient_accumulation_boundary()
-        if self._wait is not None:
-            self._wait()
+        if self._averaged is not None:
+            self._averaged.wait()
         finite = True
         if is_update and self._checks_gradients:
             gradients = [p.grad for p in self._parameters if p.grad is not None]

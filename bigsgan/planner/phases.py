@@ -146,7 +146,8 @@ class PhaseBuilder:
         if all(staged) and not self._plan.images_travel and self._plan.recipe.pipeline.schedule == "joint":
             return self._planned([phase.phase for phase in phases], numbers)
         if any(staged):
-            return [task for n in numbers for task in self._planned([_alone(phases[n].phase)], [n])]
+            order = [task for n in numbers for task in self._planned([_alone(phases[n].phase)], [n])]
+            return self._with_open_steps(phases, order)
         num_joint = 2 if self._plan.recipe.objective.reuse_fakes else 3  # those of G's update
         order = [task for n in numbers[:-num_joint] for task in _in_turn(n, phases[n].phase)]
         for index in range(phases[-1].phase.num):

@@ -13,7 +13,7 @@ import numpy as np
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.base import DTYPES
-from bigsgan.engines.deepspeed_config import stage_0_at_a_time, zero_settings
+from bigsgan.engines.deepspeed_config import averages_by_group, overlaps, stage_0_at_a_time, zero_settings
 from bigsgan.engines.nvme import num_swap_buffers
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.planner.gathering import Limits
@@ -161,16 +161,20 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
         "optimizer": whole * FLOAT * _num_moments(plan, network),
     }
     reduced, updated = stage_0_at_a_time(plan, network, whole)
+    updated = min(whole, max(updated, sizes.largest))
+    held = whole * weight
+    if averages_by_group(plan, network):
+        group = min(whole, max(reduced, sizes.largest)) * weight  # copied as soon as it is whole, and then gone itself
+        converted = held + updated * FLOAT if is_low else held  # gradients go by the group, and copies come by the part
+        gradients = Gradients(
+            weight, between=held, group=group, group_each=weight, ending=held + group, updating=converted
+        )
+        return States(device, {}, gradients, weight, whole)
     # A bucket that is full has gone beyond its size.
     bucket = min(whole, reduced + sizes.largest) if sizes.num_replicas > 1 else 0
-    updated = min(whole, max(updated, sizes.largest))
     converted = updated * (FLOAT - weight) + sizes.largest * weight  # copies, whose gradients go one by one
-    gradients = Gradients(
-        each=weight,
-        between=whole * weight,
-        updating=whole * weight + max(bucket * weight, converted if is_low else 0),
-    )
-    return States(device, {}, gradients, weight, whole)
+    updating = held + max(bucket * weight, converted if is_low else 0)
+    return States(device, {}, Gradients(each=weight, between=held, updating=updating), weight, whole)
 
 
 def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
@@ -190,8 +194,8 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
     sent = max(group, sizes.largest)  # a larger parameter is sent as it is, the others in a copy
     kept, part = shared * adds_up, -(-sent // num)
     stepping = kept + (part * FLOAT if adds_up < FLOAT else 0)
-    several = plan.recipe.accumulation_of(network) > 1
-    if plan.deepspeed_files[network].stage == 1 and (several or adds_up > weight or not settings.overlap_comm):
+    several, overlapping = plan.recipe.accumulation_of(network) > 1, overlaps(plan, network)
+    if plan.deepspeed_files[network].stage == 1 and (several or adds_up > weight or not overlapping):
         reducing = (whole + group) * adds_up + part * adds_up
         arriving = whole * weight if adds_up > weight else 0  # before they are added up at the end of a pass
         gradients = Gradients(
@@ -205,7 +209,7 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
         added = part * weight if several or adds_up > weight else 0  # what comes is else what is kept
         alone = sizes.largest * weight * (2 if sizes.largest % (2 * num) else 1)  # what is padded is copied too
         handled = max(2 * group * weight, alone + added)
-        if settings.overlap_comm and num > 1 and group < whole:
+        if overlapping and num > 1 and group < whole:
             handled = max(handled, (group + sent + part) * weight)  # the group before is under way
         if group < whole:
             gradients = Gradients(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from bigsgan.config import NETWORKS
 from bigsgan.engines import deepspeed_collectives, deepspeed_config, grouped_gradients, initialization
-from bigsgan.engines.averaged_gradients import average_by_group
+from bigsgan.engines.averaged_gradients import AveragedGradients
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -21,7 +21,7 @@ ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
 
 def trained(overrides, ds, economises=True, most_padding=1.05):
     """Norms of the gradients of two updates, the state after them, and which collectives reduced the gradients."""
-    names = ("reduce", "reduce_scatter_tensor")
+    names = ("reduce", "reduce_scatter_tensor", "all_reduce")
     with pytest.MonkeyPatch.context() as patch:
         calls = dict.fromkeys(names, 0)
         for name in names:
@@ -107,13 +107,16 @@ def test_grouped_gradients_are_the_reduced_ones(ranks, stage, precision, bucket,
 def test_an_update_in_parts_is_the_same(ranks):
     """bf16 at stage 0, where DeepSpeed converts all gradients at once; every part has but a few parameters."""
     both_ways(ranks, zero(0, **BF16))
-    both_ways(ranks, zero(0, **BF16), *(f"optimizer.{n}.clip_norm=0.05" for n in NETWORKS), tolerance=1e-3)
+    settings = ("kind=sgd", "lr=1.0", "clip_norm=0.05")
+    clipped = [f"optimizer.{network}.{setting}" for network, setting in product(NETWORKS, settings)]
+    both_ways(ranks, zero(0, **BF16), *clipped, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("overlaps", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_averaged_gradients_are_the_reduced_ones(ranks, overlaps):
     """Stage 0, in groups of a few parameters each; its own type, and another on the wire."""
-    both_ways(ranks, zero(0, zero={"overlap_comm": overlaps}))
+    calls = both_ways(ranks, zero(0, zero={"overlap_comm": overlaps}))
+    assert calls["all_reduce"] > 3 * 4  # of two networks in two updates: several groups each
     both_ways(ranks, zero(0, zero={"overlap_comm": overlaps}, communication_data_type="bf16"))
 
 
@@ -173,13 +176,14 @@ def without_some(economises, stage):
         grouped_gradients.reduce_by_group(engine.optimizer)
     elif economises and dist.get_world_size() == 1:
         deepspeed_collectives._limit_reductions(engine, 100)
-    wait = average_by_group(engine, 100, True) if economises and not stage and dist.get_world_size() > 1 else None
+    averages = economises and not stage and dist.get_world_size() > 1
+    averaged = AveragedGradients(engine, 100, True) if averages else None
     for step in range(6):
         x = torch.full((2, 8), 1.0 + step + dist.get_rank())
         outputs = maps[0](x)
         engine.backward((outputs if step % 2 else maps[1](outputs)).square().mean())
-        if wait is not None:
-            wait()
+        if averaged is not None:
+            averaged.wait()
         engine.step()
     weights = [linear.weight.detach().clone() for linear in maps]
     engine.destroy()

@@ -16,7 +16,7 @@ BF16 = {"bf16": {"enabled": True}}
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
 LAZY_R1 = ["objective.r1={weight: 0.1, every: 2}"]
 WARM_UP = 6
-"""Updates, of which three have R1: stage 3 knows an order of modules from the third pass on."""
+"""Updates, of which three have R1: ranks compare what stage 3 recorded for the last time as the second pass begins."""
 
 
 class Asked(TorchDispatchMode):

@@ -51,7 +51,9 @@ def declared(plan, network, sizes, weight, num_ranks):
     numel, stage = sum(sizes), plan.deepspeed_files[network].stage
     in_float32 = 4 if weight == 2 else 0  # the gradients of an update
     if stage == 0:
-        return stage_0_at_a_time(plan, network, numel).updated * (in_float32 - weight) if in_float32 else 0
+        updated = stage_0_at_a_time(plan, network, numel).updated
+        gone = weight if num_ranks == 1 else 0  # of several the gradients go by the group in which they were averaged
+        return updated * (in_float32 - gone) if in_float32 else 0
     settings = zero_settings(plan, network, numel)
     bucket = settings.reduce_bucket_size
     if stage == 3:
