@@ -4,7 +4,7 @@
 
 `by shape` multiplies weights of equal shapes as one batch, which includes putting them side by side, as they changed
 since the last update. (One batch of all, in matrices of the largest shape, would take 56 GB for BigGAN-128's G.) Both
-find the same norms. They take turns in one process; a ratio is the median over the rounds, with the quartiles beside it.
+find the same norms. They take turns in one process; a ratio is the median over the rounds, with the quartiles beside.
 """
 
 import argparse
