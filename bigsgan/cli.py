@@ -394,7 +394,7 @@ def _speak_once(error: UserError) -> None:
 
     A rank that is still alive after that met something that rank 0 did not, such as a file missing on its host alone.
     """
-    rank = os.environ.get("RANK", "")
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")  # srun's tasks, before they have the others'
     if rank.isdecimal() and int(rank) > 0:
         wait_to_be_ended()
     speak(error)

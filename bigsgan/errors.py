@@ -42,7 +42,7 @@ class UserError(Exception):
 def speak(error: UserError) -> None:
     """Print the message; of several ranks, live on until the launcher has forwarded it: srun drops what comes late."""
     print(f"bigsgan: {error}", file=sys.stderr, flush=True)
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if (os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
         time.sleep(FORWARDING_SECONDS)
 
 

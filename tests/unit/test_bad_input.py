@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bigsgan import cli
+from bigsgan import cli, errors
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import UserError
 
@@ -489,3 +489,18 @@ def test_a_plan_is_of_some_ranks(capsys):
 )
 def test_memory_that_cannot_be_planned_for(capsys, options, field, problem, remedy):
     check(capsys, ["plan", "--config", "recipe.yaml", *options], field, problem, remedy)
+
+
+@pytest.mark.parametrize("rank, size", [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")])
+def test_one_of_several_ranks_speaks_and_is_heard(monkeypatch, capsys, rank, size):
+    """Under srun also before its tasks have the variables of the other launchers."""
+    silent, slept = [], []
+    monkeypatch.setattr(cli, "wait_to_be_ended", lambda: silent.append(True))
+    monkeypatch.setattr(errors.time, "sleep", slept.append)
+    monkeypatch.setenv(size, "2")
+    for number in ("0", "1"):
+        monkeypatch.setenv(rank, number)
+        assert cli.main(["plan", "--gpus", "0"]) == 2
+        assert len(silent) == int(number)
+    assert "--gpus: 0 is no number of ranks; give 1 or more" in capsys.readouterr().err
+    assert slept == [errors.FORWARDING_SECONDS] * 2
