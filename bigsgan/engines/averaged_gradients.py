@@ -14,12 +14,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 
-from bigsgan.engines.gradient_groups import GradientGroup
+from bigsgan.engines.gradient_groups import GradientGroup, use_here
 from bigsgan.engines.optimizer import grouped
 
 
@@ -41,10 +40,7 @@ class AveragedGradients:
         """
         self._engine, self.overlaps = engine, overlaps
         parameters = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
-        self._groups = [
-            GradientGroup(part, sum(parameter.numel() for parameter in part), engine.data_parallel_group)
-            for part in grouped(parameters, at_a_time)
-        ]
+        self._groups = [GradientGroup(part, engine.data_parallel_group) for part in grouped(parameters, at_a_time)]
         self._under_way: dict[int, tuple[dist.Work, Tensor]] = {}
         self._hooks = []
         if overlaps and len(self._groups) > 1:  # one group would be complete at the end
@@ -66,11 +62,8 @@ class AveragedGradients:
             hook.remove()
 
     def _arrived(self, i: int, parameter: Tensor) -> None:
-        if self._engine.is_gradient_accumulation_boundary():
-            group = self._groups[i]
-            group.note_arrival(parameter)
-            if group.num_arrived == len(group.parameters):
-                self._start(i)
+        if self._engine.is_gradient_accumulation_boundary() and self._groups[i].note_arrival(parameter):
+            self._start(i)
 
     def _start_all(self, grads: Any = None, elements_per_buffer: int = 0) -> None:
         """Start what is not on its way yet, with zeros where there is no gradient; the arguments are DeepSpeed's."""
@@ -88,10 +81,7 @@ class AveragedGradients:
         self._under_way[i] = work, gradient
 
     def _give(self, group: GradientGroup, mean: Tensor) -> None:
-        if mean.is_cuda:  # another stream than the one on which it was made may be current by now
-            mean.record_stream(torch.cuda.current_stream())
-        start = 0
-        for parameter in group.parameters:
-            piece = mean[start : start + parameter.numel()]
+        use_here(mean)
+        pieces = mean.split([parameter.numel() for parameter in group.parameters])
+        for parameter, piece in zip(group.parameters, pieces, strict=True):
             parameter.grad = piece.view(parameter.shape).to(parameter.dtype)
-            start += parameter.numel()

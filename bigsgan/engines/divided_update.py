@@ -4,8 +4,8 @@ DeepSpeed (0.19.8, runtime/fp16/unfused_optimizer.py) keeps float32 masters and,
 all gradients for an update, 4 bytes a parameter on top of the 16 that training takes, and waits for the device at every
 parameter to know whether its gradient is finite. Here they are made for some parameters at a time, whose gradients in
 bf16 go as theirs come (with several replicas a group at a time, in which they were averaged), and the norm of all
-gradients tells. tests/distributed/test_deepspeed_collectives.py fails first
-if a later version changes the private parts.
+gradients tells. tests/distributed/test_deepspeed_collectives.py fails first if a later version changes the private
+parts.
 """
 
 from __future__ import annotations

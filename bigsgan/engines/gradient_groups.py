@@ -21,17 +21,22 @@ class GradientGroup:
         num_arrived: Gradients that came since the group was reduced.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], size: int, process_group: Any) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], process_group: Any, padding: int = 0) -> None:
         self.parameters, self.process_group, self.num_arrived = list(parameters), process_group, 0
         self.num_ranks = dist.get_world_size(process_group)
-        self.padding = size - sum(parameter.numel() for parameter in parameters)
+        self.padding = padding
         self._streams: set[torch.cuda.Stream] = set()
 
-    def note_arrival(self, parameter: Tensor) -> None:
-        """Count a gradient, and the CUDA stream that it was computed on: compiled passes have several."""
+    def note_arrival(self, parameter: Tensor) -> bool:
+        """Count a gradient, and the CUDA stream that it was computed on: compiled passes have several.
+
+        Returns:
+            Whether it was the last.
+        """
         self.num_arrived += 1
         if parameter.is_cuda:
             self._streams.add(torch.cuda.current_stream())
+        return self.num_arrived == len(self.parameters)
 
     def take(self, attribute: str) -> Tensor:
         """The gradients in one line, which the parameters then have no more; zeros where there is none."""
@@ -55,3 +60,10 @@ class GradientGroup:
             for piece in pieces:
                 piece.record_stream(current)  # its own may hand its memory out again before this one has read it
         self._streams.clear()
+
+
+def use_here(*tensors: Tensor) -> None:
+    """Let tensors be used on the current CUDA stream, which need not be the one on which they were made."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream())

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer, GradPartitionBufferGroup
 from torch import Tensor
 
-from bigsgan.engines.gradient_groups import GradientGroup
+from bigsgan.engines.gradient_groups import GradientGroup, use_here
 
 
 def reduce_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
@@ -54,8 +54,8 @@ class _GroupedGradients:
         for i, parameters in enumerate(optimizer.round_robin_bit16_groups):
             starts = [0, *accumulate(parameter.numel() for parameter in parameters)][:-1]
             assert list(optimizer.round_robin_bit16_offsets[i]) == starts, "there is padding between parameters"
-            size = optimizer.bit16_groups_flat[i].numel()
-            self._groups.append(GradientGroup(parameters, size, optimizer.real_dp_process_group[i]))
+            padding = optimizer.bit16_groups_flat[i].numel() - sum(parameter.numel() for parameter in parameters)
+            self._groups.append(GradientGroup(parameters, optimizer.real_dp_process_group[i], padding))
         self._under_way: _Sent | None = None
         self._hook()
         optimizer.reduce_gradients = self.reduce
@@ -84,11 +84,9 @@ class _GroupedGradients:
 
     def _arrived(self, i: int, parameter: Tensor) -> None:
         optimizer = self._optimizer
-        if optimizer.partition_gradients or optimizer.is_gradient_accumulation_boundary():
-            group = self._groups[i]
-            group.note_arrival(parameter)
-            if group.num_arrived == len(group.parameters):
-                self._reduce(i)
+        reduces = optimizer.partition_gradients or optimizer.is_gradient_accumulation_boundary()
+        if reduces and self._groups[i].note_arrival(parameter):
+            self._reduce(i)
 
     def reduce(self, pipeline_parallel: bool = False) -> None:
         """Reduce what stage 1 has not reduced yet, at the end of an update's last backward pass.
@@ -156,9 +154,7 @@ class _GroupedGradients:
             work, i, part, sent = self._under_way
             work.wait()
             self._under_way = None
-            if part.is_cuda:  # another stream than the one on which they were made may be current by now
-                part.record_stream(torch.cuda.current_stream())
-                sent.record_stream(torch.cuda.current_stream())
+            use_here(part, sent)
             self._add(i, part)
 
     def _add(self, i: int, part: Tensor) -> None:

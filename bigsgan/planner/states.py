@@ -165,9 +165,9 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
     held = whole * weight
     if averages_by_group(plan, network):
         group = min(whole, max(reduced, sizes.largest)) * weight  # copied as soon as it is whole, and then gone itself
-        converted = held + updated * FLOAT if is_low else held  # gradients go by the group, and copies come by the part
+        updating = held + (updated * FLOAT if is_low else 0)  # gradients go by the group, and copies come by the part
         gradients = Gradients(
-            weight, between=held, group=group, group_each=weight, ending=held + group, updating=converted
+            weight, between=held, group=group, group_each=weight, ending=held + group, updating=updating
         )
         return States(device, {}, gradients, weight, whole)
     # A bucket that is full has gone beyond its size.

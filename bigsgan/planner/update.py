@@ -266,9 +266,8 @@ class _Step(NamedTuple):
 
     @classmethod
     def of(cls, moment: Moment) -> _Step:
-        if moment.stretch is None:
-            return cls(moment.begins, moment.updates, moment.pinned, moment.kind, None, 1)
-        uses, num = moment.stretch.uses, len(moment.stretch.live)
+        stretch = moment.stretch
+        uses, num = (None, 1) if stretch is None else (stretch.uses, len(stretch.live))
         return cls(moment.begins, moment.updates, moment.pinned, moment.kind, uses, num)
 
 
