@@ -167,12 +167,39 @@ class _Mean(torch.autograd.Function):
         return _Mean.apply(grad, ctx.group), None
 
 
+class Later:
+    """A number on its way from the device to the host, behind the work that is queued.
+
+    Attributes:
+        is_known: Whether the host had it from the beginning.
+    """
+
+    def __init__(self, number: Tensor | float) -> None:
+        """Send it.
+
+        Args:
+            number: A tensor has one element.
+        """
+        self.is_known = not isinstance(number, Tensor)
+        self._number, self._event = torch.as_tensor(number), None
+        if self._number.is_cuda:
+            self._number = self._number.to("cpu", non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def value(self) -> float:
+        """Wait until it is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._number.numpy().item())
+
+
 class Agreement:
     """Whether any rank raises a flag: asked in every update, and answered one update later, so that no rank waits."""
 
     def __init__(self) -> None:
         self._flags = [torch.zeros(1, device=device()), torch.ones(1, device=device())]
-        self._asked: tuple[dist.Work, Tensor, Any] | None = None
+        self._asked: tuple[dist.Work, Later] | None = None
 
     def any_rank(self, flag: bool) -> bool:
         """Tell this rank's flag; return whether any rank's was raised when this was called before. A collective."""
@@ -181,24 +208,18 @@ class Agreement:
         answer = self._answer()
         own = self._flags[flag].clone()
         work = dist.all_reduce(own, async_op=True)
-        ready = None
-        if own.is_cuda:  # brought to the host behind the work of this update, and looked at in the next
-            work.wait()
-            own = own.to("cpu", non_blocking=True)
-            ready = torch.cuda.Event()
-            ready.record()
-        self._asked = work, own, ready
+        assert work is not None
+        if own.is_cuda:
+            work.wait()  # lets the stream wait, and not the host
+        self._asked = work, Later(own)
         return answer
 
     def _answer(self) -> bool:
         if self._asked is None:
             return False
-        work, flags, ready = self._asked
-        if ready is None:
-            work.wait()
-        else:
-            ready.synchronize()
-        return bool(flags.item() > 0)
+        work, flag = self._asked
+        work.wait()
+        return flag.value() > 0
 
 
 class StoreBoard:

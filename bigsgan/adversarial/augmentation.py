@@ -8,6 +8,7 @@ from torch import Tensor
 from bigsgan.adversarial.watchers import Sum
 from bigsgan.checkpoint import SharedState
 from bigsgan.config.augmentation import Augmentation
+from bigsgan.engines import Outcome, chosen
 
 
 def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -> Tensor:
@@ -61,7 +62,7 @@ class AdaptiveProbability(SharedState):
         self._own += torch.stack([signs.sum(dtype=torch.float32), known.sum(dtype=torch.float32)])
 
     @torch.no_grad()
-    def finish_update(self, update: int, applied: bool) -> None:
+    def finish_update(self, update: int, applied: Outcome) -> None:
         """End update number ``update`` (from 0): the ranks share their signs, and every ``interval`` updates p moves.
 
         Signs of an update that was skipped do not count.
@@ -71,8 +72,7 @@ class AdaptiveProbability(SharedState):
         # In each update, though p moves in every fourth: so nothing that a checkpoint must keep differs by rank.
         signs = self._sum_over_ranks(self._own.clone())
         self._own.zero_()
-        if applied:
-            self._signs += signs
+        self._signs += chosen(applied, signs, torch.zeros_like(signs))
         if (update + 1) % self._interval:
             return
         if self._p is not None:

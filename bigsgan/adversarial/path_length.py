@@ -13,7 +13,7 @@ from torch import Tensor
 from bigsgan.adversarial.watchers import Sum
 from bigsgan.checkpoint import SharedState
 from bigsgan.config.sections import PathLength
-from bigsgan.engines import MicroBatch
+from bigsgan.engines import MicroBatch, Outcome, chosen
 from bigsgan.models import noise
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
@@ -65,14 +65,14 @@ class PathLengthPenalty(SharedState):
         return self._section.every * value
 
     @torch.no_grad()
-    def finish_update(self, update: int, applied: bool) -> None:
+    def finish_update(self, update: int, applied: Outcome) -> None:
         """Move the average by the mean over all ranks, if the update carried the penalty. All ranks call this."""
         if not self.is_due(update):
             return
         total, number = self._sum_over_ranks(self._seen.clone()).unbind()
         self._seen.zero_()
-        if applied:
-            self._average.lerp_(total / number, self._section.decay)
+        moved = torch.lerp(self._average, total / number, self._section.decay)
+        self._average.copy_(chosen(applied, moved, self._average))
 
     def state(self) -> dict[str, Tensor]:
         """The average, (1,)."""

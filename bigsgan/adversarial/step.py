@@ -142,9 +142,9 @@ class AdversarialStep:
         self.generator.finish()
         self.discriminator.finish()
         for watcher in self._extras.watchers:
-            watcher.finish_update(update, self.discriminator.applied)
+            watcher.finish_update(update, self.discriminator.outcomes.last)
         if self._extras.path_length is not None:
-            self._extras.path_length.finish_update(update, self.generator.applied)
+            self._extras.path_length.finish_update(update, self.generator.outcomes.last)
 
     def _fakes(self, phase: str, images: Sequence[Tensor]) -> Sequence[Tensor]:
         """Images of a phase, where D reads its inputs."""
@@ -219,11 +219,11 @@ class AdversarialStep:
         return OnDemand(part.accumulation, lambda j: (seeds[j],))
 
     def _generator_updated(self) -> None:
-        self.discriminator.observe_seam(self.generator.applied)
+        self.discriminator.observe_seam(self.generator.outcomes.last)
         self._record("generator", self.generator)
 
     def _record(self, name: str, engine: Engine) -> None:
-        if not engine.applied:  # the norm of a skipped update is infinite
+        if engine.outcomes.last is False:  # the norm is infinite
             return
         if isinstance(engine.grad_norm, Tensor):
             self._statistics.add(f"grad_norm/{name}", engine.grad_norm.detach())

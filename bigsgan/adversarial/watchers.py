@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bigsgan.checkpoint import SharedState
 from bigsgan.config.sections import LeCam
+from bigsgan.engines import Outcome, chosen
 
 Sum = Callable[[Tensor], Tensor]
 """Sums a vector on the device elementwise over the ranks; the identity on one rank."""
@@ -26,7 +27,7 @@ class LogitWatcher(Protocol):
         """Take note of D's logits at this rank's real and fake images of a micro-batch."""
         ...
 
-    def finish_update(self, update: int, applied: bool) -> None:
+    def finish_update(self, update: int, applied: Outcome) -> None:
         """End update number ``update``, applied or skipped. All ranks call this, those too that saw no logits."""
         ...
 
@@ -50,16 +51,15 @@ class LogitAnchors(SharedState):
         self._seen += torch.stack([real.sum(), num, fake.sum(), num])
 
     @torch.no_grad()
-    def finish_update(self, update: int, applied: bool) -> None:
+    def finish_update(self, update: int, applied: Outcome) -> None:
         """Move the averages by the means over all ranks; those of the first update are taken as they are."""
         real, num_real, fake, num_fake = self._sum_over_ranks(self._seen.clone()).unbind()
         self._seen.zero_()
-        if not applied:
-            return
         known = self._anchors[2]
         means = torch.stack([real / num_real, fake / num_fake])
-        self._anchors[:2] = torch.where(known > 0, torch.lerp(means, self._anchors[:2], self._section.decay), means)
-        self._anchors[2] = 1.0
+        means = torch.where(known > 0, torch.lerp(means, self._anchors[:2], self._section.decay), means)
+        moved = torch.cat([means, torch.ones_like(self._anchors[2:])])
+        self._anchors.copy_(chosen(applied, moved, self._anchors))
 
     def penalty(self, real: Tensor, fake: Tensor) -> Tensor:
         """R of the logits of a micro-batch, a scalar; 0 until averages are known."""

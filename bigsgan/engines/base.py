@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from bigsgan.engines.outcomes import Outcome, Outcomes
 from bigsgan.engines.sequences import MicroBatch, MicroBatches
 from bigsgan.models.network import LayerStack
 
@@ -110,9 +111,7 @@ class Engine(Protocol):
         network: The layers that this rank computes.
         replica: Which of the ranks that compute the same layers this one is.
         division: Bounds of the stages that the layers are divided into; None where each rank has them all.
-        applied: Whether the last update changed the parameters; not where gradients were not finite.
-        num_applied: Updates that did.
-        num_skipped: Updates that did not.
+        outcomes: Which updates changed the parameters; not those whose gradients were not finite.
         scales_loss: Whether overflow is taken for granted, as fp16's loss scaling does; such updates are skipped.
         grad_norm: Norm of the last update's averaged gradient, before clipping.
         after_update: Called on every rank after each update, applied or skipped.
@@ -121,9 +120,7 @@ class Engine(Protocol):
     network: LayerStack
     replica: int
     division: list[int] | None
-    applied: bool
-    num_applied: int
-    num_skipped: int
+    outcomes: Outcomes
     scales_loss: bool
     grad_norm: Tensor | float
     after_update: Callable[[], None]
@@ -139,7 +136,7 @@ class Engine(Protocol):
     def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
         """Update on the mean loss of the micro-batches, by the time that ``finish`` returns.
 
-        So do ``applied``, ``grad_norm``, the counters and the shards tell of it then.
+        So do ``outcomes``, ``grad_norm`` and the shards tell of it then.
         """
         ...
 
@@ -169,7 +166,7 @@ class Engine(Protocol):
         """Complete every phase that was asked for."""
         ...
 
-    def observe_seam(self, applied: bool) -> None:
+    def observe_seam(self, applied: Outcome) -> None:
         """Learn whether gradients from ``input_grads`` could be used: fp16 scales its backward pass accordingly."""
         ...
 

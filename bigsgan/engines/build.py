@@ -22,6 +22,7 @@ from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.pipeline.build import PipelineBuilder
+from bigsgan.engines.refusing import Refusing, device_decides
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models.build import build_network, initial_seed
@@ -75,7 +76,8 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
         deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())
     recomputes = not plan.keeps_generator_graphs
-    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), recomputes, release, averaged)
+    refusing = Refusing(engine) if device_decides(engine, file) else None
+    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), recomputes, release, averaged, refusing)
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:

@@ -14,6 +14,7 @@ from bigsgan import comm
 from bigsgan.engines import deepspeed_private
 from bigsgan.engines.base import Rates, Shard
 from bigsgan.engines.optimizer import fit_state
+from bigsgan.engines.outcomes import Outcome, Outcomes
 from bigsgan.errors import UserError
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
@@ -26,15 +27,13 @@ class DeepSpeedBacked:
     """The part of the Engine protocol that does not depend on how phases are computed.
 
     Attributes:
-        network, replica, applied, num_applied, num_skipped, scales_loss, grad_norm, after_update: See Engine.
+        network, replica, outcomes, scales_loss, grad_norm, after_update: See Engine.
     """
 
     def __init__(self, engine: DeepSpeedEngine, network: LayerStack, replica: int, num_replicas: int) -> None:
         self.network = network
         self.replica = replica
-        self.applied = False
-        self.num_applied = 0
-        self.num_skipped = 0
+        self.outcomes = Outcomes()
         self.grad_norm: Tensor | float = 0.0
         self.after_update: Callable[[], None] = _nothing
         self._engine = engine
@@ -56,11 +55,11 @@ class DeepSpeedBacked:
         self._seam_scale = SEAM_SCALE_MAX if self.scales_loss else 1.0
         self._seam_good = 0
 
-    def observe_seam(self, applied: bool) -> None:
+    def observe_seam(self, applied: Outcome) -> None:
         """Adapt the scale of ``input_grads``'s backward pass to whether its gradients could be used.
 
         The same rule as dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740): halve on overflow, double
-        after a number of good updates. Only in fp16.
+        after a number of good updates. Only in fp16, which waits for the device to know.
         """
         if not self.scales_loss:
             return
@@ -90,19 +89,20 @@ class DeepSpeedBacked:
     def scalars(self) -> dict[str, float]:
         """Numbers to save beside the shards: counters and loss scales."""
         scaler = deepspeed_private.loss_scaler_numbers(self._engine) if self.scales_loss else {}
-        own = {"num_applied": self.num_applied, "num_skipped": self.num_skipped}
+        own = {"num_applied": self.outcomes.num_applied, "num_skipped": self.outcomes.num_skipped}
         seam = {"seam_scale": self._seam_scale, "seam_good": self._seam_good}
         return {**own, **seam, **{f"scaler.{key}": value for key, value in scaler.items()}}
 
     def load_scalars(self, values: dict[str, float]) -> None:
         """Restore what ``scalars`` gave."""
-        self.num_applied, self.num_skipped = int(values["num_applied"]), int(values["num_skipped"])
+        num_applied, num_skipped = int(values["num_applied"]), int(values["num_skipped"])
+        self.outcomes.restore(num_applied, num_skipped)
         if self.scales_loss and any(key.startswith("scaler.") for key in values):  # not in another precision
             self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
         scaler = {key.removeprefix("scaler."): v for key, v in values.items() if key.startswith("scaler.")}
         if self.scales_loss:
             deepspeed_private.set_loss_scaler_numbers(self._engine, scaler)
-        deepspeed_private.set_counters(self._engine, self.num_applied + self.num_skipped, self.num_skipped)
+        deepspeed_private.set_counters(self._engine, num_applied + num_skipped, num_skipped)
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
         """Replace the optimizer's state of one shard: tensors that lie as its master does, and the number ``step``."""
@@ -128,12 +128,13 @@ class DeepSpeedBacked:
             self._penalty_scale = scale
             self._penalised[0].gradient_scale.fill_(scale)  # type: ignore[union-attr]
 
-    def _count(self, applied: bool) -> None:
+    def _count(self, applied: Outcome) -> None:
         """Take note of an update. What overflowed a skipped one's gradients may stand in the running statistics too."""
-        self.applied = applied
-        self.num_applied += applied
-        self.num_skipped += not applied
-        if not applied and self._buffers:
+        self.outcomes.add(applied)
+        if isinstance(applied, Tensor):
+            for buffer, kept in zip(self._buffers, self._kept_buffers, strict=True):
+                torch.where(applied, buffer, kept, out=buffer)
+        elif not applied and self._buffers:
             torch._foreach_copy_(self._buffers, self._kept_buffers)
         self.after_update()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.zero import stage_1_and_2
 from torch import Tensor
 
 from bigsgan.engines.optimizer import grouped
@@ -40,7 +41,7 @@ def divide_update(optimizer: FP16_UnfusedOptimizer, at_a_time: int) -> None:
             torch._foreach_norm(gradients, 2, dtype=torch.float32) if gradients else []
         )
         del gradients  # the weights, and with several replicas the groups of them, let go one by one
-        optimizer.overflow = not bool(torch.isfinite(norm))
+        optimizer.overflow = stage_1_and_2.is_invalid_grad_norm(norm)
         if optimizer.overflow:
             return bool(optimizer._skip_invalid_grad_norm())
         optimizer._global_grad_norm = norm

@@ -120,6 +120,7 @@ class AdamWithoutMomentum(torch.optim.Adam):
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 maximize=False,
+                found_inf=getattr(self, "found_inf", None),  # as torch's own has it from gradient scalers
             )
 
     def _started(self, parameter: Tensor) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from bigsgan.engines.averaged_gradients import AveragedGradients
 from bigsgan.engines.base import LossFunction, Rates, Regularizer
 from bigsgan.engines.compiling import compiled
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
+from bigsgan.engines.outcomes import Outcome
 from bigsgan.engines.prefetching import Prefetching
+from bigsgan.engines.refusing import Refusing
 from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
@@ -90,6 +92,7 @@ class ZeroEngine(DeepSpeedBacked):
         recomputes: bool = False,
         release: Callable[[], None] | None = None,
         averaged: AveragedGradients | None = None,
+        refusing: Refusing | None = None,
     ) -> None:
         """Wrap an engine.
 
@@ -103,10 +106,11 @@ class ZeroEngine(DeepSpeedBacked):
             release: Removes what was made for the engine outside of it, such as swap files.
             averaged: What has to be waited for before gradients are used. While they travel ``train`` leaves its last
                 step to whatever comes next: the other network may make images meanwhile.
+            refusing: Steps in the place of the host where the device decides whether to update.
         """
         super().__init__(engine, root.network, rank, world_size)
         self.division: list[int] | None = None
-        self._root, self._release, self._averaged = root, release, averaged
+        self._root, self._release, self._averaged, self._refusing = root, release, averaged, refusing
         self._is_step_open = False
         self._recomputes = recomputes
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
@@ -239,14 +243,21 @@ class ZeroEngine(DeepSpeedBacked):
         if is_update and self._checks_gradients:
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             self.grad_norm = torch.nn.utils.get_total_norm(gradients)
-            finite = bool(torch.isfinite(self.grad_norm))
-            if not finite:  # optimizers pass over parameters without a gradient
-                self.network.zero_grad(set_to_none=True)
-        with self._explained():
-            self._engine.step()
+            if self._refusing is not None:
+                self._refusing.judge(self.grad_norm)
+            elif not bool(torch.isfinite(self.grad_norm)):
+                finite = False
+                self.network.zero_grad(set_to_none=True)  # optimizers pass over parameters without a gradient
+        applied: Outcome
+        if is_update and self._refusing is not None:
+            applied = self._refusing.step()
+        else:
+            with self._explained():
+                self._engine.step()
+            applied = finite and self._engine.was_step_applied()
         if not is_update:
             return
         deepspeed_private.release(self._gradient_buffers)
         if not self._checks_gradients:
             self.grad_norm = self._reported_norm()
-        self._count(finite and self._engine.was_step_applied())
+        self._count(applied)

@@ -71,7 +71,7 @@ class Run:
         counters.update += 1
         counters.nimg += recipe.batch
         decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
-        if self.step.generator.applied:
+        if self.step.generator.outcomes.last is not False:  # else its weights are what they were
             self.average.update(decay)
         return decay
 
@@ -101,28 +101,34 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
     while counters.nimg < recipe.total_nimg:
         run.rank_log.phase = f"update {counters.update}"
         numbers = scheduled(recipe, counters.nimg)
-        run.step(counters.update, numbers)
-        if run.recovery.is_needed():
+        update = counters.update
+        run.step(update, numbers)
+        decay = run.count_update()
+        complete = counters.nimg >= recipe.total_nimg
+        done = agreement.any_rank(requests.reason is not None) or complete
+        reports = done or is_due(recipe.report_nimg, counters.nimg, recipe.batch)
+        samples = complete or is_due(recipe.sample_nimg, counters.nimg, recipe.batch)
+        measures = run.measuring and (complete or (not done and run.measuring.is_due(counters.nimg)))
+        saves = done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch)
+        looks = bool(reports or samples or measures or saves)
+        if failed := run.recovery.failed(update, numbers, at_once=looks):
             run.rank_log.phase = "rollback"
             with clock.paused():
                 run.saver.finish()
-                _log.warning("%s", run.recovery.roll_back(counters.update, numbers))
+                _log.warning("%s", run.recovery.roll_back(failed))
             run.reporter.rewind(counters.nimg)
             run.statistics.clear()
             clock.restart(counters.nimg)
             continue
-        decay = run.count_update()
-        complete = counters.nimg >= recipe.total_nimg
-        done = agreement.any_rank(requests.reason is not None) or complete
-        if done or is_due(recipe.report_nimg, counters.nimg, recipe.batch):
+        if reports:
             _report_metrics(run, numbers, decay, clock)
-        if complete or is_due(recipe.sample_nimg, counters.nimg, recipe.batch):
+        if samples:
             with clock.paused():
                 _report_samples(run)
-        if run.measuring and (complete or (not done and run.measuring.is_due(counters.nimg))):
+        if run.measuring and measures:
             with clock.paused():
                 _measure(run, run.measuring, requests)
-        if done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch):
+        if saves:
             with clock.paused():
                 _save(run, must=done)
         if done:
@@ -145,7 +151,7 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
     metrics.update({f"penalty_weight/{name}": weight for name, weight in numbers.penalty_weights.items()})
     for name, engine in (("generator", step.generator), ("discriminator", step.discriminator)):
         metrics[f"loss_scale/{name}"] = engine.loss_scale
-        metrics[f"skipped/{name}"] = engine.num_skipped
+        metrics[f"skipped/{name}"] = engine.outcomes.num_skipped
         if f"grad_norm/{name}" not in metrics:
             _log.warning("every update of the %s since the last report was skipped: its gradients are not finite", name)
     metrics["ema_decay"] = decay

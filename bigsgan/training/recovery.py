@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,18 @@ from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.training.state import Counters
+
+
+class Failed(NamedTuple):
+    """An update that was not finite.
+
+    Attributes:
+        update: Its number, as its checkpoint counts.
+        scheduled: The numbers that it was made with.
+    """
+
+    update: int
+    scheduled: Scheduled
 
 
 class Recovery:
@@ -54,19 +66,29 @@ class Recovery:
         self._entries, self._directory, self._d_steps, self._most = entries, directory, d_steps, most
         self._moved = moved
         self._engines = [engine for engine in (step.generator, step.discriminator) if not engine.scales_loss]
-        self._skipped = self._num_skipped()
+        self._known = self._num_skipped()
+        self._made: list[tuple[Failed, comm.Later]] = []  # whose outcome the host does not know yet
 
-    def is_needed(self) -> bool:
-        """Whether an update since the last call was not finite; the same on all ranks."""
-        before, self._skipped = self._skipped, self._num_skipped()
-        return self._skipped > before
+    def failed(self, update: int, scheduled: Scheduled, at_once: bool) -> Failed | None:
+        """Return the first update since the last call that was not finite, the same on all ranks; None without one.
 
-    def roll_back(self, update: int, scheduled: Scheduled) -> str:
-        """Find out where update number ``update`` failed, and go back; every rank calls this.
+        Where the device decides, the host learns of an update when the next one has been made.
 
         Args:
-            update: As its checkpoint counts.
+            update: Number of the update that was made.
             scheduled: The numbers that it was made with.
+            at_once: Whether to wait for the device to know of this one too.
+        """
+        num_skipped = comm.Later(sum(engine.outcomes.num_skipped_so_far for engine in self._engines))
+        made = [*self._made, (Failed(update, scheduled), num_skipped)]
+        self._made = [] if at_once or num_skipped.is_known else [made.pop()]
+        return next((what for what, number in made if number.value() > self._known), None)
+
+    def roll_back(self, failed: Failed) -> str:
+        """Find out where an update failed, and go back; every rank calls this.
+
+        Args:
+            failed: What ``failed`` found.
 
         Returns:
             What happened, in a line for the user.
@@ -74,9 +96,10 @@ class Recovery:
         Raises:
             UserError: This was once too often, or there is nothing to go back to.
         """
+        update = failed.update
         self._rewind(update)
         with first_not_finite({"generator": self._step.generator, "discriminator": self._step.discriminator}) as first:
-            self._step(update, scheduled)
+            self._step(update, failed.scheduled)
         report = _of_all_ranks(first)
         counters = self._counters
         rollbacks, skipped = counters.rollbacks + 1, counters.skipped_with(update, self._d_steps)
@@ -88,7 +111,7 @@ class Recovery:
         checkpoint.restore(found, self._entries, comm, self._moved)
         counters.rollbacks, counters.skipped = rollbacks, skipped
         self._rewind(counters.update)
-        self._skipped = self._num_skipped()
+        self._known, self._made = self._num_skipped(), []
         return f"update {update} is not finite ({report}); going on from {found.path}, passing over its real images"
 
     def _last_good(self, update: int, report: str) -> checkpoint.Checkpoint:
@@ -109,7 +132,7 @@ class Recovery:
             images.rewind(update * self._d_steps, self._counters.skipped)
 
     def _num_skipped(self) -> int:
-        return sum(engine.num_skipped for engine in self._engines)
+        return sum(engine.outcomes.num_skipped for engine in self._engines)
 
 
 @contextmanager

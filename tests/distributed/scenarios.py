@@ -3,8 +3,10 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ import torch
 from bigsgan import checkpoint, comm
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.config.sections import Checkpoints
-from bigsgan.engines import Shard
+from bigsgan.engines import Shard, refusing
 from bigsgan.initial_weights import InitialWeights
 from bigsgan.monitor import RankLog
 from bigsgan.start import Start
@@ -176,7 +178,7 @@ def _record_phase(run: Run, network: str, phase: str, grads: dict[int, torch.Ten
         original(*args)
         engine.finish()
         masters = [shard.master for shard in engine.shards()]
-        key = f"{network}.{engine.num_applied}"
+        key = f"{network}.{engine.outcomes.num_applied}"
         recorded[f"{key}.grad"] = named_parts(run, network, [grads[m.data_ptr()] for m in masters])
         recorded[f"{key}.before"] = named_parts(run, network, before)
         recorded[f"{key}.after"] = named_parts(run, network, masters)
@@ -332,9 +334,17 @@ def _valid(parameter: torch.Tensor) -> np.ndarray:
     return local.numpy().copy()
 
 
-def poisoned(overrides: list[str], ds: dict[str, Any], network: str) -> dict[str, Any]:
+@contextmanager
+def decided(on_device: bool) -> Iterator[None]:
+    """Let a CPU decide about updates as a GPU does, in engines that are built inside the block."""
+    with mock.patch.object(refusing, "_runs_ahead", return_value=on_device):
+        yield
+
+
+def poisoned(overrides: list[str], ds: dict[str, Any], network: str, on_device: bool = False) -> dict[str, Any]:
     """One good update, one whose gradients are NaN on rank 0 alone, one good one again."""
-    run = build(overrides, ds)
+    with decided(on_device):
+        run = build(overrides, ds)
     engine = getattr(run.step, network)
     update(run, 1)
     poisoned_parameter = next(engine.network.parameters())
@@ -347,11 +357,11 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str) -> dict[str
     update(run, 1)
     after = full_state(run)
     hook.remove()
-    counts = (engine.num_applied, engine.num_skipped, engine.applied)
+    counts = (engine.outcomes.num_applied, engine.outcomes.num_skipped, engine.outcomes.applied)
     update(run, 1)
     result = {
         "counts": counts,
-        "later": (engine.num_applied, engine.num_skipped, engine.applied),
+        "later": (engine.outcomes.num_applied, engine.outcomes.num_skipped, engine.outcomes.applied),
         "moved": [k for k in before if k.startswith(own) and not np.array_equal(before[k], after[k])],
         "average_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith("average.")),
         "other_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith(f"{other}.shard")),

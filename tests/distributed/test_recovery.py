@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from bigsgan import checkpoint, comm
+from bigsgan.adversarial import AdversarialStep
+from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.locking import hold
 from bigsgan.train import _alone_in
@@ -54,25 +57,32 @@ ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discri
 SAVING = ["total_nimg=48"]
 
 
-def not_finite(overrides, ds, network, most, every=16):
+def not_finite(overrides, ds, network, most, every=16, on_device=False):
     """Train six updates; update 3 has gradients that are not finite, ``most`` times, on the last rank alone."""
-    run = scenarios.build([*ADAM, *SAVING, f"checkpoint_nimg={every}", *overrides], ds)
+    with scenarios.decided(on_device):
+        run = scenarios.build([*ADAM, *SAVING, f"checkpoint_nimg={every}", *overrides], ds)
     out = Path(comm.from_rank_zero(tempfile.mkdtemp()))
     run.saver = checkpoint.Saver(out, comm, run.recipe.checkpoints)
     run.recovery._directory = out
     engine = getattr(run.step, network)
+    made, make = [], AdversarialStep.__call__
+
+    def noted(step, update, scheduled):
+        made.append(update)
+        make(step, update, scheduled)
 
     def poison(grad):
-        bad = run.counters.update == 3 and run.counters.rollbacks < most and comm.rank() == comm.world_size() - 1
+        bad = made[-1] == 3 and run.counters.rollbacks < most and comm.rank() == comm.world_size() - 1
         return grad * float("nan") if bad else grad
 
     next(p for p in engine.network.parameters() if p.requires_grad).register_hook(poison)
     try:
-        assert training_loop(run, StopRequests(launched=False))
+        with mock.patch.object(AdversarialStep, "__call__", noted):
+            assert training_loop(run, StopRequests(launched=False))
     except UserError as error:
         return str(error)
     finally:
-        result = run.counters.rollbacks, run.counters.skipped, scenarios.full_state(run)
+        result = run.counters.rollbacks, run.counters.skipped, scenarios.full_state(run), made
         scenarios.destroy(run)
     return result
 
@@ -96,8 +106,23 @@ def test_a_run_goes_back_and_passes_over_the_data(ranks, stage, network, most, s
     both = {"generator": zero(stage), "discriminator": zero(stage)}
     found = ranks(2).run(not_finite, [], both, network, most)
     expected = ranks(2).run(passing_over, [], both, skipped)
-    for (rollbacks, passed_over, state), reference in zip(found, expected, strict=True):
-        assert (rollbacks, passed_over) == (most, skipped)
+    check_passed_over(found, expected, (most, skipped))
+
+
+@pytest.mark.parametrize("every, made", [(16, [0, 1, 2, 3, 3, 2, 3, 4, 5]), (24, [0, 1, 2, 3, 4, 3, 3, 4, 5])])
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+def test_where_the_device_decides_the_host_learns_of_it_an_update_later(ranks, network, every, made):
+    """Or at once, where the update is saved; 8 images are one."""
+    both = dict.fromkeys(NETWORKS, zero(1, bf16={"enabled": True}))
+    found = ranks(2).run(not_finite, [], both, network, 1, every, True)
+    check_passed_over(found, ranks(2).run(passing_over, [], both, (3,)), (1, (3,)))
+    assert [each[3] for each in found] == [made] * 2
+
+
+def check_passed_over(found, expected, counts):
+    """Runs rolled back so often, over that data, and ended as runs that never saw it."""
+    for (*rolled_back, state, _), reference in zip(found, expected, strict=True):
+        assert tuple(rolled_back) == counts
         values = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
         assert len(values) > 50
         for key, value in values.items():

@@ -54,7 +54,7 @@ def host_bytes(run):
     for network in NETWORKS:
         engine = getattr(run.step, network)
         optimizer = engine._engine.optimizer
-        assert engine.applied
+        assert engine.outcomes.applied
         for master in deepspeed_private._keys(engine._engine):  # not ``shards``, which may be files on a drive
             state = engine._engine.basic_optimizer.state.get(master, {}).values()
             tensors += [master, *(value for value in state if torch.is_tensor(value))]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from bigsgan.config import NETWORKS
 from bigsgan.models.build import build_network
 from tests.distributed import scenarios
 from tests.tiny import FAMILIES, tiny_recipe, zero
@@ -19,6 +20,7 @@ LOW = [zero(s, bf16={"enabled": True}) for s in STAGES] + [
 ]
 
 
+BF16 = {"bf16": {"enabled": True}}
 QUICK = [FP32[0], FP32[3]]
 SLOW = [FP32[2], LOW[1], LOW[3], LOW[5]]
 GROUPS = zero(2, zero={"reduce_bucket_size": 300}, fp16={"enabled": True, "initial_scale_power": 8})
@@ -94,13 +96,48 @@ def test_non_finite_gradients_skip_the_update(ranks, ds, network):
     check_skipped(ranks(2).run(scenarios.poisoned, ADAM, {"generator": ds, "discriminator": ds}, network), network)
 
 
-def check_skipped(results, network):
-    """One update of the network was skipped on every rank, and nothing but the other network moved."""
+DECIDED = pytest.mark.parametrize(
+    "ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16)], ids=["0", "0-bf16", "1", "2-bf16"]
+)
+
+
+def trained(overrides, ds, on_device):
+    """State after three updates."""
+    with scenarios.decided(on_device):
+        run = scenarios.build(overrides, ds)
+    scenarios.update(run, 3)
+    state = scenarios.full_state(run)
+    scenarios.destroy(run)
+    return state
+
+
+@DECIDED
+def test_it_is_the_same_run_whoever_decides(ranks, ds):
+    overrides, both = [*ADAM, "optimizer.discriminator.clip_norm=0.1"], dict.fromkeys(NETWORKS, ds)
+    by_host, by_device = (ranks(2).run(trained, overrides, both, on_device) for on_device in (False, True))
+    for one, other in zip(by_host, by_device, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert np.array_equal(value, other[key]), key
+
+
+@DECIDED
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+def test_a_device_that_decides_refuses_the_update(ranks, ds, network):
+    clipped = [*ADAM, f"optimizer.{network}.clip_norm=1", "objective.lecam={weight: 0.3, decay: 0.5}"]
+    check_skipped(ranks(2).run(scenarios.poisoned, clipped, dict.fromkeys(NETWORKS, ds), network, True), network, True)
+
+
+def check_skipped(results, network, on_device=False):
+    """One update of the network was skipped on every rank, and nothing but the other network moved.
+
+    Where the device decides the average of G moves on towards the weights, which are what they were.
+    """
     for result in results:
         assert result["counts"] == (1, 1, False)
         assert result["later"] == (2, 1, True)
         assert result["moved"] == []
-        assert result["average_moved"] == (network == "discriminator")
+        assert result["average_moved"] == (on_device or network == "discriminator")
         assert result["other_moved"]
         assert result["finite"]
 

@@ -1,0 +1,97 @@
+"""Updates refused on the device: gradients that are not finite change nothing, and no host waits to know it.
+
+A host that decides waits for the gradients' norm, and the device runs dry meanwhile. torch's fused Adam leaves weights,
+moments and step as they are where its ``found_inf`` is 1 (torch/optim/adam.py: it is there for gradient scaling), so
+that the norm need not leave the device; DeepSpeed copies and gathers weights that are what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero import stage_1_and_2
+from torch import Tensor
+
+from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.engines.deepspeed_config import reduces_by_group
+from bigsgan.engines.outcomes import Outcome
+
+
+class Refusing:
+    """Tells an engine's optimizer on the device whether to update."""
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        """Decide for an engine, of which ``device_decides`` says that this goes.
+
+        Args:
+            engine: Any.
+        """
+        self._engine = engine
+        self._refused: Tensor | None = None
+
+    def judge(self, norm: Tensor) -> bool:
+        """Look at the norm of an update's gradients, a tensor (): the next step refuses one that is not finite.
+
+        Returns:
+            False: it is not for the host to pass over the step.
+        """
+        self._refused = ~torch.isfinite(norm)
+        self._engine.basic_optimizer.found_inf = self._refused.float()
+        return False
+
+    def step(self) -> Outcome:
+        """Step the engine, whose optimizer asks ``judge`` where it has a norm of its own."""
+        with _judged_by(self.judge):
+            self._engine.step()
+        refused, self._refused = self._refused, None
+        assert refused is not None, "nobody looked at the norm"
+        return ~refused
+
+
+@contextmanager
+def _judged_by(judge: Callable[[Any], bool]) -> Iterator[None]:
+    """Let ``judge`` say inside the block whether a norm is invalid, and not DeepSpeed's function, which waits for it.
+
+    It is asked by stage_1_and_2.py once for the update and, where gradients are clipped, once for each group; and by
+    divided_update.
+    """
+    waits = stage_1_and_2.is_invalid_grad_norm
+    stage_1_and_2.is_invalid_grad_norm = judge
+    try:
+        yield
+    finally:
+        stage_1_and_2.is_invalid_grad_norm = waits
+
+
+def device_decides(engine: DeepSpeedEngine, file: DeepSpeedFile) -> bool:
+    """Whether the device can decide, and it pays.
+
+    The host does on a CPU, for which it would only be more to compute; in fp16, whose next loss scale depends on it;
+    for an optimizer on the host, or another than Adam; where DeepSpeed reduces gradients, and looks at them, in ways of
+    its own; and at stage 3, where DeepSpeed waits for its reductions in each backward pass anyway (0.19.8,
+    zero/stage3.py).
+
+    Args:
+        engine: Any.
+        file: Its DeepSpeed file.
+    """
+    optimizer = engine.basic_optimizer
+    return (
+        _runs_ahead(engine.device)
+        and file.precision != "fp16"
+        and file.offload_optimizer == "none"
+        and (file.stage == 0 or reduces_by_group(file))
+        and not isinstance(engine.optimizer, BF16_Optimizer)
+        and isinstance(optimizer, torch.optim.Adam)
+        and bool(optimizer.defaults["fused"])
+    )
+
+
+def _runs_ahead(device: torch.device) -> bool:
+    """Whether the host gives the device work without waiting until it is done."""
+    return device.type != "cpu"
