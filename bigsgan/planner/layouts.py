@@ -1,8 +1,9 @@
 """The layouts that a recipe could have on so many ranks, and which of them fits and costs least.
 
-Cheapest first: nothing offloaded, then the optimizer, then the parameters too; ZeRO 0, 1 and 2, which send weights and
-gradients once for an update, then pipelines, then stage 3, which gathers weights for every pass; without recomputation,
-then with; as many micro-batches as the recipe has, then more, each of which is smaller; the lower stage.
+Cheapest first: nothing offloaded, then one network's optimizer, then both, then the parameters too; ZeRO 0, 1 and 2,
+which send weights and gradients once for an update, then pipelines, then stage 3, which gathers weights for every pass;
+without recomputation, then with; as many micro-batches as the recipe has, then more, each of which is smaller; the
+lower stage.
 """
 
 from __future__ import annotations
@@ -34,12 +35,19 @@ class Kind(NamedTuple):
         file: DeepSpeed's, where ``{}`` stands for the precision.
         tier: Place in the order of costs.
         stages: Of a pipeline.
+        discriminator_file: D's, where it has another.
     """
 
     name: str
     file: str
     tier: int
     stages: int = 1
+    discriminator_file: str | None = None
+
+    def file_of(self, network: str, precision: str) -> str:
+        """A network's DeepSpeed file for a precision."""
+        file = self.discriminator_file if network == "discriminator" else None
+        return (file or self.file).format(_SUFFIX[precision])
 
 
 class Resources(NamedTuple):
@@ -125,9 +133,12 @@ _WITHOUT_STAGES = [
     *(Kind(f"ZeRO {stage}", f"ds_configs/zero{stage}{{}}.json", 0) for stage in (0, 1, 2)),
     Kind("ZeRO 3", "ds_configs/zero3{}.json", _PIPELINE_TIER + 1),
 ]
+_ZERO2, _ZERO2_OFFLOAD = "ds_configs/zero2{}.json", "ds_configs/zero2_offload.json"
 _OFFLOADED = [
-    Kind("ZeRO 2, optimizer on the host", "ds_configs/zero2_offload.json", _PIPELINE_TIER + 2),
-    Kind("ZeRO 3, all on the host", "ds_configs/zero3_offload.json", _PIPELINE_TIER + 3),
+    Kind("ZeRO 2, D's optimizer on the host", _ZERO2, _PIPELINE_TIER + 2, discriminator_file=_ZERO2_OFFLOAD),
+    Kind("ZeRO 2, G's optimizer on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 2, discriminator_file=_ZERO2),
+    Kind("ZeRO 2, both optimizers on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 3),
+    Kind("ZeRO 3, all on the host", "ds_configs/zero3_offload.json", _PIPELINE_TIER + 4),
 ]
 
 
@@ -262,7 +273,7 @@ class Surveyor:
         return exact or objective.gradient_penalty is not None
 
     def _file(self, kind: Kind, network: str) -> str:
-        return kind.file.format(_SUFFIX[self._precision(network)])
+        return kind.file_of(network, self._precision(network))
 
     def _precision(self, network: str) -> str:
         name = self._recipe.engine(network).ds_config

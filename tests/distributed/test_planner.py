@@ -63,6 +63,10 @@ LAYOUTS = {
     "perceptrons, ZeRO 1, optimizer on the host": (PERCEPTRONS, zero(1, zero=HOST)),
     "perceptrons, ZeRO 2 in bf16, optimizer on the host": (PERCEPTRONS, zero(2, zero=HOST, **BF16)),
     "perceptrons, ZeRO 3 in bf16, optimizer on the host": (PERCEPTRONS, zero(3, zero=HOST, **BF16)),
+    "perceptrons, ZeRO 2 in bf16, D's optimizer on the host": (
+        PERCEPTRONS,
+        {"generator": zero(2, **BF16), "discriminator": zero(2, zero=HOST, **BF16)},
+    ),
     "BigGAN, ZeRO 3, parameters and optimizer on the host": (
         BIGGAN,
         zero(3, zero={**HOST, "offload_param": {"device": "cpu"}}),
@@ -76,7 +80,7 @@ IN_CI = ("BigGAN, 2 stages", "StyleGAN2, ZeRO 2, R1 and path length", "perceptro
 )
 def test_the_peak_is_predicted(ranks, tmp_path, name):
     overrides, content = LAYOUTS[name]
-    ds = dict.fromkeys(NETWORKS, content)
+    ds = content if "generator" in content else dict.fromkeys(NETWORKS, content)
     by_rank = ranks(2).run(allocations.peaks, overrides, ds, NUM_UPDATES)
     measured = max(found["update"] for found in by_rank)
     prediction = predict(tiny_plan(tmp_path, 2, overrides, ds), Traces())

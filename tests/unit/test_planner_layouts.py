@@ -12,7 +12,7 @@ import time
 import pytest
 
 from bigsgan.cli import DEFAULT_RECIPE, main
-from bigsgan.config import load_recipe, plan_run
+from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import UserError
 from bigsgan.planner import report
@@ -160,6 +160,24 @@ def test_offloading_asks_for_memory_of_the_nodes():
     with pytest.raises(UserError, match="are too few for") as caught:
         report.check(found, resources)
     assert caught.value.field == "--host-memory"
+
+
+def test_one_optimizer_on_the_host_comes_before_both():
+    """And before everything: of what it takes from the device nothing but its weights stays there."""
+    bf16 = [f"engines.{network}.ds_config=ds_configs/zero1_bf16.json" for network in NETWORKS]
+    roomy, _ = survey(1, GIB, bf16)
+    names = {n: f"ZeRO 2, {n[0].upper()}'s optimizer on the host" for n in NETWORKS}
+    peaks = {n: by_name(roomy)[names[n], True].prediction.peak for n in NETWORKS}
+    both = by_name(roomy)["ZeRO 2, both optimizers on the host", True].prediction.peak
+    neither = by_name(roomy)["ZeRO 2", True].prediction.peak
+    assert both < min(peaks.values()) < max(peaks.values()) < neither
+    for network, peak in peaks.items():
+        found, _ = survey(1, peak / USABLE + 1, bf16, host=GIB)
+        assert found.best.prediction.peak <= peak
+        assert found.best.name in names.values()
+        if found.best.name == names[network]:
+            offloaded = [text for text in found.best.overrides if text.endswith("zero2_offload.json")]
+            assert offloaded == [f"engines.{network}.ds_config=ds_configs/zero2_offload.json"]
 
 
 def test_the_command_prints_a_table_or_json(capsys):
