@@ -22,10 +22,11 @@ from bigsgan.draws import Draws
 from bigsgan.ending import exit_status
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
-from bigsgan.metrics import Evaluation, Features, Measured, Replica, full_precision, open_features
+from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
 from bigsgan.sheets import Sampler
+from bigsgan.tf32 import tf32
 from bigsgan.trained import TrainedNetwork, open_trained
 from bigsgan.training.measuring import RECORDS_FILE, keep_records, records, samples_of
 from bigsgan.training.sampling import check_batch, check_truncation, generator_inputs, sampling_mode, smaller_batch
@@ -149,7 +150,7 @@ def _path_length(trained: TrainedNetwork, features: Features, metric: Metric, op
         if hasattr(layer, "half_type"):
             setattr(layer, "half_type", None)  # noqa: B010 - which only the classes that have it declare
     features.network.to(device)
-    with full_precision(), sampling_mode(trained.network, "running"):
+    with tf32(False), sampling_mode(trained.network, "running"):
         value = path_length(trained.network, inputs, features, metric.num, options.batch, bar.set_description_str)
     return Measured(metric, {metric.name: value}, 0, metric.num, time.perf_counter() - start)
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bigsgan import comm
 from bigsgan.bench.about import about, describe
+from bigsgan.bench.arithmetic import arithmetic_of, speed
 from bigsgan.bench.lazy import partly_timed
 from bigsgan.bench.measure import Stopwatch
 from bigsgan.bench.phases import PhaseClock, label_phases, labelled_collectives
@@ -24,16 +24,12 @@ from bigsgan.bench.table import NOTHING, Table, as_json, percent, shown
 from bigsgan.bench.train import label
 from bigsgan.config import RunPlan
 from bigsgan.ending import exit_status
-from bigsgan.engines.base import DTYPES
 from bigsgan.monitor.sinks import writing
-from bigsgan.plan import count_work
 
 NUM_OPERATIONS = 10
 TRACE_FILE = "trace.json"
 _LABEL = "bigsgan: "
 """Before a phase's name in the trace, which has an operation of nearly every name."""
-
-_MATRIX_REPEATS = 5
 
 
 class Options(NamedTuple):
@@ -86,19 +82,12 @@ def profiled(plan: RunPlan, options: Options) -> dict[str, Any]:
         phases, operations = _by_phase_and_operation(loop, options)
     finally:
         loop.close()
-    flops = count_work(plan)["update_flop"] * plan.recipe.batch // plan.world_size
-    precision = plan.deepspeed_files["discriminator"].precision
-    peak = matrix_flops_per_second(DTYPES[precision], comm.device())
     return {
         "update_seconds": seconds,
         "images_per_second": plan.recipe.batch / seconds,
         "phases": phases,
         "operations": operations,
-        "flops": flops,
-        "flops_per_second": flops / seconds,
-        "matrix_precision": _matrix_precision(precision, comm.device()),
-        "matrix_flops_per_second": peak,
-        "achieved_share": flops / seconds / peak,
+        **speed(arithmetic_of(plan, {}), seconds),
         "trace": str(options.out / TRACE_FILE),
     }
 
@@ -141,39 +130,6 @@ def costliest(averages: Sequence[Any], on_gpu: bool) -> list[dict[str, Any]]:
         {"name": name, "calls": calls[name], "seconds": time / 1e6, "share": time / total}
         for name, time in times.most_common(NUM_OPERATIONS)
     ]
-
-
-def matrix_flops_per_second(dtype: torch.dtype, device: torch.device) -> float:
-    """Speed of this device at a product of two square matrices, the best of a few: what it can reach at most.
-
-    In TF32 where convolutions may use it, which torch allows products of matrices in float32 only when it is told to.
-    """
-    size = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    found = []
-    with _tf32_as_in_convolutions():
-        torch.mm(a, b)  # loads the library
-        for _ in range(_MATRIX_REPEATS):
-            watch = Stopwatch()
-            torch.mm(a, b)
-            found.append(2 * size**3 / watch.seconds())
-    return max(found)
-
-
-@contextlib.contextmanager
-def _tf32_as_in_convolutions() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def _matrix_precision(precision: str, device: torch.device) -> str:
-    """Of the product that the speed is compared with."""
-    uses_tf32 = precision == "fp32" and device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return "fp32 (TF32, as convolutions)" if uses_tf32 else precision
 
 
 def _show(plan: RunPlan, found: dict[str, Any], options: Options) -> None:

@@ -6,10 +6,9 @@ Shapes: n images (n, C, R, R).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from bigsgan.metrics.moments import Moments, frechet_distance
 from bigsgan.metrics.pairwise import Manifold, Shared, Tell, kernel_distance, manifold_metrics, share
 from bigsgan.metrics.reals import num_labels, see_reals
 from bigsgan.metrics.scores import jensen_shannon, kullback_leibler
+from bigsgan.tf32 import tf32
 
 _BY_ROWS = ("kid", "pr", "dc", "cfid")
 _BY_LOGITS = ("is", "labels")
@@ -131,7 +131,7 @@ class Evaluation:
         """
         start = time.perf_counter()
         device = comm.device()
-        with full_precision():
+        with tf32(False):  # whose ten bits show in features
             self.features.network.to(device)
             reals = self._see_reals(device)
             fakes = self._see_fakes(generate, replica, reals.labels, device, stopped)
@@ -282,20 +282,6 @@ def drawn_labels(first: int, num: int, counts: Tensor) -> Tensor:
     shares = torch.from_numpy(Draws(seed=0).uniform("metrics/labels", (), first, num, 1)[:, 0]).double()
     bounds = counts.cumsum(0) / counts.sum()
     return torch.searchsorted(bounds, shares, right=True).clamp(max=len(counts) - 1)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Let float32 be float32 inside the block: TF32 has ten bits, which features show."""
-    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = False
-    try:
-        yield
-    finally:
-        for backend, allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = allowed
 
 
 def as_bytes(images: Tensor) -> Tensor:

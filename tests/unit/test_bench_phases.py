@@ -8,9 +8,10 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 
 from bigsgan.bench import phases
+from bigsgan.bench.arithmetic import matrix_flops_per_second, matrix_precision
 from bigsgan.bench.comm import least_bytes, network_of
 from bigsgan.bench.phases import PHASES, PhaseClock
-from bigsgan.bench.profile import _matrix_precision, costliest, matrix_flops_per_second
+from bigsgan.bench.profile import costliest
 from bigsgan.plan import count_network, count_work, describe_networks
 from tests.tiny import FAMILIES, tiny_plan, zero
 
@@ -132,7 +133,7 @@ def test_a_matrix_product_may_use_what_convolutions_may(allowed, monkeypatch):
     matrix_flops_per_second(torch.float32, torch.device("cpu"))
     assert set(seen) == {allowed}
     assert cuda.matmul.allow_tf32 is not allowed
-    names = [_matrix_precision("fp32", torch.device(kind)) for kind in ("cuda", "cpu")]
+    names = [matrix_precision("fp32", torch.device(kind)) for kind in ("cuda", "cpu")]
     assert names == ["fp32 (TF32, as convolutions)" if allowed else "fp32", "fp32"]
 
 

@@ -15,7 +15,15 @@ PACKAGE = "bigsgan"
 
 # Low to high. A name stands for the module, or for the package and all in it that no longer name covers.
 LEVELS: list[set[str]] = [
-    {"bigsgan.atomic", "bigsgan.draws", "bigsgan.errors", "bigsgan.placement", "bigsgan.signals", "bigsgan.table"},
+    {
+        "bigsgan.atomic",
+        "bigsgan.draws",
+        "bigsgan.errors",
+        "bigsgan.placement",
+        "bigsgan.signals",
+        "bigsgan.table",
+        "bigsgan.tf32",
+    },
     {"bigsgan.config", "bigsgan.launched", "bigsgan.locking", "bigsgan.memory", "bigsgan.slurm"},
     {"bigsgan.checkpoint", "bigsgan.models", "bigsgan.data", "bigsgan.monitor"},
     {"bigsgan.engines.sequences", "bigsgan.engines.outcomes"},

@@ -1,0 +1,82 @@
+"""The speed of arithmetic: operations of an update over its time, and the most that the device can reach."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from bigsgan import comm
+from bigsgan.bench.measure import Stopwatch
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.base import DTYPES
+from bigsgan.plan import count_work
+from bigsgan.tf32 import tf32
+
+_MATRIX_REPEATS = 5
+_FIELDS = ("flops", "flops_per_second", "matrix_precision", "matrix_flops_per_second", "achieved_share")
+
+
+class Arithmetic(NamedTuple):
+    """The work of an update, and the speed that it is compared with.
+
+    Attributes:
+        flops: Operations of a rank in an update, without penalties.
+        precision: Of the matrix product.
+        peak: Operations a second of the matrix product.
+    """
+
+    flops: int
+    precision: str
+    peak: float
+
+
+def arithmetic_of(plan: RunPlan, peaks: dict[str, float]) -> Arithmetic | None:
+    """Count the operations of an update, and measure a matrix product in D's precision.
+
+    Args:
+        plan: Of the update.
+        peaks: Speeds by precision that were measured before; one that is not there is measured, and added.
+
+    Returns:
+        None where a network has stages: its ranks have unequal work.
+    """
+    if any(plan.placement(network).num_stages > 1 for network in NETWORKS):
+        return None
+    flops = count_work(plan)["update_flop"] * plan.recipe.batch // plan.world_size
+    engine_precision = plan.deepspeed_files["discriminator"].precision
+    precision = matrix_precision(engine_precision, comm.device())
+    if precision not in peaks:
+        peaks[precision] = matrix_flops_per_second(DTYPES[engine_precision], comm.device())
+    return Arithmetic(flops, precision, peaks[precision])
+
+
+def speed(arithmetic: Arithmetic | None, seconds: float) -> dict[str, Any]:
+    """What is told of updates that take so many seconds; nothing but None where operations are not counted."""
+    if arithmetic is None:
+        return dict.fromkeys(_FIELDS)
+    flops, precision, peak = arithmetic
+    return dict(zip(_FIELDS, (flops, flops / seconds, precision, peak, flops / seconds / peak), strict=True))
+
+
+def matrix_flops_per_second(dtype: torch.dtype, device: torch.device) -> float:
+    """Speed of this device at a product of two square matrices, the best of a few: what it can reach at most.
+
+    In TF32 where convolutions may use it, which torch allows products of matrices in float32 only when it is told to.
+    """
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    found = []
+    with tf32(torch.backends.cudnn.allow_tf32):
+        torch.mm(a, b)  # loads the library
+        for _ in range(_MATRIX_REPEATS):
+            watch = Stopwatch()
+            torch.mm(a, b)
+            found.append(2 * size**3 / watch.seconds())
+    return max(found)
+
+
+def matrix_precision(precision: str, device: torch.device) -> str:
+    """Of the product that the speed is compared with."""
+    uses_tf32 = precision == "fp32" and device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return "fp32 (TF32, as convolutions)" if uses_tf32 else precision

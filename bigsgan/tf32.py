@@ -1,0 +1,26 @@
+"""TF32, in which newer CUDA devices may compute float32: products of numbers with ten bits, added up in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Let all convolutions and matrix products in float32 use TF32 inside the block, or none of them.
+
+    By default torch lets convolutions use it, and matrix products not. Without effect on a CPU.
+    """
+    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = allowed
+        yield
+    finally:
+        for backend, was_allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = was_allowed
