@@ -34,12 +34,15 @@ def write_bars(out: Path, title: str, bars: Sequence[tuple[str, Sequence[float]]
     Raises:
         UserError: The file cannot be written.
     """
-    width = _WIDTH - 2 * _MARGIN - _NAMES - _NUMBERS
-    image = Image.new("RGB", (_WIDTH, 2 * _MARGIN + _ROW * (len(bars) + 1)), "white")
-    draw, font = ImageDraw.Draw(image), ImageFont.load_default(_SIZE)
+    font = ImageFont.load_default(_SIZE)
+    names = max(_NAMES, *(int(font.getlength(name)) + _SIZE for name, _ in bars))  # those of combinations are long
+    bar = _WIDTH - 2 * _MARGIN - _NAMES - _NUMBERS
+    size = _WIDTH - _NAMES + names, 2 * _MARGIN + _ROW * (len(bars) + 1)
+    image = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(image)
     draw.text((_MARGIN, _MARGIN), title, _INK, font)
-    left = _MARGIN + _NAMES
-    for i, ((name, (_, middle, _)), (low, length, high)) in enumerate(zip(bars, bar_lengths(bars, width), strict=True)):
+    left = _MARGIN + names
+    for i, ((name, (_, middle, _)), (low, length, high)) in enumerate(zip(bars, bar_lengths(bars, bar), strict=True)):
         top = _MARGIN + _ROW * (i + 1)
         draw.text((_MARGIN, top + 6), name, _INK, font)
         draw.rectangle((left, top + 4, left + length, top + _ROW - 8), _BAR)
