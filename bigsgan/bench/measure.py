@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,6 +23,9 @@ from bigsgan.errors import UserError
 
 Builder = Callable[[], "Loop | None"]
 """Makes a loop, or gives None on a rank that takes no part in it."""
+
+Setting = Callable[[], AbstractContextManager[None]]
+"""Makes what holds while a loop is built and run, such as how float32 is computed."""
 
 
 class Loop(Protocol):
@@ -108,12 +112,12 @@ class Stopwatch:
 
 
 def take_turns(
-    builders: Sequence[Builder], settings: Settings, told: Callable[[int, int], None]
+    builders: Sequence[tuple[Builder, Setting]], settings: Settings, told: Callable[[int, int], None]
 ) -> tuple[list[list[list[Visit]]], dict[int, str]]:
     """Measure loops round by round, forwards and backwards in turn. Every rank calls this.
 
     Args:
-        builders: Of the loops.
+        builders: Of the loops, each with what holds meanwhile.
         settings: How much.
         told: Is called with the numbers of the round and of the loop before each of them.
 
@@ -135,7 +139,7 @@ def take_turns(
                 continue
             told(turn, i)
             try:
-                gathered = comm.gather_objects(_visit(builders[i], settings))
+                gathered = comm.gather_objects(_visit(*builders[i], settings))
             except UserError as error:
                 if comm.world_size() > 1:
                     raise
@@ -145,8 +149,9 @@ def take_turns(
     return found, failed
 
 
-def _visit(build: Builder, settings: Settings) -> Visit | None:
-    with leaving_nothing(), memory.naming_remedy("while a variant was measured", "choose others, or a smaller batch"):
+def _visit(build: Builder, setting: Setting, settings: Settings) -> Visit | None:
+    remedy = "choose others, or a smaller batch"
+    with leaving_nothing(), memory.naming_remedy("while a variant was measured", remedy), setting():
         return_unused()
         comm.forget_peak_memory()
         comm.barrier()  # nobody measures while others still tidy up

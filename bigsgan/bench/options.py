@@ -34,7 +34,7 @@ def add_commands(parser: argparse.ArgumentParser, add_recipe: Callable[[argparse
     text = "variants of a recipe (engines, precision, ZeRO, ...) against plain PyTorch, in one run"
     command = commands.add_parser("train", help=text)
     add_recipe(command)
-    text = f"which, the one to compare with first (default: all): {', '.join(VARIANTS)}"
+    text = f"which, the one to compare with first (default: all); + joins changes: {', '.join(VARIANTS)}"
     command.add_argument("--variants", default=",".join(VARIANTS), help=text)
     _add_count(command, "--rounds", 3, "in each of which every variant takes its turn (default 3)")
     _add_updates(command)
@@ -79,7 +79,8 @@ def add_commands(parser: argparse.ArgumentParser, add_recipe: Callable[[argparse
 def bench_train(options: argparse.Namespace) -> int:
     """Compare variants of a recipe."""
     path = _begin(options)
-    recipe, variants = load_recipe(path, options.overrides), chosen_variants(options.variants)
+    recipe = load_recipe(path, options.overrides)
+    variants = chosen_variants(options.variants, recipe)
     planned = plan_variants(recipe, variants, launched.world_size(), path.resolve().parent)
     plot = None if options.plot is None else Path(options.plot)
     if plot is not None:
@@ -121,9 +122,9 @@ def bench_comm(options: argparse.Namespace) -> int:
         _check_stages(plan)
         planned = [Planned(Variant("recipe", "as it is", lambda recipe: []), plan)]
     else:
-        variants = chosen_variants(options.variants)
+        variants = chosen_variants(options.variants, recipe)
         for variant in variants:
-            if variant.is_plain or variant.name == "pipeline":
+            if variant.is_plain or "pipeline" in variant.name.split("+"):
                 raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "leave it out")
         planned = plan_variants(recipe, variants, num_ranks, path.resolve().parent)
     launched.check_launcher()

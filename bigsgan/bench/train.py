@@ -10,29 +10,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from bigsgan import comm
 from bigsgan.bench.about import about, describe
+from bigsgan.bench.arithmetic import Arithmetic, arithmetic_of, speed
 from bigsgan.bench.lazy import partly_timed
-from bigsgan.bench.measure import Builder, Loop, Settings, Visit, take_turns
+from bigsgan.bench.measure import Builder, Loop, Setting, Settings, Visit, take_turns
 from bigsgan.bench.plain import build_plain_loop
 from bigsgan.bench.plot import write_bars
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.bench.table import NOTHING, Table, as_json, mebibytes, number, percent, shown
-from bigsgan.bench.variants import Planned
+from bigsgan.bench.variants import Planned, Variant
 from bigsgan.config import Recipe
 from bigsgan.data import build_dataset
 from bigsgan.ending import exit_status
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.errors import UserError
+from bigsgan.tf32 import tf32
 
 CONTROL = "control"
 _HEADINGS = (
-    "variant", "s/update", "images/s", "s/epoch", "time per image", "quartiles", "device MiB", "host MiB", "added MiB",
-    "busy", "data wait", "disk wait", "D loss", "G loss", "D differs", "G differs",
+    "variant", "s/update", "images/s", "s/epoch", "time per image", "quartiles", "TFLOP/s", "of peak", "device MiB",
+    "host MiB", "added MiB", "busy", "data wait", "disk wait", "D loss", "G loss", "D differs", "G differs",
 )  # fmt: skip
 _MEANING = (
     "the first updates of a round warm up, the others are timed",
     "time per image: over the first variant's, median of the rounds; control: the first variant a second time",
+    "TFLOP/s: operations of an update and rank, without penalties, over its time; of peak: of a matrix product's speed",
     "device MiB, host MiB: peak of a rank in the last round; added: beyond what the process held before it was built",
     "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images",
     "disk wait: of main threads for disks, summed over a rank's processes, so that it may exceed 100 %",
@@ -65,6 +70,7 @@ class Result(NamedTuple):
         recipe: Of the variant.
         rounds: Visits of its ranks by round; none where it could not run.
         reason: Why it could not.
+        arithmetic: Work of an update; None where it is not counted.
     """
 
     name: str
@@ -72,6 +78,7 @@ class Result(NamedTuple):
     recipe: Recipe | None
     rounds: list[list[Visit]]
     reason: str = ""
+    arithmetic: Arithmetic | None = None
 
     @property
     def image_seconds(self) -> list[float]:
@@ -98,14 +105,30 @@ def main(recipe: Recipe, planned: Sequence[Planned], options: Options) -> int:
 
 def _on_machine(planned: Planned) -> Planned:
     """Refuse what this machine cannot do."""
-    if planned.plan is None or planned.variant.is_plain:
+    variant, plan = planned.variant, planned.plan
+    if plan is None:
         return planned
+    if variant.is_plain:
+        reason = "" if variant.tf32 is None else _without_tf32(variant.tf32)
+        return Planned(variant, None, reason) if reason else planned
     try:
-        for network in planned.plan.deepspeed_files:
-            checked_config(planned.plan, network)
+        for network in plan.deepspeed_files:
+            checked_config(plan, network)
     except UserError as error:
-        return Planned(planned.variant, None, str(error))
+        return Planned(variant, None, str(error))
     return planned
+
+
+def _without_tf32(wanted: bool) -> str:
+    """Why TF32 can be neither used nor left out here; nothing where it can."""
+    if comm.device().type != "cuda":
+        return "needs a CUDA device, which alone has TF32"
+    return "needs a CUDA device that has TF32" if wanted and not torch.cuda.is_tf32_supported() else ""
+
+
+def _setting(variant: Variant) -> Setting:
+    """What holds while a variant is built and run, and while the peak is measured that it is compared with."""
+    return contextlib.nullcontext if variant.tf32 is None else partial(tf32, variant.tf32)
 
 
 def _builder(planned: Planned) -> Builder:
@@ -132,15 +155,21 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
         if comm.rank() == 0:
             print(f"round {turn + 1} of {settings.rounds}: {names[i]}", file=sys.stderr, flush=True)
 
-    rounds, failed = take_turns([_builder(each) for each in visited], settings, told)
+    rounds, failed = take_turns([(_builder(each), _setting(each.variant)) for each in visited], settings, told)
     if len(failed) == len(visited):
         tried = ",".join(each.variant.name for each in possible)
         raise UserError("--variants", tried, f"cannot run here: {failed[0]}", "choose others, or change the recipe")
-    results = {}
+    results: dict[str, Result] = {}
+    peaks: dict[str, float] = {}
     for i, (name, each) in enumerate(zip(names, visited, strict=True)):
-        recipe = None if each.plan is None or i in failed else each.plan.recipe
+        assert each.plan is not None
         title = f"{possible[0].variant.name} again" if name == CONTROL else each.variant.title
-        results[name] = Result(name, title, recipe, [] if i in failed else rounds[i], failed.get(i, ""))
+        if i in failed:
+            results[name] = Result(name, title, None, [], failed[i])
+            continue
+        with _setting(each.variant)():
+            arithmetic = arithmetic_of(each.plan, peaks)
+        results[name] = Result(name, title, each.plan.recipe, rounds[i], arithmetic=arithmetic)
     refused = {p.variant.name: Result(p.variant.name, p.variant.title, None, [], p.reason) for p in planned}
     ordered = [results.get(each.variant.name, refused[each.variant.name]) for each in planned]
     first = next(i for i, each in enumerate(planned) if each.plan is not None)
@@ -178,6 +207,7 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
         "images_per_second": 1 / middle,
         "epoch_seconds": middle * num_images,
         "time_ratio": _quartiles([a / b for a, b in zip(seconds, first.image_seconds, strict=True)]),
+        **speed(result.arithmetic, middle * result.recipe.batch),
         "device_peak_bytes": max(devices, default=None),
         "host_peak_bytes": max(visit.host_peak for visit in settled),
         "host_added_bytes": max(visit.host_peak - visit.host_before for visit in settled),
@@ -224,6 +254,8 @@ def _show(recipe: Recipe, records: Sequence[dict[str, Any]], options: Options) -
     notes = [
         f"{each['variant']} ({each['what']}): cannot run here: {each['reason']}" for each in records if "reason" in each
     ]
+    peaks = {each["matrix_precision"]: each["matrix_flops_per_second"] for each in records if each.get("flops")}
+    notes += [f"matrix product in {name}: {number(peak / 1e12)} TFLOP/s" for name, peak in peaks.items()]
     measured = f"rounds: {settings['rounds']}, each of {settings['warmup']} + {settings['steps']} updates"
     table = Table(f"{label(recipe)}; {measured}", _HEADINGS, rows, [*notes, *untimed, *_MEANING, *describe(facts)])
     print(shown(table, options.markdown))
@@ -247,6 +279,8 @@ def _row(each: dict[str, Any]) -> list[str]:
         number(each["epoch_seconds"], 4),
         f"{middle:.3f}",
         f"{low:.3f} - {high:.3f}",
+        NOTHING if each["flops_per_second"] is None else number(each["flops_per_second"] / 1e12),
+        percent(each["achieved_share"]),
         mebibytes(each["device_peak_bytes"]),
         mebibytes(each["host_peak_bytes"]),
         mebibytes(each["host_added_bytes"]),

@@ -1,16 +1,18 @@
-"""What `bigsgan bench train` compares: one recipe, with one thing changed at a time. No torch here."""
+"""What `bigsgan bench train` compares: one recipe, with one thing changed at a time, or several. No torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bigsgan.config import NETWORKS, Recipe, RunPlan, parse_recipe, plan_run
-from bigsgan.config.yaml_file import apply_overrides
+from bigsgan.config.yaml_file import apply_overrides, parse_override
 from bigsgan.errors import UserError
 
 ACCUMULATION, CLIP_NORM, NUM_STAGES = 4, 2, 2
+_BASE = "ZeRO 0"
 
 _PLAIN_RECIPE = ["metrics=null", "init_from=null", "hang_timeout_seconds=86400"]
 """What of a recipe is no part of an update, or depends on other runs."""
@@ -21,18 +23,22 @@ class Variant:
     """One way to train the recipe.
 
     Attributes:
-        name: As the user gives it.
+        name: As the user gives it; names that are joined by ``+`` where it combines others.
         title: What it is.
         overrides: Of the recipe, which has ZeRO stage 0 in float32 before, no stages, one accumulation, no compiler.
+        change: What it does to engines of whichever ZeRO stage and precision; nothing where it chooses these.
         is_plain: Whether it is a loop in plain PyTorch, without engines.
         single: Whether one rank alone does all the work.
+        tf32: Whether float32 is computed in TF32 while it is built and runs; None for torch's defaults.
     """
 
     name: str
     title: str
     overrides: Callable[[Recipe], list[str]]
+    change: str = ""
     is_plain: bool = False
     single: bool = False
+    tf32: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -71,47 +77,88 @@ def _staged(recipe: Recipe) -> list[str]:
     return [f"engines.{network}.pipeline_stages={NUM_STAGES}" for network in NETWORKS]
 
 
+def _plain(name: str, title: str, single: bool = True, tf32: bool | None = None) -> Variant:
+    return Variant(name, f"plain PyTorch, {title}", lambda recipe: [], is_plain=True, single=single, tf32=tf32)
+
+
+def _layout(name: str, title: str, file: str) -> Variant:
+    return Variant(name, title, lambda recipe: _engines(file))
+
+
+def _changed(name: str, change: str, overrides: Callable[[Recipe], list[str]]) -> Variant:
+    return Variant(name, f"{_BASE}, {change}", overrides, change)
+
+
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("baseline", "plain PyTorch, one process", lambda recipe: [], is_plain=True, single=True),
-        Variant("data_parallel", "plain PyTorch, DistributedDataParallel", lambda recipe: [], is_plain=True),
-        Variant("zero0", "two engines, ZeRO 0", lambda recipe: []),
-        Variant("mixed_precision", "ZeRO 0 in bf16", lambda recipe: _engines("zero0_bf16")),
-        Variant("accumulation", f"ZeRO 0, {ACCUMULATION} times the micro-batches and the batch", _accumulated),
-        Variant("clipping", f"ZeRO 0, gradients clipped at norm {CLIP_NORM}", _clipped),
-        Variant(
+        _plain("baseline", "one process"),
+        _plain("baseline_fp32", "one process, without TF32", tf32=False),
+        _plain("baseline_tf32", "one process, all float32 in TF32", tf32=True),
+        _plain("data_parallel", "DistributedDataParallel", single=False),
+        _layout("zero0", f"two engines, {_BASE}", "zero0"),
+        _layout("mixed_precision", "ZeRO 0 in bf16", "zero0_bf16"),
+        _changed("accumulation", f"{ACCUMULATION} times the micro-batches and the batch", _accumulated),
+        _changed("clipping", f"gradients clipped at norm {CLIP_NORM}", _clipped),
+        _changed(
             "reused_fakes",
-            "ZeRO 0, D's last step and G's update on the same images",
+            "D's last step and G's update on the same images",
             lambda recipe: ["objective.reuse_fakes=true"],
         ),
-        Variant("compiled", "ZeRO 0, networks through torch.compile", lambda recipe: _compiled("whole")),
-        Variant(
-            "compiled_layers", "ZeRO 0, layers through torch.compile, one by one", lambda recipe: _compiled("layers")
-        ),
-        Variant("zero1", "ZeRO 1", lambda recipe: _engines("zero1")),
-        Variant("zero2", "ZeRO 2", lambda recipe: _engines("zero2")),
-        Variant("zero3", "ZeRO 3", lambda recipe: _engines("zero3")),
-        Variant("offload", "ZeRO 2 in bf16, optimizer on the host", lambda recipe: _engines("zero2_offload")),
-        Variant("pipeline", f"both networks in {NUM_STAGES} stages", _staged),
+        _changed("compiled", "networks through torch.compile", lambda recipe: _compiled("whole")),
+        _changed("compiled_layers", "layers through torch.compile, one by one", lambda recipe: _compiled("layers")),
+        _layout("zero1", "ZeRO 1", "zero1"),
+        _layout("zero2", "ZeRO 2", "zero2"),
+        _layout("zero3", "ZeRO 3", "zero3"),
+        _layout("offload", "ZeRO 2 in bf16, optimizer on the host", "zero2_offload"),
+        _changed("pipeline", f"both networks in {NUM_STAGES} stages", _staged),
     )
 }
 """By name, in the order in which they are shown."""
 
 
-def chosen_variants(text: str) -> list[Variant]:
-    """Read ``baseline,zero1,zero2``.
+def chosen_variants(text: str, recipe: Recipe) -> list[Variant]:
+    """Read ``baseline,zero1,mixed_precision+compiled``.
+
+    Args:
+        text: Names; those that ``+`` joins are one variant, to which each of them contributes its change.
+        recipe: That they change.
 
     Raises:
-        UserError: A name is unknown, or stands there twice.
+        UserError: A name is unknown, or stands there twice, or names are joined that do not go together.
     """
-    names = [name.strip() for name in text.split(",")]
-    for i, name in enumerate(names):
-        if name not in VARIANTS:
-            raise UserError("--variants", name, "is no variant", f"choose from {', '.join(VARIANTS)}")
-        if name in names[:i]:
-            raise UserError("--variants", name, "stands there twice", "name each variant once")
-    return [VARIANTS[name] for name in names]
+    found: dict[frozenset[str], Variant] = {}
+    for word in text.split(","):
+        names = [name.strip() for name in word.split("+")]
+        for name in names:
+            if name not in VARIANTS:
+                raise UserError("--variants", name, "is no variant", f"choose from {', '.join(VARIANTS)}")
+        if frozenset(names) in found:
+            raise UserError("--variants", word.strip(), "stands there twice", "name each variant once")
+        parts = [VARIANTS[name] for name in names]
+        found[frozenset(names)] = parts[0] if len(parts) == 1 else _combined(parts, recipe)
+    return list(found.values())
+
+
+def _combined(parts: Sequence[Variant], recipe: Recipe) -> Variant:
+    """One variant with the changes of several."""
+    name = "+".join(part.name for part in parts)
+    values: dict[str, tuple[str, Any]] = {}
+    for i, part in enumerate(parts):
+        if part.is_plain:
+            problem = f"joins {part.name}, a loop without engines, to others"
+            raise UserError("--variants", name, problem, "join variants of engines alone")
+        if part in parts[:i]:
+            raise UserError("--variants", name, f"joins {part.name} to itself", "name each part once")
+        for keys, value in map(parse_override, part.overrides(recipe)):
+            dotted = ".".join(keys)
+            earlier, set_before = values.setdefault(dotted, (part.name, value))
+            if set_before != value:
+                problem = f"sets {dotted} to {set_before} for {earlier} and to {value} for {part.name}"
+                raise UserError("--variants", name, problem, f"leave {earlier} or {part.name} out")
+    layouts = [part.title for part in parts if not part.change]
+    title = ", ".join([*(layouts or [_BASE]), *(part.change for part in parts if part.change)])
+    return Variant(name, title, lambda recipe: list(dict.fromkeys(o for part in parts for o in part.overrides(recipe))))
 
 
 def plan_variants(

@@ -4,16 +4,22 @@ import json
 import math
 
 import pytest
+import torch
 from PIL import Image
 
-from bigsgan.bench import train
+from bigsgan import comm
+from bigsgan.bench import arithmetic, train
+from bigsgan.bench.arithmetic import Arithmetic, arithmetic_of
 from bigsgan.bench.lazy import partly_timed, whole_cycles
 from bigsgan.bench.measure import Settings, Visit, covered
 from bigsgan.bench.plot import bar_lengths, write_bars
 from bigsgan.bench.table import Table, as_json, number, shown
 from bigsgan.bench.train import Result, label, record
 from bigsgan.bench.variants import chosen_variants, plan_variants
+from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
+from bigsgan.models.build import build_network
+from bigsgan.models.plain import Linear
 from tests.tiny import FAMILIES, tiny_recipe
 
 MIB = 2**20
@@ -79,7 +85,8 @@ def test_the_time_with_a_kernel_is_the_union_of_the_kernels():
 
 
 def test_no_variant_that_runs_is_an_error(tmp_path, monkeypatch):
-    planned = plan_variants(tiny_recipe(tmp_path), chosen_variants("zero0,zero1,pipeline"), 1)
+    recipe = tiny_recipe(tmp_path)
+    planned = plan_variants(recipe, chosen_variants("zero0,zero1,pipeline", recipe), 1)
     failed = {0: "memory: ran out", 1: "memory: ran out too", 2: "memory: ran out"}
     monkeypatch.setattr(train, "take_turns", lambda builders, settings, told: ([[] for _ in builders], failed))
     with pytest.raises(UserError, match=r"^--variants: 'zero0,zero1' cannot run here: memory: ran out; choose others"):
@@ -89,6 +96,139 @@ def test_no_variant_that_runs_is_an_error(tmp_path, monkeypatch):
     found = {each.name: each.reason for each in train._measure(planned, Settings(1, 1, 1))}
     assert found.pop("pipeline")
     assert found == {"zero0": "memory: ran out", "control": "memory: ran out", "zero1": ""}
+
+
+TF32_BACKENDS = {"products": torch.backends.cuda.matmul, "convolutions": torch.backends.cudnn}
+
+
+def uses_tf32():
+    return {name: backend.allow_tf32 for name, backend in TF32_BACKENDS.items()}
+
+
+ALL, NONE = dict.fromkeys(TF32_BACKENDS, True), dict.fromkeys(TF32_BACKENDS, False)
+DEFAULTS = {"products": False, "convolutions": True}
+
+
+class Seer:
+    """A loop that sees how float32 would be computed."""
+
+    waited_seconds = 0.0
+
+    def __init__(self, seen):
+        self.seen = seen
+        seen.append(uses_tf32())
+
+    def __call__(self):
+        self.seen.append(uses_tf32())
+
+    def means(self):
+        return {"loss/discriminator": 1.0, "loss/generator": 1.0}
+
+    def close(self):
+        self.seen.append(uses_tf32())
+
+
+@pytest.fixture
+def without_ranks(monkeypatch):
+    monkeypatch.setattr(comm, "barrier", lambda: None)
+
+
+def test_tf32_is_switched_for_its_variant_alone(tmp_path, monkeypatch, without_ranks):
+    recipe, seen, peaks = tiny_recipe(tmp_path), [], []
+    monkeypatch.setattr(train, "build_plain_loop", lambda plan, distributed: Seer(seen))
+    monkeypatch.setattr(arithmetic, "matrix_flops_per_second", lambda dtype, device: peaks.append(uses_tf32()) or 2e12)
+    monkeypatch.setattr(arithmetic, "matrix_precision", lambda precision, device: str(uses_tf32()))
+    variants = chosen_variants("baseline_fp32,baseline,baseline_tf32", recipe)
+    found = train._measure(plan_variants(recipe, variants, 1), Settings(1, 1, 1))
+    turn = lambda uses: [uses] * 4  # noqa: E731 - built, a warm-up, timed, closed
+    assert seen == [*turn(NONE), *turn(DEFAULTS), *turn(ALL), *turn(NONE)]  # the last is the control
+    assert peaks == [NONE, DEFAULTS, ALL]  # once for each
+    assert [(each.name, each.arithmetic.precision) for each in found] == [
+        ("baseline_fp32", str(NONE)),
+        ("control", str(NONE)),
+        ("baseline", str(DEFAULTS)),
+        ("baseline_tf32", str(ALL)),
+    ]
+    assert uses_tf32() == DEFAULTS
+
+
+def test_tf32_is_put_back_after_an_error(tmp_path, monkeypatch, without_ranks):
+    recipe, seen = tiny_recipe(tmp_path), []
+
+    def build(plan, distributed):
+        seen.append(uses_tf32())
+        raise errors.pop()
+
+    monkeypatch.setattr(train, "build_plain_loop", build)
+    planned = plan_variants(recipe, chosen_variants("baseline_tf32", recipe), 1)
+    errors = [UserError("memory", None, "ran out", "take less"), UserError("memory", None, "ran out", "take less")]
+    with pytest.raises(UserError, match="ran out"):
+        train._measure(planned, Settings(1, 1, 1))
+    assert uses_tf32() == DEFAULTS
+    errors = [ValueError("lost")]
+    with pytest.raises(ValueError, match="lost"):
+        train._measure(planned, Settings(1, 1, 1))
+    assert seen == [ALL] * 3
+    assert uses_tf32() == DEFAULTS
+
+
+@pytest.mark.parametrize("kind, has_tf32", [("cpu", False), ("cuda", False), ("cuda", True)])
+def test_tf32_needs_a_device_that_has_it(kind, has_tf32, tmp_path, monkeypatch):
+    recipe = tiny_recipe(tmp_path)
+    planned = plan_variants(recipe, chosen_variants("baseline,baseline_fp32,baseline_tf32", recipe), 1)
+    monkeypatch.setattr(comm, "device", lambda: torch.device(kind))
+    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: has_tf32)
+    found = {each.variant.name: (each.plan is not None, each.reason) for each in map(train._on_machine, planned)}
+    yes, no_cuda = (True, ""), (False, "needs a CUDA device, which alone has TF32")
+    assert found == {
+        "baseline": yes,
+        "baseline_fp32": no_cuda if kind == "cpu" else yes,
+        "baseline_tf32": no_cuda
+        if kind == "cpu"
+        else yes
+        if has_tf32
+        else (False, "needs a CUDA device that has TF32"),
+    }
+
+
+def test_the_speed_of_arithmetic(tmp_path, monkeypatch):
+    """Of fully connected networks, in which each weight costs an image a multiplication and an addition."""
+    asked = []
+    monkeypatch.setattr(arithmetic, "matrix_flops_per_second", lambda dtype, device: asked.append(dtype) or 4e6)
+    recipe, peaks = tiny_recipe(tmp_path, *FAMILIES["mlp"], "objective.d_steps=2"), {}
+    names = "zero0,zero1,accumulation,reused_fakes,mixed_precision+reused_fakes,pipeline"
+    planned = plan_variants(recipe, chosen_variants(names, recipe), 2)
+    found = {each.variant.name: arithmetic_of(each.plan, peaks) for each in planned}
+    g, d = (
+        2 * sum(module.weight.numel() for module in build_network(recipe, n).modules() if isinstance(module, Linear))
+        for n in NETWORKS
+    )
+    apart, together = ((made + 2) * g + (2 * 6 + 2) * d for made in (3, 2))  # images for D, and G's own, if others
+    assert found == {
+        "zero0": (apart * 8 // 2, "fp32", 4e6),  # 8 images on 2 ranks
+        "zero1": (apart * 8 // 2, "fp32", 4e6),
+        "accumulation": (apart * 32 // 2, "fp32", 4e6),
+        "reused_fakes": (together * 8 // 2, "fp32", 4e6),
+        "mixed_precision+reused_fakes": (together * 8 // 2, "bf16", 4e6),
+        "pipeline": None,
+    }
+    assert asked == [torch.float32, torch.bfloat16]
+
+
+def test_a_record_tells_the_speed_of_arithmetic(tmp_path):
+    recipe, work = tiny_recipe(tmp_path), Arithmetic(6 * 10**11, "bf16", 5e12)
+    counted = Result("zero0", "", recipe, [[visit(0.5), visit(0.2)], [visit(0.25)], [visit(0.3)]], arithmetic=work)
+    found = record(counted, [counted], 1)
+    assert (found["flops"], found["matrix_precision"], found["matrix_flops_per_second"]) == work
+    assert found["flops_per_second"] == pytest.approx(2e12)  # in 0.3 s, the median of the slowest ranks' times
+    assert found["achieved_share"] == pytest.approx(0.4)
+    cells = dict(zip(train._HEADINGS, train._row(found), strict=True))
+    assert (cells["TFLOP/s"], cells["of peak"]) == ("2", "40.0 %")
+    found = record(counted._replace(arithmetic=None), [counted], 1)
+    names = ("flops", "flops_per_second", "matrix_precision", "matrix_flops_per_second", "achieved_share")
+    assert [found[name] for name in names] == [None] * 5
+    cells = dict(zip(train._HEADINGS, train._row(found), strict=True))
+    assert (cells["TFLOP/s"], cells["of peak"]) == ("-", "-")
 
 
 def test_json_has_null_for_what_is_no_number():
@@ -127,5 +267,9 @@ def test_a_chart_has_a_bar_for_each_variant(tmp_path):
     with Image.open(out) as image:
         colours = image.convert("RGB").getcolors(100_000)
         assert (86, 138, 190) in {colour for _, colour in colours}
+        width = image.width
+    write_bars(out, "title", [*bars, ("mixed_precision+compiled_layers+reused_fakes", (1.0, 1.0, 1.0))])
+    with Image.open(out) as image:
+        assert width < image.width < 1.5 * width  # names of combinations do not reach into the bars
     with pytest.raises(UserError):
         write_bars(tmp_path / "none" / "plot.png", "title", bars)

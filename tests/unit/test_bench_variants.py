@@ -4,9 +4,12 @@ import pytest
 
 from bigsgan.bench.variants import VARIANTS, chosen_variants, plan_variants
 from bigsgan.cli import main
+from bigsgan.config import NETWORKS
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
+
+BASELINES = {"baseline", "baseline_fp32", "baseline_tf32"}
 
 
 def planned(tmp_path, world_size, *overrides):
@@ -33,7 +36,7 @@ def test_each_variant_changes_one_thing(tmp_path):
         assert recipe.optimizer.discriminator.clip_norm == (2 if name == "clipping" else None)
         assert recipe.engines.generator.pipeline_stages == (2 if name == "pipeline" else 1)
         assert (recipe.generator, recipe.data, recipe.seed) == (plain.generator, plain.data, plain.seed)
-        assert plan.world_size == (1 if name == "baseline" else 2)
+        assert plan.world_size == (1 if name in BASELINES else 2)
 
 
 def test_a_recipes_own_layout_is_not_compared(tmp_path):
@@ -54,10 +57,59 @@ def test_what_cannot_run_keeps_the_reason(tmp_path):
     assert [name for name, each in found.items() if each.plan is None] == ["pipeline"]
     assert found["pipeline"].reason.startswith("engines.generator.pipeline_stages: 2 times data-parallel ranks")
     found = planned(tmp_path, 3)
-    assert {name for name, each in found.items() if each.plan is not None} == {"baseline"}  # 8 images, 3 ranks
+    assert {name for name, each in found.items() if each.plan is not None} == BASELINES  # 8 images, 3 ranks
     assert "does not divide into 1 micro-batches on 3 ranks" in found["data_parallel"].reason
     with pytest.raises(UserError, match=r"^--variants: 'zero1,zero2' cannot run here: batch: 8 does not divide"):
-        plan_variants(tiny_recipe(tmp_path), chosen_variants("zero1,zero2"), 3)
+        plan_variants(tiny_recipe(tmp_path), chosen("zero1,zero2", tmp_path), 3)
+
+
+def chosen(text, tmp_path, *overrides):
+    return chosen_variants(text, tiny_recipe(tmp_path, *overrides))
+
+
+def test_a_combination_has_the_changes_of_all_its_parts(tmp_path):
+    text = "baseline_tf32, mixed_precision + compiled, clipping+zero2+accumulation+reused_fakes, pipeline+zero1"
+    variants = chosen(text, tmp_path)
+    assert [(each.name, each.title, each.is_plain, each.tf32) for each in variants] == [
+        ("baseline_tf32", "plain PyTorch, one process, all float32 in TF32", True, True),
+        ("mixed_precision+compiled", "ZeRO 0 in bf16, networks through torch.compile", False, None),
+        (
+            "clipping+zero2+accumulation+reused_fakes",
+            "ZeRO 2, gradients clipped at norm 2, 4 times the micro-batches and the batch, "
+            "D's last step and G's update on the same images",
+            False,
+            None,
+        ),
+        ("pipeline+zero1", "ZeRO 1, both networks in 2 stages", False, None),
+    ]
+    recipe = tiny_recipe(tmp_path, "accumulation=2")
+    _, first, second, third = (each.plan for each in plan_variants(recipe, variants, 2))
+    assert {(file.stage, file.precision) for file in first.deepspeed_files.values()} == {(0, "bf16")}
+    assert {first.recipe.engine(network).compile for network in NETWORKS} == {"whole"}
+    assert {(file.stage, file.precision) for file in second.deepspeed_files.values()} == {(2, "fp32")}
+    assert (second.recipe.batch, second.recipe.accumulation) == (4 * 8, 4 * 2)
+    assert {getattr(second.recipe.optimizer, network).clip_norm for network in NETWORKS} == {2}
+    assert second.recipe.objective.reuse_fakes
+    assert not first.recipe.objective.reuse_fakes
+    assert {file.stage for file in third.deepspeed_files.values()} == {1}
+    assert {third.placement(network).num_stages for network in NETWORKS} == {2}
+
+
+def test_the_title_of_a_change_names_the_stage_that_it_has_alone(tmp_path):
+    titles = {each.name: each.title for each in chosen("compiled,compiled+reused_fakes,zero0+compiled", tmp_path)}
+    assert titles == {
+        "compiled": "ZeRO 0, networks through torch.compile",
+        "compiled+reused_fakes": "ZeRO 0, networks through torch.compile, "
+        "D's last step and G's update on the same images",
+        "zero0+compiled": "two engines, ZeRO 0, networks through torch.compile",
+    }
+
+
+def test_a_combination_that_the_recipe_rules_out_keeps_the_reason(tmp_path):
+    variants = chosen("zero0,zero3+compiled", tmp_path)
+    _, refused = plan_variants(tiny_recipe(tmp_path), variants, 1)
+    assert refused.plan is None
+    assert refused.reason.startswith("engines.generator.compile: 'whole' does not go with ZeRO stage 3")
 
 
 TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
@@ -66,8 +118,41 @@ TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
 @pytest.mark.parametrize(
     "arguments, environment, message",
     [
-        ("train --variants zero1,zero7", {}, "--variants: 'zero7' is no variant; choose from baseline, data_parallel"),
+        ("train --variants zero1,zero7", {}, "--variants: 'zero7' is no variant; choose from baseline, baseline_fp32"),
         ("train --variants zero1,zero1", {}, "--variants: 'zero1' stands there twice"),
+        ("train --variants compiled,zero7+compiled", {}, "--variants: 'zero7' is no variant; choose from baseline"),
+        ("train --variants zero1+", {}, "--variants: '' is no variant; choose from baseline"),
+        (
+            "train --variants zero1+compiled,compiled+zero1",
+            {},
+            "--variants: 'compiled+zero1' stands there twice; name each variant once",
+        ),
+        (
+            "train --variants compiled+zero1+compiled",
+            {},
+            "--variants: 'compiled+zero1+compiled' joins compiled to itself; name each part once",
+        ),
+        (
+            "train --variants zero0,compiled+baseline_tf32",
+            {},
+            "--variants: 'compiled+baseline_tf32' joins baseline_tf32, a loop without engines, to others; join",
+        ),
+        (
+            "train --variants zero1+clipping+mixed_precision",
+            {},
+            "--variants: 'zero1+clipping+mixed_precision' sets engines.generator.ds_config to ds_configs/zero1.json "
+            "for zero1 and to ds_configs/zero0_bf16.json for mixed_precision; leave zero1 or mixed_precision out",
+        ),
+        (
+            "train --variants zero0+zero2",
+            {},
+            "--variants: 'zero0+zero2' sets engines.generator.ds_config to ds_configs/zero0.json for zero0",
+        ),
+        (
+            "train --variants compiled+compiled_layers",
+            {},
+            "--variants: 'compiled+compiled_layers' sets engines.generator.compile to whole for compiled and to layers",
+        ),
         ("train --rounds 0", {}, "--rounds: '0' is no number of them; give 1 to"),
         ("train --steps few", {}, "--steps: 'few' is no number of them"),
         ("train --plot /no/such/plot.png", {}, "--plot: '/no/such/plot.png' lies in a directory that does not exist"),
@@ -83,6 +168,7 @@ TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
         ),
         ("comm", {}, "WORLD_SIZE: 1 rank has nobody to talk to; start with deepspeed or torchrun"),
         ("comm --variants baseline", TWO_RANKS, "--variants: 'baseline' has no ZeRO stage to compare with"),
+        ("comm --variants zero1+pipeline", TWO_RANKS, "--variants: 'zero1+pipeline' has no ZeRO stage to compare with"),
         ("comm", TWO_RANKS, "MASTER_ADDR: is not set in the environment and RANK is"),
         ("generate", TWO_RANKS, "WORLD_SIZE: 2 ranks, of which one alone has work"),
         ("generate --batches 1,0", {}, "--batches: '0' is no number of them"),
