@@ -65,7 +65,7 @@ def matrix_flops_per_second(dtype: torch.dtype, device: torch.device) -> float:
     In TF32 where convolutions may use it, which torch allows products of matrices in float32 only when it is told to.
     """
     size = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))  # equal numbers would take less power
     found = []
     with tf32(torch.backends.cudnn.allow_tf32):
         torch.mm(a, b)  # loads the library
