@@ -13,8 +13,10 @@ from typing import Any
 import deepspeed.comm
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from bigsgan.engines.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed_config import AtATime, reduces_by_group
 from bigsgan.engines.divided_update import divide_update
 from bigsgan.engines.grouped_gradients import reduce_by_group
+from bigsgan.engines.offloaded_norm import ask_once
 
 _MOST_PADDING = 1.05
 """Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
@@ -50,6 +53,10 @@ def economise(
             reduce_by_group(engine.optimizer)
         else:
             _scatter_gradients(engine.optimizer, file)
+        if engine.optimizer.cpu_offload:
+            ask_once(engine.optimizer)
+    if isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3) and file.offload_optimizer == "none":
+        _order_reductions(engine.optimizer)
     if not deepspeed_private.has_optimizer_wrapper(engine):
         _drop_gradients_at_once(engine)
     if averages:
@@ -78,6 +85,17 @@ def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
                     parameter.grad = torch.zeros_like(parameter)
 
     engine.buffered_allreduce_fallback = limited
+
+
+def _order_reductions(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
+    """Let the stream that computes wait for stage 3's reductions after a backward pass, as nobody else needs them.
+
+    As it comes the host waits (zero/stage3.py), and the device has nothing to do until it goes on. With an optimizer on
+    the host it must.
+    """
+    stream: Any = optimizer.reduce_and_partition_stream  # None where there are none
+    if stream is not None:
+        stream.synchronize = lambda: get_accelerator().current_stream().wait_stream(stream)
 
 
 def _drop_gradients_at_once(engine: DeepSpeedEngine) -> None:

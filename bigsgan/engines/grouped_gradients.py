@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -61,7 +61,7 @@ class _GroupedGradients:
         optimizer.reduce_gradients = self.reduce
         optimizer.overlapping_partition_gradients_reduce_epilogue = self.finish
         optimizer.scaled_global_norm = self.norm
-        optimizer.check_overflow = _leave_to_the_norm
+        optimizer.check_overflow = leave_to_the_norm
         # It would let every parameter show its place in the flat tensor, where it lies already.
         optimizer._update_model_bit16_weights = _keep_weights
 
@@ -172,5 +172,5 @@ def _keep_weights(index: int) -> None:
     pass
 
 
-def _leave_to_the_norm(partition_gradients: bool = True) -> None:
+def leave_to_the_norm(*arguments: Any, **options: Any) -> None:
     """Nothing is counted that is not finite, and nothing asked of the device: the norm is inf then."""

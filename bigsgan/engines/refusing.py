@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.zero import stage_1_and_2
+from deepspeed.runtime.zero import stage3, stage_1_and_2
 from torch import Tensor
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
@@ -57,24 +57,26 @@ class Refusing:
 def _judged_by(judge: Callable[[Any], bool]) -> Iterator[None]:
     """Let ``judge`` say inside the block whether a norm is invalid, and not DeepSpeed's function, which waits for it.
 
-    It is asked by stage_1_and_2.py once for the update and, where gradients are clipped, once for each group; and by
-    divided_update.
+    It is asked by stage3.py once for an update; by stage_1_and_2.py once and, where gradients are clipped, once for
+    each group; and by divided_update.
     """
-    waits = stage_1_and_2.is_invalid_grad_norm
-    stage_1_and_2.is_invalid_grad_norm = judge
+    modules = (stage_1_and_2, stage3)
+    waiting = [module.is_invalid_grad_norm for module in modules]
+    for module in modules:
+        module.is_invalid_grad_norm = judge
     try:
         yield
     finally:
-        stage_1_and_2.is_invalid_grad_norm = waits
+        for module, function in zip(modules, waiting, strict=True):
+            module.is_invalid_grad_norm = function
 
 
 def device_decides(engine: DeepSpeedEngine, file: DeepSpeedFile) -> bool:
     """Whether the device can decide, and it pays.
 
     The host does on a CPU, for which it would only be more to compute; in fp16, whose next loss scale depends on it;
-    for an optimizer on the host, or another than Adam; where DeepSpeed reduces gradients, and looks at them, in ways of
-    its own; and at stage 3, where DeepSpeed waits for its reductions in each backward pass anyway (0.19.8,
-    zero/stage3.py).
+    for an optimizer on the host, or another than Adam; and where DeepSpeed reduces gradients, and looks at them, in
+    ways of its own.
 
     Args:
         engine: Any.
@@ -85,7 +87,7 @@ def device_decides(engine: DeepSpeedEngine, file: DeepSpeedFile) -> bool:
         _runs_ahead(engine.device)
         and file.precision != "fp16"
         and file.offload_optimizer == "none"
-        and (file.stage == 0 or reduces_by_group(file))
+        and (file.stage in (0, 3) or reduces_by_group(file))
         and not isinstance(engine.optimizer, BF16_Optimizer)
         and isinstance(optimizer, torch.optim.Adam)
         and bool(optimizer.defaults["fused"])

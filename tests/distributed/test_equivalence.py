@@ -178,6 +178,19 @@ def test_offload_changes_nothing(ranks, stage, section):
     check(ranks(2), ["accumulation=2", *PENALTIES["exact"]], ds, FEWER)
 
 
+@pytest.mark.parametrize("clip_norm", ["null", "0.05"])
+def test_a_norm_on_the_host_is_the_same(ranks, clip_norm):
+    """As of gradients that stay on the device, of two micro-batches; and so is what it clips."""
+    overrides = ["accumulation=2", *(f"optimizer.{network}.clip_norm={clip_norm}" for network in NETWORKS)]
+    on_host = zero(2, zero={"offload_optimizer": {"device": "cpu"}})
+    (norms, state), (expected, reference_state) = (
+        ranks(2).run(scenarios.norms, overrides, dict.fromkeys(NETWORKS, ds), 2)[0] for ds in (on_host, zero(2))
+    )
+    assert norms == pytest.approx(expected, rel=1e-6)
+    worst, name = reference.worst(scenarios.merge([state]), scenarios.merge([reference_state]))
+    assert worst <= SAME, name
+
+
 def test_every_tensor_moves():
     """The matrix would prove nothing about a tensor that stays where it was."""
     start = reference.run_reference(tiny_recipe(Path(tempfile.mkdtemp()), f"seed={SEEDS[0]}"), 0)

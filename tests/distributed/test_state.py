@@ -96,8 +96,17 @@ def test_non_finite_gradients_skip_the_update(ranks, ds, network):
     check_skipped(ranks(2).run(scenarios.poisoned, ADAM, {"generator": ds, "discriminator": ds}, network), network)
 
 
+@pytest.mark.parametrize("stage, low", [(1, "fp16"), (2, "bf16")])
+def test_an_optimizer_on_the_host_passes_over_the_update(ranks, stage, low):
+    """Of gradients that lie on the device, and are looked at by their norm alone."""
+    precision = {"enabled": True} | ({"initial_scale_power": 8} if low == "fp16" else {})
+    ds = zero(stage, zero={"offload_optimizer": {"device": "cpu"}}, **{low: precision})
+    both = dict.fromkeys(NETWORKS, ds)
+    check_skipped(ranks(2).run(scenarios.poisoned, [*ADAM, "accumulation=2"], both, "generator"), "generator")
+
+
 DECIDED = pytest.mark.parametrize(
-    "ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16)], ids=["0", "0-bf16", "1", "2-bf16"]
+    "ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16), zero(3)], ids=["0", "0-bf16", "1", "2-bf16", "3"]
 )
 
 
