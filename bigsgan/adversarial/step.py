@@ -32,6 +32,7 @@ from bigsgan.adversarial.objectives import (
 from bigsgan.config.sections import Objective
 from bigsgan.data import LabelledImages
 from bigsgan.engines import Engine, MicroBatch, MicroBatches, OnDemand, Rates
+from bigsgan.engines.replays import begin_update
 from bigsgan.monitor import Statistics
 
 
@@ -121,6 +122,7 @@ class AdversarialStep:
 
     def __call__(self, update: int, scheduled: Scheduled) -> None:
         """Make update number ``update`` (from 0)."""
+        begin_update(self.generator, self.discriminator)
         if self._extras.augmentation is not None:
             if scheduled.augmentation is not None:
                 self._extras.augmentation.fill_(scheduled.augmentation)

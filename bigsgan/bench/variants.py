@@ -73,6 +73,10 @@ def _compiled(unit: str) -> list[str]:
     return [f"engines.{network}.compile={unit}" for network in NETWORKS]
 
 
+def _replayed(recipe: Recipe) -> list[str]:
+    return [*_compiled("whole"), *(f"engines.{network}.cuda_graphs=true" for network in NETWORKS)]
+
+
 def _staged(recipe: Recipe) -> list[str]:
     return [f"engines.{network}.pipeline_stages={NUM_STAGES}" for network in NETWORKS]
 
@@ -107,6 +111,7 @@ VARIANTS = {
         ),
         _changed("compiled", "networks through torch.compile", lambda recipe: _compiled("whole")),
         _changed("compiled_layers", "layers through torch.compile, one by one", lambda recipe: _compiled("layers")),
+        _changed("cuda_graphs", "compiled networks replayed as CUDA graphs", _replayed),
         _layout("zero1", "ZeRO 1", "zero1"),
         _layout("zero2", "ZeRO 2", "zero2"),
         _layout("zero3", "ZeRO 3", "zero3"),
@@ -178,7 +183,7 @@ def plan_variants(
 
 def _plan(recipe: Recipe, variant: Variant, world_size: int, recipe_dir: Path | None) -> Planned:
     tree = recipe.model_dump()
-    plain = ("pipeline_stages=1", "accumulation=null", "compile=none")
+    plain = ("pipeline_stages=1", "accumulation=null", "compile=none", "cuda_graphs=false")
     base = [f"engines.{network}.{key}" for network in NETWORKS for key in plain]
     try:
         for overrides in (_PLAIN_RECIPE, base, _engines("zero0"), variant.overrides(recipe)):

@@ -163,6 +163,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
         files[network] = read_deepspeed_file(network, recipe.engine(network).ds_config, recipe_dir, derived)
         _check_pipeline(recipe, network, files[network])
         _check_compile(recipe, network, files[network])
+        _check_cuda_graphs(recipe, network, files[network])
     _check_slope(recipe, files["discriminator"])
     return plan
 
@@ -255,6 +256,26 @@ def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if engine.compile == "whole" and engine.activation_checkpointing:
         problem = "does not go with activation_checkpointing, which recomputes layer by layer"
         raise UserError(field, engine.compile, problem, f"set {field}=layers")
+
+
+def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
+    """Refuse graphs of what nothing is recorded of, and where their memory might be written over (see compiling.py)."""
+    engine = recipe.engine(network)
+    if not engine.cuda_graphs:
+        return
+    field = f"engines.{network}.cuda_graphs"
+    if engine.compile == "none":
+        problem = f"replays what is compiled, and engines.{network}.compile is none"
+        raise UserError(field, True, problem, f"set engines.{network}.compile=whole, or {field}=false")
+    if engine.activation_checkpointing:
+        problem = "does not go with activation_checkpointing, whose recomputation would replay within a backward pass"
+        raise UserError(field, True, problem, f"set {field}=false, or engines.{network}.activation_checkpointing=false")
+    if file.offload_optimizer != "none":
+        problem = f"does not go with offloading ({file.path}), which copies gradients in ways of its own"
+        raise UserError(field, True, problem, f"set {field}=false, or use a file without offload")
+    if file.content.get("data_types"):
+        problem = f"does not go with data_types in {file.path}: gradients in a type of their own may outlive an update"
+        raise UserError(field, True, problem, f"set {field}=false, or remove data_types from the file")
 
 
 def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:

@@ -28,6 +28,7 @@ FREE_KEYS = {
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
     "engines.generator.compile", "engines.discriminator.compile",
+    "engines.generator.cuda_graphs", "engines.discriminator.cuda_graphs",
     "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's division stays
     "engines.generator.pipeline_stages", "engines.discriminator.pipeline_stages",
     "pipeline.generator_phase", "pipeline.schedule",

@@ -269,6 +269,8 @@ class Engine(Section):
     """Recompute each layer in the backward pass: less memory for a third more time."""
     compile: Literal["none", "layers", "whole"] = "none"
     """What torch.compile compiles at a time for training: minutes at the start, for faster updates."""
+    cuda_graphs: bool = False
+    """Replay what is compiled as CUDA graphs: memory of their own, for less work of the host."""
     pipeline_stages: PositiveInt = 1
     """Stages that the layers are divided into, each on its own ranks; ranks / stages replicas share the batch."""
     partition: Literal["parameters", "uniform", "profile"] = "parameters"

@@ -30,17 +30,19 @@ class AveragedGradients:
             after it.
     """
 
-    def __init__(self, engine: DeepSpeedEngine, at_a_time: int, overlaps: bool) -> None:
+    def __init__(self, engine: DeepSpeedEngine, at_a_time: int, overlaps: bool, replayed: bool = False) -> None:
         """Take it.
 
         Args:
             engine: At stage 0, with more than one replica.
             at_a_time: Elements of a group, or one larger parameter.
             overlaps: See above.
+            replayed: Whether gradients come from CUDA graphs.
         """
         self._engine, self.overlaps = engine, overlaps
         parameters = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
-        self._groups = [GradientGroup(part, engine.data_parallel_group) for part in grouped(parameters, at_a_time)]
+        parts, group = grouped(parameters, at_a_time), engine.data_parallel_group
+        self._groups = [GradientGroup(part, group, replayed=replayed) for part in parts]
         self._under_way: dict[int, tuple[dist.Work, Tensor]] = {}
         self._hooks = []
         if overlaps and len(self._groups) > 1:  # one group would be complete at the end

@@ -111,6 +111,7 @@ class Engine(Protocol):
         network: The layers that this rank computes.
         replica: Which of the ranks that compute the same layers this one is.
         division: Bounds of the stages that the layers are divided into; None where each rank has them all.
+        replays: Whether passes are CUDA graphs: what they yield lasts until the next adversarial update begins.
         outcomes: Which updates changed the parameters; not those whose gradients were not finite.
         scales_loss: Whether overflow is taken for granted, as fp16's loss scaling does; such updates are skipped.
         grad_norm: Norm of the last update's averaged gradient, before clipping.
@@ -120,6 +121,7 @@ class Engine(Protocol):
     network: LayerStack
     replica: int
     division: list[int] | None
+    replays: bool
     outcomes: Outcomes
     scales_loss: bool
     grad_norm: Tensor | float

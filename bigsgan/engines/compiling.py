@@ -10,29 +10,41 @@ from typing import Any
 import torch
 from deepspeed.accelerator import get_accelerator
 from torch._dynamo import config as dynamo
+from torch.torch_version import TorchVersion
 from torch.utils._triton import has_triton
 
+from bigsgan.config import RunPlan
+from bigsgan.engines.deepspeed_config import averages_by_group, reduces_by_group
+from bigsgan.engines.replays import keeping_norms
 from bigsgan.errors import UserError
+from bigsgan.models.layers import RankAverages
 from bigsgan.models.network import LayerStack
+
+_GRAPHS_SINCE = "2.15"
+"""The version of torch in which lifetimes were read; see replays.py."""
 
 _VARIANTS = 16
 """Of one piece of code: by whether state moves, what has gradients, and the number of samples in each phase."""
 
 
-def compiled(network: LayerStack, unit: str) -> Callable[..., Any]:
+def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
     """The network's function, compiled for each number of samples that it meets; the parameters stay the network's.
 
     Args:
         network: It has one backward pass: nodes that torch.compile makes cannot be differentiated again.
         unit: ``whole``, or ``layers`` for one after the other, whose gradients then arrive one layer after the other.
+        cuda_graphs: Replay as CUDA graphs; what a pass yields then lasts until ``begin_update``.
     """
     num_graphs = _VARIANTS * len(network.layers)  # layers share code, which torch else gives up after 8 graphs of
     dynamo.recompile_limit = max(dynamo.recompile_limit, num_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2 * num_graphs)
+    mode = "reduce-overhead" if cuda_graphs else None  # which differ in triton.cudagraphs alone
+    fast: Callable[..., Any]
     if unit == "whole":
-        return torch.compile(network, dynamic=False)
-    layers: Callable[..., Any] = network.wrapped(lambda layer: torch.compile(layer, dynamic=False))
-    return layers
+        fast = torch.compile(network, dynamic=False, mode=mode)
+    else:
+        fast = network.wrapped(lambda layer: torch.compile(layer, dynamic=False, mode=mode))
+    return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
 
 
 def check_compiler(network: str, unit: str) -> None:
@@ -53,3 +65,46 @@ def check_compiler(network: str, unit: str) -> None:
             raise UserError(field, unit, problem, f"install one, name one in CXX, or set {field}=none")
     elif not has_triton():
         raise UserError(field, unit, "needs Triton for this device", f"install it, or set {field}=none")
+
+
+def check_cuda_graphs(plan: RunPlan, network: str) -> None:
+    """Look for what CUDA graphs need, where the recipe asks for them.
+
+    Args:
+        plan: The run's.
+        network: Which.
+
+    Raises:
+        UserError: It is not there.
+    """
+    if not plan.recipe.engine(network).cuda_graphs:
+        return
+    field, file = f"engines.{network}.cuda_graphs", plan.deepspeed_files[network]
+    device = get_accelerator().device_name()
+    if device != "cuda":
+        raise UserError(field, True, f"needs a CUDA device, and this one is {device}", f"set {field}=false")
+    if TorchVersion(torch.__version__) < _GRAPHS_SINCE:
+        problem = f"needs torch {_GRAPHS_SINCE}, and this is {torch.__version__}: before it, graphs may be written over"
+        raise UserError(field, True, problem, f"install torch {_GRAPHS_SINCE}, or set {field}=false")
+    alone = file.stage == 0 and plan.placement(network).num_replicas == 1
+    if not (alone or reduces_by_group(file) or averages_by_group(plan, network)):
+        problem = f"does not go with the way in which {file.path} lets DeepSpeed reduce gradients"
+        raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
+
+
+def check_passes(network: str, layers: LayerStack, num_replicas: int) -> None:
+    """Refuse CUDA graphs of passes with collectives.
+
+    Args:
+        network: Which.
+        layers: Of it.
+        num_replicas: Ranks that hold them.
+
+    Raises:
+        UserError: Some layer averages over the ranks.
+    """
+    averaging = next((type(module).__name__ for module in layers.modules() if isinstance(module, RankAverages)), None)
+    if num_replicas > 1 and averaging is not None:
+        field = f"engines.{network}.cuda_graphs"
+        problem = f"does not go with layers that average over {num_replicas} ranks in a pass ({averaging})"
+        raise UserError(field, True, problem, f"set {field}=false, or start one rank")

@@ -27,12 +27,13 @@ class DeepSpeedBacked:
     """The part of the Engine protocol that does not depend on how phases are computed.
 
     Attributes:
-        network, replica, outcomes, scales_loss, grad_norm, after_update: See Engine.
+        network, replica, replays, outcomes, scales_loss, grad_norm, after_update: See Engine.
     """
 
     def __init__(self, engine: DeepSpeedEngine, network: LayerStack, replica: int, num_replicas: int) -> None:
         self.network = network
         self.replica = replica
+        self.replays = False
         self.outcomes = Outcomes()
         self.grad_norm: Tensor | float = 0.0
         self.after_update: Callable[[], None] = _nothing

@@ -33,7 +33,7 @@ _MOST_PADDING = 1.05
 
 
 def economise(
-    engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime, averages: bool
+    engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime, averages: bool, replayed: bool
 ) -> AveragedGradients | None:
     """Let an engine reduce and update with fewer bytes, on the wire and in memory, than DeepSpeed as it comes.
 
@@ -42,6 +42,7 @@ def economise(
         file: Its DeepSpeed file, whose choices stand.
         at_a_time: What stage 0 handles together.
         averages: Whether stage 0 averages by group; see deepspeed_config.averages_by_group.
+        replayed: Whether gradients come from CUDA graphs.
 
     Returns:
         What has to be waited for before gradients are used; None where nothing has.
@@ -50,7 +51,7 @@ def economise(
         divide_update(engine.optimizer, at_a_time.updated)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
         if reduces_by_group(file):
-            reduce_by_group(engine.optimizer)
+            reduce_by_group(engine.optimizer, replayed)
         else:
             _scatter_gradients(engine.optimizer, file)
         if engine.optimizer.cpu_offload:
@@ -60,7 +61,7 @@ def economise(
     if not deepspeed_private.has_optimizer_wrapper(engine):
         _drop_gradients_at_once(engine)
     if averages:
-        return AveragedGradients(engine, at_a_time.reduced, bool(engine.zero_overlap_comm()))
+        return AveragedGradients(engine, at_a_time.reduced, bool(engine.zero_overlap_comm()), replayed)
     _limit_reductions(engine, at_a_time.reduced)
     return None
 

@@ -21,10 +21,21 @@ class GradientGroup:
         num_arrived: Gradients that came since the group was reduced.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], process_group: Any, padding: int = 0) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], process_group: Any, padding: int = 0, replayed: bool = False
+    ) -> None:
+        """Begin without gradients.
+
+        Args:
+            parameters: In order.
+            process_group: The ranks.
+            padding: See above.
+            replayed: Whether gradients come from CUDA graphs, whose memory neither travels nor knows of other streams
+                (engines/replays.py).
+        """
         self.parameters, self.process_group, self.num_arrived = list(parameters), process_group, 0
         self.num_ranks = dist.get_world_size(process_group)
-        self.padding = padding
+        self.padding, self._replayed = padding, replayed
         self._streams: set[torch.cuda.Stream] = set()
 
     def note_arrival(self, parameter: Tensor) -> bool:
@@ -45,21 +56,29 @@ class GradientGroup:
             gradient = getattr(parameter, attribute)
             pieces.append(torch.zeros_like(parameter).view(-1) if gradient is None else gradient.reshape(-1))
             setattr(parameter, attribute, None)
-        if self._streams:
-            self._wait_for_streams(pieces)
+        others = self._wait_for_streams()
+        if others and not self._replayed:
+            use_here(*pieces)  # their own may hand their memory out again before this one has read it
         if self.padding:
             pieces.append(pieces[0].new_zeros(self.padding))
         self.num_arrived = 0
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        if not self._replayed:
+            return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        line = torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
+        for stream in others:
+            stream.wait_stream(torch.cuda.current_stream())  # a graph that it replays next may write there
+        return line
 
-    def _wait_for_streams(self, pieces: Sequence[Tensor]) -> None:
+    def _wait_for_streams(self) -> set[torch.cuda.Stream]:
+        """Let the current stream wait for the others that gradients were computed on, and return these."""
+        if not self._streams:
+            return set()
         current = torch.cuda.current_stream()
-        for stream in self._streams - {current}:
+        others = self._streams - {current}
+        for stream in others:
             current.wait_stream(stream)
-        if self._streams != {current}:
-            for piece in pieces:
-                piece.record_stream(current)  # its own may hand its memory out again before this one has read it
         self._streams.clear()
+        return others
 
 
 def use_here(*tensors: Tensor) -> None:

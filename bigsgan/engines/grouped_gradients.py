@@ -26,13 +26,14 @@ from torch import Tensor
 from bigsgan.engines.gradient_groups import GradientGroup, use_here
 
 
-def reduce_by_group(optimizer: DeepSpeedZeroOptimizer) -> None:
+def reduce_by_group(optimizer: DeepSpeedZeroOptimizer, replayed: bool = False) -> None:
     """Let groups of gradients take the place of the optimizer's own reductions, from now on.
 
     Args:
         optimizer: Of an engine whose file leaves reductions to us; see deepspeed_config.reduces_by_group.
+        replayed: Whether gradients come from CUDA graphs.
     """
-    _GroupedGradients(optimizer)  # which the optimizer's methods and the parameters' hooks then refer to
+    _GroupedGradients(optimizer, replayed)  # which the optimizer's methods and the parameters' hooks then refer to
 
 
 class _Sent(NamedTuple):
@@ -47,7 +48,7 @@ class _Sent(NamedTuple):
 class _GroupedGradients:
     """Takes the place of an optimizer's own reductions."""
 
-    def __init__(self, optimizer: DeepSpeedZeroOptimizer) -> None:
+    def __init__(self, optimizer: DeepSpeedZeroOptimizer, replayed: bool) -> None:
         self._optimizer = optimizer
         self._attribute = "grad_accum" if optimizer.use_grad_accum_attribute else "grad"
         self._groups = []
@@ -55,7 +56,7 @@ class _GroupedGradients:
             starts = [0, *accumulate(parameter.numel() for parameter in parameters)][:-1]
             assert list(optimizer.round_robin_bit16_offsets[i]) == starts, "there is padding between parameters"
             padding = optimizer.bit16_groups_flat[i].numel() - sum(parameter.numel() for parameter in parameters)
-            self._groups.append(GradientGroup(parameters, optimizer.real_dp_process_group[i], padding))
+            self._groups.append(GradientGroup(parameters, optimizer.real_dp_process_group[i], padding, replayed))
         self._under_way: _Sent | None = None
         self._hook()
         optimizer.reduce_gradients = self.reduce

@@ -38,4 +38,5 @@ def initialize_engine(
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), layers, file, at_a_time)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
     averages = averages_by_group(plan, network)
-    return engine, economise(engine, file, stage_0_at_a_time(plan, network, numel), averages)
+    replayed = plan.recipe.engine(network).cuda_graphs
+    return engine, economise(engine, file, stage_0_at_a_time(plan, network, numel), averages, replayed)

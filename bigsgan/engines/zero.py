@@ -30,16 +30,18 @@ class Root(nn.Module):
     backward bookkeeping (0.19.8, runtime/engine.py:3019). Inside, the only output is the loss.
     """
 
-    def __init__(self, network: LayerStack, compile: str = "none") -> None:
+    def __init__(self, network: LayerStack, compile: str = "none", cuda_graphs: bool = False) -> None:
         """Wrap a network.
 
         Args:
             network: With its weights, or its shards of them.
             compile: What of it to compile for training passes: none, layers or whole.
+            cuda_graphs: Whether to replay what is compiled as CUDA graphs.
         """
         super().__init__()
-        self.network = network
-        self._fast = (network if compile == "none" else compiled(network, compile),)  # in a tuple it is no submodule
+        self.network, self.replays = network, cuda_graphs
+        fast = network if compile == "none" else compiled(network, compile, cuda_graphs)
+        self._fast = (fast,)  # in a tuple it is no submodule
         self.stateful = network.stateful_layers()
 
     def forward(
@@ -110,6 +112,7 @@ class ZeroEngine(DeepSpeedBacked):
         """
         super().__init__(engine, root.network, rank, world_size)
         self.division: list[int] | None = None
+        self.replays = root.replays
         self._root, self._release, self._averaged, self._refusing = root, release, averaged, refusing
         self._is_step_open = False
         self._recomputes = recomputes

@@ -53,6 +53,18 @@ CASES = {
         ["engines.discriminator={compile: whole, activation_checkpointing: true}"],
         "engines.discriminator.compile", "'whole' does not go with activation_checkpointing", "compile=layers",
     ),
+    "replaying what is not compiled": (
+        ["engines.generator.cuda_graphs=true"],
+        "engines.generator.cuda_graphs", "engines.generator.compile is none", "engines.generator.compile=whole",
+    ),
+    "replaying what is recomputed": (
+        ["engines.discriminator={compile: layers, cuda_graphs: true, activation_checkpointing: true}"],
+        "engines.discriminator.cuda_graphs", "does not go with activation_checkpointing", "cuda_graphs=false",
+    ),
+    "replaying what is offloaded": (
+        ["engines.generator={compile: whole, cuda_graphs: true, ds_config: ds_configs/zero2_offload.json}"],
+        "engines.generator.cuda_graphs", "does not go with offloading", "use a file without offload",
+    ),
     "paths without styles": (
         ["objective.path_length={}"], "objective.path_length", "needs styles", "generator.family=stylegan2",
     ),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -418,6 +419,55 @@ def test_a_machine_that_cannot_compile(device, missing, remedy, monkeypatch):
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
     compiling.check_compiler("generator", "layers")
+
+
+REPLAYED = ["engines.discriminator.compile=whole", "engines.discriminator.cuda_graphs=true"]
+
+
+@pytest.mark.parametrize(
+    "device, version, ds, problem",
+    [
+        ("cpu", "2.15.0", zero(0), "needs a CUDA device, and this one is cpu"),
+        ("cuda", "2.14.1+cu130", zero(0), "needs torch 2.15, and this is 2.14.1+cu130"),
+        ("cuda", "2.15.0", zero(2, zero={"reduce_scatter": False}), "lets DeepSpeed reduce gradients"),
+        ("cuda", "2.15.0", zero(0, prescale_gradients=True), "lets DeepSpeed reduce gradients"),
+    ],
+)
+def test_a_machine_that_cannot_replay(device, version, ds, problem, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: device))
+    monkeypatch.setattr(compiling.torch, "__version__", version)
+    compiling.check_cuda_graphs(tiny_plan(tmp_path, 2, [], {"discriminator": ds}), "discriminator")
+    plan = tiny_plan(tmp_path, 2, REPLAYED, {"discriminator": ds})
+    compiling.check_cuda_graphs(plan, "generator")
+    with pytest.raises(UserError) as caught:
+        compiling.check_cuda_graphs(plan, "discriminator")
+    assert (caught.value.field, caught.value.value) == ("engines.discriminator.cuda_graphs", True)
+    assert problem in caught.value.problem
+    assert "engines.discriminator.cuda_graphs=false" in caught.value.remedy
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_machine_that_can_replay(stage, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0+cu132")
+    for world_size in (1, 2):
+        plan = tiny_plan(tmp_path, world_size, REPLAYED, {"discriminator": zero(stage)})
+        compiling.check_cuda_graphs(plan, "discriminator")
+
+
+def test_gradients_of_another_type_are_not_replayed(tmp_path):
+    ds = zero(1, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
+    with pytest.raises(UserError, match=r"engines.discriminator.cuda_graphs: True does not go with data_types in "):
+        tiny_plan(tmp_path, 1, REPLAYED, {"discriminator": ds})
+
+
+def test_passes_with_collectives_are_not_replayed(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    generator, discriminator = (build_network(recipe, network) for network in ("generator", "discriminator"))
+    compiling.check_passes("discriminator", discriminator, 2)
+    compiling.check_passes("generator", generator, 1)
+    with pytest.raises(UserError, match=r"average over 2 ranks in a pass \(BatchStatistics\)"):
+        compiling.check_passes("generator", generator, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """What `bigsgan bench train` compares, and what it refuses before torch is imported."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from bigsgan.bench.train import _on_machine
 from bigsgan.bench.variants import VARIANTS, chosen_variants, plan_variants
 from bigsgan.cli import main
 from bigsgan.config import NETWORKS
 from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.engines import compiling
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
 
@@ -110,6 +114,21 @@ def test_a_combination_that_the_recipe_rules_out_keeps_the_reason(tmp_path):
     _, refused = plan_variants(tiny_recipe(tmp_path), variants, 1)
     assert refused.plan is None
     assert refused.reason.startswith("engines.generator.compile: 'whole' does not go with ZeRO stage 3")
+
+
+@pytest.mark.parametrize("device, runs", [("cpu", False), ("cuda", True)])
+def test_graphs_are_for_cuda(device, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: device))
+    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0")
+    for name, each in planned(tmp_path, 2).items():
+        found = _on_machine(each)
+        assert (found.plan is not None) == (runs or name != "cuda_graphs"), name
+        if found.plan is None:
+            problem = "needs a CUDA device, and this one is cpu; set engines.generator.cuda_graphs=false"
+            assert found.reason == f"engines.generator.cuda_graphs: True {problem}"
+        else:
+            engines = found.plan.recipe.engines
+            assert (engines.generator.cuda_graphs, engines.discriminator.cuda_graphs) == 2 * (name == "cuda_graphs",)
 
 
 TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
