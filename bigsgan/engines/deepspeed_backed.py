@@ -30,10 +30,11 @@ class DeepSpeedBacked:
         network, replica, replays, outcomes, scales_loss, grad_norm, after_update: See Engine.
     """
 
+    replays = False
+
     def __init__(self, engine: DeepSpeedEngine, network: LayerStack, replica: int, num_replicas: int) -> None:
         self.network = network
         self.replica = replica
-        self.replays = False
         self.outcomes = Outcomes()
         self.grad_norm: Tensor | float = 0.0
         self.after_update: Callable[[], None] = _nothing
