@@ -74,16 +74,16 @@ def trained(overrides, ds, cuda_graphs, unit="whole"):
     return state, means, sigmas, counters["cudagraph_skips"], by_update
 
 
-def check(overrides, ds, unit="whole"):
+def check(overrides, ds, unit="whole", same=SAME):
     state, means, sigmas, skips, replays = trained(overrides, ds, "true", unit)
     expected, wanted, expected_sigmas, _, none = trained(overrides, ds, "false", unit)
     assert (skips, none) == (0, [0] * UPDATES)
     assert replays[-1] > 0, replays
-    assert means == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-    assert sigmas == pytest.approx(expected_sigmas, rel=1e-5)
+    assert means == pytest.approx(wanted, rel=10 * same, abs=same)
+    assert sigmas == pytest.approx(expected_sigmas, rel=same)
     distance, name = reference.worst(state, expected)
     print(f"{distance:.2e} {name}, replays by update {replays}")
-    assert distance <= SAME, name
+    assert distance <= same, name
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -104,5 +104,5 @@ def test_layers_one_by_one(name):
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_bf16(stage):
-    """Updates are coarse there, so that the same rounding gives the same weights or visibly others."""
-    check(GAMES["perceptrons"], dict.fromkeys(NETWORKS, zero(stage, bf16={"enabled": True})))
+    """The same kernels round alike; sums in another order may not."""
+    check(GAMES["perceptrons"], dict.fromkeys(NETWORKS, zero(stage, bf16={"enabled": True})), same=1e-3)
