@@ -259,7 +259,7 @@ def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
 
 
 def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse graphs of what nothing is recorded of, and where their memory might be written over (engines/replays.py)."""
+    """Refuse graphs of nothing, and where what they compute might be used too late (engines/replays.py)."""
     engine = recipe.engine(network)
     if not engine.cuda_graphs:
         return
