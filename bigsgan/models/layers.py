@@ -286,7 +286,10 @@ class BatchStatistics(RankAverages):
 
         Differentiable twice.
         """
-        exact = full(x)  # sums over N * H * W values need more than 8 or 11 bits
+        # Sums over N * H * W values need more than 8 or 11 bits. torch's own batch norm adds bf16 up in float32, as the
+        # running statistics are; for fp16 its second derivatives overflow.
+        adds_in_float32 = x.dtype == torch.bfloat16 and not (self.training and self.average_over_ranks)
+        exact = x if adds_in_float32 else full(x)
         if not self.training:
             return F.batch_norm(exact, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
         if self.segments == 1:

@@ -1,4 +1,4 @@
-"""What an update would take with contiguous activations, and without spectral normalisation, in one run.
+"""What an update would take with contiguous activations, batch norm in float32, and no spectral norm, in one run.
 
     python -m tests.benchmarks.layers [--config launch/recipes/digits.yaml] [--rounds 12] [dotted.key=value ...]
 
@@ -37,10 +37,15 @@ def channels_last(convolve, x, *args, **kwargs):
     return convolve(x.contiguous(memory_format=torch.channels_last), *args, **kwargs)
 
 
+def in_float32(normalize, x, *args, **kwargs):
+    return normalize(x.float(), *args, **kwargs).to(x.dtype)
+
+
 SIDES = {
     "as it is": nullcontext,
     "contiguous": partial(mock.patch.object, F, "conv2d", partial(contiguous, F.conv2d)),
     "all convolutions in channels_last": partial(mock.patch.object, F, "conv2d", partial(channels_last, F.conv2d)),
+    "batch norm in float32": partial(mock.patch.object, F, "batch_norm", partial(in_float32, F.batch_norm)),
     "no spectral normalisation": partial(
         mock.patch.object, SpectralLayer, "normalized_weight", lambda self: self.weight
     ),

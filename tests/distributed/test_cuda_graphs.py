@@ -125,7 +125,7 @@ def trained(overrides, ds, marks_each_pass=False):
         sigmas = [float(layer.sigma) for engine in engines for layer in engine.network.spectral_layers()]
         found = {
             "state": scenarios.local_state(run), "sigmas": sigmas, "means": run.statistics.reduce(lambda total: total),
-            "held": pool.held, "events": pool.events, "skipped": [engine.num_skipped for engine in engines],
+            "held": pool.held, "events": pool.events, "skipped": [engine.outcomes.num_skipped for engine in engines],
         }  # fmt: skip
         scenarios.destroy(run)
     return found

@@ -350,6 +350,20 @@ def test_statistics_are_float32_under_bfloat16(path):
     assert_close(layer.running_mean, 0.1 * x.double().mean(dim=(0, 2, 3)).float(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_derivatives_are_exact_but_for_rounding_under_bfloat16(path):
+    """Both derivatives, as in float64, relative to the largest; numbers of bfloat16 have 8 bits."""
+    layer, low = PATHS[path](), (torch.randn(16, 3, 8, 8) + 20).bfloat16()
+    found = []
+    for x, normalize in ((low, layer), (low.double(), normalize_by_hand)):
+        x.requires_grad_()
+        (grad,) = torch.autograd.grad(normalize(x).to(torch.float64).pow(3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(grad.double().square().sum(), x)
+        found.append([value.detach().double() for value in (grad, second)])
+    for value, expected in zip(*found, strict=True):
+        assert_close(value, expected, rtol=0, atol=2**-6 * expected.abs().max().item())
+
+
 def test_affine_batch_norm_is_batch_norm():
     ours, theirs = AffineBatchNorm(3), nn.BatchNorm2d(3)
     initialize(ours, 0)
