@@ -18,16 +18,8 @@ from bigsgan.config.families.biggan import (
     biggan_discriminator_resolutions,
 )
 from bigsgan.config.families.blocks import BlockSection
-from bigsgan.models.layers import (
-    AffineBatchNorm,
-    ConditionalBatchNorm,
-    Embedding,
-    SelfAttention,
-    SpectralConv2d,
-    SpectralEmbedding,
-    SpectralLinear,
-    full,
-)
+from bigsgan.models.batch_norm import AffineBatchNorm, ConditionalBatchNorm
+from bigsgan.models.layers import Embedding, SelfAttention, SpectralConv2d, SpectralEmbedding, SpectralLinear, full
 from bigsgan.models.light import STANDARD, Makers, pair
 
 BOTTOM_RESOLUTION = 4

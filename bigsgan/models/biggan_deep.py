@@ -17,8 +17,9 @@ from bigsgan.config.families.biggan_deep import (
     BigGANDeepGenerator,
     deep_discriminator_resolutions,
 )
+from bigsgan.models.batch_norm import ConditionalBatchNorm
 from bigsgan.models.biggan import BOTTOM_RESOLUTION, CarriedAttention, DiscriminatorHead, GeneratorOutput
-from bigsgan.models.layers import ConditionalBatchNorm, Embedding, SpectralConv2d, SpectralLinear
+from bigsgan.models.layers import Embedding, SpectralConv2d, SpectralLinear
 
 
 class GeneratorInput(nn.Module):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
-from bigsgan.models.layers import AffineBatchNorm, SpectralConv2d, SpectralEmbedding, SpectralLinear, full
+from bigsgan.models.batch_norm import AffineBatchNorm
+from bigsgan.models.layers import SpectralConv2d, SpectralEmbedding, SpectralLinear, full
 from bigsgan.models.light import STANDARD, Makers, single
 from bigsgan.models.plain import Conv2d, ConvTranspose2d, Embedding, LatentWithClass, Linear
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bigsgan.models.layers import BatchStatistics, SpectralLayer, StatefulLayer
+from bigsgan.models.batch_norm import BatchStatistics
+from bigsgan.models.layers import SpectralLayer, StatefulLayer
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
 

@@ -14,8 +14,8 @@ from bigsgan.config import Recipe
 from bigsgan.draws import Draws
 from bigsgan.engines.sequences import MicroBatch
 from bigsgan.errors import UserError
+from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.build import build_network
-from bigsgan.models.layers import BatchStatistics
 from bigsgan.models.network import LayerStack
 
 STANDING_BATCHES, STANDING_IMAGES = 16, 1600

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from bigsgan.draws import Draws
-from bigsgan.models.layers import BatchStatistics, moving_state
+from bigsgan.models.batch_norm import BatchStatistics
+from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 from bigsgan.training.sampling import sample, stand_statistics, standing_batches
 from tests.tiny import tiny_recipe
