@@ -191,7 +191,8 @@ class Later:
         """Wait until it is there."""
         if self._event is not None:
             self._event.synchronize()
-        return float(self._number.numpy().item())
+        is_here = self._number.device.type == "cpu"
+        return float(self._number.numpy().item() if is_here else self._number.item())
 
 
 class Agreement:

@@ -47,6 +47,8 @@ def arithmetic_of(plan: RunPlan, peaks: dict[str, float]) -> Arithmetic | None:
     engine_precision = plan.deepspeed_files["discriminator"].precision
     precision = matrix_precision(engine_precision, comm.device())
     if precision not in peaks:
+        if comm.world_size() > 1:
+            comm.barrier()  # all measure at once
         peaks[precision] = matrix_flops_per_second(DTYPES[engine_precision], comm.device())
     return Arithmetic(flops, precision, peaks[precision])
 

@@ -25,7 +25,7 @@ from bigsgan.bench.variants import Planned, Variant
 from bigsgan.config import Recipe
 from bigsgan.data import build_dataset
 from bigsgan.ending import exit_status
-from bigsgan.engines.compiling import check_cuda_graphs
+from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.errors import UserError
 from bigsgan.tf32 import tf32
@@ -115,6 +115,7 @@ def _on_machine(planned: Planned) -> Planned:
     try:
         for network in plan.deepspeed_files:
             checked_config(plan, network)
+            check_compiler(plan, network)
             check_cuda_graphs(plan, network)
     except UserError as error:
         return Planned(variant, None, str(error))

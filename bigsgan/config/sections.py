@@ -181,6 +181,12 @@ class Objective(Section):
     path_length: PathLength | None = None
     orthogonal: Orthogonal = Orthogonal()
 
+    @property
+    def differentiates_twice(self) -> bool:
+        """Whether some of D's updates differentiate a gradient of D."""
+        exact = any(penalty and penalty.form == "exact" for penalty in (self.r1, self.r2))
+        return exact or self.gradient_penalty is not None
+
 
 class Optimizer(Section):
     """One network's optimizer, with the learning rate as a function of images seen."""

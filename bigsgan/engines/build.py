@@ -17,7 +17,7 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines import deepspeed_private, nvme
 from bigsgan.engines.base import Engine
-from bigsgan.engines.compiling import check_compiler, check_cuda_graphs, check_passes
+from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.native_ops import build_async_io
@@ -44,8 +44,7 @@ def build_engines(plan: RunPlan, divisions: Mapping[str, list[int]]) -> dict[str
     logger.setLevel(logging.ERROR)  # its warnings (an untested optimizer, say) ask nothing of the user
     configs = {network: checked_config(plan, network) for network in NETWORKS}
     for network in NETWORKS:
-        if (unit := plan.recipe.engine(network).compile) != "none":
-            check_compiler(network, unit)
+        check_compiler(plan, network)
         check_cuda_graphs(plan, network)
     pipelines = PipelineBuilder(plan)
     engines: dict[str, Engine] = {}
@@ -72,15 +71,13 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
     section = plan.recipe.engine(network)
-    if section.cuda_graphs:
-        check_passes(network, stack, comm.world_size())
     root = Root(stack, section.compile, section.cuda_graphs)
     engine, averaged = initialize_engine(plan, network, stack, root, config)
     if file.uses_nvme:
         deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())
     recomputes = not plan.keeps_generator_graphs
-    refusing = Refusing(engine) if device_decides(engine, file) else None
+    refusing = Refusing(engine) if device_decides(engine, plan, network) else None
     return ZeroEngine(engine, root, comm.rank(), comm.world_size(), recomputes, release, averaged, refusing)
 
 

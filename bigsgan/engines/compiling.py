@@ -17,6 +17,7 @@ from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed_config import averages_by_group, reduces_by_group
 from bigsgan.engines.replays import keeping_norms
 from bigsgan.errors import UserError
+from bigsgan.models.build import build_network
 from bigsgan.models.layers import RankAverages
 from bigsgan.models.network import LayerStack
 
@@ -47,17 +48,19 @@ def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Calla
     return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
 
 
-def check_compiler(network: str, unit: str) -> None:
-    """Look for what torch.compile needs on this machine.
+def check_compiler(plan: RunPlan, network: str) -> None:
+    """Look for what torch.compile needs on this machine, where the recipe asks for it.
 
     Args:
+        plan: The run's.
         network: Which.
-        unit: What its recipe wants to compile.
 
     Raises:
         UserError: It is not there.
     """
-    field = f"engines.{network}.compile"
+    field, unit = f"engines.{network}.compile", plan.recipe.engine(network).compile
+    if unit == "none":
+        return
     if get_accelerator().device_name() == "cpu":
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is None:
@@ -90,21 +93,10 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
     if not (alone or reduces_by_group(file) or averages_by_group(plan, network)):
         problem = f"does not go with the way in which {file.path} lets DeepSpeed reduce gradients"
         raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
-
-
-def check_passes(network: str, layers: LayerStack, num_replicas: int) -> None:
-    """Refuse CUDA graphs of passes with collectives.
-
-    Args:
-        network: Which.
-        layers: Of it.
-        num_replicas: Ranks that hold them.
-
-    Raises:
-        UserError: Some layer averages over the ranks.
-    """
-    averaging = next((type(module).__name__ for module in layers.modules() if isinstance(module, RankAverages)), None)
+    with torch.device("meta"):
+        modules = build_network(plan.recipe, network).modules()
+    averaging = next((type(module).__name__ for module in modules if isinstance(module, RankAverages)), None)
+    num_replicas = plan.placement(network).num_replicas
     if num_replicas > 1 and averaging is not None:
-        field = f"engines.{network}.cuda_graphs"
         problem = f"does not go with layers that average over {num_replicas} ranks in a pass ({averaging})"
         raise UserError(field, True, problem, f"set {field}=false, or start one rank")

@@ -89,10 +89,10 @@ def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
 
 
 def _order_reductions(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
-    """Let the stream that computes wait for stage 3's reductions after a backward pass, as nobody else needs them.
+    """Let the stream that computes wait for stage 3's reductions, wherever the host would: after a backward pass.
 
-    As it comes the host waits (zero/stage3.py), and the device has nothing to do until it goes on. With an optimizer on
-    the host it must.
+    The device has nothing to do until the host goes on (zero/stage3.py). What else waits for them gives tensors of the
+    device, which are read on the stream that computes. With an optimizer on the host it is the host that must wait.
     """
     stream: Any = optimizer.reduce_and_partition_stream  # None where there are none
     if stream is not None:

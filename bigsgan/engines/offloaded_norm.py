@@ -22,11 +22,15 @@ _INVALID = -1.0
 
 
 def ask_once(optimizer: DeepSpeedZeroOptimizer) -> None:
-    """Let the norm tell whether gradients are finite, and wait for it once.
+    """Let the norm tell whether gradients are finite, and ask for it once.
+
+    Each parameter is of one stage and one rank alone, of which DeepSpeed knows others as well.
 
     Args:
         optimizer: With masters on the host.
     """
+    if not optimizer.ignore_unused_parameters:
+        return  # where DeepSpeed's own looks for parameters without a gradient
     optimizer.update_offload_overflow_tracker = optimizer.check_overflow = leave_to_the_norm
 
     def norm(parameters: Sequence[Any]) -> Tensor:
@@ -34,10 +38,10 @@ def ask_once(optimizer: DeepSpeedZeroOptimizer) -> None:
         found = optimizer.norm_for_param_grads  # of the parameters that had a gradient, on this rank's part of it
         norms = [found[number] for p in parameters if (number := optimizer.get_param_id(p)) in found]
         squares = torch.stack(norms).double().square() if norms else torch.zeros(1, dtype=torch.float64)
-        total = squares.sum().float().to(optimizer.bit16_groups_flat[0].device)
+        total = squares.sum().to(optimizer.bit16_groups_flat[0].device)
         dist.all_reduce(total, group=optimizer.dp_process_group)
         optimizer._model_parallel_all_reduce(total, dist.ReduceOp.SUM)  # over the stages of a pipeline
-        norm = total.double().sqrt().float().to(optimizer.device)
+        norm = total.sqrt().float().to(optimizer.device)
         return torch.where(norm.isfinite(), norm, _INVALID)
 
     optimizer.complete_grad_norm_calculation_for_cpu_offload = norm

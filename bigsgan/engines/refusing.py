@@ -17,7 +17,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 from torch import Tensor
 
-from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed_config import reduces_by_group
 from bigsgan.engines.outcomes import Outcome
 
@@ -40,7 +40,7 @@ class Refusing:
         Returns:
             False: it is not for the host to pass over the step.
         """
-        self._refused = ~torch.isfinite(norm)
+        self._refused = ~(torch.isfinite(norm) & (norm >= 0))  # DeepSpeed may give -1 for one that is not
         self._engine.basic_optimizer.found_inf = self._refused.float()
         return False
 
@@ -71,21 +71,23 @@ def _judged_by(judge: Callable[[Any], bool]) -> Iterator[None]:
             module.is_invalid_grad_norm = function
 
 
-def device_decides(engine: DeepSpeedEngine, file: DeepSpeedFile) -> bool:
+def device_decides(engine: DeepSpeedEngine, plan: RunPlan, network: str) -> bool:
     """Whether the device can decide, and it pays.
 
-    The host does on a CPU, for which it would only be more to compute; in fp16, whose next loss scale depends on it;
+    The host does on a CPU, for which it would only be more to compute; where either network is in fp16, whose next
+    scales depend on it;
     for an optimizer on the host, or another than Adam; and where DeepSpeed reduces gradients, and looks at them, in
     ways of its own.
 
     Args:
         engine: Any.
-        file: Its DeepSpeed file.
+        plan: The run's.
+        network: Which.
     """
-    optimizer = engine.basic_optimizer
+    optimizer, file = engine.basic_optimizer, plan.deepspeed_files[network]
     return (
         _runs_ahead(engine.device)
-        and file.precision != "fp16"
+        and all(each.precision != "fp16" for each in plan.deepspeed_files.values())
         and file.offload_optimizer == "none"
         and (file.stage in (0, 3) or reduces_by_group(file))
         and not isinstance(engine.optimizer, BF16_Optimizer)
@@ -96,4 +98,4 @@ def device_decides(engine: DeepSpeedEngine, file: DeepSpeedFile) -> bool:
 
 def _runs_ahead(device: torch.device) -> bool:
     """Whether the host gives the device work without waiting until it is done."""
-    return device.type != "cpu"
+    return device.type == "cuda"

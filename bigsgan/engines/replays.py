@@ -59,7 +59,7 @@ def keeping_norms(run: Callable[..., Any], layers: Sequence[SpectralLayer]) -> C
     def kept(*inputs: Any, **options: Any) -> Any:
         outputs = run(*inputs, **options)
         if layers:
-            sigmas = [layer.sigma for layer in layers if layer.sigma is not None]
+            sigmas: list[Any] = [layer.sigma for layer in layers]
             for layer, sigma in zip(layers, torch.stack(sigmas).unbind(), strict=True):
                 layer.sigma = sigma
         return outputs

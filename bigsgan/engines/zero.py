@@ -118,6 +118,8 @@ class ZeroEngine(DeepSpeedBacked):
         self._recomputes = recomputes
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
+        if self._checks_gradients:
+            engine.clip_fp32_gradients = self._clip  # DeepSpeed's takes the norm again, and waits for numbers it copies
         self._gathers_for_double_backward = engine.zero_optimization_stage() == 3 and not self.network.checkpointing
         # The other network's update needs their room.
         self._gradient_buffers = deepspeed_private.gradient_buffers(engine)
@@ -236,6 +238,10 @@ class ZeroEngine(DeepSpeedBacked):
     def _backward(self, loss: Tensor) -> None:
         deepspeed_private.take(self._gradient_buffers)
         self._engine.backward(loss)
+
+    def _clip(self) -> None:
+        norm = torch.as_tensor(self.grad_norm)
+        torch.nn.utils.clip_grads_with_norm_(self._parameters, self._engine.gradient_clipping(), norm)
 
     def _step(self) -> None:
         """Step the engine, which updates on the last micro-batch only, and keep count."""

@@ -6,16 +6,13 @@ Shapes: N samples, C channels, H x W pixels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.models.layers import Generators, RankAverages, SpectralLinear, full
-
-Affine: TypeAlias = "tuple[Tensor, Tensor] | None"
-"""A gain to multiply by and a bias to add, (N or 1, C, 1, 1)."""
 
 _TINY = 1e-30
 """Added to a variance of 0, whose inverse is asked for."""
@@ -53,6 +50,7 @@ class BatchStatistics(RankAverages):
         momentum: Weight of a new micro-batch in the running statistics.
         segments: Equal parts of a batch, such as real and fake images, that are normalised each by itself; the first
             moves the running statistics.
+        exact: Compute in float32 whatever the input's type is, for second derivatives.
     """
 
     running_mean: Tensor
@@ -60,7 +58,7 @@ class BatchStatistics(RankAverages):
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
-        self.eps, self.momentum, self.segments = eps, momentum, 1
+        self.eps, self.momentum, self.segments, self.exact = eps, momentum, 1, False
         self.register_buffer("running_mean", torch.empty(channels, dtype=torch.float32))
         self.register_buffer("running_var", torch.empty(channels, dtype=torch.float32))
 
@@ -70,39 +68,35 @@ class BatchStatistics(RankAverages):
         self.running_mean.zero_()
         self.running_var.fill_(1)
 
-    def forward(self, x: Tensor, affine: Affine = None) -> Tensor:
-        """Normalise (N, C, H, W) to mean 0 and variance 1 for each channel, in x's type. Differentiable twice.
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (N, C, H, W) to mean 0 and variance 1 for each channel, in x's type.
 
-        Args:
-            x: (N, C, H, W).
-            affine: What to apply to it afterwards.
+        Differentiable twice, in bf16 to its 8 bits only where ``exact`` is set.
         """
-        # Sums over N * H * W values need more than 8 or 11 bits. torch's own batch norm adds bf16 up in float32, as the
-        # running statistics are; for fp16 its second derivatives overflow.
-        exact = x if x.dtype == torch.bfloat16 else full(x)
+        # Sums over N * H * W values need more than 8 or 11 bits. torch's kernels add bf16 up in float32, as the running
+        # statistics are. But second derivatives are subtracted from each other in bf16, and so would be what comes back
+        # from the normalisation and from statistics of all ranks.
+        is_alone = self.average_over_ranks is None or not self.training
+        inputs = x if x.dtype == torch.bfloat16 and is_alone and not self.exact else full(x)
         if not self.training:
-            normalized = F.batch_norm(exact, self.running_mean, self.running_var, eps=self.eps)
-            return _applied(affine, normalized.to(x.dtype))
+            return F.batch_norm(inputs, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
         if self.segments == 1:
-            normalized, correction = self._normalize(exact)
-            return _applied(_joined(correction, affine), normalized.to(x.dtype))
+            return self._normalize(inputs).to(x.dtype)
         n, c, h, w = x.shape
         # Segments become channels, which batch norm keeps apart.
-        apart = exact.view(self.segments, -1, c, h, w).transpose(0, 1).reshape(-1, self.segments * c, h, w)
-        normalized, correction = self._normalize(apart)
-        normalized = _applied(correction, normalized.to(x.dtype))
-        together = normalized.view(-1, self.segments, c, h, w).transpose(0, 1).reshape(n, c, h, w)
-        return _applied(affine, together)
+        apart = inputs.view(self.segments, -1, c, h, w).transpose(0, 1).reshape(-1, self.segments * c, h, w)
+        normalized = self._normalize(apart).view(-1, self.segments, c, h, w).transpose(0, 1)
+        return normalized.reshape(n, c, h, w).to(x.dtype)
 
-    def _normalize(self, x: Tensor) -> tuple[Tensor, Affine]:
-        """(n, segments * C, H, W) normalised, and what is to be applied to it for its derivatives' sake alone.
+    def _normalize(self, x: Tensor) -> Tensor:
+        """Normalise (n, segments * C, H, W).
 
         Over several ranks, m and v being mean and variance, and m' and v' their values held constant,
 
             (x - m) / sqrt(v) = (x - m') / sqrt(v') * gain + bias,
             gain = sqrt(v') / sqrt(v) = 1, bias = (m' - m) / sqrt(v') * gain = 0,
 
-        of which torch's kernel computes the first factor.
+        which torch's kernel computes as that of running statistics, with the derivatives by gain and bias in float32.
         """
         channels = len(self.running_mean)
         if self.average_over_ranks is None:
@@ -114,16 +108,15 @@ class BatchStatistics(RankAverages):
             if self.segments > 1 and self.moving:
                 self.running_mean.copy_(mean[:channels])
                 self.running_var.copy_(var[:channels])
-            return normalized, None
+            return normalized
         mean, var = self._global_statistics(x, self.average_over_ranks)
         if self.moving:
             count = x.numel() // x.shape[1] * self.num_ranks
             self._move(mean[:channels].detach(), var[:channels].detach(), count)
-        normalized = F.batch_norm(x, mean.detach(), var.detach(), eps=self.eps)
         inverse = torch.rsqrt(var + self.eps)
         gain = inverse / inverse.detach()
         bias = (mean.detach() - mean) * inverse.detach() * gain
-        return normalized, (gain.view(1, -1, 1, 1), bias.view(1, -1, 1, 1))
+        return F.batch_norm(x, mean.detach(), var.detach(), gain, bias, eps=self.eps)
 
     def _global_statistics(self, x: Tensor, average: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and biased variance over all ranks in one collective.
@@ -156,7 +149,7 @@ class ConditionalBatchNorm(nn.Module):
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalised * (1 + gain) + bias."""
         gain = 1 + self.gain(condition)[:, :, None, None]
-        return self.statistics(x, (gain, self.bias(condition)[:, :, None, None]))
+        return torch.addcmul(self.bias(condition)[:, :, None, None], self.statistics(x), gain)
 
 
 class AffineBatchNorm(nn.Module):
@@ -176,15 +169,4 @@ class AffineBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W)."""
-        return self.statistics(x, (self.weight.view(1, -1, 1, 1), self.bias.view(1, -1, 1, 1)))
-
-
-def _joined(first: Affine, second: Affine) -> Affine:
-    """Both, one after the other, in one pass over the pixels."""
-    if first is None or second is None:
-        return first or second
-    return first[0] * second[0], torch.addcmul(second[1], first[1], second[0])
-
-
-def _applied(affine: Affine, x: Tensor) -> Tensor:
-    return x if affine is None else torch.addcmul(affine[1].to(x.dtype), x, affine[0].to(x.dtype))
+        return torch.addcmul(self.bias.view(1, -1, 1, 1), self.statistics(x), self.weight.view(1, -1, 1, 1))

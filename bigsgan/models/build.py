@@ -10,6 +10,7 @@ from torch import nn
 from bigsgan.config import Recipe
 from bigsgan.models import biggan, biggan_deep, dcgan, mlp, pix2pix, r3gan, stylegan2
 from bigsgan.models.augment import augmentation_layer
+from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.network import LayerStack
 
 _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
@@ -48,6 +49,9 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     stack = LayerStack([*before, *layers], recipe.engine(network).activation_checkpointing, first=-len(before))
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
+    for module in stack.modules():
+        if isinstance(module, BatchStatistics):
+            module.exact = network == "discriminator" and recipe.objective.differentiates_twice
     return stack
 
 

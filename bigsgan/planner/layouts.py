@@ -2,8 +2,8 @@
 
 Cheapest first: nothing offloaded, then one network's optimizer, then both, then the parameters too; ZeRO 0, 1 and 2,
 which send weights and gradients once for an update, then pipelines, then stage 3, which gathers weights for every pass;
-without recomputation, then with; as many micro-batches as the recipe has, then more, each of which is smaller; the
-lower stage.
+without recomputation, then with; as many micro-batches as the recipe has, then more, each of which is smaller; less
+on the host; the lower stage.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ class Surveyor:
                 except UserError as error:
                     refused[kind.name] = str(error)
                     continue
-                ranked.append(((kind.tier, recomputes, *self._distance(layout.accumulation), len(ranked)), layout))
+                costs = (kind.tier, recomputes, *self._distance(layout.accumulation))
+                ranked.append(((*costs, sum(layout.prediction.host.values()), len(ranked)), layout))
         fitting = [item for item in ranked if item[1].fits]
         if fitting:
             best: Layout | None = min(fitting, key=lambda item: item[0])[1]
@@ -253,7 +254,8 @@ class Surveyor:
             changes.append(f"pipeline.generator_phase={phase}")
         for network in NETWORKS:
             engine, field = self._recipe.engine(network), f"engines.{network}"
-            stages = 1 if network == "discriminator" and self._is_whole else kind.stages
+            is_whole = network == "discriminator" and self._recipe.objective.differentiates_twice
+            stages = 1 if is_whole else kind.stages
             wanted = {
                 "ds_config": self._file(kind, network),
                 "pipeline_stages": stages,
@@ -264,13 +266,6 @@ class Surveyor:
                 f"{field}.{key}={_text(value)}" for key, value in wanted.items() if getattr(engine, key) != value
             ]
         return changes
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether the discriminator can have no stages, as its objective differentiates it twice."""
-        objective = self._recipe.objective
-        exact = any(penalty and penalty.form == "exact" for penalty in (objective.r1, objective.r2))
-        return exact or objective.gradient_penalty is not None
 
     def _file(self, kind: Kind, network: str) -> str:
         return kind.file_of(network, self._precision(network))

@@ -65,7 +65,9 @@ class Recovery:
         self._step, self._reals, self._source, self._counters = step, reals, source, counters
         self._entries, self._directory, self._d_steps, self._most = entries, directory, d_steps, most
         self._moved = moved
-        self._engines = [engine for engine in (step.generator, step.discriminator) if not engine.scales_loss]
+        # A seam that overflows in fp16 makes G's gradients overflow too.
+        scaled = step.discriminator.scales_loss
+        self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
         self._known = self._num_skipped()
         self._made: list[tuple[Failed, comm.Later]] = []  # whose outcome the host does not know yet
 

@@ -39,16 +39,16 @@ class Asked(TorchDispatchMode):
 
 
 class Queue:
-    """Stands for a GPU's stream or event: what is waited for by the host is counted, and has always been done."""
+    """Stands for a GPU's stream or event, whose work is never done before the host waits for it, which is counted."""
 
-    def __init__(self, counted):
-        self.counted = counted
+    def __init__(self, counted, name="a stream"):
+        self.counted, self.name = counted, name
 
     def synchronize(self):
-        self.counted.by["a stream or an event"] += 1
+        self.counted.by[self.name] += 1
 
     def query(self):
-        return True
+        return False
 
     def ignore(self, *others):
         pass
@@ -60,8 +60,20 @@ class Queue:
 def asynchronous(counted):
     """Let DeepSpeed take the CPU for a device that the host runs ahead of, with streams; engines are built inside."""
 
-    def queue(accelerator, *arguments, **options):
+    current, make = Queue(counted), torch.tensor
+
+    def one(accelerator, device=None):
+        return current
+
+    def stream(accelerator, *arguments, **options):
         return Queue(counted)
+
+    def event(accelerator, *arguments, **options):
+        return Queue(counted, "an event")
+
+    def tensor(*arguments, **options):
+        counted.by["a copy from the host"] += "device" in options
+        return make(*arguments, **options)
 
     def synchronize(accelerator, device=None):
         counted.by["the device"] += 1
@@ -70,18 +82,19 @@ def asynchronous(counted):
         return False
 
     replaced = dict.fromkeys(("is_synchronized_device", "resolves_data_dependency", "handles_memory_backpressure"), no)
-    replaced |= dict.fromkeys(("Stream", "Event", "current_stream", "default_stream"), queue)
+    replaced |= dict.fromkeys(("current_stream", "default_stream"), one) | {"Stream": stream, "Event": event}
     replaced |= {"synchronize": synchronize, "stream": lambda accelerator, stream: nullcontext()}
     recorded = mock.patch.object(torch.Tensor, "record_stream", return_value=None)
-    with mock.patch.multiple(type(get_accelerator()), **replaced), recorded:
+    copied = mock.patch.object(torch, "tensor", tensor)
+    with mock.patch.multiple(type(get_accelerator()), **replaced), recorded, copied:
         yield
 
 
-def asked(overrides, ds, own_records=True, on_device=False):
+def asked(overrides, ds, own_records=True, on_device=False, runs_ahead=False):
     """What was asked for in each of two updates, one with R1 and one without."""
     own = mock.patch.object(Prefetching, "expect", Prefetching.expect if own_records else lambda self, kind: None)
     counted = Asked()
-    with own, scenarios.decided(on_device), asynchronous(counted) if on_device else nullcontext():
+    with own, scenarios.decided(on_device), asynchronous(counted) if on_device or runs_ahead else nullcontext():
         run = scenarios.build(overrides, ds)
         scenarios.update(run, WARM_UP)
         found = []
@@ -89,7 +102,7 @@ def asked(overrides, ds, own_records=True, on_device=False):
             counted.by.clear()
             with counted:
                 scenarios.update(run, 1)
-            found.append(dict(counted.by))
+            found.append({what: times for what, times in counted.by.items() if times})
         scenarios.destroy(run)
     return found
 
@@ -108,17 +121,29 @@ def test_an_update_waits_once_for_each_network(ranks, ds):
         assert sum(found.values()) == len(NETWORKS), found
 
 
-@pytest.mark.parametrize(
-    "ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16), zero(3)], ids=["0", "0-bf16", "1", "2-bf16", "3"]
-)
-@pytest.mark.parametrize("clipped", [False, True], ids=["", "clipped"])
-def test_an_update_waits_for_nothing_where_the_device_decides(ranks, ds, clipped):
-    """But for stage 3 where it is penalised, which gathers all of D for a double backward."""
-    overrides = [*LAZY_R1, *(f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS)]
-    overrides += [f"optimizer.{network}.clip_norm=1" for network in NETWORKS if clipped]
-    penalised, other = ranks(2).run(asked, overrides, dict.fromkeys(NETWORKS, ds), True, True)[0]
-    assert penalised == ({"the device": 1} if ds["zero_optimization"]["stage"] == 3 else {})
-    assert other == {}
+ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
+
+
+@pytest.mark.parametrize("ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16)], ids=["0", "0-bf16", "1", "2-bf16"])
+@pytest.mark.parametrize("more", [[], ["accumulation=2"]], ids=["", "accumulating"])
+def test_an_update_waits_for_nothing_where_the_device_decides(ranks, ds, more):
+    overrides = [*LAZY_R1, *ADAM, *more, *(f"optimizer.{network}.clip_norm=1" for network in NETWORKS)]
+    assert ranks(2).run(asked, overrides, dict.fromkeys(NETWORKS, ds), True, True)[0] == [{}, {}]
+
+
+def test_stage_3_waits_for_gathers_alone(ranks):
+    """As it has few of them under way at a time; a penalised update gathers all of D for a double backward."""
+    penalised, other = ranks(2).run(asked, [*LAZY_R1, *ADAM], dict.fromkeys(NETWORKS, zero(3)), True, True)[0]
+    assert penalised.pop("the device") == 1
+    assert set(penalised) == set(other) == {"an event"}
+
+
+@pytest.mark.parametrize("precision", [{}, BF16, FP16], ids=["", "bf16", "fp16"])
+def test_an_optimizer_on_the_host_waits_once_for_gradients_and_once_for_their_norm(ranks, precision):
+    """Which are copied as they come. DeepSpeed then asks a tensor on the host."""
+    ds = dict.fromkeys(NETWORKS, zero(2, zero=HOST, **precision))
+    for found in ranks(2).run(asked, [*LAZY_R1, *ADAM], ds, True, False, True)[0]:
+        assert found == {"an event": len(NETWORKS), "utils.py:is_invalid_grad_norm": len(NETWORKS)}
 
 
 def test_with_one_record_stage_3_would_compare_ranks_in_every_update(ranks):

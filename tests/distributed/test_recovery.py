@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -13,10 +14,12 @@ import pytest
 from bigsgan import checkpoint, comm
 from bigsgan.adversarial import AdversarialStep
 from bigsgan.config import NETWORKS
+from bigsgan.engines.outcomes import Outcomes
 from bigsgan.errors import UserError
 from bigsgan.locking import hold
 from bigsgan.train import _alone_in
 from bigsgan.training.loop import training_loop
+from bigsgan.training.recovery import Recovery
 from bigsgan.training.stopping import StopRequests
 from tests.distributed import scenarios
 from tests.tiny import zero
@@ -57,28 +60,33 @@ ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discri
 SAVING = ["total_nimg=48"]
 
 
-def not_finite(overrides, ds, network, most, every=16, on_device=False):
-    """Train six updates; update 3 has gradients that are not finite, ``most`` times, on the last rank alone."""
+def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,), stop_in=None):
+    """Train six updates; some have gradients that are not finite, ``most`` times, on the last rank alone.
+
+    With ``stop_in`` the first rank is asked to stop during that update.
+    """
     with scenarios.decided(on_device):
         run = scenarios.build([*ADAM, *SAVING, f"checkpoint_nimg={every}", *overrides], ds)
     out = Path(comm.from_rank_zero(tempfile.mkdtemp()))
     run.saver = checkpoint.Saver(out, comm, run.recipe.checkpoints)
     run.recovery._directory = out
     engine = getattr(run.step, network)
-    made, make = [], AdversarialStep.__call__
+    made, make, requests = [], AdversarialStep.__call__, StopRequests(launched=False)
 
     def noted(step, update, scheduled):
         made.append(update)
+        if update == stop_in and comm.rank() == 0:
+            requests.signal = "SIGTERM"
         make(step, update, scheduled)
 
     def poison(grad):
-        bad = made[-1] == 3 and run.counters.rollbacks < most and comm.rank() == comm.world_size() - 1
-        return grad * float("nan") if bad else grad
+        is_bad = made[-1] in bad and run.counters.rollbacks < most and comm.rank() == comm.world_size() - 1
+        return grad * float("nan") if is_bad else grad
 
     next(p for p in engine.network.parameters() if p.requires_grad).register_hook(poison)
     try:
         with mock.patch.object(AdversarialStep, "__call__", noted):
-            assert training_loop(run, StopRequests(launched=False))
+            assert training_loop(run, requests) == (stop_in is None)
     except UserError as error:
         return str(error)
     finally:
@@ -87,11 +95,11 @@ def not_finite(overrides, ds, network, most, every=16, on_device=False):
     return result
 
 
-def passing_over(overrides, ds, skipped):
-    """Train six updates without the phases of the data ``skipped``."""
+def passing_over(overrides, ds, skipped, num_updates=6):
+    """Train without the phases of the data ``skipped``."""
     run = scenarios.build([*ADAM, *SAVING, *overrides], ds)
     run.step._reals.rewind(0, skipped)
-    scenarios.update(run, 6)
+    scenarios.update(run, num_updates)
     result = scenarios.full_state(run)
     scenarios.destroy(run)
     return result
@@ -117,6 +125,44 @@ def test_where_the_device_decides_the_host_learns_of_it_an_update_later(ranks, n
     found = ranks(2).run(not_finite, [], both, network, 1, every, True)
     check_passed_over(found, ranks(2).run(passing_over, [], both, (3,)), (1, (3,)))
     assert [each[3] for each in found] == [made] * 2
+
+
+LATE = [0, 1, 2, 3, 4, 3]
+"""Update 3 is found out after update 4, and repeated."""
+
+
+@pytest.mark.parametrize(
+    "stage, more, bad, stop_in, skipped, made",
+    [
+        (0, ["objective.d_steps=2"], (3,), None, (6, 7), [*LATE, 3, 4, 5]),
+        (3, [], (3, 4), None, (3,), [*LATE, 3, 4, 5]),
+        (2, [], (3,), 4, (3,), [*LATE, 3]),
+        (1, [], (5,), None, (5,), [0, 1, 2, 3, 4, 5, 5, 3, 4, 5]),
+    ],
+    ids=["two steps of D", "two in a row", "asked to stop before it is known", "the last"],
+)
+def test_what_is_learnt_late_is_undone_whole(ranks, stage, more, bad, stop_in, skipped, made):
+    both = dict.fromkeys(NETWORKS, zero(stage))
+    found = ranks(2).run(not_finite, more, both, "discriminator", 1, 24, True, bad, stop_in)
+    num_updates = made[-1] + 1
+    check_passed_over(found, ranks(2).run(passing_over, more, both, skipped, num_updates), (1, skipped))
+    assert [each[3] for each in found] == [made] * 2
+
+
+def test_where_d_scales_its_loss_no_update_of_g_is_a_failure():
+    """The gradient that G gets from it overflows now and then, until its scale fits."""
+
+    def engine(scales_loss, num_skipped):
+        outcomes = Outcomes()
+        outcomes.restore(5, num_skipped)
+        return SimpleNamespace(scales_loss=scales_loss, outcomes=outcomes)
+
+    for d_scales, g_scales, expected in ((True, False, None), (False, False, 7), (False, True, None)):
+        step = SimpleNamespace(generator=engine(g_scales, 0), discriminator=engine(d_scales, 0))
+        recovery = Recovery(step, None, None, None, {}, Path(), 1, 1, lambda num: None)
+        step.generator.outcomes.add(False)
+        failed = recovery.failed(7, None, at_once=False)
+        assert (failed and failed.update) == expected
 
 
 def check_passed_over(found, expected, counts):

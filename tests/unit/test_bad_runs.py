@@ -21,7 +21,10 @@ import torch
 from PIL import Image
 
 from bigsgan import cli, comm, export, sample, train
+from bigsgan.bench import train as bench_train
+from bigsgan.bench.variants import VARIANTS, Planned
 from bigsgan.checkpoint.tags import checksum, sealed
+from bigsgan.config import NETWORKS
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.engines import compiling, deepspeed_config
@@ -402,7 +405,7 @@ def test_a_precision_that_the_machine_cannot_compute(precision, other, tmp_path,
     "device, missing, remedy",
     [("cpu", "a C++ compiler, and there is no c++-99", "CXX"), ("cuda", "Triton", "install it")],
 )
-def test_a_machine_that_cannot_compile(device, missing, remedy, monkeypatch):
+def test_a_machine_that_cannot_compile(device, missing, remedy, tmp_path, monkeypatch):
     class Accelerator:
         def device_name(self) -> str:
             return device
@@ -410,15 +413,17 @@ def test_a_machine_that_cannot_compile(device, missing, remedy, monkeypatch):
     monkeypatch.setattr(compiling, "get_accelerator", Accelerator)
     monkeypatch.setattr(compiling, "has_triton", lambda: False)
     monkeypatch.setenv("CXX", "c++-99")
+    plan = tiny_plan(tmp_path, 1, ["engines.generator.compile=layers"], {})
+    compiling.check_compiler(plan, "discriminator")
     with pytest.raises(UserError) as caught:
-        compiling.check_compiler("generator", "layers")
+        compiling.check_compiler(plan, "generator")
     assert (caught.value.field, caught.value.value) == ("engines.generator.compile", "layers")
     assert missing in caught.value.problem
     assert remedy in caught.value.remedy
     monkeypatch.setattr(compiling, "has_triton", lambda: True)
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
-    compiling.check_compiler("generator", "layers")
+    compiling.check_compiler(plan, "generator")
 
 
 REPLAYED = ["engines.discriminator.compile=whole", "engines.discriminator.cuda_graphs=true"]
@@ -461,13 +466,22 @@ def test_gradients_of_another_type_are_not_replayed(tmp_path):
         tiny_plan(tmp_path, 1, REPLAYED, {"discriminator": ds})
 
 
-def test_passes_with_collectives_are_not_replayed(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    generator, discriminator = (build_network(recipe, network) for network in ("generator", "discriminator"))
-    compiling.check_passes("discriminator", discriminator, 2)
-    compiling.check_passes("generator", generator, 1)
+def test_passes_with_collectives_are_not_replayed(tmp_path, monkeypatch):
+    """Nor does a benchmark begin what it would have to break off."""
+    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setattr(compiling, "has_triton", lambda: True)
+    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0")
+    replayed = [f"engines.{n}.{key}" for n in NETWORKS for key in ("compile=whole", "cuda_graphs=true")]
+    alone, together = (tiny_plan(tmp_path, num_ranks, replayed, {}) for num_ranks in (1, 2))
+    for network in NETWORKS:
+        compiling.check_cuda_graphs(alone, network)
+    compiling.check_cuda_graphs(together, "discriminator")
     with pytest.raises(UserError, match=r"average over 2 ranks in a pass \(BatchStatistics\)"):
-        compiling.check_passes("generator", generator, 2)
+        compiling.check_cuda_graphs(together, "generator")
+    monkeypatch.setattr(bench_train, "checked_config", lambda plan, network: {})  # it asks for two ranks
+    planned = bench_train._on_machine(Planned(VARIANTS["cuda_graphs"], together))
+    assert planned.plan is None
+    assert "average over 2 ranks" in planned.reason
 
 
 @pytest.mark.parametrize(

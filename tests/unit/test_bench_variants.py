@@ -119,6 +119,7 @@ def test_a_combination_that_the_recipe_rules_out_keeps_the_reason(tmp_path):
 @pytest.mark.parametrize("device, runs", [("cpu", False), ("cuda", True)])
 def test_graphs_are_for_cuda(device, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: device))
+    monkeypatch.setattr(compiling, "has_triton", lambda: True)
     monkeypatch.setattr(compiling.torch, "__version__", "2.15.0")
     found_here = planned(tmp_path, 1)
     for name in ("zero0", "compiled", "compiled_layers", "cuda_graphs"):
