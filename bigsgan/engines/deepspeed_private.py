@@ -1,7 +1,7 @@
-"""The private parts of DeepSpeed that bigsgan relies on, but for those of its reductions and its prefetching.
+"""The private parts of DeepSpeed that bigsgan relies on, but for those of reductions, norms and prefetching.
 
-Those are deepspeed_collectives', averaged_gradients', grouped_gradients' and divided_update's, and prefetching's; no
-other file touches any.
+Those are deepspeed_collectives', averaged_gradients', grouped_gradients' and divided_update's, offloaded_norm's and
+refusing's, and prefetching's; no other file touches any.
 
 Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_private.py fails first if a later version changes them. Files
 are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attributes of its own to them.
