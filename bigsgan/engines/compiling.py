@@ -17,12 +17,15 @@ from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed_config import averages_by_group, reduces_by_group
 from bigsgan.engines.replays import keeping_norms
 from bigsgan.errors import UserError
+from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.build import build_network
-from bigsgan.models.layers import RankAverages
+from bigsgan.models.layers import RankAverages, SpectralLayer
 from bigsgan.models.network import LayerStack
 
 _GRAPHS_SINCE = "2.15"
 """The version of torch in which lifetimes were read; see replays.py."""
+
+_MOVING = (SpectralLayer, BatchStatistics)
 
 _VARIANTS = 16
 """Of one piece of code: by whether state moves, what has gradients, and the number of samples in each phase."""
@@ -68,6 +71,16 @@ def check_compiler(plan: RunPlan, network: str) -> None:
             raise UserError(field, unit, problem, f"install one, name one in CXX, or set {field}=none")
     elif not has_triton():
         raise UserError(field, unit, "needs Triton for this device", f"install it, or set {field}=none")
+    if plan.recipe.engine(network).activation_checkpointing:
+        # A pass that moves state that it uses, and its recomputation, which does not, are compiled apart, and keep
+        # different tensors.
+        modules = _meta_network(plan, network).modules()
+        moving = next((type(module).__name__ for module in modules if isinstance(module, _MOVING)), None)
+        if moving is not None:
+            problem = f"does not go with activation_checkpointing of layers that move state as they use it ({moving})"
+            raise UserError(
+                field, unit, problem, f"set {field}=none, or engines.{network}.activation_checkpointing=false"
+            )
 
 
 def check_cuda_graphs(plan: RunPlan, network: str) -> None:
@@ -93,10 +106,14 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
     if not (alone or reduces_by_group(file) or averages_by_group(plan, network)):
         problem = f"does not go with the way in which {file.path} lets DeepSpeed reduce gradients"
         raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
-    with torch.device("meta"):
-        modules = build_network(plan.recipe, network).modules()
+    modules = _meta_network(plan, network).modules()
     averaging = next((type(module).__name__ for module in modules if isinstance(module, RankAverages)), None)
     num_replicas = plan.placement(network).num_replicas
     if num_replicas > 1 and averaging is not None:
         problem = f"does not go with layers that average over {num_replicas} ranks in a pass ({averaging})"
         raise UserError(field, True, problem, f"set {field}=false, or start one rank")
+
+
+def _meta_network(plan: RunPlan, network: str) -> LayerStack:
+    with torch.device("meta"):
+        return build_network(plan.recipe, network)

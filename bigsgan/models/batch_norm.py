@@ -37,6 +37,14 @@ class _Moments(torch.autograd.Function):
         return torch.addcmul(offset.view(1, -1, 1, 1), x, slope.view(1, -1, 1, 1)).to(x.dtype)
 
 
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+        return mean, var
+    moments: tuple[Tensor, Tensor] = _Moments.apply(x)
+    return moments
+
+
 class BatchStatistics(RankAverages):
     """Normalises each channel over the samples and pixels of the global micro-batch, without gain or bias.
 
@@ -114,6 +122,8 @@ class BatchStatistics(RankAverages):
             count = x.numel() // x.shape[1] * self.num_ranks
             self._move(mean[:channels].detach(), var[:channels].detach(), count)
         inverse = torch.rsqrt(var + self.eps)
+        if torch.compiler.is_compiling():  # which joins these operations with others
+            return (x - mean.view(1, -1, 1, 1)) * inverse.view(1, -1, 1, 1)
         gain = inverse / inverse.detach()
         bias = (mean.detach() - mean) * inverse.detach() * gain
         return F.batch_norm(x, mean.detach(), var.detach(), gain, bias, eps=self.eps)
@@ -125,7 +135,7 @@ class BatchStatistics(RankAverages):
         ranks share, so that their squares do not cancel the latter away. Rounding must not make it negative; its
         gradient holds there too, which a clamp alone would drop.
         """
-        mean, var = _Moments.apply(x)
+        mean, var = _moments(x)
         center = self.running_mean.repeat(self.segments)  # a copy: it moves in place before the backward pass
         offset = mean - center
         offset, square, var = average(torch.stack([offset, offset.square(), var])).unbind(0)

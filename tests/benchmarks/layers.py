@@ -10,7 +10,6 @@ nothing.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from contextlib import nullcontext
@@ -25,6 +24,7 @@ from bigsgan import comm
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.models.layers import SpectralLayer
+from tests.benchmarks.turns import rows, take_turns
 
 STEPS = 6
 
@@ -62,23 +62,22 @@ def main():
     comm.initialize(3600)
     recipe = load_recipe(Path(options.config), [f"out={tempfile.gettempdir()}", "metrics=null", *options.overrides])
     loop = build_engine_loop(plan_run(recipe, 1))
-    seconds = {side: [] for side in SIDES}
-    for number in range(-1, options.rounds):  # the first warms up
-        for side in list(SIDES) if number % 2 else list(SIDES)[::-1]:
-            with SIDES[side]():
-                loop()
-                start = time.perf_counter()
-                for _ in range(STEPS):
-                    loop()
-                if number >= 0:
-                    seconds[side].append((time.perf_counter() - start) / STEPS)
+    seconds = take_turns({side: partial(timed, loop, changed) for side, changed in SIDES.items()}, options.rounds)
     loop.close()
     print(f"{options.config}, {torch.get_num_threads()} threads")
     print("| side | ms an update | ratio (quartiles) |")
     print("| --- | ---: | --- |")
-    for side, values in seconds.items():
-        low, middle, high = statistics.quantiles([a / b for a, b in zip(values, seconds["as it is"], strict=True)], n=4)
-        print(f"| {side} | {1e3 * statistics.median(values):.1f} | {middle:.3f} ({low:.3f} to {high:.3f}) |")
+    for side, row in rows(seconds, "as it is").items():
+        print(f"| {side} | {row} |")
+
+
+def timed(loop, changed):
+    with changed():
+        loop()
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            loop()
+        return (time.perf_counter() - start) / STEPS
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ find the same norms. They take turns in one process; a ratio is the median over 
 """
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
+from tests.benchmarks.turns import rows, take_turns
 
 
 def one_by_one(matrices, us):
@@ -69,21 +70,18 @@ def main():
         layers = network.spectral_layers()
         matrices, us = [layer.weight.flatten(1) for layer in layers], [layer.u for layer in layers]
         expected = one_by_one(matrices, us)
-        seconds = {side: [] for side in SIDES}
-        for number in range(-1, options.rounds):  # the first warms up
-            for side in list(SIDES) if number % 2 else list(SIDES)[::-1]:
-                start = time.perf_counter()
-                found = SIDES[side](matrices, us)
-                elapsed = time.perf_counter() - start
-                torch.testing.assert_close(found, expected)
-                if number >= 0:
-                    seconds[side].append(elapsed)
+        sides = {side: partial(timed, iterate, matrices, us, expected) for side, iterate in SIDES.items()}
         what = f"{len(layers)}, {len({matrix.shape for matrix in matrices})}"
-        for side, values in seconds.items():
-            ratios = [a / b for a, b in zip(values, seconds["one by one"], strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            median = 1e3 * statistics.median(values)
-            print(f"| {name} | {what} | {side} | {median:.2f} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
+        for side, row in rows(take_turns(sides, options.rounds), "one by one").items():
+            print(f"| {name} | {what} | {side} | {row} |")
+
+
+def timed(iterate, matrices, us, expected):
+    start = time.perf_counter()
+    found = iterate(matrices, us)
+    elapsed = time.perf_counter() - start
+    torch.testing.assert_close(found, expected)
+    return elapsed
 
 
 if __name__ == "__main__":

@@ -102,7 +102,9 @@ def replaying(pool):
     """Let engines be built as on a GPU."""
     cuda = SimpleNamespace(device_name=lambda: "cuda")
     with (
-        mock.patch.object(compiling, "torch", SimpleNamespace(compile=pool.compile, __version__="2.15.0")),
+        mock.patch.object(
+            compiling, "torch", SimpleNamespace(compile=pool.compile, device=torch.device, __version__="2.15.0")
+        ),
         mock.patch.object(torch.compiler, "cudagraph_mark_step_begin", pool.mark),
         mock.patch.object(compiling, "get_accelerator", return_value=cuda),
         mock.patch.object(compiling, "has_triton", return_value=True),
