@@ -33,7 +33,7 @@ from bigsgan.locking import hold
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.alone import save, whole
-from tests.tiny import tiny_plan, tiny_recipe, zero
+from tests.tiny import FAMILIES, tiny_plan, tiny_recipe, zero
 
 TAG = "run/checkpoints/000000000064"
 RANK_FILE = "checkpoints/000000000064/rank00000.safetensors"
@@ -424,6 +424,16 @@ def test_a_machine_that_cannot_compile(device, missing, remedy, tmp_path, monkey
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
     compiling.check_compiler(plan, "generator")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_recomputation_that_moves_no_state_is_not_compiled(network, tmp_path):
+    recomputing = [f"engines.{network}.compile=layers", f"engines.{network}.activation_checkpointing=true"]
+    with pytest.raises(UserError, match=r"layers that move state as they use it \((Spectral|Batch)") as caught:
+        compiling.check_compiler(tiny_plan(tmp_path, 1, recomputing, {}), network)
+    assert caught.value.field == f"engines.{network}.compile"
+    compiling.check_compiler(tiny_plan(tmp_path, 1, recomputing[:1], {}), network)
+    compiling.check_compiler(tiny_plan(tmp_path, 1, [*FAMILIES["stylegan2"], *recomputing], {}), network)
 
 
 REPLAYED = ["engines.discriminator.compile=whole", "engines.discriminator.cuda_graphs=true"]
