@@ -191,8 +191,7 @@ class Later:
         """Wait until it is there."""
         if self._event is not None:
             self._event.synchronize()
-        is_here = self._number.device.type == "cpu"
-        return float(self._number.numpy().item() if is_here else self._number.item())
+        return float(self._number.item())
 
 
 class Agreement:

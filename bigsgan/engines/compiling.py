@@ -74,8 +74,7 @@ def check_compiler(plan: RunPlan, network: str) -> None:
     if plan.recipe.engine(network).activation_checkpointing:
         # A pass that moves state that it uses, and its recomputation, which does not, are compiled apart, and keep
         # different tensors.
-        modules = _meta_network(plan, network).modules()
-        moving = next((type(module).__name__ for module in modules if isinstance(module, _MOVING)), None)
+        moving = _first_of(plan, network, _MOVING)
         if moving is not None:
             problem = f"does not go with activation_checkpointing of layers that move state as they use it ({moving})"
             raise UserError(
@@ -106,14 +105,14 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
     if not (alone or reduces_by_group(file) or averages_by_group(plan, network)):
         problem = f"does not go with the way in which {file.path} lets DeepSpeed reduce gradients"
         raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
-    modules = _meta_network(plan, network).modules()
-    averaging = next((type(module).__name__ for module in modules if isinstance(module, RankAverages)), None)
-    num_replicas = plan.placement(network).num_replicas
+    num_replicas, averaging = plan.placement(network).num_replicas, _first_of(plan, network, (RankAverages,))
     if num_replicas > 1 and averaging is not None:
         problem = f"does not go with layers that average over {num_replicas} ranks in a pass ({averaging})"
         raise UserError(field, True, problem, f"set {field}=false, or start one rank")
 
 
-def _meta_network(plan: RunPlan, network: str) -> LayerStack:
+def _first_of(plan: RunPlan, network: str, kinds: tuple[type, ...]) -> str | None:
+    """Name of the first kind of layer in a network that is one of these; None where it has none."""
     with torch.device("meta"):
-        return build_network(plan.recipe, network)
+        modules = build_network(plan.recipe, network).modules()
+    return next((type(module).__name__ for module in modules if isinstance(module, kinds)), None)

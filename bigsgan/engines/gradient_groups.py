@@ -62,12 +62,12 @@ class GradientGroup:
         if self.padding:
             pieces.append(pieces[0].new_zeros(self.padding))
         self.num_arrived = 0
-        if not self._replayed:
-            return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-        line = torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
-        for stream in others:
-            stream.wait_stream(torch.cuda.current_stream())  # a graph that it replays next may write there
-        return line
+        if self._replayed:
+            line = torch.cat(pieces)  # a copy of a single one too
+            for stream in others:
+                stream.wait_stream(torch.cuda.current_stream())  # a graph that it replays next may write there
+            return line
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _wait_for_streams(self) -> set[torch.cuda.Stream]:
         """Let the current stream wait for the others that gradients were computed on, and return these."""

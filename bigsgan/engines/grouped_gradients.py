@@ -127,11 +127,9 @@ class _GroupedGradients:
         assert norm_type == 2
         optimizer = self._optimizer
         parts = [optimizer.averaged_gradients[i].flat_partition for i in range(len(self._groups))]
-        norms = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts])
-        total = norms.double().square().sum()
-        dist.all_reduce(total, group=optimizer.dp_process_group)
-        optimizer._model_parallel_all_reduce(total, dist.ReduceOp.SUM)  # over the stages of a pipeline
-        return total.sqrt().float().nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return norm_over_ranks(
+            optimizer, torch.stack([torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts])
+        )
 
     def _reduce(self, i: int) -> None:
         optimizer, group = self._optimizer, self._groups[i]
@@ -167,6 +165,19 @@ class _GroupedGradients:
             sums[i] = GradPartitionBufferGroup([part], part)
         else:
             sums[i].flat_partition.add_(part)
+
+
+def norm_over_ranks(optimizer: DeepSpeedZeroOptimizer, norms: Tensor) -> Tensor:
+    """Norm of what all ranks have, and all stages of a pipeline, a float32 tensor (); inf where it is not finite.
+
+    Args:
+        optimizer: Which knows the ranks.
+        norms: (n,) of the parts on this rank.
+    """
+    total = norms.double().square().sum()
+    dist.all_reduce(total, group=optimizer.dp_process_group)
+    optimizer._model_parallel_all_reduce(total, dist.ReduceOp.SUM)
+    return total.sqrt().float().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _keep_weights(index: int) -> None:

@@ -11,14 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 
-from bigsgan.engines.grouped_gradients import leave_to_the_norm
-
-_INVALID = -1.0
-"""What DeepSpeed takes for a norm that is not finite."""
+from bigsgan.engines.grouped_gradients import leave_to_the_norm, norm_over_ranks
 
 
 def ask_once(optimizer: DeepSpeedZeroOptimizer) -> None:
@@ -34,14 +30,10 @@ def ask_once(optimizer: DeepSpeedZeroOptimizer) -> None:
     optimizer.update_offload_overflow_tracker = optimizer.check_overflow = leave_to_the_norm
 
     def norm(parameters: Sequence[Any]) -> Tensor:
-        """Norm of a group's gradients over all ranks, a tensor () on the host; -1 where it is not finite."""
+        """Norm of a group's gradients over all ranks, a tensor () on the host; inf where it is not finite."""
         found = optimizer.norm_for_param_grads  # of the parameters that had a gradient, on this rank's part of it
         norms = [found[number] for p in parameters if (number := optimizer.get_param_id(p)) in found]
-        squares = torch.stack(norms).double().square() if norms else torch.zeros(1, dtype=torch.float64)
-        total = squares.sum().to(optimizer.bit16_groups_flat[0].device)
-        dist.all_reduce(total, group=optimizer.dp_process_group)
-        optimizer._model_parallel_all_reduce(total, dist.ReduceOp.SUM)  # over the stages of a pipeline
-        norm = total.sqrt().float().to(optimizer.device)
-        return torch.where(norm.isfinite(), norm, _INVALID)
+        own = torch.stack(norms) if norms else optimizer.bit16_groups_flat[0].new_zeros(1)
+        return norm_over_ranks(optimizer, own).to(optimizer.device)
 
     optimizer.complete_grad_norm_calculation_for_cpu_offload = norm

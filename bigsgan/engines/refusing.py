@@ -75,9 +75,8 @@ def device_decides(engine: DeepSpeedEngine, plan: RunPlan, network: str) -> bool
     """Whether the device can decide, and it pays.
 
     The host does on a CPU, for which it would only be more to compute; where either network is in fp16, whose next
-    scales depend on it;
-    for an optimizer on the host, or another than Adam; and where DeepSpeed reduces gradients, and looks at them, in
-    ways of its own.
+    scales depend on it; for an optimizer on the host, or another than Adam; and where DeepSpeed reduces gradients, and
+    looks at them, in ways of its own.
 
     Args:
         engine: Any.
