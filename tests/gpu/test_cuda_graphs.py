@@ -11,11 +11,12 @@ from bigsgan.config import NETWORKS
 from bigsgan.engines.replays import begin_update
 from tests import reference
 from tests.distributed import scenarios
-from tests.tiny import FAMILIES, awake, zero
+from tests.tiny import FAMILIES, zero
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("alone"),
 ]
 
 UPDATES = 8
@@ -34,14 +35,6 @@ GAMES = {
 
 SINGLE = {"zero": {"reduce_bucket_size": 1}}
 """Each parameter is a group, whose gradient is handed on as it came unless it is copied."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    comm.initialize()
-    with awake():
-        yield
-    comm.leave()
 
 
 @pytest.fixture(autouse=True)

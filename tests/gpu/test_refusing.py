@@ -3,28 +3,20 @@
 import pytest
 import torch
 
-from bigsgan import comm
 from bigsgan.config import NETWORKS
 from tests.distributed import scenarios
 from tests.distributed.test_state import ADAM, check_skipped
-from tests.tiny import awake, zero
+from tests.tiny import zero
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("alone"),
 ]
 
 BF16 = {"bf16": {"enabled": True}}
 WARM_UP = 6
 """Updates, in which cuDNN chooses and allocators fill."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    comm.initialize()
-    with awake():
-        yield
-    comm.leave()
 
 
 @pytest.mark.parametrize("ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16)], ids=["0", "0-bf16", "1", "2-bf16"])

@@ -263,8 +263,7 @@ class PipelineEngine(DeepSpeedBacked):
             if not finite:
                 self.network.zero_grad(set_to_none=True)
             elif self._clip_norm:
-                gradients = [p.grad for p in self._parameters if p.grad is not None]
-                torch._foreach_mul_(gradients, torch.clamp(self._clip_norm / (self.grad_norm + 1e-6), max=1.0))
+                torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, self.grad_norm)
         with self._explained():
             deepspeed_private.step_pipeline(self._engine)
         if not self._checks_gradients:
