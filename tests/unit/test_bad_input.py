@@ -5,6 +5,7 @@ Here is what is found out before torch is imported; test_bad_runs.py has the res
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import subprocess
@@ -48,7 +49,7 @@ def place(tmp_path, monkeypatch):
         raise WentOnError(f"{name} was imported")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.importlib, "import_module", go_on)
+    monkeypatch.setattr(importlib, "import_module", go_on)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "recipe.yaml").write_text(RECIPE)

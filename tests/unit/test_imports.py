@@ -45,6 +45,7 @@ LEVELS: list[set[str]] = [
         "bigsgan.plan",
     },
     {"bigsgan.bench"},
+    {"bigsgan.commands"},
     {"bigsgan", "bigsgan.cli"},
 ]
 MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.comm")

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from bigsgan.cli import DEFAULT_RECIPE, main
+from bigsgan.cli import main
+from bigsgan.commands.parsing import DEFAULT_RECIPE
 from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import UserError

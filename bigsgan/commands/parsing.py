@@ -1,0 +1,78 @@
+"""What the commands' parsers share: messages in our own form, and the options that several commands take."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
+
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.errors import UserError
+
+DEFAULT_RECIPE = REPOSITORY / "launch" / "recipes" / "digits.yaml"
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UserError where argparse prints its usage and ends the process; ``command`` is the command's full name."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.set_defaults(command=self.prog)
+
+    def error(self, message: str) -> NoReturn:
+        """Turn argparse's text into field, value, problem and remedy."""
+        remedy = f"see `{self.prog} --help`"
+        if message.startswith("the following arguments are required: "):
+            raise UserError(message.partition(": ")[2], None, "is missing", remedy)
+        choice = re.fullmatch(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
+        if choice:
+            raise UserError(choice[1], choice[2], "is none of the choices", f"choose from {choice[3]}")
+        named = re.fullmatch(r"argument (\S+): (.*)", message)
+        raise UserError(named[1] if named else self.prog, None, named[2] if named else message, remedy)
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def add_recipe(command: argparse.ArgumentParser) -> None:
+    """Options that choose a recipe."""
+    command.add_argument("--config", default=str(DEFAULT_RECIPE), help="recipe (YAML); the default trains the digits")
+    command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
+
+
+def add_run(command: argparse.ArgumentParser) -> None:
+    """Options that choose a checkpoint of a run."""
+    command.add_argument("--run", dest="run_directory", required=True, help="run directory (`out` of its recipe)")
+    add_number(command, "--nimg", int, None, "checkpoint to use (default: the newest)")
+
+
+def add_sampling(command: argparse.ArgumentParser) -> None:
+    """Options of what computes images in one way."""
+    add_number(command, "--truncation", float, None, "resample latents beyond this magnitude")
+    add_batch(command)
+
+
+def add_batch(command: argparse.ArgumentParser) -> None:
+    """How many images at a time."""
+    add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
+
+
+def add_number(
+    command: argparse.ArgumentParser,
+    flag: str,
+    kind: Callable[[str], Any],
+    default: float | None,
+    text: str,
+    required: bool = False,
+) -> None:
+    """Add an option that takes a number; what is none ends with a message in our own form."""
+
+    def convert(word: str) -> Any:
+        try:
+            return kind(word)
+        except ValueError:
+            what = "an integer" if kind is int else "a number"
+            raise UserError(flag, word, f"is not {what}", f"write {what} such as {default or 1}") from None
+
+    command.add_argument(flag, type=convert, default=default, required=required, help=text)

@@ -1,0 +1,82 @@
+"""`bigsgan plan`: what a recipe costs, how it would be divided, which layouts fit."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from bigsgan.commands.parsing import Commands, add_number, add_recipe
+from bigsgan.config import NETWORKS, load_recipe, plan_run
+from bigsgan.errors import UserError
+
+_MOST_GIB = 2**40
+
+
+def add(commands: Commands) -> None:
+    """Add the command and its options."""
+    command = commands.add_parser(
+        "plan", help="show what a recipe costs: operations, stages, or the memory of its layouts, without training"
+    )
+    add_recipe(command)
+    command.add_argument("--pipeline", action="store_true", help="the division into pipeline stages, and the bubble")
+    add_number(command, "--gpus", int, None, "number of ranks (default: the least that the stages need)")
+    add_number(
+        command, "--gpu-memory", float, None, "GiB of each GPU: show the memory of all layouts, and which to take"
+    )
+    add_number(command, "--nodes", int, None, "number of hosts that the GPUs are on (default 1)")
+    add_number(command, "--host-memory", float, None, "GiB of each host, for layouts that offload to it")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what a recipe's networks cost, how they would be divided, or which layouts fit into memory."""
+    path = Path(options.config)
+    recipe = load_recipe(path, options.overrides)
+    least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
+    gpus = least if options.gpus is None else options.gpus
+    if gpus < 1:
+        raise UserError("--gpus", gpus, "is no number of ranks", "give 1 or more")
+    if options.gpu_memory is not None:
+        memory = _check_memory(options, gpus)
+        _import_plan().survey(path, options.overrides, gpus, options.nodes or 1, *memory, options.json)
+        return 0
+    for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
+        if value is not None:
+            raise UserError(
+                flag, value, "is for --gpu-memory, which is not given", "give --gpu-memory 80, or leave it out"
+            )
+    planned = plan_run(recipe, gpus, path.resolve().parent)
+    _import_plan().main(planned, options.pipeline, options.json)
+    return 0
+
+
+def _import_plan() -> ModuleType:
+    """Import it with DeepSpeed, which prints when it is imported: the results alone go to standard output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return importlib.import_module("bigsgan.plan")
+
+
+def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | None]:
+    """Bytes of a GPU, and of a node's host memory if that is given.
+
+    Raises:
+        UserError: An option makes no sense.
+    """
+    nodes = 1 if options.nodes is None else options.nodes
+    if nodes < 1 or gpus % nodes:
+        raise UserError(
+            "--nodes", nodes, f"does not divide the number of GPUs ({gpus})", f"give a number that divides {gpus}"
+        )
+    if options.pipeline:
+        raise UserError("--pipeline", None, "does not go with --gpu-memory", "ask for one of them")
+    for flag, gib in (("--gpu-memory", options.gpu_memory), ("--host-memory", options.host_memory)):
+        if gib is not None and not 0 < gib < _MOST_GIB:
+            raise UserError(flag, gib, "is no size of a memory", "give GiB, such as 80")
+    host = options.host_memory
+    return math.ceil(options.gpu_memory * 2**30), None if host is None else math.ceil(host * 2**30)

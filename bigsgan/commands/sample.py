@@ -1,0 +1,72 @@
+"""`bigsgan sample`: images from a run's generator."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from pathlib import Path
+
+from bigsgan import launched
+from bigsgan.commands.parsing import Commands, add_batch, add_number, add_run
+from bigsgan.errors import UserError
+
+
+def add(commands: Commands) -> None:
+    """Add the command and its options."""
+    command = commands.add_parser("sample", help="write samples from a run: a sheet, an animation or single files")
+    add_run(command)
+    add_number(command, "--num", int, 100, "number of images (default 100)")
+    command.add_argument("--out", required=True, help="PNG file; GIF of an interpolation; directory of --files")
+    add_number(command, "--seed", int, 0, "of the latents (default 0)")
+    command.add_argument("--live", action="store_true", help="the live generator instead of its average")
+    text = "class of each column, such as 3,17,200-209 (default: the first that fit)"
+    command.add_argument("--classes", type=_class_ranges, help=text)
+    text = "resample latents beyond this magnitude, or draw styles to their mean; several, as 0.3,0.7,1, make a sweep"
+    command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
+    add_batch(command)
+    add_number(command, "--interpolate", int, 0, "rows of so many images, each from one sample to the next")
+    command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
+    add_number(command, "--mix", int, 0, "so many coarse styles by row, the fine ones by column (StyleGAN2)")
+    command.add_argument("--files", action="store_true", help="single PNG files; with torchrun, shared among the ranks")
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write a grid of samples."""
+    launched.number("LOCAL_RANK", default=0, least=0)
+    launched.check_rank()
+    module = importlib.import_module("bigsgan.sample")
+    asked = module.Options(
+        num=options.num,
+        truncations=options.truncations,
+        seed=options.seed,
+        classes=options.classes,
+        batch=options.batch,
+        interpolate=options.interpolate,
+        morph=options.morph,
+        mix=options.mix,
+        files=options.files,
+    )
+    directory, out = Path(options.run_directory), Path(options.out)
+    module.main(directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())
+    return 0
+
+
+def _numbers(word: str) -> list[float]:
+    """Read ``0.3,0.7,1``."""
+    try:
+        return [float(part) for part in word.split(",")]
+    except ValueError:
+        raise UserError("--truncation", word, "is not a number", "write a number such as 1, or 0.3,0.7,1") from None
+
+
+def _class_ranges(word: str) -> list[range]:
+    """Read ``3,17,200-209``; nothing is counted out yet, as the run knows how many classes there are."""
+    ranges = []
+    for part in word.split(","):
+        found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise UserError("--classes", word, "is no list of classes", "write numbers and ranges such as 3,17,200-209")
+        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return ranges
