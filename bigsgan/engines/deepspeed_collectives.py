@@ -25,7 +25,7 @@ from bigsgan.engines import deepspeed_private
 from bigsgan.engines.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed_config import AtATime, reduces_by_group
 from bigsgan.engines.divided_update import divide_update
-from bigsgan.engines.grouped_gradients import reduce_by_group
+from bigsgan.engines.grouped_gradients import norm_over_ranks, reduce_by_group
 from bigsgan.engines.offloaded_norm import ask_once
 
 _MOST_PADDING = 1.05
@@ -58,6 +58,7 @@ def economise(
             ask_once(engine.optimizer)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3) and file.offload_optimizer == "none":
         _order_reductions(engine.optimizer)
+        _keep_norm_on_device(engine.optimizer)
     if not deepspeed_private.has_optimizer_wrapper(engine):
         _drop_gradients_at_once(engine)
     if averages:
@@ -97,6 +98,16 @@ def _order_reductions(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
     stream: Any = optimizer.reduce_and_partition_stream  # None where there are none
     if stream is not None:
         stream.synchronize = lambda: get_accelerator().current_stream().wait_stream(stream)
+
+
+def _keep_norm_on_device(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
+    """Take stage 3's gradient norm without a number of the host's, for which it would wait (zero/stage3.py:2483)."""
+
+    def norm(gradients: Sequence[Tensor], params: Sequence[Any]) -> Tensor:
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+        return norm_over_ranks(optimizer, torch.stack(norms))
+
+    optimizer.get_grad_norm_direct = norm
 
 
 def _drop_gradients_at_once(engine: DeepSpeedEngine) -> None:

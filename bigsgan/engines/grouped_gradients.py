@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer, GradPartitionBufferGroup
 from torch import Tensor
 
@@ -167,7 +168,7 @@ class _GroupedGradients:
             sums[i].flat_partition.add_(part)
 
 
-def norm_over_ranks(optimizer: DeepSpeedZeroOptimizer, norms: Tensor) -> Tensor:
+def norm_over_ranks(optimizer: ZeROOptimizer, norms: Tensor) -> Tensor:
     """Norm of what all ranks have, and all stages of a pipeline, a float32 tensor (); inf where it is not finite.
 
     Args:

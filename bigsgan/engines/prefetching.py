@@ -16,6 +16,7 @@ import copy
 from collections.abc import Hashable
 from typing import Any
 
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 
@@ -48,6 +49,10 @@ class Prefetching:
             # The record alone is its own: any kind must find what is under way, and what a pass has left gathered.
             self._coordinators[kind]._clear_trace_structures()
         self._offload.param_coordinator = self._coordinators[kind]
+        # What a pass gathers was written on the stream that computes: by the last step, or as the EMA was swapped in.
+        # DeepSpeed itself orders them by waiting for the device after each step (stage3.py:2840: what persists).
+        if (gathers := self._blank._PartitionedParameterCoordinator__allgather_stream) is not None:
+            gathers.wait_stream(get_accelerator().current_stream())
 
     def settle(self) -> None:
         """Wait for what the last pass has gathered ahead, and let go of it: nothing is under way then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import deepspeed
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bigsgan import comm
 from bigsgan.config import NETWORKS
 from bigsgan.engines import deepspeed_collectives, deepspeed_config, grouped_gradients, initialization
 from bigsgan.engines.averaged_gradients import AveragedGradients
@@ -214,3 +216,25 @@ def test_scattered_gradients_are_the_reduced_ones(ranks, stage, most_padding):
     calls = both_ways(ranks, zero(stage, zero=section), most_padding=most_padding)
     assert calls["reduce"] > 0
     assert (calls["reduce_scatter_tensor"] > 0) == (most_padding > 1)
+
+
+def stage_3_norms():
+    """Ours and DeepSpeed's norm of gradients that differ over the ranks, and of some of which one is not finite."""
+    run = scenarios.build([], dict.fromkeys(NETWORKS, zero(3)))
+    optimizer = run.step.discriminator._engine.optimizer
+    parameters = [parameter for group in optimizer.fp16_groups for parameter in group]
+    generator = torch.Generator().manual_seed(comm.rank())
+    gradients = [torch.randn(p.partition_numel(), generator=generator) for p in parameters]
+    found = []
+    for last in (1.0, torch.nan, torch.inf):
+        gradients[-1][-1] = last if comm.rank() == 1 else 1.0
+        stock = type(optimizer).get_grad_norm_direct(optimizer, gradients, parameters)
+        found.append((float(optimizer.get_grad_norm_direct(gradients, parameters)), float(stock)))
+    scenarios.destroy(run)
+    return found
+
+
+def test_the_norm_at_stage_3_is_deepspeeds_own(ranks):
+    for finite, *not_finite in ranks(2).run(stage_3_norms):
+        assert finite[0] == pytest.approx(finite[1], rel=1e-6)
+        assert not_finite == [(math.inf, -1.0)] * 2  # both are refused
