@@ -22,7 +22,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.layers import RankAverages, SpectralLayer
 from bigsgan.models.network import LayerStack
 
-_GRAPHS_SINCE = "2.15"
+GRAPHS_SINCE = "2.15"
 """The version of torch in which lifetimes were read; see replays.py."""
 
 _MOVING = (SpectralLayer, BatchStatistics)
@@ -98,9 +98,9 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
     device = get_accelerator().device_name()
     if device != "cuda":
         raise UserError(field, True, f"needs a CUDA device, and this one is {device}", f"set {field}=false")
-    if TorchVersion(torch.__version__) < _GRAPHS_SINCE:
-        problem = f"needs torch {_GRAPHS_SINCE}, and this is {torch.__version__}: before it, graphs may be written over"
-        raise UserError(field, True, problem, f"install torch {_GRAPHS_SINCE}, or set {field}=false")
+    if TorchVersion(torch.__version__) < GRAPHS_SINCE:
+        problem = f"needs torch {GRAPHS_SINCE}, and this is {torch.__version__}: before it, graphs may be written over"
+        raise UserError(field, True, problem, f"install torch {GRAPHS_SINCE}, or set {field}=false")
     alone = file.stage == 0 and plan.placement(network).num_replicas == 1
     if not (alone or reduces_by_group(file) or averages_by_group(plan, network)):
         problem = f"does not go with the way in which {file.path} lets DeepSpeed reduce gradients"

@@ -19,7 +19,15 @@ from bigsgan.config.families.biggan import (
 )
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.models.batch_norm import AffineBatchNorm, ConditionalBatchNorm
-from bigsgan.models.layers import Embedding, SelfAttention, SpectralConv2d, SpectralEmbedding, SpectralLinear, full
+from bigsgan.models.layers import (
+    Embedding,
+    SelfAttention,
+    SpectralConv2d,
+    SpectralEmbedding,
+    SpectralLinear,
+    full,
+    upsample_nearest,
+)
 from bigsgan.models.light import STANDARD, Makers, pair
 
 BOTTOM_RESOLUTION = 4
@@ -87,10 +95,10 @@ class GeneratorBlock(nn.Module):
         condition = torch.cat([shared[:, : self.embedding_size], shared[:, self.chunk[0] : self.chunk[1]]], dim=1)
         x = F.relu(self.norm1(h, condition))
         if self.upsample:
-            x = F.interpolate(x, scale_factor=2)
+            x = upsample_nearest(x)
         x = self.conv2(F.relu(self.norm2(self.conv1(x), condition)))
         # A 1x1 convolution commutes with nearest-neighbour enlargement: convolving first costs a quarter.
-        x = x + (h if self.shortcut is None else F.interpolate(self.shortcut(h), scale_factor=2))
+        x = x + (h if self.shortcut is None else upsample_nearest(self.shortcut(h)))
         return (x,) if self.is_last else (x, shared)
 
 

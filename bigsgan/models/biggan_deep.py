@@ -19,7 +19,7 @@ from bigsgan.config.families.biggan_deep import (
 )
 from bigsgan.models.batch_norm import ConditionalBatchNorm
 from bigsgan.models.biggan import BOTTOM_RESOLUTION, CarriedAttention, DiscriminatorHead, GeneratorOutput
-from bigsgan.models.layers import Embedding, SpectralConv2d, SpectralLinear
+from bigsgan.models.layers import Embedding, SpectralConv2d, SpectralLinear, upsample_nearest
 
 
 class GeneratorInput(nn.Module):
@@ -69,7 +69,7 @@ class GeneratorBlock(nn.Module):
         x = F.relu(self.norm2(x, condition))
         shortcut = h[:, : self.out_channels]
         if self.upsample:
-            x, shortcut = F.interpolate(x, scale_factor=2), F.interpolate(shortcut, scale_factor=2)
+            x, shortcut = upsample_nearest(x), upsample_nearest(shortcut)
         x = self.conv3(F.relu(self.norm3(self.conv2(x), condition)))
         x = self.conv4(F.relu(self.norm4(x, condition))) + shortcut
         return (x,) if self.is_last else (x, condition)

@@ -5,9 +5,11 @@ from unittest import mock
 import pytest
 import torch
 from torch._inductor import cudagraph_trees
+from torch.torch_version import TorchVersion
 
 from bigsgan import comm
 from bigsgan.config import NETWORKS
+from bigsgan.engines.compiling import GRAPHS_SINCE
 from bigsgan.engines.replays import begin_update
 from tests import reference
 from tests.distributed import scenarios
@@ -16,7 +18,8 @@ from tests.tiny import FAMILIES, zero
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("alone"),
+    pytest.mark.skipif(TorchVersion(torch.__version__) < GRAPHS_SINCE, reason=f"needs torch {GRAPHS_SINCE}"),
+    pytest.mark.usefixtures("alone", "exact"),
 ]
 
 UPDATES = 8
@@ -35,13 +38,6 @@ GAMES = {
 
 SINGLE = {"zero": {"reduce_bucket_size": 1}}
 """Each parameter is a group, whose gradient is handed on as it came unless it is copied."""
-
-
-@pytest.fixture(autouse=True)
-def exact(monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
 def trained(overrides, ds, cuda_graphs, unit="whole"):

@@ -21,6 +21,7 @@ from tests.gpu.test_gpu import check, train
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("exact"),
 ]
 
 SHAPES = [(3, 16, 33, 129), (2, 3, 5, 7), (2, 2, 2, 2), (1, 1, 3, 2), (1, 70, 9, 70)]
@@ -31,12 +32,6 @@ CELLS = [
     for shape in (SHAPES if dtype == torch.float32 else SHAPES[:1])
     for layout in LAYOUTS
 ]
-
-
-@pytest.fixture(autouse=True)
-def exact_convolutions(monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)

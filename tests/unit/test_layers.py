@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +24,7 @@ from bigsgan.models.layers import (
     SpectralLayer,
     SpectralLinear,
     moving_state,
+    upsample_nearest,
 )
 from bigsgan.models.network import initialize
 
@@ -432,3 +434,30 @@ def test_self_attention_is_a_weighted_mean_of_pooled_values():
                 mixed = sum((w * v for w, v in zip(weights / weights.sum(), values, strict=True)), torch.zeros(8))
                 expected[n, :, r, c] += 0.7 * project(layer.out, mixed)
     assert_close(layer(x), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_compiled_upsampling_adds_nothing_atomically(memory_format):
+    """Whose order differs from run to run on a GPU, so that a resumed run would not be the same."""
+    torch.compiler.reset()
+    x = torch.randn(2, 8, 5, 6).to(memory_format=memory_format)
+    grads = torch.randn(2, 8, 10, 12).to(memory_format=memory_format)
+
+    def pass_through(upsample):
+        images = x.clone().requires_grad_(True)
+        outputs = upsample(images * 2)
+        outputs.backward(grads)
+        return outputs.detach(), images.grad
+
+    (outputs, found), code = run_and_get_code(pass_through, torch.compile(upsample_nearest, dynamic=False))
+    expected, wanted = pass_through(lambda images: F.interpolate(images, scale_factor=2))
+    assert len(code) == 2  # forward and backward
+    assert not any("atomic_add" in each for each in code)
+    assert torch.equal(outputs, expected)
+    assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    assert outputs.is_contiguous(memory_format=memory_format)
+    _, stock = run_and_get_code(
+        pass_through, torch.compile(lambda images: F.interpolate(images, scale_factor=2), dynamic=False)
+    )
+    assert any("atomic_add" in each for each in stock)
