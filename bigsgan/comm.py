@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bigsgan import memory
 from bigsgan.errors import UserError
+from bigsgan.idle_gpus import refuse_idle_gpus
 
 PATIENCE_HOURS = 3
 _SPEAKER_KEY = "bigsgan/speaker"
@@ -36,7 +37,7 @@ def initialize(patience_seconds: float | None = None) -> None:
         patience_seconds: How long a collective waits for a rank that does not come; None for DeepSpeed's ten minutes.
 
     Raises:
-        UserError: There are more ranks than devices.
+        UserError: There are more ranks than devices, or GPUs that torch cannot use.
     """
     if not os.environ.get("RANK"):
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
@@ -44,6 +45,7 @@ def initialize(patience_seconds: float | None = None) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if get_accelerator().device_name() == "cpu":
+        refuse_idle_gpus(os.environ)
         # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     else:

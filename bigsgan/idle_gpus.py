@@ -1,0 +1,44 @@
+"""Refuses to train on the CPU of a machine whose GPUs this torch cannot use, unless that is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from bigsgan.errors import UserError
+
+DEVICES = Path("/dev")
+
+
+def refuse_idle_gpus(environment: Mapping[str, str]) -> None:
+    """Call where DeepSpeed has chosen the CPU, which it does with a warning where torch finds no device.
+
+    Args:
+        environment: Of this process. DS_ACCELERATOR=cpu asks for the CPU, and so does a CUDA_VISIBLE_DEVICES without
+            a device.
+
+    Raises:
+        UserError: There are NVIDIA GPUs that this process may open, and nobody asked for the CPU.
+    """
+    hidden = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if environment.get("DS_ACCELERATOR") or hidden or not any(_opens(path) for path in DEVICES.glob("nvidia[0-9]*")):
+        return
+    if torch.version.cuda is None:
+        problem, remedy = "is a build for CPUs", "install a build for CUDA"
+    else:
+        problem = f"needs a driver for CUDA {torch.version.cuda}, and finds none"
+        remedy = "update the driver (nvidia-smi shows its version), or install a build of torch for an older CUDA"
+    problem += ", and this machine has NVIDIA GPUs"
+    raise UserError("torch", torch.__version__, problem, f"{remedy}; or set DS_ACCELERATOR=cpu to train on the CPU")
+
+
+def _opens(path: Path) -> bool:
+    """Whether this process may use a device; schedulers keep jobs from those of others."""
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
