@@ -289,5 +289,6 @@ class SelfAttention(nn.Module):
         key = F.max_pool2d(self.key(x), 2).flatten(2)  # (N, C/8, HW/4)
         value = F.max_pool2d(self.value(x), 2).flatten(2)  # (N, C/2, HW/4)
         weights = torch.softmax(torch.bmm(query.transpose(1, 2), key), dim=-1)  # (N, HW, HW/4)
-        mixed = torch.bmm(value, weights.transpose(1, 2)).view(n, -1, height, width)  # (N, C/2, H, W)
+        # In this order the gradient of the weights, the largest tensor here, arrives as they lie, and not transposed.
+        mixed = torch.bmm(weights, value.transpose(1, 2)).transpose(1, 2).view(n, -1, height, width)  # (N, C/2, H, W)
         return x + self.gamma * self.out(mixed)

@@ -40,6 +40,7 @@ LIBRARIES = {
     "CUBLASLT": Library("libcublasLt.so.13", "cublasLt", "libraries.c"),
     "CUDNN": Library("libcudnn.so.9", "cudnn", "libraries.c", "cudnn(Convolution|BatchNormalization|Pooling)"),
     "NCCL": Library("libnccl.so.2", "nccl", "libraries.c"),
+    "NVRTC": Library("libnvrtc.so.13", "(?!)", "libraries.c"),
     "CUFFT": Library("libcufft.so.12", "cufft"),
     "CUSPARSE": Library("libcusparse.so.12", "cusparse(?!Lt)"),
     "CUSPARSELT": Library("libcusparseLt.so.0", "cusparseLt"),
