@@ -28,6 +28,7 @@ from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import UserError
 from bigsgan.initial_weights import freeze_first_layers, load_initial_weights
+from bigsgan.kernels import choose_kernels
 from bigsgan.locking import hold
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.start import Start, find_start
@@ -73,6 +74,7 @@ def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str
     """Train, and return what stopped the run before it was complete, the same on all ranks, or None."""
     out = Path(plan.recipe.out)
     rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
+    choose_kernels(plan.recipe.deterministic)
     with _alone_in(out):
         return _train(plan, allowed, requests, out, rank_log)
 

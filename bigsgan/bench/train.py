@@ -28,6 +28,7 @@ from bigsgan.ending import exit_status
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.errors import UserError
+from bigsgan.kernels import choose_kernels
 from bigsgan.tf32 import tf32
 
 CONTROL = "control"
@@ -94,6 +95,7 @@ def main(recipe: Recipe, planned: Sequence[Planned], options: Options) -> int:
     def work() -> int:
         with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
             comm.initialize(comm.PATIENCE_HOURS * 3600)
+            choose_kernels(recipe.deterministic)
             num_images = len(build_dataset(recipe.data))
             results = _measure([_on_machine(each) for each in planned], options.settings)
         if comm.rank() == 0:

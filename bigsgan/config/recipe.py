@@ -57,6 +57,8 @@ class Recipe(Section):
     """How often a run goes back to a checkpoint because an update was not finite, before it ends instead."""
     hang_timeout_seconds: PositiveInt = 480
     """A run that spends longer in one update, report or grid of samples is ended."""
+    deterministic: bool = False
+    """Take kernels that compute the same numbers in every run, though others are faster."""
     data: Data
     generator: AnyGenerator
     discriminator: AnyDiscriminator
@@ -300,6 +302,11 @@ def _check_recipe(recipe: Recipe) -> None:
     recipe.discriminator.check(recipe.data)
     if recipe.augmentation:
         recipe.augmentation.check(recipe.data)
+    if recipe.deterministic and recipe.augmentation and recipe.augmentation.kind == "ada":
+        problem = "has no deterministic backward pass on a GPU (torch's grid_sample)"
+        raise UserError(
+            "augmentation.kind", "ada", problem, "set deterministic=false, or augmentation.kind=diffaugment"
+        )
     _check_init(recipe)
     _check_pairs(recipe)
     _check_objective(recipe)

@@ -20,7 +20,7 @@ RECIPE_FILE = "config.yaml"
 FREE_KEYS = {
     "out", "total_nimg", "report_nimg", "sample_nimg", "checkpoint_nimg", "sample_statistics",
     "checkpoints.keep", "checkpoints.keep_every_nimg", "checkpoints.keep_best", "checkpoints.keep_best.metric",
-    "checkpoints.keep_best.goal", "checkpoints.background", "hang_timeout_seconds", "max_rollbacks",
+    "checkpoints.keep_best.goal", "checkpoints.background", "hang_timeout_seconds", "max_rollbacks", "deterministic",
     "metrics", "metrics.names", "metrics.every_nimg", "metrics.features", "metrics.features.network",
     "metrics.features.weights", "metrics.features.resizer",
     "init_from.run", "init_from.nimg", "init_from.weights",

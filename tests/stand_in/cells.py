@@ -1,6 +1,6 @@
 """Whole updates on the stand-in: one process for each rank, which prints a line of JSON for each cell.
 
-python -m tests.stand_in.cells '[{"name": ..., "overrides": [...], "ds": {...}}, ...]' [sanitizer]
+python -m tests.stand_in.cells '[{"name": ..., "overrides": [...], "ds": {...}}, ...]' [sanitizer] [deterministic]
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from deepspeed.runtime.zero import partitioned_param_coordinator
 
 from bigsgan import comm
 from bigsgan.config import NETWORKS
+from bigsgan.kernels import choose_kernels
 from bigsgan.training import loop
 from bigsgan.training.recovery import Recovery
 from tests.distributed import scenarios
@@ -110,6 +111,7 @@ def _join() -> None:
 def main() -> None:
     """Run the cells of the command line; one that fails says so, and the next begins."""
     _join()
+    choose_kernels("deterministic" in sys.argv)
     for cell in json.loads(sys.argv[1]):
         try:
             found = run(cell)

@@ -89,6 +89,13 @@ def test_every_family_runs_and_waits_where_the_docs_say(stand_in, ds, allowed):
         assert found["launches"] > 100, found
 
 
+def test_every_family_has_deterministic_kernels(stand_in):
+    """torch raises at an operation that has none."""
+    recipes = {"biggan": [R1], "diffaugment": ["augmentation={kind: diffaugment}"], **FAMILIES}
+    cells = [cell(name, ["deterministic=true", *overrides], zero(0)) for name, overrides in recipes.items()]
+    run(stand_in, cells, 1, "deterministic")
+
+
 RACES = {
     "0": cell("0", [*CLIPPED, R1, "accumulation=2"], zero(0)),
     "2-bf16": cell("2-bf16", [*CLIPPED, R1, "accumulation=2"], zero(2, **BF16)),

@@ -82,6 +82,9 @@ CASES = {
         "optimizer.discriminator.weight_decay", "would move the layers", "set it to 0",
     ),
     "augmentation of nothing": (["augmentation={}"], "augmentation.p", "would change no image", "target=0.6"),
+    "ada that is to be deterministic": (
+        ["deterministic=true", "augmentation={target: 0.6}"], "augmentation.kind", "no deterministic", "deterministic=false",
+    ),
     "a deep slip": (["generator={family: mlp, depth: 1000000}"], "generator.depth", "is too large", "give at most 64"),
     "dcgan's resolution": (
         ["generator={family: dcgan}", "data={resolution: 24}"], "data.resolution", "24 is no power of two", "=16",

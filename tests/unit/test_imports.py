@@ -29,7 +29,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.engines.sequences", "bigsgan.engines.outcomes"},
     {"bigsgan.engines.base"},
     {"bigsgan.comm"},
-    {"bigsgan.ending", "bigsgan.engines"},
+    {"bigsgan.ending", "bigsgan.engines", "bigsgan.kernels"},
     {"bigsgan.adversarial", "bigsgan.metrics"},
     {"bigsgan.training"},
     {"bigsgan.weights"},

@@ -70,6 +70,7 @@ def test_defaults_are_filled_in(tmp_path):
         "checkpoint_nimg": 100,
         "checkpoints": {"keep": 3, "keep_every_nimg": None, "keep_best": None, "background": True},
         "hang_timeout_seconds": 480,
+        "deterministic": False,
         "max_rollbacks": 10,
         "data": {
             "kind": "digits", "root": None, "input_root": None, "input_side": "left", "input_channels": 3,

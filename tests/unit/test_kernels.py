@@ -1,0 +1,41 @@
+"""Kernels: the fastest, or the same in every run."""
+
+import pytest
+import torch
+from torch._inductor import config as inductor
+
+from bigsgan import comm
+from bigsgan.kernels import choose_kernels
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """torch's switches as they were, after the test."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory
+    with inductor.patch(deterministic=False):
+        yield
+    torch.use_deterministic_algorithms(False)
+    cudnn.deterministic, cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory = before
+
+
+def test_what_has_no_deterministic_kernel_raises():
+    choose_kernels(deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+    assert inductor.deterministic
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+    with pytest.raises(RuntimeError, match="deterministic"):
+        torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
+
+
+@pytest.mark.parametrize("device, measures", [("cuda", True), ("cpu", False)])
+def test_cudnn_measures_its_algorithms_on_a_gpu(monkeypatch, device, measures):
+    torch.backends.cudnn.benchmark = False
+    monkeypatch.setattr(comm, "device", lambda: torch.device(device))
+    choose_kernels(deterministic=False)
+    assert torch.backends.cudnn.benchmark is measures
+    assert torch.backends.cudnn.benchmark_limit == 10  # of cuDNN's algorithms, for each shape
+    assert not torch.are_deterministic_algorithms_enabled()
