@@ -83,7 +83,8 @@ CASES = {
     ),
     "augmentation of nothing": (["augmentation={}"], "augmentation.p", "would change no image", "target=0.6"),
     "ada that is to be deterministic": (
-        ["deterministic=true", "augmentation={target: 0.6}"], "augmentation.kind", "no deterministic", "deterministic=false",
+        ["deterministic=true", "augmentation={target: 0.6}"],
+        "augmentation.kind", "has no deterministic backward pass", "deterministic=false",
     ),
     "a deep slip": (["generator={family: mlp, depth: 1000000}"], "generator.depth", "is too large", "give at most 64"),
     "dcgan's resolution": (
