@@ -45,7 +45,9 @@ class WentOnError(AssertionError):
 def place(tmp_path, monkeypatch):
     """Work in an empty directory, with a recipe, without a launcher and without a way past the checks."""
 
-    def go_on(name: str) -> Any:
+    def go_on(name: str, import_module: Any = importlib.import_module) -> Any:
+        if name == "bigsgan.commands.choosing":
+            return import_module(name)
         raise WentOnError(f"{name} was imported")
 
     monkeypatch.chdir(tmp_path)
