@@ -5,13 +5,13 @@ One owner for each number: the file owns ZeRO, offload, buckets, precision and c
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bigsgan.config.deepspeed_keys import FILE, check_values
 from bigsgan.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -30,36 +30,6 @@ _RECIPE_OWNS = {
     "data_efficiency": "data",
     "torch_autocast": "bf16 or fp16 of the same file (the seam calls the network outside of DeepSpeed's autocast)",
 }
-
-# What the file may hold, and what it may repeat of the recipe's. DeepSpeed itself passes over keys it does not know.
-_KEYS = (
-    "zero_optimization",
-    "bf16",
-    "fp16",
-    "data_types",
-    "communication_data_type",
-    "prescale_gradients",
-    "gradient_predivide_factor",
-    "disable_allgather",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-    "aio",
-    "steps_per_print",
-    "log_level",
-    "dump_state",
-    "wall_clock_breakdown",
-    "memory_breakdown",
-    "comms_logger",
-    "flops_profiler",
-    "timers",
-    "disable_python_gc",
-)
-_DERIVED_KEYS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-)
 
 # Features that the engines cannot honour, as (section, key, remedy).
 _REFUSED = (
@@ -210,19 +180,10 @@ def _check_owner(field: str, network: str, path: Path, content: dict[str, Any], 
 
 
 def _check_keys(path: Path, content: dict[str, Any]) -> None:
-    known = (*_KEYS, *_DERIVED_KEYS)
-    for key, value in content.items():
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
-            remedy = f"did you mean {close[0]}?" if close else f"remove it; known keys here: {', '.join(known)}"
-            raise UserError(f"{path}: {key}", value, "is given for a key that this trainer does not use", remedy)
-    for name in ("zero_optimization", "bf16", "fp16"):
-        if not isinstance(content.get(name, {}), dict):
-            example = '{"stage": 1}' if name == "zero_optimization" else '{"enabled": true}'
-            raise UserError(f"{path}: {name}", content[name], "is not an object", f"write {example}")
+    check_values(f"{path}: ", content, FILE)
     for name, key, remedy in _REFUSED:
         value = content.get(name, {}).get(key)
-        if value:
+        if value is not None and value is not False:
             raise UserError(f"{path}: {name}.{key}", value, "is not supported", remedy)
 
 
