@@ -98,6 +98,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "zenflow": (zero(zenflow={}), "zero_optimization.zenflow: {} is not supported; remove it"),
     "quantized": (zero(zero_quantized_weights=True), "zero_quantized_weights: True must be false: it is not supported"),
     "quantized is text": (zero(zero_quantized_gradients="x"), "zero_quantized_gradients: 'x' must be false"),
+    "groups": (zero(zero_hpz_partition_size=2), "zero_hpz_partition_size: 2 must be 1: it is not supported"),
     "bucket": (zero(reduce_bucket_size=0), "reduce_bucket_size: 0 must be a whole number of at least 1"),
     "half a bucket": (zero(reduce_bucket_size=5.5), "zero_optimization.reduce_bucket_size: 5.5 must be a whole number"),
     "odd": (zero(allgather_bucket_size=3), "allgather_bucket_size: 3 must be an even number of at least 2"),
