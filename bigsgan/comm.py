@@ -41,7 +41,7 @@ def initialize(patience_seconds: float | None = None) -> None:
         patience_seconds: How long a collective waits for a rank that does not come; None for DeepSpeed's ten minutes.
 
     Raises:
-        UserError: There are more ranks than devices, or ranks cannot meet at MASTER_ADDR and MASTER_PORT.
+        UserError: There are fewer devices than ranks, or ranks cannot meet at MASTER_ADDR and MASTER_PORT.
     """
     if not os.environ.get("RANK"):  # DeepSpeed asks for all of them; nobody meets at that port
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
@@ -53,12 +53,16 @@ def initialize(patience_seconds: float | None = None) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     else:
         devices = get_accelerator().device_count()
+        if devices == 0:
+            problem = f"is set in the environment, and {socket.gethostname()} has no such device"
+            name = get_accelerator().device_name()
+            raise UserError("DS_ACCELERATOR", name, problem, "run `unset DS_ACCELERATOR`")
         if local_size > devices:
             remedy = "start at most one rank for each device"
             raise UserError("LOCAL_SIZE", local_size, f"ranks on this host, which has {devices} devices", remedy)
         get_accelerator().set_device(local_rank())
     patience: dict[str, Any] = {} if patience_seconds is None else {"timeout": timedelta(seconds=patience_seconds)}
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if os.environ.get("WORLD_SIZE", "1") == "1" and not dist.is_initialized():
         # In this process alone: a store for others would listen on all interfaces.
         backend = get_accelerator().communication_backend_name()
         dist.init_process_group(backend, store=_process_store, rank=0, world_size=1, **patience)

@@ -41,6 +41,7 @@ _REFUSED = (
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _LOW_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16")
 
 
@@ -140,15 +141,14 @@ def _check_precision(path: Path, content: dict[str, Any], stage: int, precision:
             "does not train at ZeRO stage 0 (DeepSpeed 0.19 leaves the loss unscaled there)",
             "set zero_optimization.stage to 1, as ds_configs/zero1_fp16.json does",
         )
-    types = content.get("data_types")
-    accumulates = types.get("grad_accum_dtype") if isinstance(types, dict) else None
-    if stage == 0 and precision != "fp32" and accumulates in ("fp32", "float32"):
-        raise UserError(
-            f"{path}: data_types.grad_accum_dtype",
-            accumulates,
-            f"does not go with {precision} at ZeRO stage 0",
-            "set zero_optimization.stage to 1",
-        )
+    types = content.get("data_types", {})
+    held, accumulates = types.get("param_dtype"), types.get("grad_accum_dtype")
+    if held is not None and _SHORT.get(held, held) != precision:
+        remedy = "remove it: bf16.enabled and fp16.enabled decide"
+        raise UserError(f"{path}: data_types.param_dtype", held, f"contradicts the file's {precision}", remedy)
+    if stage == 0 and accumulates is not None and _SHORT.get(accumulates, accumulates) != precision:
+        where, problem = f"{path}: data_types.grad_accum_dtype", f"does not go with {precision} at ZeRO stage 0"
+        raise UserError(where, accumulates, problem, "set zero_optimization.stage to 1")
 
 
 def _read_json(field: str, path: Path) -> dict[str, Any]:

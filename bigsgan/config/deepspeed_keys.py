@@ -97,6 +97,7 @@ def _or_null(rule: Rule) -> Rule:
 _EVEN = Rule("an even number of at least 2", lambda value: _whole(2).fits(value) and value % 2 == 0)
 _BOOL = Rule("true or false", lambda value: isinstance(value, bool))
 _OFF = Rule("false: it is not supported", lambda value: value is False)
+_ZERO = Rule("0: it is not supported", lambda value: type(value) is int and value == 0)
 _TEXT = Rule("a text", lambda value: isinstance(value, str) and bool(value))
 _NAMES = Rule("a list of names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
 _FROM_0 = Rule("a number of at least 0", lambda value: _is_number(value) and 0 <= value <= _MOST)
@@ -167,8 +168,7 @@ ZERO = Section(
         "stage3_max_live_parameters": _whole(0),
         "stage3_max_reuse_distance": _whole(0),
         "stage3_gather_16bit_weights_on_model_save": _BOOL,
-        # Penalties differentiate through modules whose parameters it leaves divided (0.19.8).
-        "stage3_module_granularity_threshold": Rule("0: it is not supported", lambda value: value == 0 and value is not False),
+        "stage3_module_granularity_threshold": _ZERO,  # penalties meet divided parameters then (0.19.8)
         "stage3_use_all_reduce_for_fetch_params": _BOOL,
         "stage3_allgather_sequential": _BOOL,
         "stage3_gather_fp16_weights_on_model_save": _BOOL,

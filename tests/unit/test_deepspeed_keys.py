@@ -83,6 +83,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a list for a type": ({"communication_data_type": ["fp16"]}, "communication_data_type: ['fp16'] must be one of"),
     "types": ({"data_types": "bf16"}, "data_types: 'bf16' is not an object; write an object such as {\"grad_accum_"),
     "a type": ({"data_types": {"grad_accum_dtype": "int7"}}, "data_types.grad_accum_dtype: 'int7' must be one of"),
+    "parameters": ({"data_types": {"param_dtype": "bf16"}}, "param_dtype: 'bf16' contradicts the file's fp32; "
+                   "remove it: bf16.enabled and fp16.enabled decide"),
+    "gradients": ({"data_types": {"grad_accum_dtype": "float16"}}, "data_types.grad_accum_dtype: 'float16' does not go "
+                  "with fp32 at ZeRO stage 0; set zero_optimization.stage to 1"),
     "modules": ({"data_types": {"keep_in_fp32_modules": 3}}, "modules: 3 must be a list of names, or \"auto\""),
     "steps": ({"steps_per_print": "x"}, "steps_per_print: 'x' must be a whole number of at least 1, or null"),
     "no steps": ({"steps_per_print": 0}, "steps_per_print: 0 must be a whole number of at least 1"),
@@ -136,6 +140,7 @@ def test_what_files_in_use_hold_is_taken(tmp_path):
     content = {
         **zero(reduce_bucket_size=5e8, stage3_prefetch_bucket_size="auto", overlap_comm=None, offload_param=None),
         "fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16},
+        "data_types": {"param_dtype": "float32", "grad_accum_dtype": "fp32", "keep_in_fp32_modules": "auto"},
         "steps_per_print": None,
         "wall_clock_breakdown": False,
         "prescale_gradients": "auto",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
 
 from bigsgan import launched
@@ -62,6 +63,18 @@ def test_ranks_that_could_not_meet_are_told_so(tmp_path, changes, field, problem
     assert "Traceback" not in found.stderr
     assert time.monotonic() - start < 60
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there")
+def test_an_accelerator_that_is_not_there_is_named(tmp_path):
+    tiny_recipe(tmp_path)
+    variables = environment(DS_ACCELERATOR="cuda")
+    found = subprocess.run(TRAIN, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=100)
+    assert found.returncode == 2
+    (line,) = [line for line in found.stderr.splitlines() if line.startswith("bigsgan: ")]
+    assert line.startswith("bigsgan: DS_ACCELERATOR: 'cuda' is set in the environment, and ")
+    assert line.endswith(" has no such device; run `unset DS_ACCELERATOR`")
 
 
 @pytest.mark.parametrize("world_size", ["", "1"], ids=["by hand", "launched"])
