@@ -1,58 +1,37 @@
 """The `bigsgan` command.
 
-Recipes are checked before torch and deepspeed are imported: a mistake is answered at once, and with every rank doing
-the same check, one speaks. The modules behind the commands are therefore imported by name, once the input is known to
+What may ask a run to stop is noted before anything else, as imports take their time. Recipes are checked before torch
+and deepspeed are imported: a mistake is answered at once, and with every rank doing the same check, one speaks. What
+takes time is therefore imported by name: the parser here, the modules behind the commands once the input is known to
 be good.
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import os
+import sys
 from collections.abc import Sequence
 
-from bigsgan.bench import options as bench
-from bigsgan.commands import data, evaluate, export, import_, plan, sample, train
-from bigsgan.commands.parsing import Parser, add_recipe
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, speak, wait_to_be_ended
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, rank_so_far, speak, wait_to_be_ended
+from bigsgan.signals import STOPPING
+from bigsgan.training.stopping import StopRequests
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 for bad input."""
+    words = sys.argv[1:] if arguments is None else arguments
+    trains = list(words[:1]) == ["train"]
+    launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
+    requests = StopRequests(launched, STOPPING if trains else ())
     try:
-        options = _parse(arguments)
-        return int(options.run(options))
+        with requests.listening():
+            options = importlib.import_module("bigsgan.commands.choosing").parse(words)
+            options.requests = requests
+            return int(options.run(options))
     except UserError as error:
         _speak_once(error)
         return EXIT_BAD_INPUT
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a command line; overrides may stand before, between and behind a command's options."""
-    options, rest = _parser().parse_known_args(arguments)
-    for word in rest:
-        if word.startswith("-"):
-            raise UserError(
-                word.partition("=")[0], None, f"is no option of `{options.command}`", f"see `{options.command} --help`"
-            )
-        if "overrides" not in options:
-            raise UserError(
-                "argument", word, f"is not expected by `{options.command}`", f"see `{options.command} --help`"
-            )
-    if "overrides" in options:
-        options.overrides += rest
-    return options
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="bigsgan", description=(__doc__ or "").splitlines()[0])
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (train, plan, sample, evaluate, export, import_):
-        command.add(commands)
-    text = "measure what a recipe costs, and where the time and the messages of an update go"
-    bench.add_commands(commands.add_parser("bench", help=text), add_recipe)
-    data.add(commands)
-    return parser
 
 
 def _speak_once(error: UserError) -> None:
@@ -60,7 +39,6 @@ def _speak_once(error: UserError) -> None:
 
     A rank that is still alive after that met something that rank 0 did not, such as a file missing on its host alone.
     """
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")  # srun's tasks, before they have the others'
-    if rank.isdecimal() and int(rank) > 0:
+    if rank_so_far() > 0:
         wait_to_be_ended()
     speak(error)

@@ -25,6 +25,11 @@ from bigsgan.idle_gpus import refuse_idle_gpus
 PATIENCE_HOURS = 3
 _SPEAKER_KEY = "bigsgan/speaker"
 _BOARD_PATIENCE = timedelta(seconds=10)
+_OWN_PATIENCE = timedelta(seconds=10)
+"""How long rank 0 looks for the store that it keeps itself."""
+
+_process_store = dist.HashStore()
+"""Where a run of one process keeps what several keep in the store of rank 0 or of their launcher."""
 
 
 def initialize(patience_seconds: float | None = None) -> None:
@@ -37,11 +42,12 @@ def initialize(patience_seconds: float | None = None) -> None:
         patience_seconds: How long a collective waits for a rank that does not come; None for DeepSpeed's ten minutes.
 
     Raises:
-        UserError: There are more ranks than devices, or GPUs that torch cannot use.
+        UserError: There are fewer devices than ranks, or GPUs that torch cannot use, or ranks cannot meet at
+            MASTER_ADDR and MASTER_PORT.
     """
-    if not os.environ.get("RANK"):
+    if not os.environ.get("RANK"):  # DeepSpeed asks for all of them; nobody meets at that port
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if get_accelerator().device_name() == "cpu":
@@ -50,12 +56,22 @@ def initialize(patience_seconds: float | None = None) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     else:
         devices = get_accelerator().device_count()
+        if devices == 0:
+            problem = f"is set in the environment, and {socket.gethostname()} has no such device"
+            name = get_accelerator().device_name()
+            raise UserError("DS_ACCELERATOR", name, problem, "run `unset DS_ACCELERATOR`")
         if local_size > devices:
             remedy = "start at most one rank for each device"
             raise UserError("LOCAL_SIZE", local_size, f"ranks on this host, which has {devices} devices", remedy)
         get_accelerator().set_device(local_rank())
-    patience = {} if patience_seconds is None else {"timeout": timedelta(seconds=patience_seconds)}
+    patience: dict[str, Any] = {} if patience_seconds is None else {"timeout": timedelta(seconds=patience_seconds)}
+    if os.environ.get("WORLD_SIZE", "1") == "1" and not dist.is_initialized():
+        # In this process alone: a store for others would listen on all interfaces.
+        backend = get_accelerator().communication_backend_name()
+        dist.init_process_group(backend, store=_process_store, rank=0, world_size=1, **patience)
+    store = _meeting_place()
     deepspeed.init_distributed(verbose=False, **patience)
+    del store  # torch's own has shared it since
 
 
 def rank() -> int:
@@ -252,8 +268,10 @@ def open_board(name: str) -> StoreBoard:
     Raises:
         RuntimeError: Its host does not answer.
     """
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_BOARD_PATIENCE)
+    store: dist.Store = _process_store
+    if world_size() > 1:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_BOARD_PATIENCE)
     return StoreBoard(dist.PrefixStore(f"bigsgan/{name}", store))
 
 
@@ -311,7 +329,22 @@ def forget_peak_memory() -> None:
         get_accelerator().reset_peak_memory_stats()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _meeting_place() -> dist.Store | None:
+    """Open the store that rank 0 keeps for all ranks, on rank 0, which torch then shares. torchrun keeps its own.
+
+    Raises:
+        UserError: It cannot listen at MASTER_PORT, or MASTER_ADDR leads elsewhere.
+    """
+    if dist.is_initialized() or rank() > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return dist.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=_OWN_PATIENCE, multi_tenant=True
+        )
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error) or "EACCES" in str(error):
+            problem = f"cannot be used on {socket.gethostname()}: another program listens there, or it is root's"
+            raise UserError("MASTER_PORT", port, problem, "give another, as with --master_port") from error
+        problem = f"does not lead back to rank 0, which is on {socket.gethostname()}"
+        raise UserError("MASTER_ADDR", host, problem, "give the name or address of rank 0's host") from error

@@ -12,6 +12,7 @@ FORWARDING_SECONDS = 0.5
 
 _SILENT_RANKS_WAIT_SECONDS = 30.0
 _LONGEST_VALUE = 120
+_MOST_DIGITS = 9
 
 
 class UserError(Exception):
@@ -44,6 +45,12 @@ def speak(error: UserError) -> None:
     print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     if (os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
         time.sleep(FORWARDING_SECONDS)
+
+
+def rank_so_far() -> int:
+    """Return this process's rank as far as its environment says, also where that was not checked yet."""
+    text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")  # srun's tasks, before they have the others'
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def wait_to_be_ended() -> None:

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from bigsgan.errors import UserError
+
+_MOST = 2**31 - 1
+_ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
+"""Those of DeepSpeed 0.19 (accelerator/real_accelerator.py), which fails with an assertion on others."""
+
+_NAME_SECONDS = 10.0
+_REQUIRED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def world_size() -> int:
@@ -17,35 +28,83 @@ def rank() -> int:
     return number("RANK", default=0, least=0)
 
 
-def number(name: str, default: int, least: int) -> int:
+def number(name: str, default: int, least: int, most: int = _MOST) -> int:
     """Return a number that launchers set.
 
     Raises:
-        UserError: It is no integer, or below ``least``.
+        UserError: It is no integer, or not in ``least`` to ``most``.
     """
     text = os.environ.get(name, "")
     if not text:
         return default
-    if not text.isdecimal() or int(text) < least:
-        raise UserError(name, text, "is set in the environment and is no number of that kind", f"run `unset {name}`")
+    if not text.isdecimal() or len(text) > len(str(_MOST)) or not least <= int(text) <= most:
+        problem = f"is set in the environment and must be a whole number from {least} to {most}"
+        raise UserError(name, text, problem, f"run `unset {name}`")
     return int(text)
 
 
 def check_launcher() -> None:
-    """Refuse an environment that only looks like a launcher's.
+    """Refuse an environment that only looks like a launcher's, or with which ranks cannot meet.
 
     Raises:
         UserError: With the variable that is missing or does not fit.
     """
     check_rank()
+    _check_accelerator()
+    _check_interfaces()
     if not os.environ.get("RANK"):
         return
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
+    for name, least in (("LOCAL_RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_WORLD_SIZE", 1)):
+        number(name, default=least, least=least)
+    number("MASTER_PORT", default=1, least=1, most=65_535)
+    for name in _REQUIRED:
         if not os.environ.get(name):
             remedy = "start with deepspeed or torchrun, or run `unset RANK`"
             raise UserError(name, None, "is not set in the environment and RANK is", remedy)
-    for name, least in (("LOCAL_RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_WORLD_SIZE", 1), ("MASTER_PORT", 1)):
-        number(name, default=least, least=least)
+    _check_first_host()
+
+
+def _check_accelerator() -> None:
+    name = os.environ.get("DS_ACCELERATOR")
+    if name and name not in _ACCELERATORS:
+        problem = f"is set in the environment and must be one of {', '.join(_ACCELERATORS)}"
+        raise UserError("DS_ACCELERATOR", name, problem, "run `unset DS_ACCELERATOR`")
+
+
+def _check_interfaces() -> None:
+    own = [name for _, name in socket.if_nameindex()]
+    for variable, fits in (("GLOO_SOCKET_IFNAME", _gloo_finds), ("NCCL_SOCKET_IFNAME", _nccl_finds)):
+        text = os.environ.get(variable, "")
+        if text and not fits(text, own):
+            problem = f"is set in the environment, but {socket.gethostname()} has the interfaces {', '.join(own)}"
+            raise UserError(variable, text, problem, f"name one of them, or run `unset {variable}`")
+
+
+def _gloo_finds(text: str, own: Sequence[str]) -> bool:
+    return all(name in own for name in text.split(","))
+
+
+def _nccl_finds(text: str, own: Sequence[str]) -> bool:
+    """Names or their beginnings; behind ``=`` whole names, behind ``^`` what is left out."""
+    if text.startswith("^") or os.environ.get("DS_ACCELERATOR") == "cpu" or not list(Path("/dev").glob("nvidia[0-9]*")):
+        return True
+    names = [name.partition(":")[0] for name in text.removeprefix("=").split(",")]
+    return any(other == name if text[0] == "=" else other.startswith(name) for name in names for other in own)
+
+
+def _check_first_host() -> None:
+    """Refuse a name that does not exist; torch would ask for it again and again."""
+    host, until = os.environ["MASTER_ADDR"], time.monotonic() + _NAME_SECONDS
+    while not os.environ.get("KUBERNETES_SERVICE_HOST"):  # where a pod's name comes with the pod
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN and time.monotonic() < until:
+                time.sleep(1)
+                continue
+            problem = f"is set in the environment, and no host of that name is known on {socket.gethostname()}"
+            raise UserError("MASTER_ADDR", host, problem, "give the name or address of rank 0's host") from None
 
 
 def check_rank() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from bigsgan.errors import UserError
 
 _FIRST_PORT, _NUM_PORTS = 20_000, 20_000
+_MOST_DIGITS = 10
 
 
 def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -54,7 +55,7 @@ def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
     text = _text(environment, "SLURM_STEP_TASKS_PER_NODE")
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        found = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,6})\))?", part)
         if found is None:
             raise UserError("SLURM_STEP_TASKS_PER_NODE", text, "is not as Slurm writes it", "start with `srun`")
         counts += [int(found[1])] * int(found[2] or 1)
@@ -65,7 +66,7 @@ def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
 
 def _number(environment: Mapping[str, str], name: str) -> str:
     text = _text(environment, name)
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise UserError(name, text, "is no number", "start with `srun`")
     return text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import uuid
 from collections.abc import Collection, Iterator, Sequence
@@ -46,24 +45,24 @@ NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 _log = logging.getLogger(__name__)
 
 
-def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) -> int:
+def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), stopped_status: int = 0) -> int:
     """Train, and return the process's exit status. Every rank calls this.
 
     It is 0 where the run is complete, 2 after the message of a UserError, and 1 where a launcher's end stopped it.
 
     Args:
         plan: The run's.
+        requests: To stop. They may end the process at once until the ranks have joined.
         allowed: Keys of the recipe that may differ from a checkpoint's, though they change its meaning.
         stopped_status: What to return where a signal stopped the run before its end.
     """
-    requests = StopRequests(launched=bool(os.environ.get("RANK")))
 
     def work() -> int:
         with requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
-            with requests.joining(stopped_status):
-                comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
+            comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
+            requests.joined()
             stopped_by = _run(plan, allowed, requests)
-        requests.end_undisturbed()
+            requests.end_undisturbed()
         comm.leave()
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 

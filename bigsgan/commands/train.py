@@ -37,4 +37,6 @@ def run(options: argparse.Namespace) -> int:
             print(recipe.to_yaml(), end="")
         return 0
     launched.check_launcher()
-    return int(importlib.import_module("bigsgan.train").main(planned, options.allowed, options.stopped_status))
+    options.requests.end_at_once(options.stopped_status)
+    module = importlib.import_module("bigsgan.train")
+    return int(module.main(planned, options.requests, options.allowed, options.stopped_status))

@@ -5,13 +5,13 @@ One owner for each number: the file owns ZeRO, offload, buckets, precision and c
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bigsgan.config.deepspeed_keys import FILE, check_values
 from bigsgan.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -31,36 +31,6 @@ _RECIPE_OWNS = {
     "torch_autocast": "bf16 or fp16 of the same file (the seam calls the network outside of DeepSpeed's autocast)",
 }
 
-# What the file may hold, and what it may repeat of the recipe's. DeepSpeed itself passes over keys it does not know.
-_KEYS = (
-    "zero_optimization",
-    "bf16",
-    "fp16",
-    "data_types",
-    "communication_data_type",
-    "prescale_gradients",
-    "gradient_predivide_factor",
-    "disable_allgather",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-    "aio",
-    "steps_per_print",
-    "log_level",
-    "dump_state",
-    "wall_clock_breakdown",
-    "memory_breakdown",
-    "comms_logger",
-    "flops_profiler",
-    "timers",
-    "disable_python_gc",
-)
-_DERIVED_KEYS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-)
-
 # Features that the engines cannot honour, as (section, key, remedy).
 _REFUSED = (
     ("zero_optimization", "cpu_offload", 'write "offload_optimizer": {"device": "cpu"}'),
@@ -71,6 +41,7 @@ _REFUSED = (
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _LOW_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16")
 
 
@@ -170,15 +141,14 @@ def _check_precision(path: Path, content: dict[str, Any], stage: int, precision:
             "does not train at ZeRO stage 0 (DeepSpeed 0.19 leaves the loss unscaled there)",
             "set zero_optimization.stage to 1, as ds_configs/zero1_fp16.json does",
         )
-    types = content.get("data_types")
-    accumulates = types.get("grad_accum_dtype") if isinstance(types, dict) else None
-    if stage == 0 and precision != "fp32" and accumulates in ("fp32", "float32"):
-        raise UserError(
-            f"{path}: data_types.grad_accum_dtype",
-            accumulates,
-            f"does not go with {precision} at ZeRO stage 0",
-            "set zero_optimization.stage to 1",
-        )
+    types = content.get("data_types", {})
+    held, accumulates = types.get("param_dtype"), types.get("grad_accum_dtype")
+    if held is not None and _SHORT.get(held, held) != precision:
+        remedy = "remove it: bf16.enabled and fp16.enabled decide"
+        raise UserError(f"{path}: data_types.param_dtype", held, f"contradicts the file's {precision}", remedy)
+    if stage == 0 and accumulates is not None and _SHORT.get(accumulates, accumulates) != precision:
+        where, problem = f"{path}: data_types.grad_accum_dtype", f"does not go with {precision} at ZeRO stage 0"
+        raise UserError(where, accumulates, problem, "set zero_optimization.stage to 1")
 
 
 def _read_json(field: str, path: Path) -> dict[str, Any]:
@@ -210,19 +180,10 @@ def _check_owner(field: str, network: str, path: Path, content: dict[str, Any], 
 
 
 def _check_keys(path: Path, content: dict[str, Any]) -> None:
-    known = (*_KEYS, *_DERIVED_KEYS)
-    for key, value in content.items():
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
-            remedy = f"did you mean {close[0]}?" if close else f"remove it; known keys here: {', '.join(known)}"
-            raise UserError(f"{path}: {key}", value, "is given for a key that this trainer does not use", remedy)
-    for name in ("zero_optimization", "bf16", "fp16"):
-        if not isinstance(content.get(name, {}), dict):
-            example = '{"stage": 1}' if name == "zero_optimization" else '{"enabled": true}'
-            raise UserError(f"{path}: {name}", content[name], "is not an object", f"write {example}")
+    check_values(f"{path}: ", content, FILE)
     for name, key, remedy in _REFUSED:
         value = content.get(name, {}).get(key)
-        if value:
+        if value is not None and value is not False:
             raise UserError(f"{path}: {name}.{key}", value, "is not supported", remedy)
 
 

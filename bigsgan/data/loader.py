@@ -8,6 +8,8 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import math
+import os
 import re
 import time
 import weakref
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
@@ -26,6 +28,9 @@ from bigsgan.data.order import EpochOrder, data_phase, horizontal_flips, phase_p
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.signals import kept_from_children
+
+_SHARED_MEMORY = "/dev/shm"
+_MORE_SHARED_MEMORY = "lower data.num_workers or data.prefetch, or give the machine more (docker run --shm-size)"
 
 _log = logging.getLogger(__name__)
 
@@ -151,11 +156,14 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
     """Take the next batch of ``read_batches``.
 
     Raises:
-        UserError: A label is outside ``data.num_classes``, or a loading process died.
+        UserError: A label is outside ``data.num_classes``, a loading process died, or /dev/shm is full.
         StopIteration: There is none.
     """
     try:
         batch = next(batches)
+    except _SharedMemoryFullError as error:
+        problem = f"loading processes filled {_SHARED_MEMORY}, through which they hand images over"
+        raise UserError("data.num_workers", data.num_workers, problem, _MORE_SHARED_MEMORY) from error
     except RuntimeError as error:
         if not re.match(r"DataLoader worker \(pid", str(error)):  # torch has no type of its own for it
             raise
@@ -275,6 +283,12 @@ def _collate(samples: list[_Sample]) -> Batch:
     labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
     corrupt = [report for sample in samples for report in sample.corrupt]
     stacked = torch.stack(images) if images else torch.empty(0, dtype=torch.uint8)
+    if get_worker_info() is not None:
+        try:
+            stacked.share_memory_(), labels.share_memory_()
+        except RuntimeError as error:
+            # The thread that would share them otherwise loses the batch, for which the rank then waits for ever.
+            raise _SharedMemoryFullError(str(error)) from None
     return Batch(stacked, labels, corrupt, len(images) == len(samples))
 
 
@@ -288,6 +302,37 @@ def _endless_indices(order: EpochOrder, phases: Iterator[list[range]]) -> Iterat
             yield order.indices(positions).tolist()
 
 
+class _SharedMemoryFullError(RuntimeError):
+    """A loading process has no place to put a batch."""
+
+
+def _check_shared_memory(data: Data, indices: Iterator[list[int]]) -> Iterator[list[int]]:
+    """Refuse more micro-batches ahead than fit into /dev/shm; return the indices unchanged.
+
+    Other ranks of the host fill it too, but may be done with it: what all need together is not known here.
+    """
+    first = list(itertools.islice(indices, 1))
+    pixels = (data.crop_from or data.resolution) ** 2 * (data.image_channels + data.paired * data.input_channels)
+    # With the one that the rank holds.
+    needed, free = (data.num_workers * data.prefetch + 1) * sum(map(len, first)) * pixels, _free_shared_memory()
+    if free is not None and needed > free:
+        problem = (
+            f"loading processes prepare {data.prefetch} micro-batches each, for which {_SHARED_MEMORY} needs "
+            f"{math.ceil(needed / 2**20)} MiB and has {free // 2**20} MiB free"
+        )
+        raise UserError("data.num_workers", data.num_workers, problem, _MORE_SHARED_MEMORY)
+    return itertools.chain(first, indices)
+
+
+def _free_shared_memory() -> int | None:
+    """Bytes, or None where the machine does not say."""
+    try:
+        found = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
 def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]], pin_memory: bool) -> Iterator[Batch]:
     """Read batches in the given order, in this process or ahead of it in ``data.num_workers`` others.
 
@@ -296,10 +341,14 @@ def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]]
         data: The recipe's section.
         indices: Images of each batch.
         pin_memory: Whether batches shall lie in pinned memory, for copies to a GPU that nothing waits for.
+
+    Raises:
+        UserError: What those processes prepare does not fit into /dev/shm.
     """
     readable = _Readable(dataset, data.max_corrupt)
     if dataset.in_memory or not data.num_workers:
         return (_collate([readable[index] for index in batch]) for batch in indices)
+    indices = _check_shared_memory(data, indices)
     loader: DataLoader = DataLoader(
         readable,  # type: ignore[arg-type]
         batch_sampler=indices,  # type: ignore[arg-type]

@@ -207,10 +207,12 @@ def _let_deepspeed_check(file: DeepSpeedFile, config: dict[str, Any], plan: RunP
         DeepSpeedConfig({**config, "train_batch_size": on_all_ranks})  # it knows nothing of pipelines yet
     except ValidationError as error:
         first = error.errors()[0]
-        key = str(first["loc"][0]) if first["loc"] else ""
+        problem = f"is refused by DeepSpeed ({first['msg']})"
+        if not first["loc"]:  # by what several keys are together
+            raise UserError(str(file.path), None, problem, "fix it") from None
+        key = str(first["loc"][0])
         section = next((name for name, value in config.items() if isinstance(value, dict) and key in value), "")
         where = ".".join([section, *map(str, first["loc"])])
-        problem = f"is refused by DeepSpeed ({first['msg']})"
         raise UserError(f"{file.path}: {where}", first["input"], problem, "mend or remove it") from None
     except (AssertionError, TypeError, ValueError, DeepSpeedConfigError) as error:
         raise UserError(str(file.path), None, f"is refused by DeepSpeed ({error})", "mend the file") from None

@@ -1,28 +1,37 @@
-"""Requests to save and end: signals, and a launcher that is gone."""
+"""Requests to save and end: signals, and a launcher that is gone. Loads nothing heavy: it is asked for first of all."""
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from bigsgan.errors import rank_so_far
 from bigsgan.signals import STOPPING
 
 _POLL_SECONDS = 0.5
 _JOINING_SECONDS = 1800.0
 """Until all ranks have come: large jobs import for minutes from a slow file system."""
 
+_SAVING_SECONDS = 45.0
+"""Until a rank ends whose launcher has ended, whatever it does: one that saves, builds, or waits for lost ranks."""
+
 LAUNCHER_ENDED = "the end of its launcher"
 """The reason that is a failure: of several hosts' launchers the others have to start the run again."""
 
 _DEEPSPEED = "deepspeed.launcher.launch"
+_PYTHON_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")
+"""Variables that torchrun and deepspeed set for their ranks. Both are programs in Python."""
+
+_ADOPTERS = ("systemd", "slurmstepd:")
+"""Processes that take over the children of those that have ended, besides process 1."""
 
 
 class StopRequests:
@@ -32,63 +41,65 @@ class StopRequests:
         signal: Name of the first signal received, or None.
     """
 
-    def __init__(self, launched: bool) -> None:
-        """Watch over this process.
+    def __init__(self, launched: bool, signals: Sequence[signal.Signals] = STOPPING) -> None:
+        """Watch over this process. To be made before anything that takes time: a launcher may end meanwhile.
 
         Args:
             launched: Its parent is a launcher, whose end is to be its own. `deepspeed` leaves its ranks behind when
                 it is ended (seen in 0.19.8, launcher/runner.py).
+            signals: Those that ask.
         """
         self.signal: str | None = None
+        self._signals = signals
         self._chain = _launchers() if launched else []
+        self._came_late = any(map(_is_adopter, self._chain)) and any(map(os.environ.get, _PYTHON_LAUNCHERS))
+        self._listening = False
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakeup: int | None = None
+        self._status: int | None = None
+        self._over = threading.Event()
 
     @property
     def reason(self) -> str | None:
         """What asked, or None."""
         if self.signal is not None:
             return self.signal
-        ended = bool(self._chain) and _launchers(len(self._chain)) != self._chain
-        return LAUNCHER_ENDED if ended else None
+        return LAUNCHER_ENDED if self._launcher_ended else None
+
+    @property
+    def _launcher_ended(self) -> bool:
+        return self._came_late or (bool(self._chain) and _launchers(len(self._chain)) != self._chain)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of signals inside the block, and after it, where the process ends in its own time.
+        """Take note of signals inside the block, which may stand inside another one, and follow the launcher's end.
 
-        Where the block fails, they end the process again: launchers send them to the ranks of a job that has failed.
+        Where the block fails, signals end the process again: launchers send them to the ranks of a job that has
+        failed. A process that is launched ends 45 s after its launcher at the latest, also behind the block.
         """
-        before = {number: signal.signal(number, self._receive) for number in STOPPING}
-        try:
-            yield
-        except BaseException:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            raise
-
-    @contextmanager
-    def joining(self, status: int) -> Iterator[None]:
-        """Wait for all ranks inside the block: where this one is asked to stop, its process ends at once.
-
-        There is nothing to save yet, no handler in Python runs while a library waits, and launchers that restart ranks
-        after a host was lost would wait half a minute for each. It ends with status 1 where the others do not come.
-
-        Args:
-            status: To exit with where it was asked to stop by a signal.
-        """
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        before = signal.set_wakeup_fd(writer)  # which gets each signal's number as soon as it comes
-        joined = threading.Event()
-        thread = threading.Thread(target=self._end_if_asked, args=(reader, joined, status), daemon=True)
-        thread.start()
+        if not self._listening:
+            self._listen()
         try:
             yield
         finally:
-            joined.set()
-            signal.set_wakeup_fd(before)
-            os.write(writer, b"\0")
-            thread.join()
-            os.close(reader)
-            os.close(writer)
+            self._let_go()
+
+    def end_at_once(self, status: int) -> None:
+        """End the process as soon as it is or was asked to, from here to ``joined``: there is nothing to save.
+
+        Libraries are imported then, and ranks wait for each other, in which no handler in Python runs. Launchers that
+        restart ranks after a host was lost would wait half a minute for each. The process ends with status 1 where
+        the other ranks do not come.
+
+        Args:
+            status: To exit with where it was asked by a signal.
+        """
+        self._status = status
+
+    def joined(self) -> None:
+        """Let the process end in its own time again, as all ranks have come."""
+        self._status = None
+        self._close_wakeup()
 
     def end_undisturbed(self) -> None:
         """Ignore signals from here to the end of the process, whose exit status they would replace.
@@ -96,30 +107,68 @@ class StopRequests:
         `srun --kill-on-bad-exit` sends SIGTERM to all tasks as soon as the first has ended. Python itself restores the
         signals' usual effect when it shuts down, but not that of ignored ones.
         """
+        self._close_wakeup()
+        self._before = {}
         for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
 
-    def _end_if_asked(self, reader: int, joined: threading.Event, status: int) -> None:
-        until = time.monotonic() + _JOINING_SECONDS
-        while not joined.is_set():
-            ready = select.select([reader], [], [], _POLL_SECONDS)[0]
-            numbers = os.read(reader, 64) if ready else b""
-            reason = next((signal.Signals(n).name for n in numbers if n in STOPPING), self.reason)
-            if joined.is_set():
-                return
-            if reason is not None:
-                _end(f"stopped by {reason} before all ranks had come", 1 if reason == LAUNCHER_ENDED else status)
-            if time.monotonic() > until:
+    def _listen(self) -> None:
+        self._listening = True
+        if not (self._signals or self._chain):
+            return
+        reader, self._wakeup = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(self._wakeup, False)
+        if self._signals:
+            signal.set_wakeup_fd(self._wakeup)  # which gets each signal's number as soon as it comes
+        self._over.clear()
+        threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
+        self._before = {number: signal.signal(number, self._receive) for number in self._signals}
+
+    def _let_go(self) -> None:
+        self._close_wakeup()
+        self._status = None
+        if not self._chain:
+            self._over.set()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before, self._listening = {}, False
+
+    def _close_wakeup(self) -> None:
+        if self._wakeup is not None:
+            if self._signals:
+                signal.set_wakeup_fd(-1)
+            os.close(self._wakeup)
+            self._wakeup = None
+
+    def _watch(self, reader: int) -> None:
+        since, lost = time.monotonic(), None  # when it began, and when the launcher ended
+        while not self._over.wait(_POLL_SECONDS):
+            with suppress(BlockingIOError):
+                for number in os.read(reader, 64):
+                    if number in self._signals:
+                        self._receive(number, None)
+            reason, status, now = self.reason, self._status, time.monotonic()
+            lost = (lost or now) if self._launcher_ended else None
+            if status is not None and reason is not None:
+                text = f"stopped by {reason} before training began; the same command goes on"
+                _end(text, 1 if reason == LAUNCHER_ENDED else status)
+            if status is not None and now - since > _JOINING_SECONDS:
                 _end(f"not all ranks came within {_JOINING_SECONDS:.0f} s: the launcher's messages say which ended", 1)
+            if lost is not None and now - lost > _SAVING_SECONDS:
+                _end(f"stopped {_SAVING_SECONDS:.0f} s after {LAUNCHER_ENDED}", 1)
+        os.close(reader)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number).name
 
 
 def _end(text: str, status: int) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(f"bigsgan: {text}", file=sys.stderr, flush=True)
-    os._exit(status)
+    try:
+        if rank_so_far() == 0:
+            print(f"bigsgan: {text}", file=sys.stderr, flush=True)
+    finally:  # nobody may read it any more
+        os._exit(status)
 
 
 def _launchers(num: int | None = None) -> list[int]:
@@ -131,6 +180,12 @@ def _launchers(num: int | None = None) -> list[int]:
     if num is None:
         num = 2 if _DEEPSPEED in _read(parent, "cmdline") else 1
     return [parent] if num == 1 else [parent, _parent_of(parent)]  # this is asked in every update
+
+
+def _is_adopter(process: int) -> bool:
+    """Whether it takes over the children of processes that have ended; a launcher may be process 1 of a container."""
+    name = Path(_read(process, "cmdline").partition("\0")[0]).name
+    return name.startswith(_ADOPTERS) or (process == 1 and not name.startswith("python"))
 
 
 def _parent_of(process: int) -> int:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -52,6 +53,73 @@ def test_a_signal_saves_and_ends_all_ranks(launcher, target, number, tmp_path):
     if target != "launcher":  # which passes nothing on afterwards
         assert f"stopped by {number.name} at {found.nimg} images, which are saved; the same command goes on" in output
         assert process.returncode == 0
+
+
+MOMENTS = {
+    "at once": lambda rank: True,
+    "importing": lambda rank: any("libtorch_cpu" in file.path for file in rank.memory_maps()),
+    "joining": lambda rank: rank.net_connections(),  # rank 1 is kept from coming
+    "training": lambda rank: (Path(rank.cwd()) / "run" / "metrics.jsonl").exists(),
+}
+
+
+@pytest.mark.slow
+@two_devices
+@pytest.mark.parametrize(
+    "launcher, target, moment",
+    [
+        ("deepspeed", 0, "at once"),
+        ("deepspeed", 1, "importing"),
+        ("torchrun", 0, "joining"),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in [
+                ("deepspeed", 0, "joining"),
+                ("deepspeed", 1, "at once"),
+                ("torchrun", 0, "at once"),
+                ("torchrun", 0, "training"),
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_no_rank_outlives_a_launcher_that_is_killed_while_ranks_start(launcher, target, moment, tmp_path):
+    """The first and the second process of `deepspeed`, which both are needed."""
+    tiny_recipe(tmp_path)
+    with started(launcher, tmp_path, *RUN) as process:
+        ranks: list[psutil.Process] = []
+        until = time.monotonic() + TIMEOUT
+        while len(ranks) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            chain = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            ranks = [p for p in chain if is_rank(p)]
+            time.sleep(0.005)
+        ranks.sort(key=lambda rank: int(rank.environ()["RANK"]))
+        launchers = [p for p in chain if p not in ranks and launching.SCRIPT in p.cmdline()]
+        if moment == "joining":
+            ranks[1].suspend()
+        while not MOMENTS[moment](ranks[0]):
+            time.sleep(0.02)
+        launchers[target].kill()
+        if moment == "joining":
+            ranks[1].resume()
+        _, alive = psutil.wait_procs(ranks, timeout=60)
+        for other in [*alive, *launchers]:
+            with suppress(psutil.NoSuchProcess):
+                other.kill()
+        assert not alive
+        process.communicate(timeout=TIMEOUT)
+    assert (tmp_path / "run").exists() == (moment == "training")
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Whether it has become a rank: between fork and exec it is its launcher's copy."""
+    try:
+        words = process.cmdline()
+        return launching.SCRIPT in words[:3] and "RANK" in process.environ()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
 
 
 @pytest.mark.nightly  # as the test on Slurm

@@ -45,7 +45,9 @@ class WentOnError(AssertionError):
 def place(tmp_path, monkeypatch):
     """Work in an empty directory, with a recipe, without a launcher and without a way past the checks."""
 
-    def go_on(name: str) -> Any:
+    def go_on(name: str, import_module: Any = importlib.import_module) -> Any:
+        if name == "bigsgan.commands.choosing":
+            return import_module(name)
         raise WentOnError(f"{name} was imported")
 
     monkeypatch.chdir(tmp_path)
@@ -277,6 +279,48 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "local rank": (
         {"RANK": "0", "LOCAL_RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
         ("LOCAL_RANK", "'-1' is set in the environment", "`unset LOCAL_RANK`"),
+    ),
+    "no local rank": (
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("LOCAL_RANK", "is not set in the environment and RANK is", "`unset RANK`"),
+    ),
+    "no number of ranks": (
+        {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("WORLD_SIZE", "is not set in the environment and RANK is", "`unset RANK`"),
+    ),
+    "no port": (
+        {"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "99999"},
+        ("MASTER_PORT", "'99999' is set in the environment and must be a whole number from 1 to 65535", "unset"),
+    ),
+    "many digits": (
+        {"WORLD_SIZE": "9" * 5000},
+        ("WORLD_SIZE", "must be a whole number from 1 to 2147483647", "`unset WORLD_SIZE`"),
+    ),
+    "many digits of a rank": ({"RANK": "9" * 5000}, ("RANK", "must be a whole number from 0 to", "`unset RANK`")),
+    "many digits of Slurm": (
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "9" * 5000},
+        ("SLURM_NODEID", "is no number", "start with `srun`"),
+    ),
+    "many tasks of Slurm": (
+        {
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_NODEID": "0",
+            "SLURM_LOCALID": "0",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x999999999)",
+        },
+        ("SLURM_STEP_TASKS_PER_NODE", "is not as Slurm writes it", "start with `srun`"),
+    ),
+    "accelerator": (
+        {"DS_ACCELERATOR": "foo"},
+        ("DS_ACCELERATOR", "'foo' is set in the environment and must be one of cuda, cpu, ", "`unset DS_ACCELERATOR`"),
+    ),
+    "interface": (
+        {"GLOO_SOCKET_IFNAME": "none7"},
+        ("GLOO_SOCKET_IFNAME", "'none7' is set in the environment, but", "name one of them"),
+    ),
+    "host": (
+        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x" * 80, "MASTER_PORT": "1"},
+        ("MASTER_ADDR", "no host of that name is known on", "rank 0's host"),
     ),
 }
 

@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.signals import STOPPING
+from bigsgan.training import stopping
 from bigsgan.training.stopping import StopRequests
+from tests.tiny import tiny_recipe
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -38,8 +42,7 @@ import atexit, os, signal, sys
 from bigsgan.training.stopping import StopRequests
 requests = StopRequests(launched=False)
 with requests.listening():
-    pass
-requests.end_undisturbed()
+    requests.end_undisturbed()
 class AtTheVeryEnd:
     def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGTERM):
         kill(process, number)
@@ -54,48 +57,92 @@ import ctypes, sys
 from bigsgan.training import stopping
 from bigsgan.training.stopping import StopRequests
 stopping._JOINING_SECONDS = float(sys.argv[1])
-requests = StopRequests(launched=False)
+stopping._SAVING_SECONDS = 1
+requests = StopRequests(launched=bool(sys.argv[2:]))
 with requests.listening():
-    with requests.joining(85):
-        pass
-    print("joined", flush=True)
+    print("listening", flush=True)
     sys.stdin.readline()
-    with requests.joining(85):
-        print("again", flush=True)
-        libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-        libc.pthread_mutex_lock(mutex), libc.pthread_mutex_lock(mutex)  # for ever, and no handler in Python runs
+    requests.end_at_once(85)
+    if sys.argv[2:]:
+        requests.joined()
+    print("at once", flush=True)
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex), libc.pthread_mutex_lock(mutex)  # for ever, and no handler in Python runs
 """
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 ENDS = {
-    "SIGTERM": (60, 85, "stopped by SIGTERM before all ranks had come"),
-    "SIGUSR1": (60, 85, "stopped by SIGUSR1 before all ranks had come"),
-    "SIGTERM before": (60, 85, "stopped by SIGTERM before all ranks had come"),
+    "SIGTERM": (60, 85, "stopped by SIGTERM before training began; the same command goes on"),
+    "SIGUSR1": (60, 85, "stopped by SIGUSR1 before training began; the same command goes on"),
+    "SIGTERM before": (60, 85, "stopped by SIGTERM before training began; the same command goes on"),
     "nothing": (1, 1, "not all ranks came within 1 s: the launcher's messages say which ended"),
 }
 
 
 @pytest.mark.parametrize("what", ENDS)
-def test_a_process_that_waits_for_other_ranks_ends_at_once(what):
-    """But one that has joined goes on, as it may have something to save."""
+def test_a_process_that_has_nothing_to_save_ends_at_once(what):
+    """But before its input is known to be good the request is only noted."""
     seconds, status, message = ENDS[what]
     number = getattr(signal, what.split()[0], None)
     command = [sys.executable, "-c", STUCK, str(seconds)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, "RANK": "0"}, **pipes) as process:
-        assert process.stdout.readline() == "joined\n"
+    with subprocess.Popen(command, env={**os.environ, "RANK": "0"}, **PIPES) as process:
+        assert process.stdout.readline() == "listening\n"
         if what.endswith("before"):
             process.send_signal(number)
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1)
         process.stdin.write("go on\n")
         process.stdin.flush()
-        assert process.stdout.readline() == "again\n"
+        assert what.endswith("before") or process.stdout.readline() == "at once\n"
         if number is not None and not what.endswith("before"):
             process.send_signal(number)
         _, error = process.communicate(timeout=20)
     assert process.returncode == status
     assert error == f"bigsgan: {message}\n"
+
+
+def test_a_rank_that_is_stuck_ends_some_time_after_its_launcher_though_it_has_something_to_save():
+    parent = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]).wait()"
+    command = [sys.executable, "-c", parent, STUCK, "60", "launched"]
+    with subprocess.Popen(command, env={**os.environ, "RANK": "0"}, **PIPES) as process:
+        assert process.stdout.readline() == "listening\n"
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "at once\n"
+        process.kill()
+        _, error = process.communicate(timeout=20)  # the pipe ends with the rank
+    assert error == "bigsgan: stopped 1 s after the end of its launcher\n"
+
+
+TRAIN = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "--stopped-status", "85"]
+
+
+@pytest.mark.parametrize("number, seconds", [("SIGUSR1", 0), ("SIGTERM", 0.1), ("SIGUSR1", 0.4), ("SIGTERM", 1.0)])
+def test_a_signal_while_modules_are_imported_ends_the_run_with_its_status(tmp_path, number, seconds):
+    """From the moment on in which the process can be told."""
+    number = signal.Signals[number]
+    tiny_recipe(tmp_path)
+    command, pipes = [*TRAIN, "--config", "tiny.yaml"], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    start = time.monotonic()
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
+        while not all(caught(process.pid, other) for other in STOPPING):
+            assert time.monotonic() - start < 5
+        time.sleep(seconds)
+        process.send_signal(number)
+        sent = time.monotonic()
+        _, error = process.communicate(timeout=30)
+    assert error == f"bigsgan: stopped by {number.name} before training began; the same command goes on\n"
+    assert process.returncode == 85
+    assert time.monotonic() - sent < 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
+
+
+def caught(process: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{process}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 CHILD = """
@@ -120,3 +167,31 @@ def test_the_end_of_a_launcher_is_noted(how):
     parent.wait()
     assert parent.stdout.readline() == ("the end of its launcher\n" if how == "launched" else "None\n")
     time.sleep(0.1)
+
+
+@pytest.mark.skipif(not stopping._is_adopter(1), reason="process 1 is a Python program, as launchers are")
+@pytest.mark.parametrize("mark, reason", [("CROSS_SIZE", stopping.LAUNCHER_ENDED), ("OTHER", "None")])
+def test_a_launcher_that_ended_before_its_rank_could_look_is_missed(mark, reason):
+    """Where nothing says that there was one, as in a container whose process 1 starts ranks, nothing is missed."""
+    code = "import os, sys; os.fork() or (__import__('time').sleep(1), os.execv(sys.executable, sys.argv[1:]))"
+    environment = {**os.environ, mark: "1"}
+    environment.pop("TORCHELASTIC_RUN_ID", None)
+    command = [sys.executable, "-c", code, sys.executable, "-c", CHILD, "launched"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20).stdout.splitlines()
+    assert [line.split(maxsplit=1)[-1] for line in found[:1]] == [reason]
+
+
+@pytest.mark.parametrize(
+    "command, adopts",
+    [
+        ("/sbin/init", True),
+        ("/tini\0--\0torchrun", True),
+        ("/usr/bin/python3.11\0/usr/bin/torchrun", False),  # as a container's command
+    ],
+)
+def test_who_takes_over_children(monkeypatch, command, adopts):
+    monkeypatch.setattr(stopping, "_read", lambda process, file: command)
+    assert stopping._is_adopter(1) == adopts
+    assert not stopping._is_adopter(2)
+    monkeypatch.setattr(stopping, "_read", lambda process, file: "/usr/lib/systemd/systemd\0--user")
+    assert stopping._is_adopter(1000)

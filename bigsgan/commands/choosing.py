@@ -1,0 +1,43 @@
+"""The command line: which command, and its options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from bigsgan.bench import options as bench
+from bigsgan.commands import data, evaluate, export, import_, plan, sample, train
+from bigsgan.commands.parsing import Parser, add_recipe
+from bigsgan.errors import UserError
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; overrides may stand before, between and behind a command's options.
+
+    Raises:
+        UserError: It is not as the command's help says.
+    """
+    options, rest = _parser().parse_known_args(arguments)
+    for word in rest:
+        if word.startswith("-"):
+            raise UserError(
+                word.partition("=")[0], None, f"is no option of `{options.command}`", f"see `{options.command} --help`"
+            )
+        if "overrides" not in options:
+            raise UserError(
+                "argument", word, f"is not expected by `{options.command}`", f"see `{options.command} --help`"
+            )
+    if "overrides" in options:
+        options.overrides += rest
+    return options
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="bigsgan", description="The `bigsgan` command.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (train, plan, sample, evaluate, export, import_):
+        command.add(commands)
+    text = "measure what a recipe costs, and where the time and the messages of an update go"
+    bench.add_commands(commands.add_parser("bench", help=text), add_recipe)
+    data.add(commands)
+    return parser

@@ -1,0 +1,281 @@
+"""What a DeepSpeed file may hold: every key that is used, and which values it may have.
+
+DeepSpeed has models for some sections, which need its import, of seconds. In others it takes "x" for a boolean, and 0
+for a divisor. tests/unit/test_deepspeed_keys.py compares these tables with DeepSpeed's own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from bigsgan.errors import UserError
+
+_MOST = 2**63 - 1
+
+
+class Rule(NamedTuple):
+    """Which values a key may have.
+
+    Attributes:
+        text: Behind "must be".
+        fits: Whether a value is one of them.
+    """
+
+    text: str
+    fits: Callable[[Any], bool]
+
+
+class Section(NamedTuple):
+    """An object of a file.
+
+    Attributes:
+        keys: Those it may hold.
+        auto: Whether "auto" stands for DeepSpeed's default of any of them.
+        may_be_null: Whether null stands for none of them.
+    """
+
+    keys: Mapping[str, Rule | Section]
+    auto: bool = True
+    may_be_null: bool = False
+
+
+def check_values(path: str, content: Mapping[str, Any], section: Section) -> None:
+    """Check all values of an object, and of the objects in it.
+
+    Args:
+        path: The file, and the keys that lead to the object, each with a dot behind it.
+        content: The object.
+        section: What it may hold.
+
+    Raises:
+        UserError: With the first key that is unknown, or whose value does not fit.
+    """
+    for key, value in content.items():
+        rule = section.keys.get(key)
+        if rule is None:
+            close = difflib.get_close_matches(key, section.keys, n=1, cutoff=0.8)
+            remedy = f"did you mean {close[0]}?" if close else f"remove it; known keys here: {', '.join(section.keys)}"
+            raise UserError(f"{path}{key}", value, "is given for a key that this trainer does not use", remedy)
+        if isinstance(rule, Section):
+            if isinstance(value, dict):
+                check_values(f"{path}{key}.", value, rule)
+            elif not (value is None and rule.may_be_null):
+                example = _EXAMPLES.get(key, f"an object such as {{{next(iter(rule.keys))!r}: ...}}").replace("'", '"')
+                raise UserError(f"{path}{key}", value, "is not an object", f"write {example}")
+        elif not rule.fits(value) and not (section.auto and value == "auto"):
+            raise UserError(f"{path}{key}", value, f"must be {rule.text}", "fix it, or remove it for the default")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+
+
+def _whole(least: int, most: int = _MOST) -> Rule:
+    """5e8 is one too, as DeepSpeed's own files have it."""
+
+    def fits(value: Any) -> bool:
+        return _is_number(value) and least <= value <= most and value == int(value)
+
+    return Rule(f"a whole number of at least {least}" + ("" if most == _MOST else f" and at most {most}"), fits)
+
+
+def _share() -> Rule:
+    return Rule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+
+
+def _choice(*values: str) -> Rule:
+    return Rule(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
+
+
+def _or_null(rule: Rule) -> Rule:
+    return Rule(f"{rule.text}, or null", lambda value: value is None or rule.fits(value))
+
+
+_EVEN = Rule("an even number of at least 2", lambda value: _whole(2).fits(value) and value % 2 == 0)
+_BOOL = Rule("true or false", lambda value: isinstance(value, bool))
+_OFF = Rule("false: it is not supported", lambda value: value is False)
+_ZERO = Rule("0: it is not supported", lambda value: type(value) is int and value == 0)
+_TEXT = Rule("a text", lambda value: isinstance(value, str) and bool(value))
+_NAMES = Rule("a list of names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
+_FROM_0 = Rule("a number of at least 0", lambda value: _is_number(value) and 0 <= value <= _MOST)
+_ABOVE_0 = Rule("a number above 0", lambda value: _is_number(value) and 0 < value <= _MOST)
+_CHECKED = Rule("", lambda value: True)
+"""Of which deepspeed_file.py says what it must be."""
+
+_DTYPE = _or_null(_choice("fp32", "bf16", "fp16", "float32", "bfloat16", "float16"))
+
+_EXAMPLES = {
+    "zero_optimization": '{"stage": 1}',
+    "bf16": '{"enabled": true}',
+    "fp16": '{"enabled": true}',
+    "offload_optimizer": '{"device": "cpu"}',
+    "offload_param": '{"device": "cpu"}',
+}
+
+OFFLOAD_OPTIMIZER = Section(
+    {
+        "device": _CHECKED,
+        "nvme_path": _or_null(_TEXT),
+        "buffer_count": _whole(1),
+        "pin_memory": _BOOL,
+        "pipeline_read": _BOOL,
+        "pipeline_write": _BOOL,
+        "fast_init": _BOOL,
+        "ratio": _share(),
+        "super_offload": _BOOL,
+        "cpuadam_cores_perc": _share(),
+    },
+    may_be_null=True,
+)
+OFFLOAD_PARAM = Section(
+    {
+        "device": _CHECKED,
+        "nvme_path": _or_null(_TEXT),
+        "buffer_count": _whole(1),
+        "buffer_size": _whole(1),
+        "max_in_cpu": _whole(0),
+        "pin_memory": _BOOL,
+    },
+    may_be_null=True,
+)
+LEAF_MODULE = Section({"classes": _NAMES, "names": _NAMES, "name_suffixes": _NAMES}, may_be_null=True)
+ZERO = Section(
+    {
+        "stage": _CHECKED,
+        "contiguous_gradients": _BOOL,
+        "reduce_scatter": _BOOL,
+        "reduce_bucket_size": _whole(1),
+        "use_multi_rank_bucket_allreduce": _BOOL,
+        "allgather_partitions": _BOOL,
+        "allgather_bucket_size": _EVEN,  # asserted by stages 1 and 2 (0.19.8)
+        "overlap_comm": _or_null(_BOOL),
+        "compute_grad_norm": _BOOL,
+        "load_from_fp32_weights": _BOOL,
+        "elastic_checkpoint": _BOOL,
+        "offload_param": OFFLOAD_PARAM,
+        "offload_optimizer": OFFLOAD_OPTIMIZER,
+        "zenflow": _CHECKED,
+        "sub_group_size": _whole(1),
+        "cpu_offload_param": _CHECKED,
+        "cpu_offload_use_pin_memory": _or_null(_BOOL),
+        "cpu_offload": _CHECKED,
+        "stage3_prefetch_bucket_size": _whole(0),
+        "stage3_param_persistence_threshold": _whole(0),
+        "stage3_model_persistence_threshold": _whole(0),
+        "stage3_max_live_parameters": _whole(0),
+        "stage3_max_reuse_distance": _whole(0),
+        "stage3_gather_16bit_weights_on_model_save": _BOOL,
+        "stage3_module_granularity_threshold": _ZERO,  # penalties meet divided parameters then (0.19.8)
+        "stage3_use_all_reduce_for_fetch_params": _BOOL,
+        "stage3_allgather_sequential": _BOOL,
+        "stage3_gather_fp16_weights_on_model_save": _BOOL,
+        "ignore_unused_parameters": _BOOL,
+        "legacy_stage1": _OFF,
+        "round_robin_gradients": _BOOL,
+        "parameter_alignment": _BOOL,
+        # DeepSpeed keeps one group of that kind in a process, which has two engines here (0.19.8).
+        "zero_hpz_partition_size": Rule("1: it is not supported", lambda value: type(value) is int and value == 1),
+        "zero_quantized_weights": _OFF,
+        "zero_quantized_nontrainable_weights": _OFF,
+        "zero_quantized_gradients": _OFF,
+        "memory_efficient_linear": _BOOL,
+        "pipeline_loading_checkpoint": _BOOL,
+        "override_module_apply": _BOOL,
+        "log_trace_cache_warnings": _BOOL,
+        "enable_sanity_checks": _BOOL,
+        "save_muon_momentum_buffer_in_memory": _BOOL,
+        "leaf_module": LEAF_MODULE,
+    }
+)
+BF16 = Section(
+    {
+        "enabled": _CHECKED,
+        "immediate_grad_update": _BOOL,
+        "check_grad_overflow": _BOOL,
+        "bf16_master_weights_and_grads": _CHECKED,
+        "bf16_optimizer_states": _OFF,
+    }
+)
+FP16 = Section(
+    {
+        "enabled": _CHECKED,
+        "auto_cast": _BOOL,
+        "loss_scale": _FROM_0,
+        "initial_scale_power": _whole(0, 127),
+        "loss_scale_window": _whole(1),
+        "hysteresis": _whole(1),
+        "consecutive_hysteresis": _BOOL,
+        "min_loss_scale": _whole(1),
+        "fp16_master_weights_and_grads": _CHECKED,
+    }
+)
+AIO = Section(
+    {
+        "block_size": _whole(1),
+        "queue_depth": _whole(1),
+        "intra_op_parallelism": _whole(1),
+        "single_submit": _BOOL,
+        "overlap_events": _BOOL,
+        "use_gds": _BOOL,
+    },
+    auto=False,
+    may_be_null=True,
+)
+DATA_TYPES = Section(
+    {
+        "grad_accum_dtype": _DTYPE,
+        "param_dtype": _DTYPE,
+        "buffer_dtype": _DTYPE,
+        "keep_in_fp32_modules": Rule(f'{_NAMES.text}, or "auto"', lambda value: value == "auto" or _NAMES.fits(value)),
+    },
+    auto=False,
+)
+FLOPS_PROFILER = Section(
+    {
+        "enabled": _BOOL,
+        "recompute_fwd_factor": _FROM_0,
+        "profile_step": _whole(1),
+        "module_depth": _whole(-1),
+        "top_modules": _whole(1),
+        "detailed": _BOOL,
+        "output_file": _or_null(_TEXT),
+    },
+    auto=False,
+)
+COMMS_LOGGER = Section(
+    {"enabled": _BOOL, "prof_all": _BOOL, "prof_ops": _NAMES, "verbose": _BOOL, "debug": _BOOL}, auto=False
+)
+THROUGHPUT = Section({"enabled": _BOOL, "synchronized": _BOOL})
+
+FILE = Section(
+    {
+        "zero_optimization": ZERO,
+        "bf16": BF16,
+        "fp16": FP16,
+        "data_types": DATA_TYPES,
+        "communication_data_type": _or_null(_choice("fp32", "bf16", "fp16")),
+        "prescale_gradients": _BOOL,
+        "gradient_predivide_factor": _ABOVE_0,
+        "disable_allgather": _BOOL,
+        "zero_allow_untested_optimizer": _BOOL,
+        "zero_force_ds_cpu_optimizer": _BOOL,
+        "aio": AIO,
+        "steps_per_print": _or_null(_whole(1)),
+        "log_level": _or_null(_choice("debug", "info", "warning", "error", "critical")),
+        "dump_state": _BOOL,
+        "wall_clock_breakdown": _BOOL,
+        "memory_breakdown": _BOOL,
+        "comms_logger": COMMS_LOGGER,
+        "flops_profiler": FLOPS_PROFILER,
+        "timers": Section({"throughput": THROUGHPUT}, auto=False),
+        "disable_python_gc": _BOOL,
+        # What the recipe owns may be repeated, which deepspeed_file.py compares.
+        "train_batch_size": _CHECKED,
+        "train_micro_batch_size_per_gpu": _CHECKED,
+        "gradient_accumulation_steps": _CHECKED,
+        "gradient_clipping": _CHECKED,
+    }
+)

@@ -1,0 +1,143 @@
+"""What a launcher's environment may get wrong, met by real processes, and what a process alone listens at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
+
+from bigsgan import launched
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.errors import UserError
+from tests.tiny import tiny_recipe
+
+TRAIN = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "--config", "tiny.yaml"]
+RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**{name: value for name, value in os.environ.items() if name not in NAMES}, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes, field, problem",
+    [
+        ({"MASTER_PORT": "taken"}, "MASTER_PORT", "another program listens there, or it is root's; give another"),
+        # A network for documentation (RFC 5737).
+        ({"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "free"}, "MASTER_ADDR", "does not lead back to rank 0, which is"),
+    ],
+)
+@pytest.mark.slow
+def test_ranks_that_could_not_meet_are_told_so(tmp_path, changes, field, problem):
+    tiny_recipe(tmp_path)
+    with socket.socket() as other:
+        other.bind(("", 0))
+        port = str(other.getsockname()[1])
+        if changes["MASTER_PORT"] == "taken":
+            other.listen()
+        else:
+            other.close()
+        start = time.monotonic()
+        found = subprocess.run(
+            TRAIN,
+            cwd=tmp_path,
+            env=environment(**{**RANK, **changes, "MASTER_PORT": port}),
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    assert found.returncode == 2
+    (line,) = [line for line in found.stderr.splitlines() if line.startswith("bigsgan: ")]
+    assert line.startswith(f"bigsgan: {field}: ")
+    assert problem in line
+    assert "Traceback" not in found.stderr
+    assert time.monotonic() - start < 60
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there")
+def test_an_accelerator_that_is_not_there_is_named(tmp_path):
+    tiny_recipe(tmp_path)
+    variables = environment(DS_ACCELERATOR="cuda")
+    found = subprocess.run(TRAIN, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=100)
+    assert found.returncode == 2
+    (line,) = [line for line in found.stderr.splitlines() if line.startswith("bigsgan: ")]
+    assert line.startswith("bigsgan: DS_ACCELERATOR: 'cuda' is set in the environment, and ")
+    assert line.endswith(" has no such device; run `unset DS_ACCELERATOR`")
+
+
+@pytest.mark.parametrize("world_size", ["", "1"], ids=["by hand", "launched"])
+@pytest.mark.slow
+def test_one_process_listens_at_most_to_itself(tmp_path, world_size):
+    tiny_recipe(tmp_path)
+    variables = {**RANK, "WORLD_SIZE": "1", "MASTER_PORT": "29511"} if world_size else {}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    command = [*TRAIN, "out=run", "report_nimg=8", "total_nimg=1000000"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(**variables), **pipes) as process:
+        try:
+            report = tmp_path / "run" / "metrics.jsonl"
+            until = time.monotonic() + 60
+            while not (report.exists() and report.read_text()):
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            listening = [c.laddr.ip for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert set(listening) <= {"127.0.0.1", "::1"}
+
+
+def test_interfaces_that_exist(monkeypatch):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ib0"), (3, "eth0")])
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: iter([path / "nvidia0"]))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    for variable, text, good in [
+        ("GLOO_SOCKET_IFNAME", "ib0", True),
+        ("GLOO_SOCKET_IFNAME", "ib0,eth0", True),
+        ("GLOO_SOCKET_IFNAME", "ib", False),
+        ("GLOO_SOCKET_IFNAME", "ib0,eth1", False),
+        ("NCCL_SOCKET_IFNAME", "ib", True),
+        ("NCCL_SOCKET_IFNAME", "hsn,eth", True),
+        ("NCCL_SOCKET_IFNAME", "^docker", True),
+        ("NCCL_SOCKET_IFNAME", "=ib0", True),
+        ("NCCL_SOCKET_IFNAME", "=ib", False),
+        ("NCCL_SOCKET_IFNAME", "hsn", False),
+    ]:
+        monkeypatch.setenv(variable, text)
+        if good:
+            launched.check_launcher()
+        else:
+            with pytest.raises(UserError, match=f"{variable}: '{text}' .* the interfaces lo, ib0, eth0; name one"):
+                launched.check_launcher()
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "hsn")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    launched.check_launcher()  # as a site's profile sets it also where there is no GPU
+
+
+def test_accelerators_are_those_of_deepspeed():
+    assert tuple(SUPPORTED_ACCELERATOR_LIST) == launched._ACCELERATORS
+
+
+def test_a_pods_name_may_come_later(monkeypatch):
+    for name, value in {**RANK, "MASTER_PORT": "29500", "MASTER_ADDR": "no-such-host.invalid"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launched, "_NAME_SECONDS", 0.0)
+    with pytest.raises(UserError, match=r"no-such-host.invalid' is set .* no host of that name is known on"):
+        launched.check_launcher()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    launched.check_launcher()
