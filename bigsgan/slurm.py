@@ -26,7 +26,7 @@ def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     node = int(_number(environment, "SLURM_NODEID"))
     local_rank, local_size = _number(environment, "SLURM_LOCALID"), tasks_on_node(environment, node)
-    if environment.get("SLURM_GPUS_PER_TASK") == "1":  # each task sees a single device, number 0
+    if _sees_own_device(environment, local_size):  # which is number 0
         local_rank, local_size = "0", 1
     job = int(_number(environment, "SLURM_JOB_ID"))
     return {
@@ -61,6 +61,20 @@ def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
     if node >= len(counts):
         raise UserError("SLURM_NODEID", node, f"but the step has {len(counts)} nodes", "start with `srun`")
     return counts[node]
+
+
+def _sees_own_device(environment: Mapping[str, str], local_size: int) -> bool:
+    """Whether Slurm shows each task a single GPU of its own.
+
+    --gpus-per-task, --ntasks-per-gpu and --gpu-bind do so, each alone. Of these only the first has a variable that says
+    it on its own, of a form such as ``h100:1``, and --gpu-bind=none overrules it: so what the task sees decides.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1"
+    # Where one GPU of the node is for all of its tasks, each would see one too.
+    on_node = environment.get("SLURM_GPUS_ON_NODE", "")
+    return "," not in visible and on_node.isdecimal() and int(on_node) >= local_size
 
 
 def _number(environment: Mapping[str, str], name: str) -> str:
