@@ -24,7 +24,7 @@ LEVELS: list[set[str]] = [
         "bigsgan.table",
         "bigsgan.tf32",
     },
-    {"bigsgan.config", "bigsgan.launched", "bigsgan.locking", "bigsgan.memory", "bigsgan.slurm"},
+    {"bigsgan.config", "bigsgan.launched", "bigsgan.locking", "bigsgan.memory", "bigsgan.slurm", "bigsgan.sweep"},
     {"bigsgan.checkpoint", "bigsgan.models", "bigsgan.data", "bigsgan.monitor"},
     {"bigsgan.engines.sequences", "bigsgan.engines.outcomes"},
     {"bigsgan.engines.base"},
