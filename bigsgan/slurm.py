@@ -66,15 +66,13 @@ def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
 def _sees_own_device(environment: Mapping[str, str], local_size: int) -> bool:
     """Whether Slurm shows each task a single GPU of its own.
 
-    --gpus-per-task, --ntasks-per-gpu and --gpu-bind do so, each alone. Of these only the first has a variable that says
-    it on its own, of a form such as ``h100:1``, and --gpu-bind=none overrules it: so what the task sees decides.
+    --gpus-per-task, --ntasks-per-gpu and --gpu-bind do so, each alone, and --gpu-bind=none undoes it. No variable says
+    all of that, so what the task sees decides; without CUDA_VISIBLE_DEVICES it sees all.
     """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if not visible:
-        return environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1"
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     # Where one GPU of the node is for all of its tasks, each would see one too.
     on_node = environment.get("SLURM_GPUS_ON_NODE", "")
-    return "," not in visible and on_node.isdecimal() and int(on_node) >= local_size
+    return bool(visible) and "," not in visible and on_node.isdecimal() and int(on_node) >= local_size
 
 
 def _number(environment: Mapping[str, str], name: str) -> str:

@@ -30,11 +30,11 @@ DEVICES = {
     "--gpus-per-node 2": (ALL, "1"),
     "--gpus-per-task 1": ({**BOUND, "SLURM_GPUS_PER_TASK": "1"}, "0"),
     "--gpus-per-task h100:1": ({**BOUND, "SLURM_GPUS_PER_TASK": "h100:1"}, "0"),
-    "--gpus-per-task 1 --gpu-bind none": ({**ALL, "SLURM_GPUS_PER_TASK": "1"}, "1"),
+    "--gpus-per-task 1, and all visible": ({**ALL, "SLURM_GPUS_PER_TASK": "1"}, "1"),
+    "--gpus-per-task 1 --gpu-bind none": ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "2"}, "1"),
     "--ntasks-per-gpu 1": ({**BOUND, "SLURM_NTASKS_PER_GPU": "1"}, "0"),
     "--gpu-bind single:1": (BOUND, "0"),
     "--gpus-per-node 1, for both": ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1"}, "1"),
-    "--gpus-per-task h100:1, without CUDA": ({"SLURM_GPUS_PER_TASK": "h100:1"}, "0"),
     "no GPUs": ({"CUDA_VISIBLE_DEVICES": ""}, "1"),
 }
 
