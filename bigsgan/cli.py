@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from bigsgan.bench import options as bench
-from bigsgan.commands import data, evaluate, export, import_, plan, sample, train
+from bigsgan.commands import data, evaluate, export, import_, plan, sample, submit, train
 from bigsgan.commands.parsing import Parser, add_recipe
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, speak, wait_to_be_ended
 
@@ -47,7 +47,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> Parser:
     parser = Parser(prog="bigsgan", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (train, plan, sample, evaluate, export, import_):
+    for command in (train, submit, plan, sample, evaluate, export, import_):
         command.add(commands)
     text = "measure what a recipe costs, and where the time and the messages of an update go"
     bench.add_commands(commands.add_parser("bench", help=text), add_recipe)
