@@ -60,10 +60,12 @@ stage() {
     root=$(realpath -e "$root") || refuse "data.root: '$root' cannot be read on $(hostname)"
     copy=$stage_to/${root##*/}
     echo "copying $root to $copy on $SLURM_JOB_NUM_NODES nodes"
-    # Under another name until it is whole; what an earlier job has left is taken as it is.
+    # Under another name until it is whole; what is there already, as of an earlier job, is taken as it is.
     srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c '
-        [ -e "$2" ] || { mkdir -p "${2%/*}" && cp -rL "$1" "$2.$3" && mv -T "$2.$3" "$2"; }' \
-        stage "$root" "$copy" "$SLURM_JOB_ID.part" || refuse "stage_to: '$stage_to' cannot be filled; see above"
+        part=$2.$SLURM_JOB_ID.$SLURM_NODEID
+        [ -e "$2" ] && exit
+        mkdir -p "${2%/*}" && cp -rL "$1" "$part" && mv -T "$part" "$2" && exit
+        rm -rf "$part"; [ -e "$2" ]' stage "$root" "$copy" || return # of a node, as a full disk is, or of a signal
     staged=(data.root="$copy")
 }
 

@@ -40,7 +40,7 @@ def jobs(tmp_path_factory):
         wait_for test -s cancelled/metrics.jsonl
         scancel $cancelled
         echo "cancelled $(wait_job $cancelled)"
-        swept=$(sbatch --parsable --array 2 $REPOSITORY/launch/slurm/train.sbatch --sweep sweep.txt --config tiny.yaml \
+        swept=$(bigsgan submit --tasks-per-node 1 --sweep sweep.txt --array 2 --sbatch=--parsable --config tiny.yaml \
             total_nimg=16)
         echo "swept $(wait_job ${{swept}}_2)"
         measured=$(sbatch --parsable --nodes 2 $REPOSITORY/launch/slurm/evaluate.sbatch --run whole --metrics fid40)
@@ -257,3 +257,30 @@ def test_nodes_that_are_not_alike(tmp_path):
             assert state[0] == "JobState=COMPLETED", output
             found = [(task["SLURMD_NODENAME"], task["LOCAL_RANK"], task["CUDA_VISIBLE_DEVICES"]) for task in tasks]
             assert found == expected, options
+
+
+STAGED = """#!/bin/bash
+[[ "$*" != *"--print out" ]] || { echo run; exit; }
+[[ "$*" != *"--print data.root" ]] || { echo images; exit; }
+root=$(printf '%s\\n' "$@" | sed -n 's/^data.root=//p')
+echo "$root $(cat "$root/shard.tar") $(ls /dev/shm/disk)" > $SLURMD_NODENAME.$SLURM_LOCALID
+"""
+
+
+def test_data_is_copied_to_each_node(tmp_path):
+    """To /dev/shm, which each of the laboratory's nodes has for itself; with two ranks on each."""
+    (tmp_path / "bigsgan").write_text(STAGED)
+    (tmp_path / "bigsgan").chmod(0o755)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "shard.tar").write_text("pixels")
+    (tmp_path / "site.sh").write_text("stage_to=/dev/shm/disk\n")
+    script = f"""
+        export BIGSGAN_SITE=$PWD/site.sh
+        {SUBMIT}
+        submit train --ntasks-per-node 2
+        submit train --gpus-per-task 1 --ntasks 4
+    """
+    said = laboratory.run("slurm", script, tmp_path, "-g", "2").stdout.splitlines()
+    assert [line.split()[1] for line in said] == 2 * ["JobState=COMPLETED"]
+    for name in ("node1.0", "node1.1", "node2.0", "node2.1"):
+        assert (tmp_path / name).read_text() == "/dev/shm/disk/images pixels images\n"
