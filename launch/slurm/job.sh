@@ -1,5 +1,9 @@
 # What train.sbatch and evaluate.sbatch share: the site's file, and one rank for each GPU. They source it.
 
+# The last task of an array has the number of the whole array, as which Slurm would take it.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID}
+
 # Say what is wrong in one line, and end the job with the status of bad input.
 refuse() { echo "bigsgan: $*" >&2; exit 2; }
 
@@ -39,7 +43,7 @@ plan_ranks() {
 # How many GPUs the nodes of this job have, each number once: of GRES=gpu:2(IDX:0-1), or gpu:a100:2(...), or none.
 gpus_on_nodes() {
     local found
-    found=$(scontrol show job -d "$SLURM_JOB_ID" | awk '/ Nodes=.* CPU_IDs=/ {
+    found=$(scontrol show job -d "$job" | awk '/ Nodes=.* CPU_IDs=/ {
         for (n = 0; match($0, /[=,]gpu:[^(]*\(/); $0 = substr($0, RSTART + RLENGTH)) {
             count = substr($0, RSTART, RLENGTH - 1); sub(/.*:/, "", count); n += count }
         print n }' | sort -nru | xargs)
@@ -94,4 +98,6 @@ elif [ -n "${BIGSGAN_SITE:-}" ]; then
 fi
 [ ${#command[@]} -gt 0 ] || in_container || command -v bigsgan >/dev/null ||
     refuse "bigsgan: is not on the PATH of the job; activate its environment before sbatch, or in $site"
+most_restarts=${BIGSGAN_RESTARTS:-3}
+[[ "$most_restarts" =~ ^[0-9]+$ ]] || refuse "BIGSGAN_RESTARTS: '$most_restarts' is no number; give one such as 3"
 export SLURM_EXPORT_ENV=ALL # sbatch --export=NONE leaves NONE for srun: ranks need what was set up here

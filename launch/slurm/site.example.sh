@@ -28,4 +28,4 @@
 # stage_to=/local/$USER/$SLURM_JOB_ID
 
 # How often a job that fails, or is stopped, goes back into the queue without a new checkpoint in between.
-# BIGSGAN_RESTARTS=3
+# BIGSGAN_RESTARTS=${BIGSGAN_RESTARTS:-5} # 3, where neither this nor `bigsgan submit --restarts` says more

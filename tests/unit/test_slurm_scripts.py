@@ -156,6 +156,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         {"NODES": TWO, "SLURM_GPUS_PER_TASK": "1"}, "--gpus-per-task: the number of ranks is missing; give --ntasks"
     ),
     "hetjob": ({"SLURM_HET_SIZE": "2"}, "--het-group: ranks run on one component; submit without ':'"),
+    "restarts": ({"BIGSGAN_RESTARTS": "many"}, "BIGSGAN_RESTARTS: 'many' is no number; give one such as 3"),
     "no such site": ({"BIGSGAN_SITE": "/nowhere"}, "BIGSGAN_SITE: '/nowhere' is no file; give the path of a copy"),
 }  # fmt: skip
 
@@ -188,13 +189,19 @@ def test_a_bad_recipe_ends_the_job_before_ranks_start(job):
     assert [call.split()[0] for call in calls] == ["bigsgan"]
 
 
+START = "StartTime=2026-11-23T01:52:00"
 REASONS = {
-    "running": ("JobState=RUNNING Requeue=1 Restarts=0", True),  # the time limit is near, or USR1 by hand
-    "pre-empted, with grace": ("JobState=RUNNING Requeue=1 Restarts=0 PreemptTime=2026-11-23T01:52:19", True),
-    "pre-empted, PreemptMode=CANCEL": ("JobState=COMPLETING Restarts=0 PreemptTime=2026-11-23T01:52:07", True),
-    "pre-empted, PreemptMode=REQUEUE": ("JobState=COMPLETING Restarts=1", False),  # by Slurm itself
-    "cancelled": ("JobState=COMPLETING Restarts=0 EndTime=2026-11-23T01:52:07", False),
-    "cancelled, and told late": ("JobState=CANCELLED Restarts=0", False),
+    "running": (f"JobState=RUNNING Reason=None Restarts=0 {START}", True),  # the time limit is near, or USR1 by hand
+    "pre-empted, with grace": (f"JobState=RUNNING Reason=None {START} PreemptTime=2026-11-23T01:52:19", True),
+    "pre-empted, PreemptMode=CANCEL": (
+        f"JobState=COMPLETING Reason=None {START} PreemptTime=2026-11-23T01:52:07",
+        True,
+    ),
+    "pre-empted, PreemptMode=REQUEUE": ("JobState=COMPLETING Reason=None Restarts=1 StartTime=Unknown", False),
+    "the time limit, while saving": (f"JobState=COMPLETING Reason=TimeLimit {START}", True),
+    "cancelled": (f"JobState=COMPLETING Reason=None {START} EndTime=2026-11-23T01:52:07", False),
+    "cancelled, pre-empted before": (f"JobState=COMPLETING {START} PreemptTime=2026-11-23T01:50:07", False),
+    "cancelled, and told late": (f"JobState=CANCELLED Reason=None {START}", False),
 }
 
 
@@ -232,6 +239,12 @@ def test_restarts_without_a_new_checkpoint_are_counted(job):
     assert not requeued(BIGSGAN_RESTARTS="0")
     assert requeued(BIGSGAN_RESTARTS="4")
     assert requeued(SLURM_JOB_ID="7", STATE=STATE, BIGSGAN_RESTARTS="5")
+
+
+def test_a_task_of_an_array_speaks_for_itself_alone(job):
+    """The last task has the array's own number, and `scontrol requeue` would take it for all of them."""
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert "requeue 7_3" in job.run("--config", "R.yaml", STATUS="85", **array)[1]
 
 
 def test_another_job_counts_anew_and_the_end_forgets(job):
