@@ -1,6 +1,6 @@
-# What a cluster needs before and around `bigsgan`: copy this to site.sh beside it, or anywhere and set BIGSGAN_SITE to its
-# path, and uncomment what applies. The jobs of train.sbatch and evaluate.sbatch source it on their first node; what it
-# exports reaches all ranks. Its last command has to succeed.
+# What a cluster needs before and around `bigsgan`: copy this to site.sh beside it, or anywhere and set BIGSGAN_SITE to
+# its path, and uncomment what applies. The jobs of train.sbatch and evaluate.sbatch source it on their first node; what
+# it exports reaches all ranks. Its last command has to succeed.
 
 # The environment: modules, then a virtual environment or conda.
 # module load cuda/12.4
@@ -23,8 +23,8 @@
 # ulimit -l unlimited
 # ulimit -n 65536
 
-# Copy data.root, packed data of a few files (`bigsgan data pack`), to each node's own disk before training. A copy with
-# the same name that is there is used: the job's number in the path makes a new one.
+# Copy data.root, packed data of a few files (`bigsgan data prepare`), to each node's own disk before training. A copy with
+# the same name that is there is used: the job's number in the path makes a new one. Sites remove such directories.
 # stage_to=/local/$USER/$SLURM_JOB_ID
 
 # How often a job that fails, or is stopped, goes back into the queue without a new checkpoint in between.
