@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -54,7 +55,12 @@ def rank_so_far() -> int:
 
 
 def wait_to_be_ended() -> None:
-    """Sleep while the rank that speaks prints: launchers end all ranks as soon as one has exited."""
+    """Sleep while the rank that speaks prints: launchers end all ranks as soon as one has exited.
+
+    Whoever ends this one finds the same status: Slurm records the highest of its tasks', and 143 for one that SIGTERM
+    ended.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_BAD_INPUT))
     time.sleep(_SILENT_RANKS_WAIT_SECONDS)
 
 

@@ -27,7 +27,7 @@ def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     node = int(_number(environment, "SLURM_NODEID"))
     local_rank, local_size = _number(environment, "SLURM_LOCALID"), tasks_on_node(environment, node)
-    if environment.get("SLURM_GPUS_PER_TASK") == "1":  # each task sees a single device, number 0
+    if _sees_own_device(environment, local_size):  # which is number 0
         local_rank, local_size = "0", 1
     job = int(_number(environment, "SLURM_JOB_ID"))
     return {
@@ -62,6 +62,18 @@ def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
     if node >= len(counts):
         raise UserError("SLURM_NODEID", node, f"but the step has {len(counts)} nodes", "start with `srun`")
     return counts[node]
+
+
+def _sees_own_device(environment: Mapping[str, str], local_size: int) -> bool:
+    """Whether Slurm shows each task a single GPU of its own.
+
+    --gpus-per-task, --ntasks-per-gpu and --gpu-bind do so, each alone, and --gpu-bind=none undoes it. No variable says
+    all of that, so what the task sees decides; without CUDA_VISIBLE_DEVICES it sees all.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    # Where one GPU of the node is for all of its tasks, each would see one too.
+    on_node = environment.get("SLURM_GPUS_ON_NODE", "")
+    return bool(visible) and "," not in visible and on_node.isdecimal() and int(on_node) >= local_size
 
 
 def _number(environment: Mapping[str, str], name: str) -> str:

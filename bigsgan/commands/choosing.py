@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from bigsgan.bench import options as bench
-from bigsgan.commands import data, evaluate, export, import_, plan, sample, train
+from bigsgan.commands import data, evaluate, export, import_, plan, sample, submit, train
 from bigsgan.commands.parsing import Parser, add_recipe
 from bigsgan.errors import UserError
 
@@ -35,7 +35,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _parser() -> Parser:
     parser = Parser(prog="bigsgan", description="The `bigsgan` command.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (train, plan, sample, evaluate, export, import_):
+    for command in (train, submit, plan, sample, evaluate, export, import_):
         command.add(commands)
     text = "measure what a recipe costs, and where the time and the messages of an update go"
     bench.add_commands(commands.add_parser("bench", help=text), add_recipe)

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from bigsgan import launched
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
-from bigsgan.config import load_recipe, plan_run
+from bigsgan.config import Recipe, load_recipe, plan_run
+from bigsgan.config.run_directory import flat
+from bigsgan.errors import UserError
 from bigsgan.slurm import launcher_variables
+from bigsgan.sweep import own_overrides
 
 
 def add(commands: Commands) -> None:
@@ -22,6 +25,9 @@ def add(commands: Commands) -> None:
     text = "exit status where a signal stopped the run before its end (default 0)"
     add_number(command, "--stopped-status", int, 0, text)
     command.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
+    command.add_argument("--print", dest="key", metavar="KEY", help="print this key of the resolved recipe and stop")
+    text = "file with a line of overrides for each task of a Slurm job array"
+    command.add_argument("--sweep", type=Path, metavar="FILE", help=text)
     command.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
     command.set_defaults(run=run)
 
@@ -30,13 +36,27 @@ def run(options: argparse.Namespace) -> int:
     """Check the recipe, then train (or print it)."""
     os.environ.update(launcher_variables(os.environ))
     path = Path(options.config)
-    recipe = load_recipe(path, options.overrides)
+    swept = own_overrides(options.sweep, os.environ) if options.sweep else []
+    recipe = load_recipe(path, swept + options.overrides)
     planned = plan_run(recipe, launched.world_size(), path.resolve().parent)
-    if options.dry_run:
+    if options.dry_run or options.key:
+        text = _value(recipe, options.key) if options.key else recipe.to_yaml().rstrip("\n")
         if launched.rank() == 0:
-            print(recipe.to_yaml(), end="")
+            print(text)
         return 0
     launched.check_launcher()
     options.requests.end_at_once(options.stopped_status)
     module = importlib.import_module("bigsgan.train")
     return int(module.main(planned, options.requests, options.allowed, options.stopped_status))
+
+
+def _value(recipe: Recipe, key: str) -> str:
+    """One value of a recipe, as a script reads it; empty where there is none.
+
+    Raises:
+        UserError: It is no key with a value of its own.
+    """
+    values = flat(recipe.model_dump())
+    if key not in values:
+        raise UserError("--print", key, "is no key of the recipe with a value", "write a dotted key such as out")
+    return "" if values[key] is None else str(values[key])

@@ -23,11 +23,28 @@ def test_a_task_has_the_ranks_that_torch_reads():
     assert (own["MASTER_ADDR"], own["MASTER_PORT"]) == ("10.0.0.1", "29501")
 
 
-def test_a_task_that_sees_one_device_takes_it():
+# Slurm 22.05 in the second of two tasks on a node with two GPUs: how it was started, what it sees, its device.
+BOUND = {"CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_ON_NODE": "2"}
+ALL = {**BOUND, "CUDA_VISIBLE_DEVICES": "0,1"}
+DEVICES = {
+    "--gpus-per-node 2": (ALL, "1"),
+    "--gpus-per-task 1": ({**BOUND, "SLURM_GPUS_PER_TASK": "1"}, "0"),
+    "--gpus-per-task h100:1": ({**BOUND, "SLURM_GPUS_PER_TASK": "h100:1"}, "0"),
+    "--gpus-per-task 1, and all visible": ({**ALL, "SLURM_GPUS_PER_TASK": "1"}, "1"),
+    "--gpus-per-task 1 --gpu-bind none": ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "2"}, "1"),
+    "--ntasks-per-gpu 1": ({**BOUND, "SLURM_NTASKS_PER_GPU": "1"}, "0"),
+    "--gpu-bind single:1": (BOUND, "0"),
+    "--gpus-per-node 1, for both": ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1"}, "1"),
+    "no GPUs": ({"CUDA_VISIBLE_DEVICES": ""}, "1"),
+}
+
+
+@pytest.mark.parametrize("seen, device", DEVICES.values(), ids=DEVICES)
+def test_a_task_that_sees_one_device_takes_it(seen, device):
     second = {**TASK, "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
-    assert (launcher_variables(second)["LOCAL_RANK"], launcher_variables(second)["LOCAL_SIZE"]) == ("1", "2")
-    one = launcher_variables({**second, "SLURM_GPUS_PER_TASK": "1"})
-    assert (one["RANK"], one["LOCAL_RANK"], one["LOCAL_SIZE"]) == ("1", "0", "1")
+    found = launcher_variables({**second, **seen})
+    # The number of local ranks that share what is visible; comm.initialize refuses more ranks than devices.
+    assert (found["RANK"], found["LOCAL_RANK"], found["LOCAL_SIZE"]) == ("1", device, "1" if device == "0" else "2")
 
 
 def test_what_no_srun_started_is_left_alone():

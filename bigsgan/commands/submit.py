@@ -1,0 +1,168 @@
+"""`bigsgan submit`: checks what a job on Slurm would find, then queues it with launch/slurm/train.sbatch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from bigsgan.commands.parsing import Commands, add_number, add_recipe
+from bigsgan.config import Recipe, load_recipe, plan_run
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.errors import UserError
+from bigsgan.sweep import read_sweep
+
+SCRIPTS = REPOSITORY / "launch" / "slurm"
+_PASSED_ON = ("account", "partition", "time")
+
+
+def add(commands: Commands) -> None:
+    """Add the command and its options."""
+    command = commands.add_parser("submit", help="check a recipe for a job on Slurm, and queue it")
+    add_recipe(command)
+    add_number(command, "--nodes", int, 1, "number of nodes (default 1)")
+    add_number(command, "--gpus-per-node", int, None, "GPUs of each node, a rank for each")
+    add_number(command, "--tasks-per-node", int, None, "ranks of each node, where nodes have no GPUs")
+    command.add_argument("--time", help="time limit, such as 24:00:00")
+    command.add_argument("--account", help="account that the job is charged to")
+    command.add_argument("--partition", help="partition to run in")
+    text = "file with a line of overrides for each job: queued as a job array"
+    command.add_argument("--sweep", type=Path, metavar="FILE", help=text)
+    command.add_argument("--array", help="tasks of the sweep, such as 2,5 or 1-8%%4 (default: all)")
+    add_number(command, "--restarts", int, None, "most restarts without a new checkpoint (default 3)")
+    text = "the site's file (default: BIGSGAN_SITE, or site.sh in launch/slurm)"
+    command.add_argument("--site", type=Path, metavar="FILE", help=text)
+    text = "another option of sbatch, such as --sbatch=--qos=high; may be given again"
+    command.add_argument("--sbatch", dest="others", metavar="OPTION", action="append", default=[], help=text)
+    command.add_argument("--dry-run", action="store_true", help="print the command and the job's script, and stop")
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check everything that can be checked here; then queue the job, or print what would be."""
+    ranks = _ranks(options)
+    tasks = read_sweep(options.sweep) if options.sweep else [[]]
+    if options.array is not None:
+        _check_array(options.array, len(tasks) if options.sweep else 0)
+    _check_recipes(Path(options.config), tasks, options.overrides, ranks)
+    variables = _variables(options)
+    _check_environment(variables)
+    command = _command(options, len(tasks))
+    if options.dry_run:
+        print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command)]))
+        print((SCRIPTS / "train.sbatch").read_text(), end="")
+        return 0
+    if shutil.which(command[0]) is None:
+        remedy = "submit from a login node, or look at the job with --dry-run"
+        raise UserError(command[0], None, "is not on the PATH", remedy)
+    return subprocess.run(command, env={**os.environ, **variables}).returncode
+
+
+def _ranks(options: argparse.Namespace) -> int:
+    for flag in ("--nodes", "--gpus-per-node", "--tasks-per-node"):
+        number = getattr(options, flag.strip("-").replace("-", "_"))
+        if number is not None and number < 1:
+            raise UserError(flag, number, "must be 1 or more", "give a number of at least 1")
+    if options.restarts is not None and options.restarts < 0:
+        raise UserError("--restarts", options.restarts, "must be 0 or more", "give a number of at least 0")
+    per_node = [n for n in (options.gpus_per_node, options.tasks_per_node) if n is not None]
+    if len(per_node) != 1:
+        problem = "is missing" if not per_node else "does not go with --tasks-per-node"
+        remedy = "give --gpus-per-node, or on nodes without GPUs --tasks-per-node"
+        raise UserError("--gpus-per-node", options.gpus_per_node, problem, remedy)
+    return int(options.nodes * per_node[0])
+
+
+def _check_array(text: str, num_tasks: int) -> None:
+    """Refuse tasks that the sweep has no line for; a text such as ``1-9:2,12%4`` is Slurm's.
+
+    Raises:
+        UserError: It is not as Slurm reads it, or names a task that does not exist.
+    """
+    if not num_tasks:
+        raise UserError("--array", text, "goes with --sweep, which is not given", "give a sweep file")
+    if not re.fullmatch(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?", text):
+        raise UserError("--array", text, "is not as Slurm reads it", "write tasks such as 2,5 or 1-8%4")
+    numbers = [int(number) for number in re.findall(r"(?<![:\d])\d+", text.partition("%")[0])]
+    if min(numbers) < 1 or max(numbers) > num_tasks:
+        problem = f"must be within 1-{num_tasks}, as the sweep has {num_tasks} lines of overrides"
+        raise UserError("--array", text, problem, f"write tasks such as 1-{num_tasks}")
+
+
+def _check_recipes(path: Path, tasks: list[list[str]], overrides: list[str], ranks: int) -> None:
+    """Check each job's recipe for its number of ranks, its DeepSpeed files, its data and where it writes.
+
+    Raises:
+        UserError: With the first that does not fit, or where two tasks would write to one directory.
+    """
+    users: dict[str, int] = {}
+    for number, swept in enumerate(tasks, start=1):
+        recipe = load_recipe(path, swept + overrides)
+        plan_run(recipe, ranks, path.resolve().parent)
+        _check_paths(recipe)
+        out = os.path.abspath(recipe.out)
+        if out in users:
+            remedy = "give each line its own `out`"
+            raise UserError("--sweep", recipe.out, f"is `out` of task {users[out]} and of task {number}", remedy)
+        users[out] = number
+
+
+def _check_paths(recipe: Recipe) -> None:
+    out = Path(os.path.abspath(recipe.out))
+    existing = next(parent for parent in (out, *out.parents) if os.path.lexists(parent))
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        what = "cannot be written" if existing.is_dir() else "is no directory"
+        raise UserError("out", str(recipe.out), f"cannot be made: {existing} {what}", "give a directory of your own")
+    for key, path in (("data.root", recipe.data.root), ("data.input_root", recipe.data.input_root)):
+        if path is not None and not os.path.exists(os.path.expanduser(path)):
+            raise UserError(key, path, "does not exist", "give the path of the images, from where you submit")
+
+
+def _variables(options: argparse.Namespace) -> dict[str, str]:
+    """What the job's script reads in its environment."""
+    found = {}
+    if options.site is not None:
+        found["BIGSGAN_SITE"] = os.path.abspath(options.site)
+    if options.restarts is not None:
+        found["BIGSGAN_RESTARTS"] = str(options.restarts)
+    return found
+
+
+def _check_environment(variables: dict[str, str]) -> None:
+    """Check the site's file, or without one that `bigsgan` is on the PATH, which travels with the job.
+
+    Raises:
+        UserError: With what is missing.
+    """
+    given = variables.get("BIGSGAN_SITE") or os.environ.get("BIGSGAN_SITE")
+    field = "--site" if "BIGSGAN_SITE" in variables else "BIGSGAN_SITE"
+    site = Path(given) if given else SCRIPTS / "site.sh"
+    if not site.is_file():
+        if given:
+            remedy = "give the path of a copy of launch/slurm/site.example.sh"
+            raise UserError(field, given, "is no file", remedy)
+        if shutil.which("bigsgan") is None:
+            remedy = "activate its environment, or set one up in launch/slurm/site.sh"
+            raise UserError("bigsgan", None, "is not on the PATH, which the job takes along", remedy)
+        return
+    checked = subprocess.run(["bash", "-n", str(site)], capture_output=True, text=True)
+    if checked.returncode:
+        problem = f"is not in bash's language ({checked.stderr.strip()})"
+        raise UserError(str(site), None, problem, "correct it, and try `bash -n`")
+
+
+def _command(options: argparse.Namespace, num_tasks: int) -> list[str]:
+    command = ["sbatch", f"--nodes={options.nodes}"]
+    if options.gpus_per_node is not None:
+        command.append(f"--gpus-per-node={options.gpus_per_node}")
+    else:
+        command.append(f"--ntasks-per-node={options.tasks_per_node}")
+    command += [f"--{name}={value}" for name in _PASSED_ON if (value := getattr(options, name)) is not None]
+    if options.sweep:
+        command.append(f"--array={options.array or f'1-{num_tasks}'}")
+    command += [*options.others, str(SCRIPTS / "train.sbatch"), "--config", options.config]
+    return command + (["--sweep", str(options.sweep)] if options.sweep else []) + options.overrides

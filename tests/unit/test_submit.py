@@ -1,0 +1,121 @@
+"""`bigsgan submit`: what it checks before a job is queued, and what it queues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bigsgan import cli
+from bigsgan.commands import submit
+from tests.tiny import tiny_recipe
+
+SBATCH = """#!/bin/bash
+printf '%s\\n' "$@" > submitted
+echo "restarts ${BIGSGAN_RESTARTS-} site ${BIGSGAN_SITE-}" >> submitted
+exit ${SBATCH_STATUS:-0}
+"""
+SCRIPT = str(submit.SCRIPTS / "train.sbatch")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory with a recipe, and an `sbatch` that writes down what it was given."""
+    for name, text in {"sbatch": SBATCH, "bigsgan": "#!/bin/bash\n"}.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("BIGSGAN_SITE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["submit", "--config", "tiny.yaml", *arguments])
+
+
+def test_a_job_is_queued(here):
+    options = ["--nodes", "2", "--gpus-per-node", "4", "--account", "me", "--partition", "gpu", "--time", "24:00:00"]
+    assert run(*options, "--sbatch=--qos=high", "--restarts", "5", "out=a run") == 0
+    assert (here / "submitted").read_text().splitlines() == [
+        "--nodes=2", "--gpus-per-node=4", "--account=me", "--partition=gpu", "--time=24:00:00", "--qos=high", SCRIPT,
+        "--config", "tiny.yaml", "out=a run", "restarts 5 site ",
+    ]  # fmt: skip
+
+
+def test_the_status_is_that_of_sbatch(here, monkeypatch):
+    monkeypatch.setenv("SBATCH_STATUS", "7")
+    assert run("--tasks-per-node", "2") == 7
+    assert (here / "submitted").read_text().splitlines()[:2] == ["--nodes=1", "--ntasks-per-node=2"]
+
+
+def test_a_sweep_is_an_array(here):
+    (here / "sweep.txt").write_text("# two\nout=a batch=16\nout=b seed=2\n")
+    assert run("--gpus-per-node", "2", "--sweep", "sweep.txt") == 0
+    words = (here / "submitted").read_text().splitlines()
+    assert words[2:] == ["--array=1-2", SCRIPT, "--config", "tiny.yaml", "--sweep", "sweep.txt", "restarts  site "]
+    assert run("--gpus-per-node", "2", "--sweep", "sweep.txt", "--array", "2%1") == 0
+    assert "--array=2%1" in (here / "submitted").read_text().splitlines()
+
+
+def test_a_dry_run_prints_the_command_and_the_script(here, capsys):
+    (here / "bin" / "sbatch").unlink()
+    site = here / "the site.sh"
+    site.write_text("true\n")
+    assert run("--gpus-per-node", "2", "--site", site.name, "--dry-run", "out=a run") == 0
+    command, rest = capsys.readouterr().out.split("\n", 1)
+    assert command == (
+        f"BIGSGAN_SITE='{site}' sbatch --nodes=1 --gpus-per-node=2 {SCRIPT} --config tiny.yaml 'out=a run'"
+    )
+    assert rest == Path(SCRIPT).read_text()
+    assert not (here / "submitted").exists()
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "batch": (["--nodes", "3", "--gpus-per-node", "1"], "batch: 8 does not divide into 1 micro-batches on 3 ranks"),
+    "a later line": (["--sweep", "sweep.txt"], "batch: 9 does not divide into 1 micro-batches on 2 ranks"),
+    "one out": (["--sweep", "same.txt"], "--sweep: 'unset' is `out` of task 1 and of task 2; give each line its own"),
+    "array 0": (
+        ["--sweep", "good.txt", "--array", "0-2"],
+        "--array: '0-2' must be within 1-2, as the sweep has 2 lines",
+    ),
+    "array 3": (["--sweep", "good.txt", "--array", "1,3%2"], "--array: '1,3%2' must be within 1-2"),
+    "array": (["--sweep", "good.txt", "--array", "x"], "--array: 'x' is not as Slurm reads it"),
+    "array alone": (["--array", "1"], "--array: '1' goes with --sweep, which is not given"),
+    "DeepSpeed file": (["engines.generator.ds_config=none.json"], "engines.generator.ds_config: "),
+    "out": (["out=tiny.yaml/run"], "out: 'tiny.yaml/run' cannot be made: "),
+    "out is a file": (["out=tiny.yaml"], "out: 'tiny.yaml' cannot be made: "),
+    "data": (["data={kind: folder, root: none}"], "data.root: 'none' does not exist"),
+    "site": (["--site", "none.sh"], "--site: "),
+    "site's syntax": (["--site", "bad.sh"], " is not in bash's language (bad.sh: line "),
+    "ranks": (["--tasks-per-node", "1"], "--gpus-per-node: 2 does not go with --tasks-per-node"),
+    "nodes": (["--nodes", "0"], "--nodes: 0 must be 1 or more"),
+    "restarts": (["--restarts", "-1"], "--restarts: -1 must be 0 or more"),
+}
+
+
+@pytest.mark.parametrize("options, message", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_found_before_the_job_is_queued(here, capsys, options, message):
+    (here / "sweep.txt").write_text("out=a\nout=b batch=9\n")
+    (here / "same.txt").write_text("seed=1\nseed=2\n")
+    (here / "good.txt").write_text("out=a\nout=b\n")
+    (here / "bad.sh").write_text("echo $(\n")
+    before = sorted(here.iterdir())
+    assert run("--gpus-per-node", "2", *options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line.replace(f"{here}/", "")
+    assert sorted(here.iterdir()) == before
+
+
+def test_without_the_number_of_ranks_or_the_environment(here, capsys):
+    assert run() == 2
+    assert "--gpus-per-node: is missing; give --gpus-per-node, or on nodes without GPUs" in capsys.readouterr().err
+    (here / "bin" / "bigsgan").unlink()
+    assert run("--gpus-per-node", "1") == 2
+    assert "bigsgan: is not on the PATH, which the job takes along; activate" in capsys.readouterr().err
+    (here / "bin" / "sbatch").rename(here / "bin" / "bigsgan")
+    assert run("--gpus-per-node", "1") == 2
+    assert "sbatch: is not on the PATH; submit from a login node" in capsys.readouterr().err

@@ -1,0 +1,84 @@
+"""Sweep files: a line of overrides for each task of a job array."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from bigsgan import cli
+from bigsgan.errors import UserError
+from bigsgan.sweep import own_overrides, read_sweep
+from tests.tiny import tiny_recipe
+
+TEXT = """\
+# what's compared
+
+out=first seed=11
+out='second run' "generator={channels: 4, latent_size: 12}"   # it's wider
+   # out=never
+out=runs/a#b seed=13
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    path = tmp_path / "sweep.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_lines_are_quoted_and_commented(sweep):
+    assert read_sweep(sweep) == [
+        ["out=first", "seed=11"],
+        ["out=second run", "generator={channels: 4, latent_size: 12}"],
+        ["out=runs/a#b", "seed=13"],
+    ]
+
+
+def test_a_task_has_its_line_before_the_overrides_of_all(sweep, tmp_path, monkeypatch, capsys):
+    tiny_recipe(tmp_path)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    command = ["train", "--config", str(tmp_path / "tiny.yaml"), "--sweep", str(sweep)]
+    assert cli.main([*command, "--dry-run", "batch=16"]) == 0
+    recipe = yaml.safe_load(capsys.readouterr().out)
+    assert (recipe["out"], recipe["seed"], recipe["batch"]) == ("runs/a#b", 13, 16)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    assert cli.main([*command, "--print", "out"]) == 0
+    assert capsys.readouterr().out == "second run\n"
+
+
+@pytest.mark.parametrize(
+    "task, message",
+    [
+        ("0", "has 3 lines of overrides, and none for task 0; submit with `sbatch --array 1-3`"),
+        ("4", "has 3 lines of overrides, and none for task 4; submit with `sbatch --array 1-3`"),
+        ("", "is for the tasks of a job array, and this is none; submit with `sbatch --array 1-3`"),
+    ],
+)
+def test_a_task_without_a_line(sweep, task, message):
+    with pytest.raises(UserError) as caught:
+        own_overrides(sweep, {"SLURM_ARRAY_TASK_ID": task})
+    assert str(caught.value) == f"--sweep: '{sweep}' {message}"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("out=a\nout='b\n", ":2' cannot be split (No closing quotation); close the quotes"),
+        ("# out=a\n\n", "' holds no line of overrides; write a line for each task"),
+        (None, "' cannot be read ("),
+    ],
+)
+def test_a_file_that_is_not_in_order(tmp_path, text, message):
+    path = tmp_path / "sweep.txt"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_sweep(path)
+    assert str(caught.value).startswith(f"--sweep: '{path}{message}")
+
+
+def test_a_key_that_cannot_be_printed(tmp_path, capsys):
+    tiny_recipe(tmp_path)
+    assert cli.main(["train", "--config", str(tmp_path / "tiny.yaml"), "--print", "data"]) == 2
+    assert "--print: 'data' is no key of the recipe with a value" in capsys.readouterr().err
