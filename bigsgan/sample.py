@@ -12,7 +12,7 @@ from PIL import Image
 from bigsgan import memory
 from bigsgan.atomic import replacing
 from bigsgan.config import Recipe
-from bigsgan.config.run_directory import refuse_output
+from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.errors import UserError
 from bigsgan.monitor import image_grid, save_png
@@ -94,7 +94,9 @@ def _check(options: Options, out: Path) -> None:
         raise UserError(f"--{asked[0]}", None, f"does not go with --{asked[1]}", "ask for one of them")
     if out.suffix == ".gif" and not options.interpolate:
         raise UserError("--out", str(out), "is an animation, which only interpolations are", "add --interpolate 16")
-    if not options.files:
+    if options.files:
+        refuse_directory(out, "--out")
+    else:
         refuse_output(out)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from bigsgan import launched
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
 from bigsgan.config import load_recipe, plan_run
+from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metrics
 from bigsgan.slurm import launcher_variables
 
 
@@ -31,6 +32,9 @@ def run(options: argparse.Namespace) -> int:
     os.environ.update(launcher_variables(os.environ))
     path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
+    out = Path(recipe.out)
+    refuse_directory(out, "out")
+    refuse_foreign_metrics(out)
     planned = plan_run(recipe, launched.world_size(), path.resolve().parent)
     if options.dry_run:
         if launched.rank() == 0:
