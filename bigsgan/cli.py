@@ -8,23 +8,43 @@ be good.
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import select
+import signal
+import sys
 from collections.abc import Sequence
 
 from bigsgan.bench import options as bench
 from bigsgan.commands import data, evaluate, export, import_, plan, sample, train
-from bigsgan.commands.parsing import Parser, add_recipe
+from bigsgan.commands.parsing import Parser, add_recipe, expand_paths
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, speak, wait_to_be_ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, or 2 for bad input."""
+    """Run one command and return the exit status: 0, 2 for bad input, or 141 where nobody reads what it prints."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be no UTF-8
     try:
         options = _parse(arguments)
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
     except UserError as error:
         _speak_once(error)
         return EXIT_BAD_INPUT
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would flush again at its end
+        return 128 + signal.SIGPIPE
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as of ``bigsgan ... | head -1``."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -41,6 +61,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             )
     if "overrides" in options:
         options.overrides += rest
+    expand_paths(options)
     return options
 
 

@@ -30,9 +30,10 @@ class UserError(Exception):
             remedy: What to do about it, as an imperative sentence.
         """
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        shown = "" if value is None else f"{_shorten(repr(value))} "
-        text = f"{field}: {shown}{problem}; {remedy}"
-        super().__init__(" ".join(line.strip() for line in text.splitlines()))  # libraries' own texts have many lines
+        shown = "" if value is None else f"{_shown(value)} "
+        text = f"{_shorten(field)}: {shown}{problem}; {remedy}"
+        text = " ".join(line.strip() for line in text.splitlines())  # libraries' own texts have many lines
+        super().__init__("".join(map(_printable, text)))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str, str]]:
         """Travel between ranks: an exception would be made anew from its text alone."""
@@ -49,6 +50,16 @@ def speak(error: UserError) -> None:
 def wait_to_be_ended() -> None:
     """Sleep while the rank that speaks prints: launchers end all ranks as soon as one has exited."""
     time.sleep(_SILENT_RANKS_WAIT_SECONDS)
+
+
+def _shown(value: object) -> str:
+    # Cut before its repr is made, which may be many times as long.
+    return _shorten(repr(value[: _LONGEST_VALUE + 1] if isinstance(value, str | bytes) else value))
+
+
+def _printable(letter: str) -> str:
+    """A letter as it is, or escaped: names of files may hold what moves a terminal's cursor, or no UTF-8 at all."""
+    return letter if letter.isprintable() else repr(letter)[1:-1]
 
 
 def _shorten(text: str) -> str:

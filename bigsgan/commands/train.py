@@ -11,6 +11,7 @@ from bigsgan import launched
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metrics
+from bigsgan.errors import UserError
 from bigsgan.slurm import launcher_variables
 
 
@@ -30,6 +31,8 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check the recipe, then train (or print it)."""
     os.environ.update(launcher_variables(os.environ))
+    if not 0 <= options.stopped_status < 256:
+        raise UserError("--stopped-status", options.stopped_status, "is no exit status", "give 0 to 255")
     path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
     out = Path(recipe.out)

@@ -128,9 +128,9 @@ def build_zip(data: Data) -> PackedImages:
     Raises:
         UserError: It is not there or damaged, holds no image, or has another number of class folders.
     """
-    root = Path(str(data.root)).expanduser()
-    if not root.is_file():
-        problem = "is not a file" if root.exists() else "does not exist"
+    root = Path(str(data.root))
+    if not os.path.isfile(root):
+        problem = "is not a file" if os.path.exists(root) else "does not exist"
         raise UserError("data.root", data.root, problem, "give the zip file that holds the images")
     try:
         with zipfile.ZipFile(root) as archive:

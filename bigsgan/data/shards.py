@@ -27,6 +27,7 @@ from bigsgan.data.datasets import IMAGE_EXTENSIONS, data_directory, no_images, u
 from bigsgan.data.images import explain
 from bigsgan.data.packed import OpenFiles, PackedImages, damaged
 from bigsgan.errors import UserError
+from bigsgan.paths import check_regular
 
 _READERS = 16  # threads that read the headers of shards; they wait for the file system most of the time
 
@@ -110,6 +111,7 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
 
 
 def _state(path: Path) -> _State:
+    check_regular(path)
     found = path.stat()
     return _State(path.name, found.st_size, found.st_mtime_ns)
 
@@ -117,6 +119,7 @@ def _state(path: Path) -> _State:
 def _kept(index: Path) -> dict[_State, _Shard]:
     """Shards of an index; none where it is not there, or is damaged."""
     try:
+        check_regular(index)
         with np.load(index, allow_pickle=False) as file:
             about = json.loads(file["about"].tobytes())
             names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ def find_weights(given: str | None, names: list[str], url: str, digest: str) -> 
         UserError: There is none, or the cached one is another file.
     """
     if given is not None:
-        if not Path(given).is_file():
+        if not os.path.isfile(given):
             raise UserError("weights", given, "does not exist", f"download {url} and name that file")
         return Path(given)
     cache = Path(torch.hub.get_dir()) / "checkpoints"

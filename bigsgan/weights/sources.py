@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bigsgan.errors import UserError
+from bigsgan.paths import check_regular
 from bigsgan.weights import biggan_pytorch, pix2pix, r3gan, stylegan
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, read_networks
 
@@ -76,6 +77,10 @@ def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
 
 def _read(option: str, path: Path) -> dict[str, ForeignNetwork]:
     """Networks in a file, by name: a state dict alone is G's."""
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise UserError(option, str(path), f"cannot be read ({error.strerror})", "give another file") from None
     if path.suffix == ".pkl":
         return dict(read_networks(path))
     try:
