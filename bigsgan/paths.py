@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import zipfile
 from pathlib import Path
+from typing import BinaryIO
 
 
 def expanded(text: str) -> str:
@@ -46,3 +48,20 @@ def read_text(path: Path, most_bytes: int) -> str:
     if len(content) > most_bytes:
         raise ValueError(f"larger than {most_bytes // 1024} KiB")
     return content.decode("utf-8")
+
+
+def check_stored(path: str | Path | BinaryIO) -> None:
+    """Refuse zip files, as torch.save writes them, whose members are compressed: torch inflates them to any size.
+
+    Raises:
+        ValueError: A member is compressed, or the file is a damaged zip file.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+                    raise ValueError(f"its member {info.filename} is compressed, which torch.save does not do")
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"it is a damaged zip file: {error}") from None

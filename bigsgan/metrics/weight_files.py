@@ -10,6 +10,7 @@ from torch import nn
 
 from bigsgan.checkpoint.tags import checksum
 from bigsgan.errors import UserError
+from bigsgan.paths import check_stored
 
 
 def find_weights(given: str | None, names: list[str], url: str, digest: str) -> Path:
@@ -47,6 +48,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
         UserError: It is none, or of another network.
     """
     try:
+        check_stored(path)
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True), assign=True)
     except Exception as error:  # pickle, zip and torch each have their own
         problem = f"does not hold the network's weights ({str(error).splitlines()[0]})"

@@ -1,7 +1,10 @@
 """Data that others have made: pipes, links without an end, members that inflate, names that are no UTF-8."""
 
+import io
 import logging
 import os
+import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -111,3 +114,52 @@ def test_names_that_are_no_utf_8_are_logged_and_printed(tmp_path, capsys):
     assert prepare(name, f"{name}.zip", "zip") == 0
     assert "data-\\udcff.zip: 1 images" in capsys.readouterr().out
     assert zipfile.ZipFile(f"{name}.zip").namelist() == ["00000000.png"]
+
+
+def write_zip(members, **changes):
+    """A zip file of images that say in its directory what ``changes`` gives."""
+    with zipfile.ZipFile("data.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        for info in archive.infolist():
+            for key, value in changes.items():
+                setattr(info, key, value)
+
+
+def test_members_of_zip_files_that_are_larger_than_images_are_refused():
+    write_zip({"a.png": b"x"}, file_size=2**40)
+    with pytest.raises(UserError, match=r"^data.root: 'data.zip' holds a.png of 1024.0 GiB, larger than any image; "):
+        build_dataset(section("zip", "data.zip"))
+
+
+@TIMEOUT
+def test_members_of_zip_files_do_not_inflate_beyond_what_their_directory_says():
+    write_zip({"a.png": bytes(2**28)}, file_size=100)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptImage, match=r"a.png: it is larger than the zip file's directory says"):
+            build_dataset(section("zip", "data.zip"))[0]
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [2**33, 2**62])
+def test_members_of_shards_that_are_larger_than_images_are_refused(size):
+    Path("data").mkdir()
+    info = tarfile.TarInfo("a.png")
+    info.size = size
+    Path("data/a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(UserError, match=r"^data.root: 'data' holds a.png in a.tar of .* GiB, larger than any image; "):
+        build_dataset(section("tar"))
+
+
+def test_class_numbers_of_shards_are_short():
+    Path("data").mkdir()
+    with tarfile.open("data/a.tar", "w") as archive:
+        for name, size in (("a.png", 3), ("a.cls", 10**6)):
+            info = tarfile.TarInfo(name)
+            info.size = size
+            archive.addfile(info, io.BytesIO(b" " * size))
+    with pytest.raises(UserError, match=r"^data.root: 'data' has no class number in a.cls of "):
+        build_dataset(section("tar", num_classes=2))
