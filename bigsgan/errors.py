@@ -11,7 +11,7 @@ FORWARDING_SECONDS = 0.5
 """How long a rank that printed a message lives on, so that its launcher forwards it."""
 
 _SILENT_RANKS_WAIT_SECONDS = 30.0
-_LONGEST_VALUE = 120
+_LONGEST_VALUE, _LONGEST_FIELD = 120, 400
 
 
 class UserError(Exception):
@@ -31,7 +31,7 @@ class UserError(Exception):
         """
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
         shown = "" if value is None else f"{_shown(value)} "
-        text = f"{_shorten(field)}: {shown}{problem}; {remedy}"
+        text = f"{_shorten(field, _LONGEST_FIELD)}: {shown}{problem}; {remedy}"
         text = " ".join(line.strip() for line in text.splitlines())  # libraries' own texts have many lines
         super().__init__("".join(map(_printable, text)))
 
@@ -62,5 +62,5 @@ def _printable(letter: str) -> str:
     return letter if letter.isprintable() else repr(letter)[1:-1]
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+def _shorten(text: str, longest: int = _LONGEST_VALUE) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}..."

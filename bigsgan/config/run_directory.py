@@ -122,7 +122,7 @@ def refuse_foreign_metrics(out: Path) -> None:
         UserError: It holds metrics, and is no run directory.
     """
     metrics = out / "metrics.jsonl"
-    if os.path.lexists(metrics) and not os.path.lexists(out / RECIPE_FILE) and os.path.getsize(metrics):
+    if os.path.isfile(metrics) and os.path.getsize(metrics) and not os.path.lexists(out / RECIPE_FILE):
         problem = f"holds a {metrics.name} and is no run directory"
         raise UserError("out", str(out), problem, "move that file away, or give another `out`")
 

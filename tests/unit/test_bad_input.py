@@ -238,7 +238,7 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a number that is a mapping": ("batch: !!float {a: b}\n", ("bad.yaml", "expected a scalar node", "mend")),
     "true that is a list": ("batch: !!bool [true]\n", ("bad.yaml", "expected a scalar node", "mend")),
     "a large file": ("# " + "x" * 300_000 + "\n", ("--config", "larger than 256 KiB", "give a readable text file")),
-    "a large key": ("k" * 500 + ": 1\n", ("k" * 120 + "...", "1 is given for a key that does not", "known keys here")),
+    "a large key": ("k" * 500 + ": 1\n", ("k" * 400 + "...", "1 is given for a key that does not", "known keys here")),
 }
 
 DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
