@@ -11,7 +11,7 @@ FORWARDING_SECONDS = 0.5
 """How long a rank that printed a message lives on, so that its launcher forwards it."""
 
 _SILENT_RANKS_WAIT_SECONDS = 30.0
-_LONGEST_VALUE, _LONGEST_FIELD = 120, 400
+_LONGEST_VALUE, _LONGEST_FIELD, _LONGEST_TEXT = 120, 400, 1000
 
 
 class UserError(Exception):
@@ -31,7 +31,7 @@ class UserError(Exception):
         """
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
         shown = "" if value is None else f"{_shown(value)} "
-        text = f"{_shorten(field, _LONGEST_FIELD)}: {shown}{problem}; {remedy}"
+        text = f"{_shorten(field, _LONGEST_FIELD)}: {shown}{_shorten(problem, _LONGEST_TEXT)}; {_shorten(remedy, _LONGEST_TEXT)}"
         text = " ".join(line.strip() for line in text.splitlines())  # libraries' own texts have many lines
         super().__init__("".join(map(_printable, text)))
 
