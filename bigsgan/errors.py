@@ -31,7 +31,8 @@ class UserError(Exception):
         """
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
         shown = "" if value is None else f"{_shown(value)} "
-        text = f"{_shorten(field, _LONGEST_FIELD)}: {shown}{_shorten(problem, _LONGEST_TEXT)}; {_shorten(remedy, _LONGEST_TEXT)}"
+        problem, remedy = (_shorten(part, _LONGEST_TEXT) for part in (problem, remedy))
+        text = f"{_shorten(field, _LONGEST_FIELD)}: {shown}{problem}; {remedy}"
         text = " ".join(line.strip() for line in text.splitlines())  # libraries' own texts have many lines
         super().__init__("".join(map(_printable, text)))
 

@@ -219,10 +219,19 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+TAGS = st.sampled_from(["", "", "!!map", "!!seq", "!!str", "!!int", "!!float", "!!bool", "!!null", "!!merge", "!x"])
+LINES = st.tuples(KEYS, TAGS, st.sampled_from(["", "", "&x", "&y"]), VALUES.map(json.dumps) | st.just("*x")).map(
+    lambda parts: f"{parts[0].rpartition('.')[2]}: {' '.join(parts[1:])}\n"
+)
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_recipe_files(light, depth):
     @depth
-    @given(st.lists(PIECES | TEXT, max_size=15).map("".join) | VALUES.map(json.dumps), st.sampled_from(["", RECIPE]))
+    @given(
+        st.lists(PIECES | TEXT, max_size=15).map("".join) | st.lists(LINES, max_size=5).map("".join),
+        st.sampled_from(["", RECIPE]),
+    )
     def check(text: str, before: str) -> None:
         Path("recipe.yaml").write_bytes((before + text).encode("utf-8", "surrogatepass"))
         run(["train", "--config", "recipe.yaml", "--dry-run"], light)
@@ -290,7 +299,7 @@ def damages(draw: Callable[..., Any]) -> Callable[[Path], None]:
         is_recipe = path == FILES[0]
         file = run / (path if is_recipe else FILES[1])
         content = yaml.safe_load(file.read_text()) if is_recipe else json.loads(file.read_text())
-        keys = keys_of(content)
+        keys = list(content) if key % 2 else keys_of(content)
         *above, last = keys[key % len(keys)].split(".")
         section = content
         for name in above:
