@@ -42,8 +42,12 @@ FEW = settings(
     deadline=timedelta(seconds=SECONDS),
     suppress_health_check=list(HealthCheck),
 )
-MANY = settings(FEW, max_examples=5_000, derandomize=False, print_blob=True)
+MANY = settings(FEW, max_examples=3_000, derandomize=False, print_blob=True)
 DEPTHS = [FEW, pytest.param(MANY, marks=pytest.mark.nightly)]
+RUN_DEPTHS = [
+    settings(FEW, max_examples=60),
+    pytest.param(settings(MANY, max_examples=1_000), marks=pytest.mark.nightly),
+]
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -326,7 +330,7 @@ def damages(draw: Callable[..., Any]) -> Callable[[Path], None]:
     return {"bytes": change_bytes, "values": change_value, "kind": change_kind}[kind]
 
 
-@pytest.mark.parametrize("depth", [settings(FEW, max_examples=60), DEPTHS[1]])
+@pytest.mark.parametrize("depth", RUN_DEPTHS)
 def test_run_directories(place, good_run, depth):
     statuses: set[int] = set()
 
