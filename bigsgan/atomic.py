@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,11 +14,15 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """Give the path to write to inside the block; after it, what was written takes the place of ``path``.
 
-    Where the block fails, ``path`` stays as it was and what was written is removed.
+    Where the block fails, ``path`` stays as it was and what was written is removed. The file gets the mode that the
+    umask leaves, whatever the library that writes it thinks of (safetensors 0.8: 0600).
     """
     unfinished = path.with_name(path.name + ".tmp")
+    mode = _make(unfinished)
     try:
         yield unfinished
+        if _mode(os.stat(unfinished)) != mode:  # asked first: some file systems know no modes
+            os.chmod(unfinished, mode)
         fsync(unfinished)  # or a machine that loses power could leave the new name on an empty file
         os.replace(unfinished, path)
     except BaseException:
@@ -38,3 +44,24 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _make(unfinished: Path) -> int:
+    """Make an empty file, in the place of one that a killed process left, and return the mode that it got.
+
+    Raises:
+        OSError: It cannot be made, or a link, a pipe or something else has its name.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(unfinished).st_mode):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(unfinished))
+        unfinished.unlink()
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return _mode(os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _mode(found: os.stat_result) -> int:
+    return stat.S_IMODE(found.st_mode)

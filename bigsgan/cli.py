@@ -9,7 +9,10 @@ be good.
 from __future__ import annotations
 
 import importlib
+import io
 import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -19,7 +22,9 @@ from bigsgan.training.stopping import StopRequests
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, or 2 for bad input."""
+    """Run one command and return the exit status: 0, 2 for bad input, or 141 where nobody reads what it prints."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be no UTF-8
     words = sys.argv[1:] if arguments is None else arguments
     trains = list(words[:1]) == ["train"]
     launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
@@ -28,10 +33,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with requests.listening():
             options = importlib.import_module("bigsgan.commands.choosing").parse(words)
             options.requests = requests
-            return int(options.run(options))
+            status = int(options.run(options))
+        sys.stdout.flush()
+        return status
     except UserError as error:
         _speak_once(error)
         return EXIT_BAD_INPUT
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would flush again at its end
+        return 128 + signal.SIGPIPE
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as of ``bigsgan ... | head -1``."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _speak_once(error: UserError) -> None:

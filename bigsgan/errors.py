@@ -12,7 +12,7 @@ FORWARDING_SECONDS = 0.5
 """How long a rank that printed a message lives on, so that its launcher forwards it."""
 
 _SILENT_RANKS_WAIT_SECONDS = 30.0
-_LONGEST_VALUE = 120
+_LONGEST_VALUE, _LONGEST_FIELD, _LONGEST_TEXT = 120, 400, 1000
 _MOST_DIGITS = 9
 
 
@@ -32,9 +32,11 @@ class UserError(Exception):
             remedy: What to do about it, as an imperative sentence.
         """
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        shown = "" if value is None else f"{_shorten(repr(value))} "
-        text = f"{field}: {shown}{problem}; {remedy}"
-        super().__init__(" ".join(line.strip() for line in text.splitlines()))  # libraries' own texts have many lines
+        shown = "" if value is None else f"{_shown(value)} "
+        problem, remedy = (_shorten(part, _LONGEST_TEXT) for part in (problem, remedy))
+        text = f"{_shorten(field, _LONGEST_FIELD)}: {shown}{problem}; {remedy}"
+        text = " ".join(line.strip() for line in text.splitlines())  # libraries' own texts have many lines
+        super().__init__("".join(map(_printable, text)))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str, str]]:
         """Travel between ranks: an exception would be made anew from its text alone."""
@@ -64,5 +66,15 @@ def wait_to_be_ended() -> None:
     time.sleep(_SILENT_RANKS_WAIT_SECONDS)
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+def _shown(value: object) -> str:
+    # Cut before its repr is made, which may be many times as long.
+    return _shorten(repr(value[: _LONGEST_VALUE + 1] if isinstance(value, str | bytes) else value))
+
+
+def _printable(letter: str) -> str:
+    """A letter as it is, or escaped: names of files may hold what moves a terminal's cursor, or no UTF-8 at all."""
+    return letter if letter.isprintable() else repr(letter)[1:-1]
+
+
+def _shorten(text: str, longest: int = _LONGEST_VALUE) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}..."

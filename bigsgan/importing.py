@@ -12,7 +12,7 @@ from torch import Tensor
 from bigsgan import checkpoint
 from bigsgan.config import NETWORKS, Recipe, parse_recipe, plan_run
 from bigsgan.config.deepspeed_file import REPOSITORY
-from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
+from bigsgan.config.run_directory import RECIPE_FILE, refuse_directory, write_recipe
 from bigsgan.config.sections import Checkpoints
 from bigsgan.config.yaml_file import read_yaml
 from bigsgan.errors import UserError
@@ -40,6 +40,7 @@ def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> N
     """
     if os.path.lexists(out / RECIPE_FILE):
         raise UserError("--out", str(out), "holds a run already", "give another directory")
+    refuse_directory(out, "--out")
     found = read_source(source, weights, discriminator)
     recipe = make_recipe(found, out)
     entries = {name: _Entry(recipe, name, state) for name, state in found.states.items()}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
-from bigsgan.config import Recipe
+from bigsgan.config import NETWORKS, Recipe, parse_recipe
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
-from bigsgan.models.stylegan2 import Mapping
+from bigsgan.models.stylegan2 import Mapping as StyleMapping
+from bigsgan.paths import check_regular
+
+_MOST_LETTERS = 1 << 20
+"""Of a recipe."""
 
 
 class ExportedNetwork(nn.Module):
@@ -55,20 +58,38 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
         UserError: The file cannot be read, or was not exported by this project.
     """
     try:
+        check_regular(path)
         with safe_open(path, framework="pt", device=str(device)) as file:
             header = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        tree: Any = json.loads(header["recipe"])
-        tree["augmentation"] = None  # belongs to training
-        recipe = Recipe.model_validate(tree)
+        recipe = _recipe(header)
+        state = {name: value for name, value in state.items() if not name.startswith("layers.-")}
+        _check_sizes(recipe, header["network"], state)
         network = build_network(recipe, header["network"])
         network.checkpointing = False
-        network.load_state_dict({name: value for name, value in state.items() if not name.startswith("layers.-")})
-    except (OSError, SafetensorError, KeyError, ValueError, ValidationError, RuntimeError) as error:
+        network.load_state_dict(state)
+        psi = float(header.get("truncation", 1.0))
+        for layer in network.modules():
+            if isinstance(layer, StyleMapping):
+                layer.truncation_psi = psi
+    except Exception as error:  # headers of others lead to whatever error they like
         cause = next(iter(str(error).splitlines()), "")
         problem = f"is no exported network ({type(error).__name__}: {cause})"
         raise UserError(str(path), None, problem, "give a file that `bigsgan export` wrote") from None
-    for layer in network.modules():
-        if isinstance(layer, Mapping) and "truncation" in header:
-            layer.truncation_psi = float(header["truncation"])
     return ExportedNetwork(recipe, network, header).to(device).eval()
+
+
+def _recipe(header: Mapping[str, str]) -> Recipe:
+    if header["network"] not in NETWORKS or len(header["recipe"]) > _MOST_LETTERS:
+        raise ValueError("its header is that of another program")
+    tree = dict(json.loads(header["recipe"]))
+    tree["augmentation"] = None  # belongs to training
+    return parse_recipe(tree)
+
+
+def _check_sizes(recipe: Recipe, network: str, state: Mapping[str, Tensor]) -> None:
+    """Compare with the network that the header describes, before memory is taken for one of any size."""
+    with torch.device("meta"):
+        wanted = build_network(recipe, network).state_dict()
+    if {name: value.shape for name, value in wanted.items()} != {name: value.shape for name, value in state.items()}:
+        raise ValueError("its tensors are not those of the network that its header describes")

@@ -12,7 +12,7 @@ from PIL import Image
 from bigsgan import memory
 from bigsgan.atomic import replacing
 from bigsgan.config import Recipe
-from bigsgan.config.run_directory import refuse_output
+from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.errors import UserError
 from bigsgan.monitor import image_grid, save_png
@@ -23,6 +23,9 @@ from bigsgan.training.sampling import LARGEST_NUM, check_batch, check_truncation
 
 MILLISECONDS = 60
 """That an animation shows each image."""
+
+MOST_STEPS, MOST_PIXELS = 10**4, 2**30
+"""Images of a row from one sample to the next, and pixels of a sheet, which lies in memory until it is written."""
 
 
 class Options(NamedTuple):
@@ -80,9 +83,9 @@ def _check(options: Options, out: Path) -> None:
     check_batch(options.batch)
     if not 0 <= options.seed <= LARGEST_INT:
         raise UserError("--seed", options.seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
-    if options.interpolate < 0 or options.interpolate == 1:
+    if options.interpolate != 0 and not 2 <= options.interpolate <= MOST_STEPS:
         problem = "is no number of images from one sample to the next"
-        raise UserError("--interpolate", options.interpolate, problem, "give 2 or more")
+        raise UserError("--interpolate", options.interpolate, problem, f"give 2 to {MOST_STEPS}")
     if options.mix < 0:
         raise UserError("--mix", options.mix, "is no number of coarse styles", "give 1 or more, such as 4")
     if options.morph and not options.interpolate:
@@ -94,7 +97,9 @@ def _check(options: Options, out: Path) -> None:
         raise UserError(f"--{asked[0]}", None, f"does not go with --{asked[1]}", "ask for one of them")
     if out.suffix == ".gif" and not options.interpolate:
         raise UserError("--out", str(out), "is an animation, which only interpolations are", "add --interpolate 16")
-    if not options.files:
+    if options.files:
+        refuse_directory(out, "--out")
+    else:
         refuse_output(out)
 
 
@@ -120,18 +125,29 @@ def _check_run(recipe: Recipe, options: Options) -> None:
 
 
 def _make_sheet(trained: TrainedNetwork, options: Options, device: torch.device) -> Sheet:
+    resolution, num_classes = trained.recipe.data.resolution, trained.recipe.data.num_classes
+    if not options.interpolate:
+        _check_pixels("--num", options.num, 1, resolution)
     if trained.recipe.data.paired:
         return translated_pairs(trained, options.num, options.batch, device)
     sampler = Sampler(trained, options.seed, options.batch, device)
     truncation = options.truncations[0] if options.truncations else None
-    columns = choose_columns(trained.recipe.data.num_classes, options.classes, options.num)
+    columns = choose_columns(num_classes, options.classes, options.num)
     if len(options.truncations) > 1:
         return sampler.sweep(columns, options.truncations)
     if options.interpolate:
+        _check_pixels("--interpolate", options.interpolate, len(columns), resolution)
         return sampler.interpolation(columns, options.interpolate, truncation, options.morph)
     if options.mix:
         return sampler.mixed_styles(columns, max(1, options.num // len(columns)), options.mix, truncation)
     return sampler.grid(options.num, columns, truncation)
+
+
+def _check_pixels(option: str, number: int, times: int, resolution: int) -> None:
+    most = MOST_PIXELS // (times * resolution**2)
+    if number > most:
+        problem = f"makes more images of {resolution} pixels a side than a sheet holds"
+        raise UserError(option, number, problem, f"give {most} or less")
 
 
 def _write_sheet(sheet: Sheet, out: Path) -> str:
@@ -181,8 +197,8 @@ def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) ->
         if part.stop > num_classes:
             problem = f"is no class of the run, which has {num_classes}"
             raise UserError("--classes", part.stop - 1, problem, f"give numbers from 0 to {num_classes - 1}")
-    columns = [label for part in asked for label in part]
-    if len(columns) > num:
-        problem = f"images do not show the {len(columns)} classes asked for"
-        raise UserError("--num", num, problem, f"give --num {len(columns)} or more")
-    return columns
+    num_columns = sum(map(len, asked))
+    if num_columns > num:
+        problem = f"images do not show the {num_columns} classes asked for"
+        raise UserError("--num", num, problem, f"give --num {num_columns} or more")
+    return [label for part in asked for label in part]

@@ -81,7 +81,7 @@ def _compare(plan: RunPlan, found: checkpoint.Checkpoint, allowed: Collection[st
     saved, given = flat(parse_recipe(found.manifest["recipe"]).model_dump()), flat(plan.recipe.model_dump())
     for network, file in plan.deepspeed_files.items():  # the part of a DeepSpeed file that changes the numbers
         key = f"engines.{network}.precision"
-        saved[key], given[key] = found.layout[f"{network}.precision"], file.precision
+        saved[key], given[key] = found.layout.get(f"{network}.precision"), file.precision
     lines = compare_recipes(saved, given, str(plan.recipe.out), allowed)
     lines = [line for line in lines if not line.startswith("out: ")]
     if lines:

@@ -15,7 +15,7 @@ from bigsgan import launched
 from bigsgan.bench.lazy import whole_cycles
 from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
 from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
-from bigsgan.config.run_directory import refuse_output
+from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.errors import UserError
 from bigsgan.slurm import launcher_variables
 
@@ -97,8 +97,7 @@ def bench_profile(options: argparse.Namespace) -> int:
     path = _begin(options)
     plan = plan_run(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
     out = Path(options.out)
-    if out.exists() and not out.is_dir():
-        raise UserError("--out", options.out, "is no directory", "give the path of one")
+    refuse_directory(out, "--out")
     _check_stages(plan)
     launched.check_launcher()
     with _logs_aside():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -24,6 +25,9 @@ from bigsgan.errors import UserError
 
 _RECEIPT = ".written.json"
 """Ending of what a rank leaves beside its file for the one that writes the manifest."""
+
+_OWN_PARTIAL = re.compile(rf"[0-9]{{12,}}(\.old|\.damaged)?{re.escape(PARTIAL)}")
+"""What saves leave behind that were killed; the names of others' downloads end like that too."""
 
 _POLL_SECONDS = 0.05
 _LINGER_SECONDS = 20.0
@@ -181,7 +185,8 @@ class _Job:
 
     def _clear(self) -> None:
         for left in self._directory.glob(f"*{PARTIAL}"):  # by a save that was killed; before the space is counted
-            shutil.rmtree(left, ignore_errors=True)
+            if _OWN_PARTIAL.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
         self._partial.mkdir(parents=True)
 
     def start(self, parts: dict[str, list[Part]], manifest: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from bigsgan.checkpoint.entries import OneRank, Ranks
 from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
+from bigsgan.paths import check_regular, read_text
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -28,8 +30,16 @@ PARTIAL = ".partial"
 IMPORTED = "imported"
 """Key of a manifest's layout that names the source of imported weights."""
 
+_NAME = re.compile("[0-9]+")
+_DIVISION = ".division"
+"""Ending of the keys of a manifest's layout that give the bounds of stages."""
+
 _HASHING_THREADS = 8
-_MANIFEST_KEYS = {"format", "nimg", "world_size", "layout", "recipe", "metrics", "numbers", "kinds", "files", "sha256"}
+_MOST_MANIFEST_BYTES = 1 << 26
+_MANIFEST_TYPES = {
+    "format": int, "nimg": int, "world_size": int, "layout": dict, "recipe": dict, "metrics": dict, "numbers": dict,
+    "kinds": dict, "files": dict, "sha256": str,
+}  # fmt: skip
 
 Choice = TypeVar("Choice")
 
@@ -66,11 +76,10 @@ class Checkpoint:
     @property
     def divisions(self) -> dict[str, list[int]]:
         """Bounds of the stages that networks were divided into, by network."""
-        ending = ".division"
         return {
-            key.removesuffix(ending): bounds
+            key.removesuffix(_DIVISION): bounds
             for key, bounds in self.layout.items()
-            if key.endswith(ending) and bounds is not None
+            if key.endswith(_DIVISION) and bounds is not None
         }
 
 
@@ -247,23 +256,43 @@ def complete(directory: Path) -> Iterator[Checkpoint]:
     """Complete checkpoints, newest first; what is not complete is passed over and logged."""
     for path in _tags(directory):
         try:
-            manifest = json.loads((path / MANIFEST).read_text())
+            manifest = _read_manifest(path)
             if manifest["format"] != FORMAT:
                 text = "passing over %s, saved in format %s by another version: this one reads format %d"
                 _log.warning(text, path, manifest["format"], FORMAT)
                 continue
+            for name in manifest["files"]:
+                check_regular(path / name)
             sizes = {name: (path / name).stat().st_size for name in manifest["files"]}
             described = {name: file["bytes"] for name, file in manifest["files"].items()}
             fits = sizes == described and int(path.name) == manifest["nimg"]
             fits &= sealed(manifest)["sha256"] == manifest["sha256"]
-            is_complete = fits and manifest.keys() >= _MANIFEST_KEYS
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            is_complete = fits and _is_well_formed(manifest)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             _log.warning("passing over %s, which is not complete (%s)", path, error)
             continue
         if not is_complete:
             _log.warning("passing over %s, whose files are not those that its manifest describes", path)
             continue
         yield Checkpoint(path, manifest)
+
+
+def _read_manifest(path: Path) -> Any:
+    return json.loads(read_text(path / MANIFEST, _MOST_MANIFEST_BYTES))
+
+
+def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest's values are of the types that the rest of the program takes for granted."""
+    if not all(type(manifest.get(key)) is kind for key, kind in _MANIFEST_TYPES.items()):
+        return False
+    divisions = [bounds for key, bounds in manifest["layout"].items() if key.endswith(_DIVISION)]
+    return (
+        all("/" not in name for name in manifest["files"])
+        and all(isinstance(value, dict) for value in manifest["numbers"].values())
+        and all(isinstance(value, list) for value in manifest["kinds"].values())
+        and all(isinstance(value, int | float | None) for value in manifest["metrics"].values())
+        and all(type(bound) is int for bounds in divisions if bounds is not None for bound in bounds)
+    )
 
 
 def _of_other_versions(paths: list[Path]) -> tuple[str, str] | None:
@@ -283,8 +312,8 @@ def _of_other_versions(paths: list[Path]) -> tuple[str, str] | None:
 def _format(path: Path) -> Any:
     """Of a tag's manifest; None where it cannot be told."""
     try:
-        return json.loads((path / MANIFEST).read_text())["format"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return _read_manifest(path)["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -306,7 +335,7 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
 def _tags(directory: Path) -> list[Path]:
     """Directories of finished saves, newest first."""
     try:
-        return sorted((path for path in directory.iterdir() if path.name.isdigit()), reverse=True)
+        return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
     except FileNotFoundError:
         return []
     except OSError as error:

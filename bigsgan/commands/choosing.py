@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bigsgan.bench import options as bench
 from bigsgan.commands import data, evaluate, export, import_, plan, sample, submit, train
-from bigsgan.commands.parsing import Parser, add_recipe
+from bigsgan.commands.parsing import Parser, add_recipe, expand_paths
 from bigsgan.errors import UserError
 
 
@@ -29,6 +29,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             )
     if "overrides" in options:
         options.overrides += rest
+    expand_paths(options)
     return options
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import UserError
+from bigsgan.paths import expanded
 
 DEFAULT_RECIPE = REPOSITORY / "launch" / "recipes" / "digits.yaml"
 
@@ -32,7 +33,28 @@ class Parser(argparse.ArgumentParser):
         raise UserError(named[1] if named else self.prog, None, named[2] if named else message, remedy)
 
 
+_PATHS = {
+    "config": "--config", "run_directory": "--run", "out": "--out", "plot": "--plot", "source": "SRC",
+    "destination": "DST", "weights": "--weights", "discriminator": "--discriminator", "features": "--features",
+}  # fmt: skip
+"""Options and arguments that are paths: their attribute, and how messages call them."""
+
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def expand_paths(options: argparse.Namespace) -> None:
+    """Put home directories in the place of ``~`` in all options that are paths.
+
+    Raises:
+        UserError: There is no such user.
+    """
+    for name, shown in _PATHS.items():
+        word = getattr(options, name, None)
+        if isinstance(word, str):
+            try:
+                setattr(options, name, expanded(word))
+            except ValueError as error:
+                raise UserError(shown, word, str(error), "write the whole path") from None
 
 
 def add_recipe(command: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from bigsgan.commands.parsing import Commands, add_number, add_recipe
 from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.errors import UserError
 
-_MOST_GIB = 2**40
+_MOST_GIB, _MOST_GPUS = 2**40, 2**20
 
 
 def add(commands: Commands) -> None:
@@ -40,8 +40,8 @@ def run(options: argparse.Namespace) -> int:
     recipe = load_recipe(path, options.overrides)
     least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
     gpus = least if options.gpus is None else options.gpus
-    if gpus < 1:
-        raise UserError("--gpus", gpus, "is no number of ranks", "give 1 or more")
+    if not 1 <= gpus <= _MOST_GPUS:
+        raise UserError("--gpus", gpus, "is no number of ranks", f"give 1 to {_MOST_GPUS}")
     if options.gpu_memory is not None:
         memory = _check_memory(options, gpus)
         _import_plan().survey(path, options.overrides, gpus, options.nodes or 1, *memory, options.json)

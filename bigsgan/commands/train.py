@@ -10,7 +10,7 @@ from pathlib import Path
 from bigsgan import launched
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
 from bigsgan.config import Recipe, load_recipe, plan_run
-from bigsgan.config.run_directory import flat
+from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics
 from bigsgan.errors import UserError
 from bigsgan.slurm import launcher_variables
 from bigsgan.sweep import own_overrides
@@ -35,9 +35,14 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check the recipe, then train (or print it)."""
     os.environ.update(launcher_variables(os.environ))
+    if not 0 <= options.stopped_status < 256:
+        raise UserError("--stopped-status", options.stopped_status, "is no exit status", "give 0 to 255")
     path = Path(options.config)
     swept = own_overrides(options.sweep, os.environ) if options.sweep else []
     recipe = load_recipe(path, swept + options.overrides)
+    out = Path(recipe.out)
+    refuse_directory(out, "out")
+    refuse_foreign_metrics(out)
     planned = plan_run(recipe, launched.world_size(), path.resolve().parent)
     if options.dry_run or options.key:
         text = _value(recipe, options.key) if options.key else recipe.to_yaml().rstrip("\n")

@@ -13,8 +13,11 @@ from typing import Any, Literal
 
 from bigsgan.config.deepspeed_keys import FILE, check_values
 from bigsgan.errors import UserError
+from bigsgan.paths import read_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+_MOST_BYTES = 1 << 20
 
 # What the recipe owns, as (key in the DeepSpeed file, key in the recipe). ``{network}`` is generator or discriminator.
 _RECIPE_OWNS = {
@@ -153,7 +156,7 @@ def _check_precision(path: Path, content: dict[str, Any], stage: int, precision:
 
 def _read_json(field: str, path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_refuse_duplicates)
+        content = json.loads(read_text(path, _MOST_BYTES), object_pairs_hook=_refuse_duplicates)
     except OSError as error:
         raise UserError(field, str(path), f"cannot be read ({error})", "mend its permissions") from None
     except (ValueError, RecursionError) as error:

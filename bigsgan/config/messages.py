@@ -53,6 +53,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     finding = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     path, section = _locate([str(part) for part in finding["loc"]], root)
     field, kind, found = ".".join(path), finding["type"], finding["input"]
+    if kind == "no_home":
+        return UserError(field, found, finding["ctx"]["problem"], "write the whole path")
     if kind == "extra_forbidden":
         remedy = _other_keys(path, section, root)
         return UserError(field, found, "is given for a key that does not exist", remedy)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from bigsgan.config.sections import PositiveInt, Section
+from bigsgan.config.sections import PathText, PositiveInt, Section
 from bigsgan.errors import UserError
 
 KINDS = {
@@ -66,10 +66,10 @@ def parse_metric(name: str, field: str) -> Metric:
 class FeatureNetwork(Section):
     """The network whose features images are compared by."""
 
-    network: str = "auto"
+    network: PathText = "auto"
     """``inception`` (as published for FID), ``digits`` (a classifier that is trained on the spot), ``torchvision:NAME``
     or the path of a TorchScript file; ``auto`` is ``digits`` for the digits and ``inception`` for all else."""
-    weights: str | None = None
+    weights: PathText | None = None
     """File of the weights of ``inception`` and ``torchvision:NAME``; from the usual cache unless given."""
     resizer: Literal["tensorflow", "antialiased"] = "tensorflow"
     """How ``inception`` gets to 299 pixels: bilinear as in the original graph, or bicubic with antialiasing as in

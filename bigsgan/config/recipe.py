@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
@@ -15,6 +15,7 @@ from bigsgan.config.messages import explain
 from bigsgan.config.metrics import Metrics
 from bigsgan.config.sections import (
     Average,
+    BatchSize,
     Checkpoints,
     Data,
     Engine,
@@ -24,6 +25,7 @@ from bigsgan.config.sections import (
     Objective,
     Optimizer,
     Optimizers,
+    PathText,
     Pipeline,
     PositiveInt,
     Section,
@@ -38,12 +40,12 @@ NETWORKS = ("generator", "discriminator")
 class Recipe(Section):
     """The top of a recipe. Every number about length is in images (``nimg``)."""
 
-    out: str
+    out: PathText
     """Run directory."""
     seed: NaturalInt = 0
     total_nimg: PositiveInt
     """Images after which the run is complete; ``batch`` images a generator update."""
-    batch: PositiveInt
+    batch: BatchSize
     """Images in a batch, over all ranks and micro-batches."""
     accumulation: PositiveInt = 1
     """Micro-batches that a batch is computed in, one after the other."""
@@ -55,7 +57,7 @@ class Recipe(Section):
     checkpoints: Checkpoints = Checkpoints()
     max_rollbacks: NaturalInt = 10
     """How often a run goes back to a checkpoint because an update was not finite, before it ends instead."""
-    hang_timeout_seconds: PositiveInt = 480
+    hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 480
     """A run that spends longer in one update, report or grid of samples is ended."""
     deterministic: bool = False
     """Take kernels that compute the same numbers in every run, though others are faster."""

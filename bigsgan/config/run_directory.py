@@ -34,6 +34,12 @@ FREE_KEYS = {
     "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip
 
+# What a run writes in its directory.
+_OWN_NAMES = {
+    RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "evaluations.jsonl",
+    "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard",
+}  # fmt: skip
+
 # What the weights themselves depend on: no resumed run can change it.
 _FIXED = (
     "generator.", "discriminator.", "data.image_channels", "data.input_channels", "data.resolution", "data.num_classes",
@@ -83,12 +89,61 @@ def refuse_output(out: Path, option: str = "--out") -> None:
     """Refuse the option of a command whose file could not be written in the end, before there is work to lose.
 
     Raises:
-        UserError: It is a directory, or lies in none.
+        UserError: It is a directory, a device or a pipe, lies in no directory, or belongs to a run.
     """
     if os.path.isdir(out):
         raise UserError(option, str(out), "is a directory", "give the path of a file in it")
     if not os.path.isdir(out.absolute().parent):
         raise UserError(option, str(out), "lies in a directory that does not exist", "make that directory first")
+    if os.path.exists(out) and not os.path.isfile(out):
+        raise UserError(option, str(out), "is not a file", "give the path of a new file, or of one to replace")
+    refuse_parts_of_runs(out, option)
+
+
+def refuse_directory(out: Path, option: str) -> None:
+    """Refuse a directory that could not be made, or not be written to without harm.
+
+    Raises:
+        UserError: It is something else, lies in no directory, or belongs to a run.
+    """
+    if os.path.lexists(out) and not os.path.isdir(out):
+        raise UserError(option, str(out), "is no directory", "give the path of one, or of one to make")
+    for parent in out.parents:
+        if os.path.lexists(parent) and not os.path.isdir(parent):
+            problem = f"lies in {parent}, which is no directory"
+            raise UserError(option, str(out), problem, "give the path of a directory to make")
+    refuse_parts_of_runs(out, option)
+
+
+def refuse_foreign_metrics(out: Path) -> None:
+    """Refuse a directory of another program: a run drops the lines of metrics.jsonl that are none of its own.
+
+    Raises:
+        UserError: It holds metrics, and is no run directory.
+    """
+    metrics = out / "metrics.jsonl"
+    if os.path.isfile(metrics) and os.path.getsize(metrics) and not os.path.lexists(out / RECIPE_FILE):
+        problem = f"holds a {metrics.name} and is no run directory"
+        raise UserError("out", str(out), problem, "move that file away, or give another `out`")
+
+
+def refuse_parts_of_runs(out: Path, option: str) -> None:
+    """Refuse what a run keeps for itself; other files may lie in its directory.
+
+    Raises:
+        UserError: The path is a run's own.
+    """
+    for path in (Path(os.path.realpath(out.parent), out.name), Path(os.path.realpath(out))):
+        for run in path.parents:
+            if path.relative_to(run).parts[0] in _OWN_NAMES and _is_run(run):
+                shown = os.path.relpath(run) if run.is_relative_to(Path.cwd()) else run
+                raise UserError(option, str(out), f"belongs to the run {shown}", "give a path outside of it")
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether a run has begun there; config.yaml alone is what other programs have too."""
+    begun = os.path.isdir(directory / "checkpoints") or os.path.lexists(directory / ".lock")
+    return begun and os.path.isfile(directory / RECIPE_FILE)
 
 
 def compare_recipes(

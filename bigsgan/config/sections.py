@@ -8,17 +8,33 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from bigsgan.errors import UserError
+from bigsgan.paths import expanded
 
 LARGEST_INT = 2**63 - 1
 """What a 64-bit integer holds, as tensors and random generators use them."""
 
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 NaturalInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+BatchSize = Annotated[int, Field(gt=0, le=2**20)]
+Pixels = Annotated[int, Field(gt=0, le=2**14)]
+"""A side of an image."""
 Width = Annotated[int, Field(gt=0, le=2**16)]
 """Features of a layer; a number beyond it is a slip, and its tensors' sizes would not fit in 64 bits."""
+
+
+def _expand(text: str) -> str:
+    try:
+        return expanded(text)
+    except ValueError as error:
+        raise PydanticCustomError("no_home", "{problem}", {"problem": str(error)}) from None
+
+
+PathText = Annotated[str, AfterValidator(_expand)]
+"""A path, in which ``~`` stands for a home directory."""
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 NaturalFloat = Annotated[float, Field(ge=0)]
@@ -46,13 +62,13 @@ class Data(Section):
         "synthetic_pairs",
     ] = "digits"
     """The last three hold pairs of an input and a target, for a generator that translates images."""
-    root: str | None = None
+    root: PathText | None = None
     """Directory of ``folder`` (one sub-folder a class) and ``torchvision`` (what its ``root`` argument expects).
 
     The file itself of ``zip``, in which each folder is a class; directory of the shards of ``tar`` (as of WebDataset),
     of ``side_by_side`` images, each of which holds input and target, and of the targets of ``paired_folders``.
     """
-    input_root: str | None = None
+    input_root: PathText | None = None
     """Directory of the inputs of ``paired_folders``, which have the targets' names."""
     input_side: Literal["left", "right"] = "left"
     """Where the input stands in images of kind ``side_by_side``."""
@@ -60,19 +76,19 @@ class Data(Section):
     """Of the inputs of pairs: 1 for grey, 3 for colour."""
     dataset: str | None = None
     """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
-    resolution: PositiveInt = 16
+    resolution: Pixels = 16
     image_channels: PositiveInt = 1
     """1 for grey, 3 for colour."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
     """0 trains unconditionally, whatever labels the data has."""
-    num_images: PositiveInt = 50_000
+    num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
-    crop_from: PositiveInt | None = None
+    crop_from: Pixels | None = None
     """Make training images so many pixels large first, of which a random square of ``resolution`` is cut."""
     horizontal_flip: bool = False
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
     """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
-    prefetch: PositiveInt = 4
+    prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
     """Micro-batches that each loading process prepares ahead."""
     max_corrupt: NaturalInt = 10
     """Unreadable images that a rank skips before the run stops."""
@@ -167,7 +183,7 @@ class Objective(Section):
     """The game: the loss on logits, how often D steps, and the penalties."""
 
     loss: Literal["hinge", "non_saturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
-    d_steps: PositiveInt = 1
+    d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
     reuse_fakes: bool = False
     """Give G the latents of the last discriminator step instead of fresh ones."""
     l1: NaturalFloat = 0.0
@@ -254,7 +270,7 @@ class Checkpoints(Section):
 class InitFrom(Section):
     """Another run whose weights this one begins with: fine-tuning."""
 
-    run: str
+    run: PathText
     """Its directory, or one that `bigsgan import` made."""
     nimg: NaturalInt | None = None
     """Which checkpoint; the newest unless given."""
@@ -267,7 +283,7 @@ class InitFrom(Section):
 class Engine(Section):
     """How one network is laid out over the ranks."""
 
-    ds_config: str = "ds_configs/zero0.json"
+    ds_config: PathText = "ds_configs/zero0.json"
     """DeepSpeed's own file: ZeRO stage, offload, buckets, precision, communication."""
     accumulation: PositiveInt | None = None
     """Micro-batches in a batch, if it differs from the recipe's ``accumulation``."""

@@ -14,6 +14,11 @@ from typing import Any, ClassVar
 import yaml
 
 from bigsgan.errors import UserError
+from bigsgan.paths import read_text
+
+_MOST_BYTES = 1 << 18
+_MOST_VALUES = 10_000
+"""In one document, counting what an alias stands for each time: a few lines of aliases can mean 2^100 values."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -22,6 +27,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that stands twice in one mapping."""
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.MarkedYAMLError(problem="is tagged as a mapping and is none", problem_mark=node.start_mark)
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -34,17 +41,18 @@ class _Loader(yaml.SafeLoader):
 
     def construct_truth(self, node: yaml.ScalarNode) -> bool:
         """Read true or false."""
-        if node.value.lower() not in ("true", "false"):
-            raise ValueError(f"{node.value!r} is not true or false")
-        return node.value.lower() == "true"
+        text = self.construct_scalar(node)
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{text!r} is not true or false")
+        return text.lower() == "true"
 
     def construct_decimal(self, node: yaml.ScalarNode) -> int:
         """Read an integer in base ten; underscores may group its digits."""
-        return int(node.value.replace("_", ""))
+        return int(self.construct_scalar(node).replace("_", ""))
 
     def construct_real(self, node: yaml.ScalarNode) -> float:
         """Read a floating-point number; infinities and NaN are left to the recipe to refuse."""
-        text = node.value.replace("_", "").lower()
+        text = self.construct_scalar(node).replace("_", "").lower()
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
     # Without PyYAML's other tags (!!timestamp, !!set), whose errors are of all kinds.
@@ -85,7 +93,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: The file is missing, unreadable, not YAML, or not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, _MOST_BYTES)
     except FileNotFoundError:
         raise UserError("--config", str(path), "does not exist", "give the path of a recipe") from None
     except (OSError, ValueError) as error:
@@ -164,7 +172,13 @@ def dump_yaml(tree: dict[str, Any]) -> str:
 def _parse(text: str) -> Any:
     """Read one YAML document; what is wrong with it is a ValueError of one line."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _count(node, {}) > _MOST_VALUES:
+            raise ValueError(f"it holds more than {_MOST_VALUES} values, aliases counted each time")
+        return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -173,3 +187,16 @@ def _parse(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _count(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """Values that a node holds, with what aliases stand for; ``known`` has those counted before, None on the way."""
+    if id(node) not in known:
+        known[id(node)] = None
+        below = node.value if isinstance(node, yaml.CollectionNode) else []
+        each = [part for pair in below for part in pair] if isinstance(node, yaml.MappingNode) else below
+        known[id(node)] = 1 + sum(_count(part, known) for part in each)
+    found = known[id(node)]
+    if found is None:
+        raise yaml.MarkedYAMLError(problem="an anchor holds an alias of itself", problem_mark=node.start_mark)
+    return found

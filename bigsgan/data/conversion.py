@@ -5,6 +5,7 @@ Shapes: C channels (1 grey, 3 red-green-blue), R pixels a side.
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import multiprocessing
@@ -24,11 +25,15 @@ from PIL import Image
 from bigsgan.atomic import replacing
 from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
 from bigsgan.errors import UserError
+from bigsgan.paths import check_regular
 
 GOES_ON = "then run the same command again, which goes on from there"
 """The end of a remedy."""
 
 _AHEAD = 4  # images in work for each process, so that none waits for a slow one in front
+
+_FAULTS_OF_IMAGES = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EINVAL)
+"""Errors that say nothing about the disk; the last is that of a pipe in the place of a file."""
 
 
 class Job(NamedTuple):
@@ -62,10 +67,11 @@ def convert(job: Job) -> Converted:
         with Image.open(job.out) as written:
             return Converted(b"", len(written.getbands()), "")
     try:
+        check_regular(job.path)
         content = Path(job.path).read_bytes()
-    except (FileNotFoundError, PermissionError) as error:
-        return Converted(b"", 1, explain(error))
     except OSError as error:
+        if error.errno in _FAULTS_OF_IMAGES:
+            return Converted(b"", 1, explain(error))
         raise UserError("SRC", job.path, f"cannot be read: {explain(error)}", f"mend the disk, {GOES_ON}") from error
     try:
         image = open_image(job.path, io.BytesIO(content))

@@ -191,9 +191,9 @@ def data_directory(field: str, text: str | None, remedy: str) -> Path:
     Raises:
         UserError: It is none.
     """
-    root = Path(str(text)).expanduser()
-    if not root.is_dir():
-        problem = "is not a directory" if root.exists() else "does not exist"
+    root = Path(str(text))
+    if not os.path.isdir(root):  # pathlib raises where a name is too long
+        problem = "is not a directory" if os.path.exists(root) else "does not exist"
         raise UserError(field, text, problem, remedy)
     return root
 
@@ -212,16 +212,33 @@ def is_image(name: str) -> bool:
 
 
 def image_files(folder: Path) -> list[str]:
-    """Paths of all image files below a folder, sorted; links are followed, as in ImageFolder."""
+    """Paths of all image files below a folder, sorted; links are followed, as in ImageFolder.
+
+    Raises:
+        UserError: A link leads to a directory above it.
+        OSError: A directory cannot be read.
+    """
 
     def fail(error: OSError) -> None:  # os.walk by itself passes over a folder that it may not read
         raise error
 
     found = []
+    above = {str(folder): frozenset([_identity(folder)])}  # of each directory on the way: itself and those it lies in
     for directory, below, names in os.walk(folder, onerror=fail, followlinks=True):
         below[:] = [name for name in below if not name.startswith(".")]
+        way = above.pop(directory)
+        for inner in (os.path.join(directory, name) for name in below):
+            if _identity(inner) in way:
+                problem = "is a link to a directory that it lies in, so that its images have no end"
+                raise UserError(inner, None, problem, "remove that link")
+            above[inner] = way | {_identity(inner)}
         found += [os.path.join(directory, name) for name in names if is_image(name)]
     return sorted(found)
+
+
+def _identity(directory: str | Path) -> tuple[int, int]:
+    found = os.stat(directory)
+    return found.st_dev, found.st_ino
 
 
 def check_num_folders(data: Data, folders: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
-import os
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def build_torchvision(data: Data) -> TorchvisionImages:
     source_class = known[name]
     parameters = _constructor_parameters(source_class)
     # Files go through our own reader, which knows alpha and 16 bits and names the file that it cannot read.
-    given = {"root": os.path.expanduser(str(data.root)), "download": False, "loader": open_image}
+    given = {"root": str(data.root), "download": False, "loader": open_image}
     missing = [
         key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given
     ]

@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from bigsgan.paths import check_regular
+
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -39,6 +41,8 @@ def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
         CorruptImage: It is missing, truncated or no image.
     """
     try:
+        if content is None:
+            check_regular(path)
         with Image.open(path if content is None else content) as image:
             image.load()  # here, where a truncated file fails under its own name
             return image

@@ -38,8 +38,12 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")  # zip, APPNOTE 4.3.7: signature, ...,
 _ENCRYPTED = 0x1  # zip, APPNOTE 4.4.4
 
 _ZIP_ENTRY = np.dtype(
-    [("archive", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("deflated", "?"), ("crc", "u4")]
+    [("archive", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("inflated", "i8"), ("crc", "u4")]
 )
+"""``inflated``: bytes that a compressed member inflates to; -1 of one that is stored."""
+
+_MOST_BYTES = 1 << 28
+"""Of an image file."""
 
 
 class OpenFiles:
@@ -128,9 +132,9 @@ def build_zip(data: Data) -> PackedImages:
     Raises:
         UserError: It is not there or damaged, holds no image, or has another number of class folders.
     """
-    root = Path(str(data.root)).expanduser()
-    if not root.is_file():
-        problem = "is not a file" if root.exists() else "does not exist"
+    root = Path(str(data.root))
+    if not os.path.isfile(root):
+        problem = "is not a file" if os.path.exists(root) else "does not exist"
         raise UserError("data.root", data.root, problem, "give the zip file that holds the images")
     try:
         with zipfile.ZipFile(root) as archive:
@@ -147,9 +151,10 @@ def build_zip(data: Data) -> PackedImages:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & _ENCRYPTED:
             problem = f"holds {info.filename} encrypted or compressed by another method than deflate"
             raise UserError("data.root", data.root, problem, "pack it anew without compression (zip -0)")
+        check_member(data, info.filename, max(info.file_size, info.compress_size))
     entries = np.array(
         [
-            (0, info.header_offset, info.compress_size, label, info.compress_type == zipfile.ZIP_DEFLATED, info.CRC)
+            (0, info.header_offset, info.compress_size, label, _inflated(info), info.CRC)
             for info, label in zip(images, labels, strict=True)
         ],
         dtype=_ZIP_ENTRY,
@@ -191,11 +196,28 @@ def _zip_content(files: OpenFiles, entry: np.void) -> bytes:
     if signature != b"PK\x03\x04":
         raise ValueError("it does not begin where the zip file's directory says")
     content = files.read(number, offset + _LOCAL_HEADER.size + name + extra, int(entry["size"]))
-    if entry["deflated"]:
-        content = zlib.decompress(content, wbits=-zlib.MAX_WBITS)
+    if (inflated := int(entry["inflated"])) >= 0:
+        content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, inflated + 1)
+        if len(content) > inflated:
+            raise ValueError("it is larger than the zip file's directory says")
     if zlib.crc32(content) != entry["crc"]:
         raise ValueError("its checksum differs from that in the zip file's directory")
     return content
+
+
+def _inflated(info: zipfile.ZipInfo) -> int:
+    return info.file_size if info.compress_type == zipfile.ZIP_DEFLATED else -1
+
+
+def check_member(data: Data, name: str, size: int) -> None:
+    """Refuse an archive whose member is said to have more bytes than any image.
+
+    Raises:
+        UserError: With the member's name.
+    """
+    if size > _MOST_BYTES:
+        problem = f"holds {name} of {size / 2**30:.1f} GiB, larger than any image"
+        raise UserError("data.root", data.root, problem, "remove it from there, or pack the images anew")
 
 
 def damaged(data: Data, problem: str, error: Exception) -> UserError:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from bigsgan.atomic import replacing, write_text
+from bigsgan.config.run_directory import refuse_parts_of_runs
 from bigsgan.data.conversion import GOES_ON, Converted, Job, conversions, unwritable
 from bigsgan.data.datasets import some_names
 from bigsgan.data.images import explain
@@ -99,6 +100,7 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
     for field, number in (("--resolution", resolution), ("--workers", workers)):
         if number < 1:
             raise UserError(field, number, "is not positive", "give 1 or more")
+    refuse_parts_of_runs(destination, "DST")
     task = _Task(list_source(source), destination, resolution, format)
     if destination.resolve().is_relative_to(source.resolve()):
         raise UserError("DST", str(destination), "lies in SRC, which has to stay as it is", "give another place")

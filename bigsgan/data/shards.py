@@ -25,8 +25,9 @@ from bigsgan.atomic import replacing
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import IMAGE_EXTENSIONS, data_directory, no_images, unreadable_root, wrong_num_classes
 from bigsgan.data.images import explain
-from bigsgan.data.packed import OpenFiles, PackedImages, damaged
+from bigsgan.data.packed import OpenFiles, PackedImages, check_member, damaged
 from bigsgan.errors import UserError
+from bigsgan.paths import check_regular
 
 _READERS = 16  # threads that read the headers of shards; they wait for the file system most of the time
 
@@ -110,6 +111,7 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
 
 
 def _state(path: Path) -> _State:
+    check_regular(path)
     found = path.stat()
     return _State(path.name, found.st_size, found.st_mtime_ns)
 
@@ -117,6 +119,7 @@ def _state(path: Path) -> _State:
 def _kept(index: Path) -> dict[_State, _Shard]:
     """Shards of an index; none where it is not there, or is damaged."""
     try:
+        check_regular(index)
         with np.load(index, allow_pickle=False) as file:
             about = json.loads(file["about"].tobytes())
             names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
@@ -168,6 +171,7 @@ def _read_headers(data: Data, path: Path) -> _Shard:
                     continue
                 key, field = parts[1], parts[2].lower()
                 if f".{field}" in IMAGE_EXTENSIONS:
+                    check_member(data, f"{member.name} in {path.name}", member.size)
                     images.append((key, member.name, member.offset_data, member.size))
                 elif field == "cls" and data.num_classes:
                     classes[key] = _class_number(archive, member, data)
@@ -184,7 +188,7 @@ def _read_headers(data: Data, path: Path) -> _Shard:
 
 def _class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, data: Data) -> int:
     file = archive.extractfile(member)
-    found = _CLASS_NUMBER.fullmatch(file.read()) if file else None
+    found = _CLASS_NUMBER.fullmatch(file.read(_TAR_BLOCK)) if file else None
     if found is None:
         problem = f"has no class number in {member.name} of {os.fsdecode(archive.name or b'')}"
         raise UserError("data.root", data.root, problem, "pack it anew, or set data.num_classes=0")

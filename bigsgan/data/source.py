@@ -39,8 +39,8 @@ def list_source(root: Path) -> Source:
     Raises:
         UserError: It is no directory of images, or of class folders that all hold some.
     """
-    if not root.is_dir():
-        problem = "is not a directory" if root.exists() else "does not exist"
+    if not os.path.isdir(root):
+        problem = "is not a directory" if os.path.exists(root) else "does not exist"
         raise UserError("SRC", str(root), problem, "give the directory that holds the images")
     try:
         loose = sorted(str(entry) for entry in root.iterdir() if is_image(entry.name) and not entry.is_dir())

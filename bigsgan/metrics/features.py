@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def _open(section: FeatureNetwork, data: Data, cache: Path) -> Features:
         return _inception(section)
     if name.startswith("torchvision:"):
         return _torchvision(name.partition(":")[2], section.weights)
-    return _torchscript(Path(name).expanduser())
+    return _torchscript(Path(name))
 
 
 def _digits(resolution: int, cache: Path) -> Features:
@@ -177,7 +178,7 @@ def _torchscript(path: Path) -> Features:
 
     The files that the StyleGAN papers measure with take ``return_features``, ``no_output_bias`` and ``return_lpips``.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
         raise UserError("features", str(path), "is no feature network and no file", remedy)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from bigsgan.checkpoint.tags import checksum
 from bigsgan.errors import UserError
+from bigsgan.paths import check_stored
 
 
 def find_weights(given: str | None, names: list[str], url: str, digest: str) -> Path:
@@ -24,7 +26,7 @@ def find_weights(given: str | None, names: list[str], url: str, digest: str) -> 
         UserError: There is none, or the cached one is another file.
     """
     if given is not None:
-        if not Path(given).is_file():
+        if not os.path.isfile(given):
             raise UserError("weights", given, "does not exist", f"download {url} and name that file")
         return Path(given)
     cache = Path(torch.hub.get_dir()) / "checkpoints"
@@ -46,6 +48,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
         UserError: It is none, or of another network.
     """
     try:
+        check_stored(path)
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True), assign=True)
     except Exception as error:  # pickle, zip and torch each have their own
         problem = f"does not hold the network's weights ({str(error).splitlines()[0]})"

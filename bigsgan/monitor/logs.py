@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bigsgan.monitor.sinks import writing
+from bigsgan.paths import check_regular
 
 NOTICE = logging.INFO + 5
 """Level of what the user is to see on the terminal and that warns of nothing."""
@@ -97,7 +98,9 @@ def open_rank_log(directory: Path, rank: int, write: Callable[[str], None]) -> R
     path = directory / f"rank{rank:05d}.log"
     with writing(path):
         directory.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(path, encoding="utf-8")
+        if path.exists():
+            check_regular(path)
+        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     log = RankLog(path, rank, write)
     file.addFilter(log)  # on the handler, as a logger's own filters do not see what its children log
     file.setFormatter(logging.Formatter(_FORMAT))

@@ -13,6 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from bigsgan.atomic import replacing
 from bigsgan.errors import UserError
+from bigsgan.paths import check_regular
 
 
 @contextmanager
@@ -39,6 +40,7 @@ class JsonLines:
         self._path = path
         with writing(path):
             if path.exists():
+                check_regular(path)
                 _keep_rows(path, resume_nimg)
             self._file = path.open("a", encoding="utf-8")
 

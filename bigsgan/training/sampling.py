@@ -22,7 +22,7 @@ STANDING_BATCHES, STANDING_IMAGES = 16, 1600
 UNCONDITIONAL_COLUMNS = 10
 MAX_COLUMNS = 16
 GRID_ROWS, PAIR_COLUMNS = 10, 3
-LEAST_BATCH, LARGEST_NUM = 1, 10**9
+LEAST_BATCH, LARGEST_BATCH, LARGEST_NUM = 1, 2**16, 10**9
 LEAST_TRUNCATION = 0.02
 """The paper's tables go down to 0.04; resampling until all numbers are smaller still takes for ever."""
 
@@ -156,9 +156,9 @@ def check_batch(batch: int) -> None:
     Raises:
         UserError: It is out of range.
     """
-    if not LEAST_BATCH <= batch <= LARGEST_NUM:
+    if not LEAST_BATCH <= batch <= LARGEST_BATCH:
         problem = "is no number of images to compute at a time"
-        raise UserError("--batch", batch, problem, f"give {LEAST_BATCH} to {LARGEST_NUM}")
+        raise UserError("--batch", batch, problem, f"give {LEAST_BATCH} to {LARGEST_BATCH}")
 
 
 def smaller_batch(batch: int) -> str:

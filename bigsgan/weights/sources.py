@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bigsgan.errors import UserError
+from bigsgan.paths import check_regular, check_stored
 from bigsgan.weights import biggan_pytorch, pix2pix, r3gan, stylegan
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, read_networks
 
@@ -76,9 +77,14 @@ def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
 
 def _read(option: str, path: Path) -> dict[str, ForeignNetwork]:
     """Networks in a file, by name: a state dict alone is G's."""
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise UserError(option, str(path), f"cannot be read ({error.strerror})", "give another file") from None
     if path.suffix == ".pkl":
         return dict(read_networks(path))
     try:
+        check_stored(path)
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # damaged bytes make the reader raise whatever it likes
         cause = next(iter(str(error).splitlines()), type(error).__name__)
@@ -87,4 +93,8 @@ def _read(option: str, path: Path) -> dict[str, ForeignNetwork]:
     named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
     if not named or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(option, str(path), "is no state dict: it holds more than named tensors", "save the state dict")
+    for name, value in state.items():
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            problem = f"is no state dict: {name} is larger than what is stored of it"
+            raise UserError(option, str(path), problem, "save the state dict")
     return {"G": ForeignNetwork("", {}, dict(state))}

@@ -12,6 +12,7 @@ can call is listed below and safe to call with anything, and all it is given is 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.errors import UserError
+from bigsgan.paths import check_stored
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,10 @@ def _storage(data: Any) -> _Boxed:
     """Read a storage, by PyTorch's own reader for files that may hold nothing but tensors."""
     if not isinstance(data, bytes):
         raise pickle.UnpicklingError("a storage is no bytes")
+    try:
+        check_stored(io.BytesIO(data))
+    except ValueError as error:
+        raise pickle.UnpicklingError(str(error)) from None
     storage = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if not isinstance(storage, torch.storage.TypedStorage):
         raise pickle.UnpicklingError("a storage holds something else")
@@ -158,6 +164,8 @@ def _tensor(box: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Boxed
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if 0 not in size and last >= storage._size():
         raise pickle.UnpicklingError("a tensor reaches beyond its storage")
+    if math.prod(size) > storage._size():
+        raise pickle.UnpicklingError("a tensor is larger than its storage")
     return _Boxed(torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage, offset, size, stride))
 
 

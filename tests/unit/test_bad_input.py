@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pickle
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bigsgan import cli, errors
+from bigsgan.commands import choosing
 from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.errors import UserError
 
 RECIPE = """
@@ -35,6 +39,8 @@ optimizer:
   discriminator: {lr: 2e-4}
 ema: {half_life_nimg: 10}
 """
+
+BOMB = "a0: &a0 [1, 1, 1]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}, *a{i}]\n" for i in range(29))
 
 
 class WentOnError(AssertionError):
@@ -95,6 +101,27 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "seed=9223372036854775808": ("seed", "9223372036854775808 is too large", "give at most 9223372036854775807"),
     f"seed={'9' * 400}": ("seed", "999... is too large", "give at most 9223372036854775807"),
     f"seed={'9' * 5000}": ("seed", "is not a YAML value", "quote it or mend it"),
+    "batch=1048577": ("batch", "1048577 is too large", "give at most 1048576"),
+    "batch=9223372036854775807": ("batch", "is too large", "give at most 1048576"),
+    "data.resolution=4611686018427387904": ("data.resolution", "is too large", "give at most 16384"),
+    "data.crop_from=4611686018427387904": ("data.crop_from", "is too large", "give at most 16384"),
+    "data={kind: synthetic, num_images: 4611686018427387904}": ("data.num_images", "is too large", "most 100000000"),
+    "data.prefetch=4611686018427387904": ("data.prefetch", "is too large", "give at most 1024"),
+    "objective.d_steps=4611686018427387904": ("objective.d_steps", "is too large", "give at most 1000"),
+    "hang_timeout_seconds=9223372036854775807": ("hang_timeout_seconds", "is too large", "give at most 100000000"),
+    "generator={family: stylegan2, half_resolutions: 4611686018427387904}": (
+        "generator.half_resolutions", "is too large", "give at most 16",
+    ),
+    "discriminator={family: pix2pix, depth: 4611686018427387904}": ("discriminator.depth", "is too large", "most 64"),
+    "out=~nobody_of_that_name/x": ("out", "names a home directory that does not exist (~nobody", "the whole path"),
+    "data.root=~nobody_of_that_name": ("data.root", "names a home directory that does not", "write the whole path"),
+    "engines.generator.ds_config=~nobody_of_that_name/x": ("engines.generator.ds_config", "names a home", "whole path"),
+    f"a={BOMB.partition(': ')[2]}": ("a", "is not a YAML value", "quote it or mend it"),
+    "{0: &a [1,1], b: [*a, *a]}": ("override", "is not of the form", "write it like"),
+    "batch=!!map [1]": ("batch", "is tagged as a mapping and is none", "quote it or mend it"),
+    "batch=\x1b[31m": ("batch", "'\\x1b[31m' is not a YAML value", "quote it"),
+    "out=\udcff": ("out", "'\\udcff' is not a YAML value", "quote it or mend it"),
+    "\x1b[2J=1": ("\\x1b[2J", "1 is given for a key that does not exist", "known keys here"),
     "out=": ("out", "null is not a string", "write text"),
     "out=''": ("out", "'' is no directory", "give the run directory, such as out=runs/digits"),
     "out=5": ("out", "5 is not a string", "in quotes"),
@@ -199,8 +226,22 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "no YAML": ("out: [\n", ("bad.yaml", "is not valid YAML", "mend that line")),
     "a recursive anchor": (
         RECIPE + "engines: &e {generator: *e}\n",
-        ("engines.generator.generator", "is given", "did you mean"),
+        ("bad.yaml", "is not valid YAML: an anchor holds an alias of itself (line 15", "mend that line"),
     ),
+    "an alias bomb": (
+        RECIPE + BOMB,
+        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "mend that line"),
+    ),
+    "an alias bomb as a key": (
+        RECIPE + BOMB + "? *a29\n: 1\n",
+        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "mend that line"),
+    ),
+    "a mapping that is a list": ("data: !!map [1, 2]\n", ("bad.yaml", "is tagged as a mapping and is none", "mend")),
+    "a number that is a list": ("batch: !!int [1, 2]\n", ("bad.yaml", "expected a scalar node, but found seq", "mend")),
+    "a number that is a mapping": ("batch: !!float {a: b}\n", ("bad.yaml", "expected a scalar node", "mend")),
+    "true that is a list": ("batch: !!bool [true]\n", ("bad.yaml", "expected a scalar node", "mend")),
+    "a large file": ("# " + "x" * 300_000 + "\n", ("--config", "larger than 256 KiB", "give a readable text file")),
+    "a large key": ("k" * 500 + ": 1\n", ("k" * 400 + "...", "1 is given for a key that does not", "known keys here")),
 }
 
 DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -242,6 +283,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train --config .": ("--config", "'.' cannot be read", "give a readable text file"),
     "train --dry-run --config missing.yaml": ("--config", "'missing.yaml' does not exist", "give the path of a recipe"),
     "train batch=63 --local_rank=0 accumulation=2": ("batch", "63 does not divide into 2 micro-batches", "batch=64"),
+    "train --config ~nobody_of_that_name/x": ("--config", "names a home directory that does not", "the whole path"),
+    "sample --run ~nobody_of_that_name --out x": ("--run", "names a home directory that does not", "the whole path"),
+    "export --run x --out ~nobody_of_that_name": ("--out", "names a home directory that does not", "the whole path"),
+    "data prepare ~nobody_of_that_name y --resolution 8 --format zip": ("SRC", "names a home", "the whole path"),
+    "evaluate --run x --features ~nobody_of_that_name": ("--features", "names a home", "write the whole path"),
+    "train --stopped-status 256": ("--stopped-status", "256 is no exit status", "give 0 to 255"),
+    "plan --gpus 9223372036854775807": ("--gpus", "is no number of ranks", "give 1 to 1048576"),
     "sample": ("--run, --out", "is missing", "see `bigsgan sample --help`"),
     "sample --run run": ("--out", "is missing", "see `bigsgan sample --help`"),
     "sample --run run --out x.png --num ten": ("--num", "'ten' is not an integer", "write an integer such as 100"),
@@ -348,6 +396,64 @@ def test_recipe_files(name, capsys):
     text, expected = FILES[name]
     Path("bad.yaml").write_text(text)
     check(capsys, ["train", "--config", "bad.yaml"], *expected)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "loop"])
+def test_recipes_that_are_no_files(kind, capsys):
+    if kind == "pipe":
+        os.mkfifo("bad.yaml")
+    else:
+        os.symlink("/dev/zero" if kind == "device" else "bad.yaml", "bad.yaml")
+    problem = "Too many levels of symbolic links" if kind == "loop" else "not a file but a pipe, a socket or a device"
+    check(capsys, ["train", "--config", "bad.yaml"], "--config", problem, "give a readable text file")
+
+
+def test_a_hostile_runs_recipe(capsys):
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(RECIPE + BOMB)
+    with pytest.raises(UserError, match=r"run/config.yaml: is not the recipe of a run .* more than 10000 values"):
+        read_saved_recipe(Path("run"))
+
+
+def test_anchors_are_shared_within_bounds(capsys):
+    Path("good.yaml").write_text(
+        RECIPE.replace("generator: {lr: 2e-4", "generator: &o {lr: 2e-4").replace(
+            "discriminator: {lr: 2e-4, betas: [0.0, 0.999]}", "discriminator: *o"
+        )
+    )
+    assert cli.main(["train", "--config", "good.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("lr: 0.0002") == 2
+
+
+def test_home_directories(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "recipe.yaml").rename(tmp_path / "home" / "recipe.yaml")
+    (tmp_path / "home" / "ds.json").write_text("{}")
+    overrides = ["out=~/x", "data.root=~/data", "engines.generator.ds_config=~/ds.json", "init_from={run: ~/other}"]
+    assert cli.main(["train", "--config", "~/recipe.yaml", "--dry-run", *overrides]) == 0
+    printed = capsys.readouterr().out
+    for line in (f"out: {tmp_path}/home/x", f"root: {tmp_path}/home/data", f"run: {tmp_path}/home/other"):
+        assert line in printed
+    assert "~" not in printed
+    assert not Path("~").exists()
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_reader_that_goes_away_is_no_error(lines):
+    script = f"bigsgan train --dry-run | head -n {lines} > first; echo ${{PIPESTATUS[0]}}"
+    script = script.replace("bigsgan", f"{sys.executable} -c 'import sys, bigsgan.cli; sys.exit(bigsgan.cli.main())'")
+    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.stderr == ""
+    assert run.stdout in ("141\n", "0\n")  # 0 where all was in the pipe before its reader had gone
+    assert Path("first").read_text().count("\n") == lines
+
+
+def test_names_that_are_no_utf_8_are_printed(monkeypatch, capsys):
+    options = SimpleNamespace(run=lambda options: print("\udcff") or 0)
+    monkeypatch.setattr(choosing, "parse", lambda arguments: options)
+    assert cli.main([]) == 0
+    assert capsys.readouterr().out == "\\udcff\n"
 
 
 @pytest.mark.parametrize("name", DEEPSPEED)
@@ -502,7 +608,7 @@ def test_a_penalty_of_a_discriminator_without_stages_may_be_exact(capsys, monkey
 
 def test_a_plan_is_of_some_ranks(capsys):
     arguments = ["plan", "--config", "recipe.yaml", "--pipeline", "--gpus", "0"]
-    check(capsys, arguments, "--gpus", "0 is no number of ranks", "give 1 or more")
+    check(capsys, arguments, "--gpus", "0 is no number of ranks", "give 1 to 1048576")
 
 
 @pytest.mark.parametrize(
@@ -513,7 +619,7 @@ def test_a_plan_is_of_some_ranks(capsys):
         (["--gpu-memory", "nan"], "--gpu-memory", "nan is no size of a memory", "give GiB, such as 80"),
         (["--gpu-memory", "inf"], "--gpu-memory", "inf is no size of a memory", "give GiB, such as 80"),
         (["--gpu-memory", "much"], "--gpu-memory", "'much' is not a number", "write a number such as 1"),
-        (["--gpu-memory", "80", "--gpus", "0"], "--gpus", "0 is no number of ranks", "give 1 or more"),
+        (["--gpu-memory", "80", "--gpus", "0"], "--gpus", "0 is no number of ranks", "give 1 to 1048576"),
         (
             ["--gpu-memory", "80", "--gpus", "8", "--nodes", "3"],
             "--nodes",
@@ -547,5 +653,5 @@ def test_one_of_several_ranks_speaks_and_is_heard(monkeypatch, capsys, rank, siz
         monkeypatch.setenv(rank, number)
         assert cli.main(["plan", "--gpus", "0"]) == 2
         assert len(silent) == int(number)
-    assert "--gpus: 0 is no number of ranks; give 1 or more" in capsys.readouterr().err
+    assert "--gpus: 0 is no number of ranks; give 1 to 1048576" in capsys.readouterr().err
     assert slept == [errors.FORWARDING_SECONDS] * 2

@@ -102,6 +102,9 @@ SAMPLE: dict[str, tuple[str, ...]] = {
     "--run . --out x.png": ("--run", "'.' is no run directory: it holds no config.yaml", "give the `out` of a run"),
     "--run missing --out x.png": ("--run", "'missing' is no run directory", "give the `out` of a run"),
     "--run run --out x.png --num 0": ("--num", "0 is no number of images", "give 1 to 1000000000"),
+    "--run run --out x.png --num 1000000000": ("--num", "makes more images of 16 pixels", "give 4194304 or less"),
+    "--run run --out x.png --interpolate 9223372036854775807": ("--interpolate", "is no number", "give 2 to 10000"),
+    "--run run --out x.png --batch 9223372036854775807": ("--batch", "is no number of images", "give 1 to 65536"),
     "--run run --out x.png --num -4": ("--num", "-4 is no number of images", "give 1 to 1000000000"),
     "--run run --out x.png --num 9999999999": ("--num", "9999999999 is no number of images", "give 1 to 1000000000"),
     "--run run --out x.png --classes 3,10": ("--classes", "10 is no class of the run, which has 10", "from 0 to 9"),
@@ -119,6 +122,9 @@ SAMPLE: dict[str, tuple[str, ...]] = {
     "--run run --out x.png --seed -1": ("--seed", "-1 is no seed", "give a number from 0 to"),
     "--run run --out x.png --nimg 63": ("--nimg", "63 is no saved checkpoint", "choose from 64"),
     "--run run --out run": ("--out", "'run' is a directory", "give the path of a file in it"),
+    "--run run --out run/config.yaml": ("--out", "'run/config.yaml' belongs to the run run", "a path outside of it"),
+    "--run run --files --out run/samples": ("--out", "'run/samples' belongs to the run run", "a path outside of it"),
+    "--run run --files --out run/config.yaml": ("--out", "'run/config.yaml' is no directory", "give the path of one"),
     "--run run --out no/x.png": ("--out", "'no/x.png' lies in a directory that does not exist", "make that directory"),
 }
 
@@ -132,6 +138,7 @@ EXPORT: dict[str, tuple[str, ...]] = {
     "--run run --out x --batch 0": ("--batch", "0 is no number of images to compute at a time", "give 1 to"),
     "--run run --out x --nimg -1": ("--nimg", "-1 is no saved checkpoint", "choose from 64"),
     "--run run --out run": ("--out", "'run' is a directory", "give the path of a file in it"),
+    f"--run run --out run/{RANK_FILE}": ("--out", "safetensors' belongs to the run run", "a path outside of it"),
     "--run run --out no/x": ("--out", "'no/x' lies in a directory that does not exist", "make that directory"),
 }
 
@@ -152,6 +159,13 @@ def test_sample(options, run, capsys):
 def test_classes_of_a_run_without_classes():
     with pytest.raises(UserError, match=r"^--classes: is given, but the run has no classes; leave it out$"):
         sample.choose_columns(0, [range(1)], 100)
+
+
+@pytest.mark.parametrize("command", ["sample", "export"])
+def test_pipes_are_not_replaced(command, run, capsys):
+    os.mkfifo("pipe")
+    check(capsys, [command, "--run", "run", "--out", "pipe"], "--out", "'pipe' is not a file", "a new file, or")
+    assert Path("pipe").is_fifo()
 
 
 @pytest.mark.parametrize("options", EXPORT)
@@ -301,14 +315,16 @@ RESUME: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
     "a file in the way": (
         lambda: None,
         ["out=run/config.yaml"],
-        ("run/config.yaml", "cannot be written", "make room or"),
+        ("out", "'run/config.yaml' is no directory", "give the path of one, or of one to make"),
     ),
     "a file below": (
         lambda: None,
         ["out=run/config.yaml/run"],
-        ("run/config.yaml/run", "cannot be written", "make room"),
+        ("out", "lies in run/config.yaml, which is no directory", "give the path of a directory to make"),
     ),
-    "nowhere": (lambda: None, ["out=/dev/null/run"], ("/dev/null/run", "cannot be written", "make room or allow")),
+    "nowhere": (lambda: None, ["out=/dev/null/run"], ("out", "lies in /dev/null, which is no directory", "give the")),
+    "unwritable": (lambda: None, ["out=/proc/run"], ("/proc/run", "cannot be written", "make room or allow")),
+    "own checkpoints": (lambda: None, ["out=run/checkpoints"], ("out", "belongs to the run run", "a path outside")),
 }
 
 

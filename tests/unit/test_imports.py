@@ -19,6 +19,7 @@ LEVELS: list[set[str]] = [
         "bigsgan.atomic",
         "bigsgan.draws",
         "bigsgan.errors",
+        "bigsgan.paths",
         "bigsgan.placement",
         "bigsgan.signals",
         "bigsgan.table",

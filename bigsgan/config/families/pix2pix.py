@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from bigsgan.config.families.base import NetworkSection
-from bigsgan.config.sections import Data, PositiveInt, Width
+from bigsgan.config.families.base import Depth, NetworkSection
+from bigsgan.config.sections import Data, Width
 from bigsgan.errors import UserError
 
 MOST_LEVELS = 8
@@ -35,7 +35,7 @@ class Pix2PixDiscriminator(NetworkSection):
     family: Literal["pix2pix"] = "pix2pix"
     channels: Width = 64
     """Of the finest feature map; coarser ones have up to eight times as many."""
-    depth: PositiveInt = 3
+    depth: Depth = 3
     """Halvings: 3 give patches of 70 x 70 pixels."""
     norm: Literal["batch", "instance"] = "batch"
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
-from bigsgan.config.sections import Data, NaturalInt, PositiveFloat, PositiveInt, Width
+from bigsgan.config.sections import Data, PositiveFloat, PositiveInt, Width
 from bigsgan.errors import UserError
 
 BOTTOM_RESOLUTION = 4
@@ -35,7 +35,7 @@ class _StyleGAN2(NetworkSection):
     """Layers of the mapping network: of the latent in G, of the label in D, where it needs classes."""
     conv_clamp: PositiveFloat | None = 256.0
     """Activations are kept within plus or minus this, which fp16 needs; null for no limit."""
-    half_resolutions: NaturalInt = 0
+    half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
     """How many of the highest resolutions are computed in half precision, whatever the weights' type; 4 as published.
 
     4x4 never is. The engine's own precision, if it is not fp32, holds for the rest.
@@ -96,7 +96,7 @@ class StyleGAN2Discriminator(_StyleGAN2):
     """With residual connections, or without, as published for CIFAR-10."""
     mbstd_group: PositiveInt = 4
     """Consecutive images that a minibatch standard deviation is taken over; divides each rank's micro-batch."""
-    mbstd_channels: NaturalInt = 1
+    mbstd_channels: Annotated[int, Field(ge=0, le=64)] = 1
     """Feature maps that show it to the last layers; 0 leaves it out."""
 
     def check(self, data: Data) -> None:

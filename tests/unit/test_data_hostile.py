@@ -1,0 +1,165 @@
+"""Data that others have made: pipes, links without an end, members that inflate, names that are no UTF-8."""
+
+import io
+import logging
+import os
+import tarfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bigsgan import cli
+from bigsgan.config.sections import Data
+from bigsgan.data import build_dataset
+from bigsgan.data.images import CorruptImage, open_image
+from bigsgan.errors import UserError
+from bigsgan.monitor import open_rank_log
+
+TIMEOUT = pytest.mark.timeout(20)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_image(path):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8), 7, np.uint8)).save(path, format="PNG")
+
+
+def prepare(source, destination, format):
+    options = ["--resolution", "8", "--format", format, "--workers", "1"]
+    return cli.main(["data", "prepare", source, destination, *options])
+
+
+def section(kind, root="data", **keys):
+    return Data(kind=kind, root=root, num_classes=keys.pop("num_classes", 0), resolution=8, **keys)
+
+
+@TIMEOUT
+def test_a_pipe_among_images_counts_as_one_that_cannot_be_read():
+    write_image("data/a.png")
+    os.mkfifo("data/b.png")
+    dataset = build_dataset(section("folder"))
+    assert dataset[0][0].tolist() == [[[7] * 8] * 8]
+    with pytest.raises(CorruptImage, match=r"data/b.png: .*not a file but a pipe"):
+        dataset[1]
+    with pytest.raises(CorruptImage, match=r"data: .*directory"):
+        open_image("data")
+
+
+@TIMEOUT
+@pytest.mark.parametrize("kind, name", [("tar", "data/a.tar"), ("zip", "data"), ("folder", "data")])
+def test_a_pipe_in_the_place_of_an_archive_is_refused(kind, name):
+    Path(name).parent.mkdir(exist_ok=True)
+    os.mkfifo(name)
+    with pytest.raises(UserError, match=r"^data.root: 'data' (cannot be read: .*not a file but a pipe|is not a )"):
+        build_dataset(section(kind))
+
+
+@TIMEOUT
+def test_a_pipe_in_the_place_of_an_index_is_passed_over():
+    write_image("images/a.png")
+    assert prepare("images", "data", "tar") == 0
+    os.mkfifo("data/.bigsgan-index-plain.npz")
+    assert build_dataset(section("tar"))[0][0].tolist() == [[[7] * 8] * 8]
+
+
+@TIMEOUT
+def test_preparing_leaves_pipes_out_and_does_not_read_from_one(capsys):
+    write_image("images/a.png")
+    os.mkfifo("images/b.png")
+    assert prepare("images", "data.zip", "zip") == 0
+    assert "data.zip: 1 images" in capsys.readouterr().out
+    os.mkfifo("pipe")
+    assert prepare("pipe", "other.zip", "zip") == 2
+    assert "SRC: 'pipe' is not a directory" in capsys.readouterr().err
+
+
+@TIMEOUT
+@pytest.mark.parametrize("num_classes", [0, 2])
+def test_links_that_lead_back_up_are_refused(num_classes):
+    write_image("data/a/1.png")
+    write_image("data/b/1.png")
+    os.symlink("../b", "data/a/b")  # which is no loop
+    assert len(build_dataset(section("folder", num_classes=num_classes))) == 3
+    for i in range(8):
+        os.symlink("../a", f"data/b/a{i}")
+    problem = r"is a link to a directory that it lies in, so that its images have no end; remove that link"
+    with pytest.raises(UserError, match=problem):
+        build_dataset(section("folder", num_classes=num_classes))
+
+
+@TIMEOUT
+@pytest.mark.parametrize("kind", ["folder", "tar", "zip", "side_by_side"])
+def test_names_too_long_for_the_file_system_are_refused(kind):
+    with pytest.raises(UserError, match=r"^data.root: 'x+\.\.\. does not exist"):
+        build_dataset(section(kind, root="x" * 5000))
+
+
+def test_names_that_are_no_utf_8_are_logged_and_printed(tmp_path, capsys):
+    name = os.fsdecode(b"data-\xff")
+    write_image(f"{name}/a.png")
+    log = open_rank_log(tmp_path / "logs", 0, lambda text: None)
+    logging.getLogger("bigsgan.data").warning("skipped %s", name)
+    log.close()
+    assert "skipped data-\\udcff" in (tmp_path / "logs/rank00000.log").read_text()
+    capsys.readouterr()
+    assert prepare(name, f"{name}.zip", "zip") == 0
+    assert "data-\\udcff.zip: 1 images" in capsys.readouterr().out
+    assert zipfile.ZipFile(f"{name}.zip").namelist() == ["00000000.png"]
+
+
+def write_zip(members, **changes):
+    """A zip file of images that say in its directory what ``changes`` gives."""
+    with zipfile.ZipFile("data.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        for info in archive.infolist():
+            for key, value in changes.items():
+                setattr(info, key, value)
+
+
+def test_members_of_zip_files_that_are_larger_than_images_are_refused():
+    write_zip({"a.png": b"x"}, file_size=2**40)
+    with pytest.raises(UserError, match=r"^data.root: 'data.zip' holds a.png of 1024.0 GiB, larger than any image; "):
+        build_dataset(section("zip", "data.zip"))
+
+
+@TIMEOUT
+def test_members_of_zip_files_do_not_inflate_beyond_what_their_directory_says():
+    write_zip({"a.png": bytes(2**28)}, file_size=100)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptImage, match=r"a.png: it is larger than the zip file's directory says"):
+            build_dataset(section("zip", "data.zip"))[0]
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [2**33, 2**62])
+def test_members_of_shards_that_are_larger_than_images_are_refused(size):
+    Path("data").mkdir()
+    info = tarfile.TarInfo("a.png")
+    info.size = size
+    Path("data/a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(UserError, match=r"^data.root: 'data' holds a.png in a.tar of .* GiB, larger than any image; "):
+        build_dataset(section("tar"))
+
+
+def test_class_numbers_of_shards_are_short():
+    Path("data").mkdir()
+    with tarfile.open("data/a.tar", "w") as archive:
+        for name, size in (("a.png", 3), ("a.cls", 10**6)):
+            info = tarfile.TarInfo(name)
+            info.size = size
+            archive.addfile(info, io.BytesIO(b" " * size))
+    with pytest.raises(UserError, match=r"^data.root: 'data' has no class number in a.cls of "):
+        build_dataset(section("tar", num_classes=2))

@@ -1,0 +1,190 @@
+"""Checkpoints, exported networks and weights that somebody has made to do harm: one kind of error, within seconds."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bigsgan
+from bigsgan import checkpoint
+from bigsgan.checkpoint.tags import sealed
+from bigsgan.errors import UserError
+from bigsgan.metrics.weight_files import load_weights
+from bigsgan.models.build import build_network
+from bigsgan.weights.sources import read_source
+from bigsgan.weights.stylegan_pickle import _storage, _tensor
+from tests.alone import entry, save
+from tests.tiny import tiny_recipe
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture
+def exported(tmp_path) -> dict[str, Any]:
+    """Tensors and header of a network as `bigsgan export` writes them."""
+    recipe = tiny_recipe(tmp_path)
+    state = {name: torch.zeros_like(tensor) for name, tensor in build_network(recipe, "generator").state_dict().items()}
+    return {"state": state, "header": {"network": "generator", "recipe": json.dumps(recipe.model_dump())}}
+
+
+def write(path: Path, state: dict[str, torch.Tensor], header: dict[str, str]) -> Path:
+    save_file(state, path, metadata=header)
+    return path
+
+
+def test_what_is_changed_below_is_good(tmp_path, exported):
+    network = bigsgan.load(write(tmp_path / "x.safetensors", exported["state"], exported["header"]))
+    assert network(torch.zeros(2, network.recipe.latent_size)).shape[0] == 2
+
+
+HEADERS: dict[str, dict[str, str]] = {
+    "no mapping": {"recipe": "[]"},
+    "null": {"recipe": "null"},
+    "brackets": {"recipe": "[" * 100_000},
+    "large": {"recipe": json.dumps("x" * 2_000_000)},
+    "another network": {"network": "both"},
+    "psi": {"truncation": "much"},
+}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "depth": {"generator.depth": 2**62},
+    "resolution": {"data.resolution": 2**62},
+    "odd resolution": {"data.resolution": 17},
+    "layers": {"generator": {"family": "mlp", "depth": 2**62}},
+    "blocks": {"generator": {"family": "r3gan", "widths": [8] * 3, "cardinalities": [1] * 3, "blocks": [2**62] * 3}},
+    "width": {"generator.channels": 2**16, "data.resolution": 512, "generator.depth": 64},
+    "text": {"generator": "large"},
+}
+
+
+@pytest.mark.parametrize("name", [*HEADERS, *SECTIONS])
+def test_hostile_headers_of_exported_networks(name, tmp_path, exported):
+    header = {**exported["header"], **HEADERS.get(name, {})}
+    for key, value in SECTIONS.get(name, {}).items():
+        recipe = json.loads(header["recipe"])
+        section, _, last = key.rpartition(".")
+        (recipe[section] if section else recipe)[last] = value
+        header["recipe"] = json.dumps(recipe)
+    path = write(tmp_path / "x.safetensors", exported["state"], header)
+    with pytest.raises(UserError, match=r"^/.*x.safetensors: is no exported network \(.*; give a file that `bigsgan"):
+        bigsgan.load(path)
+
+
+def test_pipes_and_other_tensors_are_no_exported_networks(tmp_path, exported):
+    os.mkfifo(tmp_path / "pipe")
+    first = next(iter(exported["state"]))
+    others = [
+        {**exported["state"], "more": torch.zeros(3)},
+        {**exported["state"], first: torch.zeros(1, 2, 3, 4, 5)},
+        {name: value for name, value in exported["state"].items() if name != first},
+    ]
+    paths = [write(tmp_path / f"{i}.safetensors", state, exported["header"]) for i, state in enumerate(others)]
+    for path in (*paths, tmp_path / "pipe", tmp_path):
+        with pytest.raises(UserError, match=r"is no exported network"):
+            bigsgan.load(path)
+
+
+MANIFESTS: dict[str, dict[str, Any]] = {
+    "layout": {"layout": None},
+    "recipe": {"recipe": [1]},
+    "metrics": {"metrics": 3},
+    "a metric": {"metrics": {"fid": [1]}},
+    "numbers": {"numbers": {"counters": None}},
+    "kinds": {"kinds": {"counters": 5}},
+    "division": {"layout": {"generator.division": 7}},
+    "bounds": {"layout": {"generator.division": [0, "x"]}},
+    "nimg": {"nimg": 64.0},
+    "world size": {"world_size": "2"},
+    "another directory": {"files": {"../../../outside": {"bytes": 4, "sha256": "0" * 64}}},
+}
+
+
+@pytest.mark.parametrize("name", [*MANIFESTS, "brackets", "pipe", "large"])
+def test_hostile_manifests_are_passed_over_as_damaged(name, tmp_path):
+    (tmp_path / "outside").write_text("four")
+    directory = tmp_path / "run/checkpoints"
+    assert save(directory, 64, {"counters": entry({"x": torch.zeros(2)})})
+    assert checkpoint.newest(directory).nimg == 64
+    path = directory / "000000000064/manifest.json"
+    manifest = json.loads(path.read_text())
+    if name in MANIFESTS:
+        path.write_text(json.dumps(sealed({**manifest, **MANIFESTS[name]})))
+    elif name == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.write_text("[" * 100_000 if name == "brackets" else json.dumps(sealed({**manifest, "x": "y" * 2**26})))
+    with pytest.raises(UserError, match=r"holds damaged checkpoints only; put an undamaged copy back"):
+        checkpoint.newest(directory)
+    with pytest.raises(UserError, match=r"holds no complete checkpoint"):
+        checkpoint.find(tmp_path / "run")
+
+
+def test_a_pipe_in_the_place_of_a_shard_is_damage(tmp_path):
+    assert save(tmp_path / "checkpoints", 64, {"counters": entry({"x": torch.zeros(2)})})
+    tag = tmp_path / "checkpoints/000000000064"
+    manifest = json.loads((tag / "manifest.json").read_text())
+    manifest["files"]["rank00000.safetensors"]["bytes"] = 0
+    (tag / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    (tag / "rank00000.safetensors").unlink()
+    os.mkfifo(tag / "rank00000.safetensors")
+    with pytest.raises(UserError, match=r"holds no complete checkpoint"):
+        checkpoint.find_intact(tmp_path)
+
+
+def test_names_of_tags_are_plain_digits(tmp_path):
+    for name in ("²", "٣"):
+        (tmp_path / "run/checkpoints" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        checkpoint.find(tmp_path / "run", 3)
+    assert checkpoint.newest(tmp_path / "run/checkpoints") is None
+
+
+def compressed(path: Path) -> Path:
+    """A state dict as torch.save writes it, but compressed: a thousandth of what it inflates to."""
+    plain = io.BytesIO()
+    torch.save({"x": torch.zeros(1_000_000)}, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for info in source.infolist():
+            target.writestr(info.filename, source.read(info))
+    assert path.stat().st_size < 100_000
+    return path
+
+
+def test_compressed_weights_are_not_inflated(tmp_path):
+    path = compressed(tmp_path / "x.pth")
+    with pytest.raises(UserError, match=r"--weights: .*x.pth' cannot be read \(its member .* is compressed"):
+        read_source("r3gan", path, None)
+    with pytest.raises(UserError, match=r"x.pth' does not hold the network's weights \(its member .* is compressed"):
+        load_weights(torch.nn.Linear(1, 1), path)
+    with pytest.raises(pickle.UnpicklingError, match=r"its member .* is compressed"):
+        _storage(path.read_bytes())
+
+
+def test_tensors_larger_than_their_storage_are_refused(tmp_path):
+    torch.save({"x": torch.zeros(1).expand(2**40)}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match=r"--weights: .*x.pth' is no state dict: x is larger than what is stored of it"):
+        read_source("r3gan", tmp_path / "x.pth", None)
+    file = io.BytesIO()
+    torch.save(torch.zeros(4).storage(), file, _use_new_zipfile_serialization=False)
+    box = _storage(file.getvalue())
+    assert _tensor(box, 0, (2, 2), (2, 1)).content.tolist() == [[0, 0], [0, 0]]
+    with pytest.raises(pickle.UnpicklingError, match="larger than its storage"):
+        _tensor(box, 0, (2**40,), (0,))
+
+
+@pytest.mark.parametrize("option", ["--weights", "--discriminator"])
+def test_weights_that_are_pipes_are_not_waited_for(option, tmp_path):
+    os.mkfifo(tmp_path / "x.pth")
+    torch.save({}, tmp_path / "y.pth")
+    first, second = ("x.pth", None) if option == "--weights" else ("y.pth", tmp_path / "x.pth")
+    with pytest.raises(UserError, match=rf"{option}: .*x.pth' cannot be read \(not a file but a pipe"):
+        read_source("r3gan", tmp_path / first, second)

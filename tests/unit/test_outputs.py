@@ -1,0 +1,173 @@
+"""Where commands write: never in the place of a device, a pipe or a run's own files, and with the user's umask."""
+
+import json
+import os
+import shutil
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bigsgan import atomic, cli, importing
+from bigsgan.checkpoint import Description, OneRank, Saver
+from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metrics, refuse_output
+from bigsgan.config.sections import Checkpoints
+from bigsgan.data.prepare import prepare
+from bigsgan.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """Work in an empty directory beside what looks like a run."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("checkpoints/000000000064", "samples", "logs", "tensorboard"):
+        Path("run", name).mkdir(parents=True)
+    for name in ("config.yaml", "metrics.jsonl", "ds_generator.json", "checkpoints/000000000064/rank00000.safetensors"):
+        Path("run", name).write_text("kept")
+    return tmp_path
+
+
+def make_fifo(path):
+    os.mkfifo(path)
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+
+
+def link_to_device(path):
+    os.symlink(os.devnull, path)  # and not the device itself, which a test that fails would replace
+
+
+SPECIAL = {"fifo": make_fifo, "socket": make_socket, "device": link_to_device}
+
+
+@pytest.mark.parametrize("refuse", [refuse_output, refuse_directory])
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_file_is_not_replaced(kind, refuse):
+    SPECIAL[kind]("special")
+    before = os.lstat("special")
+    with pytest.raises(UserError, match=r"^--out: 'special' is (not a file|no directory); give "):
+        refuse(Path("special"), "--out")
+    assert stat.S_IFMT(os.lstat("special").st_mode) == stat.S_IFMT(before.st_mode)
+
+
+OWN = [
+    "run/config.yaml", "run/metrics.jsonl", "run/ds_generator.json", "run/.lock", "run/evaluations.jsonl",
+    "run/pipeline_trace.json", "run/checkpoints/new", "run/checkpoints/000000000064/rank00000.safetensors",
+    "run/checkpoints/000000000064/new.png", "run/samples/new.png", "run/logs/x", "run/samples/../checkpoints/x",
+    "link/config.yaml", "shards/rank00000.safetensors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refuse", [refuse_output, refuse_directory])
+@pytest.mark.parametrize("path", OWN)
+def test_a_runs_own_files_are_not_replaced(path, refuse):
+    os.symlink("run", "link")
+    os.symlink("run/checkpoints/000000000064", "shards")
+    problem = "belongs to the run .*; give a path outside of it$"
+    if refuse is refuse_directory:
+        problem = f"({problem}|is no directory; )"
+    with pytest.raises(UserError, match=f"^--out: .* {problem}"):
+        refuse(Path(path), "--out")
+
+
+def test_other_places_may_be_written():
+    Path("other/samples").mkdir(parents=True)
+    Path("other/config.yaml").write_text("of another program")
+    Path("old.png").write_text("old")
+    for path in ("new.png", "old.png", "run/grid.png", "other/samples/x.png", "other/metrics.jsonl"):
+        refuse_output(Path(path))
+    for path in ("new", "new/below", "other", "run/files", "run"):
+        refuse_directory(Path(path), "--out")
+
+
+def test_a_run_directory_does_not_lie_in_a_file():
+    Path("file").write_text("")
+    with pytest.raises(UserError, match=r"^out: 'file/run' lies in file, which is no directory; give "):
+        refuse_directory(Path("file/run"), "out")
+
+
+@pytest.mark.parametrize("format", ["zip", "tar", "folder"])
+def test_prepared_data_does_not_go_into_a_run(format):
+    Path("images").mkdir()
+    with pytest.raises(UserError, match=r"^DST: 'run/checkpoints/x' belongs to the run run; "):
+        prepare(Path("images"), Path("run/checkpoints/x"), 8, format, 1)
+
+
+def test_imported_weights_and_runs_do_not_replace_what_is_no_directory(capsys):
+    make_fifo("fifo")
+    with pytest.raises(UserError, match=r"^--out: 'fifo' is no directory; "):
+        importing.main("r3gan", Path("missing.pth"), None, Path("fifo"))
+    for out, problem in (("fifo", "'fifo' is no directory"), ("run/checkpoints", "belongs to the run run")):
+        assert cli.main(["train", "--dry-run", f"out={out}"]) == 2
+        assert problem in capsys.readouterr().err
+    assert cli.main(["bench", "profile", "--out", "fifo"]) == 2
+    assert "--out: 'fifo' is no directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_have_the_mode_that_the_umask_leaves(mask, mode):
+    before = os.umask(mask)
+    try:
+        with atomic.replacing(Path("x.safetensors")) as unfinished:
+            save_file({"x": torch.zeros(1)}, unfinished)
+        atomic.write_text(Path("x.txt"), "text")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(os.stat(name).st_mode) for name in ("x.safetensors", "x.txt")] == [mode, mode]
+
+
+def test_an_unfinished_file_is_not_written_through_a_link_or_into_a_pipe():
+    Path("kept").write_text("kept")
+    os.symlink("kept", "x.tmp")
+    with pytest.raises(OSError, match=r"x\.tmp"):
+        atomic.write_text(Path("x"), "new")
+    assert Path("kept").read_text() == "kept"
+    assert os.path.islink("x.tmp")
+    make_fifo("y.tmp")
+    with pytest.raises(OSError, match=r"y\.tmp"):
+        atomic.write_text(Path("y"), "new")
+    Path("z.tmp").write_text("left by a process that was killed")
+    atomic.write_text(Path("z"), "new")
+    assert Path("z").read_text() == "new"
+    assert not Path("z.tmp").exists()
+
+
+def test_metrics_of_another_program_are_not_cut():
+    Path("out").mkdir()
+    refuse_foreign_metrics(Path("out"))
+    Path("out/metrics.jsonl").write_text("")  # as a run leaves it that is killed before its recipe is kept
+    refuse_foreign_metrics(Path("out"))
+    Path("out/metrics.jsonl").write_text('{"loss": 1}\n')
+    with pytest.raises(UserError, match=r"^out: 'out' holds a metrics.jsonl and is no run directory; "):
+        refuse_foreign_metrics(Path("out"))
+    refuse_foreign_metrics(Path("run"))
+
+
+def test_training_does_not_begin_beside_metrics_of_another_program(capsys):
+    Path("out").mkdir()
+    Path("out/metrics.jsonl").write_text('{"loss": 1}\n')
+    assert cli.main(["train", "out=out"]) == 2
+    assert "metrics.jsonl" in capsys.readouterr().err
+    assert [path.name for path in Path("out").iterdir()] == ["metrics.jsonl"]
+    assert Path("out/metrics.jsonl").read_text() == '{"loss": 1}\n'
+
+
+def test_a_save_removes_what_killed_saves_left_and_nothing_else():
+    shutil.rmtree("run")
+    directory = Path("run/checkpoints")
+    left = ["000000000032.partial", "000000000016.old.partial", "000000000008.damaged.partial"]
+    others = ["download.partial", "mine.old.partial", "32.partial.partial"]
+    for name in left + others:
+        (directory / name).mkdir(parents=True)
+    (directory / "000000000001.partial").write_text("a file")
+    saver = Saver(directory, OneRank(), Checkpoints(background=False))
+    assert saver.save(64, {}, Description({}, {}, {}))
+    assert json.loads((directory / "000000000064/manifest.json").read_text())["nimg"] == 64
+    kept = {path.name for path in directory.iterdir()}
+    assert kept == {*others, "000000000001.partial", "000000000064", "latest"}
