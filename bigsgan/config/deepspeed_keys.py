@@ -125,7 +125,7 @@ OFFLOAD_OPTIMIZER = Section(
         "pipeline_write": _BOOL,
         "fast_init": _BOOL,
         "ratio": _share(),
-        "super_offload": _BOOL,
+        "super_offload": _OFF,  # has an optimizer of its own (0.19.8)
         "cpuadam_cores_perc": _share(),
     },
     may_be_null=True,
