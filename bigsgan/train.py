@@ -141,7 +141,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     average = ShardedAverage(engines["generator"])
     statistics = Statistics(device)
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
-    counters = Counters()
+    counters = Counters(recipe.objective.d_steps)
     entries = {**_entries(engines, average, counters), **extras.entries()}
     if start.found is not None:
         _restore(start.found, entries, layout)
@@ -175,7 +175,6 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
             counters,
             entries,
             checkpoints,
-            recipe.objective.d_steps,
             recipe.max_rollbacks,
             rank_log.moved,
         ),
@@ -299,7 +298,7 @@ def _build_reals(
         rank=part.replica,
         world_size=part.num_replicas,
         device=comm.device(),
-        first_phase=counters.update * recipe.objective.d_steps,
+        position=counters.position,
         skipped=counters.skipped,
         reads=plan.placement(network).stage(comm.rank()) == 0,
     )
