@@ -11,6 +11,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from bigsgan import first_word
 from bigsgan.bench import options as bench
 from bigsgan.commands import data, evaluate, export, import_, plan, sample, train
 from bigsgan.commands.parsing import Parser, add_recipe
@@ -58,9 +59,15 @@ def _parser() -> Parser:
 def _speak_once(error: UserError) -> None:
     """Print on rank 0, while the others wait to be ended.
 
+    Launchers end the ranks of rank 0's host as soon as it ends, and those of other hosts later, so these ask it.
     A rank that is still alive after that met something that rank 0 did not, such as a file missing on its host alone.
     """
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")  # srun's tasks, before they have the others'
     if rank.isdecimal() and int(rank) > 0:
-        wait_to_be_ended()
+        if not first_word.is_on_another_host():
+            wait_to_be_ended()
+        elif first_word.rank_zero_spoke():
+            return
     speak(error)
+    if rank == "0":
+        first_word.tell_other_hosts()

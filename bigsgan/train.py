@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bigsgan import checkpoint, comm, memory
+from bigsgan import checkpoint, comm, memory, roll_call
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
 from bigsgan.adversarial.extras import Extras, build_extras
 from bigsgan.config import NETWORKS, Recipe, RunPlan
@@ -59,7 +59,7 @@ def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) 
 
     def work() -> int:
         with requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
-            with requests.joining(stopped_status):
+            with requests.joining(stopped_status), roll_call.taken():
                 comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
             stopped_by = _run(plan, allowed, requests)
         requests.end_undisturbed()
