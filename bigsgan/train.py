@@ -17,6 +17,7 @@ import torch
 from bigsgan import checkpoint, comm, memory, roll_call
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
 from bigsgan.adversarial.extras import Extras, build_extras
+from bigsgan.alike import check_plans, open_alike
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
 from bigsgan.data import RealImages, build_dataset, build_training_dataset, readable_images
@@ -71,6 +72,7 @@ def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) 
 
 def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str | None:
     """Train, and return what stopped the run before it was complete, the same on all ranks, or None."""
+    check_plans(plan)
     out = Path(plan.recipe.out)
     rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
     with _alone_in(out):
@@ -135,7 +137,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
     recipe, device, rank = plan.recipe, comm.device(), comm.rank()
-    shown = build_dataset(recipe.data)
+    shown = open_alike(build_dataset, recipe.data)
     dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
     engines, layout = _build_engines(plan, start)
     average = ShardedAverage(engines["generator"])

@@ -42,7 +42,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.training"},
     {"bigsgan.weights"},
     {"bigsgan.initial_weights", "bigsgan.planner", "bigsgan.trained"},
-    {"bigsgan.sheets", "bigsgan.start"},
+    {"bigsgan.alike", "bigsgan.sheets", "bigsgan.start"},
     {
         "bigsgan.train",
         "bigsgan.sample",
