@@ -46,6 +46,7 @@ LEVELS: list[set[str]] = [
     {
         "bigsgan.train",
         "bigsgan.sample",
+        "bigsgan.elastic",
         "bigsgan.evaluate",
         "bigsgan.export",
         "bigsgan.importing",
