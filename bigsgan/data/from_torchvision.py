@@ -45,8 +45,9 @@ class TorchvisionImages:
     def fingerprint(self) -> Fingerprint:
         """What the data set of torchvision holds for each image: a path, a class, pixels. Some list in any order."""
         root = os.path.expanduser(str(self.data.root))
-        each = {name: value for name, value in vars(self.source).items() if _has_one_each(value, len(self))}
-        pieces = [name.encode() + b"=" + _content(value, root) for name, value in sorted(each.items())]
+        each = [(name, value) for name, value in sorted(vars(self.source).items()) if _has_one_each(value, len(self))]
+        once = {id(value): (name, value) for name, value in each}  # ImageFolder has its list twice
+        pieces = [name.encode() + b"=" + _content(value, root) for name, value in once.values()]
         return Fingerprint(len(self), digest(pieces))
 
 
@@ -150,15 +151,22 @@ def _has_one_each(value: Any, num: int) -> bool:
 
 
 def _content(value: Any, root: str) -> bytes:
-    """Bytes that stand for a sequence of paths, numbers, or tuples of them; of anything else, its length."""
+    """Bytes that stand for a sequence of paths, numbers, or tuples of them; of anything else, for nothing.
+
+    What comes in millions stands first.
+    """
+    if isinstance(value, str):
+        return value.removeprefix(root).encode("utf-8", "surrogateescape")
+    if isinstance(value, int):
+        return str(value).encode()
+    if isinstance(value, list | tuple):
+        return b"\0".join([b"(", *(_content(item, root) for item in value), b")"])
     if isinstance(value, np.ndarray | Tensor):
         array = np.asarray(value)
         return b"" if array.dtype.hasobject else f"{array.dtype} {array.shape}".encode() + array.tobytes()
-    if isinstance(value, list | tuple):
-        return digest(_content(item, root) for item in value).encode()
-    if isinstance(value, str | os.PathLike):
-        return os.fsencode(os.fspath(value)).removeprefix(os.fsencode(root))
-    return repr(value).encode() if isinstance(value, int | float | None) else b""
+    if isinstance(value, os.PathLike):
+        return _content(os.fspath(value), root)
+    return str(value).encode() if isinstance(value, float | None) else b""
 
 
 def _num_classes(source: Any) -> int | None:
