@@ -75,6 +75,8 @@ def test_the_hosts_that_are_left_go_on(loss, tmp_path):
     print(first[-6000:], (tmp_path / "second.log").read_text()[-6000:])
     assert done.returncode == 0
     assert "going on in another layout:\n  world_size: 2 -> 1" in first
+    if loss == "killed":
+        assert "bigsgan: rank 0 on node1 lost its connection in phase '" in first
     found = checkpoint.find_intact(tmp_path / "run")
     assert (found.nimg, found.manifest["world_size"]) == (128, 1)
 
