@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from bigsgan import first_word
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, rank_so_far, speak, wait_to_be_ended
 from bigsgan.signals import STOPPING
 from bigsgan.training.stopping import StopRequests
@@ -56,8 +57,15 @@ def _reader_is_gone() -> bool:
 def _speak_once(error: UserError) -> None:
     """Print on rank 0, while the others wait to be ended.
 
+    Launchers end the ranks of rank 0's host as soon as it ends, and those of other hosts later, so these ask it.
     A rank that is still alive after that met something that rank 0 did not, such as a file missing on its host alone.
     """
-    if rank_so_far() > 0:
-        wait_to_be_ended()
+    rank = rank_so_far()
+    if rank > 0:
+        if not first_word.is_on_another_host():
+            wait_to_be_ended()
+        elif first_word.rank_zero_spoke():
+            return
     speak(error)
+    if rank == 0:
+        first_word.tell_other_hosts()

@@ -286,15 +286,23 @@ def claim_speech() -> bool:
         return False
 
 
-def another_rank_spoke() -> bool:
-    """Return whether a rank has printed its message and ended, so that collectives fail on all others."""
+def another_rank_spoke() -> bool | None:
+    """Return whether a rank has printed its message and ended, so that collectives fail on all others.
+
+    None where nobody can be asked: the store has ended too, with rank 0, which may have spoken or been killed.
+    """
     if not dist.is_initialized():
         return False
     try:
         store = dist.distributed_c10d._get_default_store()
         return store.add(_SPEAKER_KEY, 0) > 0
-    except RuntimeError:  # as in claim_speech
-        return True
+    except RuntimeError:
+        return None
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Return whether an error of a collective says that another rank, or the way to it, is gone."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 def leave() -> None:

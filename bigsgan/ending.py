@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
+import socket
+import sys
+import time
 from collections.abc import Callable
 
 from bigsgan import comm
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, speak, wait_to_be_ended
+from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError, speak, wait_to_be_ended
+from bigsgan.monitor.logs import current_phase
+
+_UNKNOWN_SECONDS = 5.0
+"""How long a rank waits to be ended where rank 0 may have spoken, whose launcher then ends its host's ranks."""
 
 _log = logging.getLogger(__name__)
 
 
 def exit_status(work: Callable[[], int]) -> int:
-    """Do the work on every rank, and return its result, or 2 after the message of a UserError.
+    """Do the work on every rank, and return its result, 2 after the message of a UserError, or 1 without other ranks.
 
-    One rank prints; the others wait to be ended by the launcher, which ends all ranks as soon as one exits.
+    Of a UserError one rank prints; the others wait to be ended by the launcher, which ends all ranks as soon as one
+    exits. A connection that breaks each rank tells of that is not ended within that time, with its host and phase.
     """
     try:
         return work()
@@ -27,8 +35,20 @@ def exit_status(work: Callable[[], int]) -> int:
             wait_to_be_ended()
         return EXIT_BAD_INPUT
     except RuntimeError as error:
-        if not comm.another_rank_spoke():
+        spoke = comm.another_rank_spoke()
+        if not (spoke or comm.is_lost_connection(error)):
             raise
-        _log.info("stopped after another rank", exc_info=error)  # its connection broke
-        wait_to_be_ended()
-        return EXIT_BAD_INPUT
+        _log.info("stopped after another rank", exc_info=error)
+        if spoke:
+            wait_to_be_ended()
+            return EXIT_BAD_INPUT
+        if spoke is None:
+            time.sleep(_UNKNOWN_SECONDS)
+        print(f"bigsgan: {_lost(error)}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+def _lost(error: RuntimeError) -> str:
+    reason = str(error).splitlines()[0]
+    where = f"rank {comm.rank()} on {socket.gethostname()} lost its connection in phase '{current_phase()}'"
+    return f"{where}: {reason}; another rank or its host ended before it"

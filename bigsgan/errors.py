@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-EXIT_BAD_INPUT = 2
+EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 FORWARDING_SECONDS = 0.5
 """How long a rank that printed a message lives on, so that its launcher forwards it."""
 

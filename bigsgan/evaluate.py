@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from bigsgan import comm, memory
+from bigsgan.alike import open_alike
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.metrics import FeatureNetwork, Metric
 from bigsgan.config.run_directory import RECIPE_FILE
@@ -80,7 +81,7 @@ def _evaluate(options: Options) -> None:
     trained = open_trained(options.run, "generator", options.live, options.nimg, device)
     recipe = _with_data(trained.recipe, options)
     _check_run(recipe, options)
-    dataset = build_dataset(recipe.data)
+    dataset = open_alike(build_dataset, recipe.data)
     features = open_features(options.features, recipe.data, directory())
     of_images = [metric for metric in options.metrics if metric.kind != "ppl"]
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from bigsgan import checkpoint, comm, memory
+from bigsgan import checkpoint, comm, memory, roll_call
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
 from bigsgan.adversarial.extras import Extras, build_extras
+from bigsgan.alike import check_plans, open_alike
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
 from bigsgan.data import RealImages, build_dataset, build_training_dataset, readable_images
@@ -59,7 +60,8 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
 
     def work() -> int:
         with requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
-            comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
+            with roll_call.taken():
+                comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
             requests.joined()
             stopped_by = _run(plan, allowed, requests)
             requests.end_undisturbed()
@@ -71,6 +73,7 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
 
 def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str | None:
     """Train, and return what stopped the run before it was complete, the same on all ranks, or None."""
+    check_plans(plan)
     out = Path(plan.recipe.out)
     rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
     choose_kernels(plan.recipe.deterministic)
@@ -136,13 +139,13 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
     recipe, device, rank = plan.recipe, comm.device(), comm.rank()
-    shown = build_dataset(recipe.data)
+    shown = open_alike(build_dataset, recipe.data)
     dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
     engines, layout = _build_engines(plan, start)
     average = ShardedAverage(engines["generator"])
     statistics = Statistics(device)
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
-    counters = Counters()
+    counters = Counters(recipe.objective.d_steps)
     entries = {**_entries(engines, average, counters), **extras.entries()}
     if start.found is not None:
         _restore(start.found, entries, layout)
@@ -176,7 +179,6 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
             counters,
             entries,
             checkpoints,
-            recipe.objective.d_steps,
             recipe.max_rollbacks,
             rank_log.moved,
         ),
@@ -300,7 +302,7 @@ def _build_reals(
         rank=part.replica,
         world_size=part.num_replicas,
         device=comm.device(),
-        first_phase=counters.update * recipe.objective.d_steps,
+        position=counters.position,
         skipped=counters.skipped,
         reads=plan.placement(network).stage(comm.rank()) == 0,
     )

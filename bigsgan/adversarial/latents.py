@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.data import LabelledImages
-from bigsgan.data.order import phase_positions
+from bigsgan.data.order import Stretch, phase_positions
 from bigsgan.draws import Draws
 from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
 
@@ -118,8 +118,8 @@ class InputSource(Protocol):
         """What D reads of a micro-batch of the data: images, and what else it reads beside them."""
         ...
 
-    def rewind(self, phase: int, skipped: Sequence[int]) -> None:
-        """Go on from another phase of the data, of which ``skipped`` are passed over."""
+    def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
+        """Resume at another position of the data, of which ``skipped`` are passed over."""
         ...
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class LatentSource:
         """Images and labels."""
         return tuple(batch)
 
-    def rewind(self, phase: int, skipped: Sequence[int]) -> None:
+    def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
         """Do nothing: its draws depend on the update alone."""
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bigsgan.adversarial.latents import Inputs, Reals, SampleDraws, Slice
 from bigsgan.data import LabelledImages, RealImages
+from bigsgan.data.order import Stretch
 from bigsgan.engines.sequences import MicroBatch, MicroBatches, OnDemand
 
 
@@ -49,10 +50,10 @@ class PairSource:
         """Targets, labels, inputs."""
         return batch.images[:, self._input_channels :], batch.labels, self._input(batch.images)
 
-    def rewind(self, phase: int, skipped: Sequence[int]) -> None:
-        """Go on from another phase of the data, of which ``skipped`` are passed over."""
+    def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
+        """Resume at another position of the data, of which ``skipped`` are passed over."""
         if self._own is not None:
-            self._own.rewind(phase, skipped)
+            self._own.rewind(position, skipped)
 
     def close(self) -> None:
         """End the loading processes of a reader of its own."""

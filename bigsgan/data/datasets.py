@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigsgan.config.sections import Data
+from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -45,6 +46,10 @@ class ImageDataset(Protocol):
         Raises:
             CorruptImage: The image cannot be read.
         """
+        ...
+
+    def fingerprint(self) -> Fingerprint:
+        """What it consists of, found without opening images, and independent of where its root lies."""
         ...
 
 
@@ -79,6 +84,10 @@ class DigitImages:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.images[index], self.labels[index]
+
+    def fingerprint(self) -> Fingerprint:
+        """Its number of images."""
+        return Fingerprint(len(self))
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -118,6 +127,10 @@ class SyntheticImages:
         image = self.noise[first : first + self.num_bytes].view(self.shape)
         return image, index % self.num_classes if self.num_classes else 0
 
+    def fingerprint(self) -> Fingerprint:
+        """Its number of images."""
+        return Fingerprint(len(self))
+
 
 class PathList:
     """Millions of paths, of files or within archives, that forked processes share."""
@@ -132,14 +145,20 @@ class PathList:
     def __getitem__(self, index: int) -> str:
         return self._paths[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
 
+    def digest(self, root: str = "") -> str:
+        """Hash of all paths in order, without ``root`` at their beginning."""
+        prefix = root.encode("utf-8", "surrogateescape")
+        lengths = np.diff(self._ends) - len(prefix)
+        return digest([self._paths.replace(prefix, b"") if prefix else self._paths, lengths.tobytes()])
+
 
 class FolderImages:
     """Image files, each with a class."""
 
     in_memory = False
 
-    def __init__(self, paths: list[str], labels: list[int], resolution: int, channels: int) -> None:
-        self._paths = PathList(paths)
+    def __init__(self, root: Path, paths: list[str], labels: list[int], resolution: int, channels: int) -> None:
+        self._root, self._paths = f"{root}/", PathList(paths)
         self._labels = np.array(labels, dtype=np.int64)
         self.resolution, self.channels = resolution, channels
 
@@ -153,6 +172,11 @@ class FolderImages:
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path = self.path(index)
         return image_tensor(open_image(path), path, self.resolution, self.channels), int(self._labels[index])
+
+    def fingerprint(self) -> Fingerprint:
+        """Paths below the root and classes of all images, and the sizes of some files."""
+        sizes = file_sizes(map(self.path, some_of(len(self))))
+        return Fingerprint(len(self), self._paths.digest(self._root), digest([self._labels.tobytes()]), sizes)
 
 
 def build_folder(data: Data) -> FolderImages:
@@ -168,7 +192,7 @@ def build_folder(data: Data) -> FolderImages:
         raise unreadable_root(data, error) from error
     if not paths:
         raise no_images(data, "a directory with files")
-    return FolderImages(paths, labels, data.resolution, data.image_channels)
+    return FolderImages(root, paths, labels, data.resolution, data.image_channels)
 
 
 def _list_unlabelled(root: Path) -> tuple[list[str], list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
+import os
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import wrong_num_classes
+from bigsgan.data.fingerprint import Fingerprint, digest
 from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
 from bigsgan.errors import UserError
 
@@ -39,6 +41,14 @@ class TorchvisionImages:
             raise CorruptImage(name, explain(error)) from error
         image = image_tensor(sample[0], name, self.data.resolution, self.data.image_channels)
         return image, operator.index(sample[1]) if self.data.num_classes else 0
+
+    def fingerprint(self) -> Fingerprint:
+        """What the data set of torchvision holds for each image: a path, a class, pixels. Some list in any order."""
+        root = os.path.expanduser(str(self.data.root))
+        each = [(name, value) for name, value in sorted(vars(self.source).items()) if _has_one_each(value, len(self))]
+        once = {id(value): (name, value) for name, value in each}  # ImageFolder has its list twice
+        pieces = [name.encode() + b"=" + _content(value, root) for name, value in once.values()]
+        return Fingerprint(len(self), digest(pieces))
 
 
 def build_torchvision(data: Data) -> TorchvisionImages:
@@ -134,6 +144,29 @@ def _check_torchvision(source: Any, data: Data) -> None:
     found = _num_classes(source)
     if found is not None and found != data.num_classes:
         raise wrong_num_classes(data, found, "classes")
+
+
+def _has_one_each(value: Any, num: int) -> bool:
+    return isinstance(value, list | tuple | np.ndarray | Tensor) and len(value) == num
+
+
+def _content(value: Any, root: str) -> bytes:
+    """Bytes that stand for a sequence of paths, numbers, or tuples of them; of anything else, for nothing.
+
+    What comes in millions stands first.
+    """
+    if isinstance(value, str):
+        return value.removeprefix(root).encode("utf-8", "surrogateescape")
+    if isinstance(value, int):
+        return str(value).encode()
+    if isinstance(value, list | tuple):
+        return b"\0".join([b"(", *(_content(item, root) for item in value), b")"])
+    if isinstance(value, np.ndarray | Tensor):
+        array = np.asarray(value)
+        return b"" if array.dtype.hasobject else f"{array.dtype} {array.shape}".encode() + array.tobytes()
+    if isinstance(value, os.PathLike):
+        return _content(os.fspath(value), root)
+    return str(value).encode() if isinstance(value, float | None) else b""
 
 
 def _num_classes(source: Any) -> int | None:

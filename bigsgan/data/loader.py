@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.images import CorruptImage
-from bigsgan.data.order import EpochOrder, data_phase, horizontal_flips, phase_positions, random_crops
+from bigsgan.data.order import EpochOrder, Stretch, horizontal_flips, phase_positions, phase_start, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.signals import kept_from_children
@@ -47,8 +47,8 @@ class LabelledImages(NamedTuple):
 class RealImages:
     """This rank's share of the real images, phase by phase.
 
-    Its only state is ``phase``: what a phase holds is a function of the phase's number, so a run that resumes builds
-    it anew with ``first_phase``. Loading starts here, ahead of the first ``next_phase``.
+    Its only state is ``position``: what a phase holds is a function of where it begins, so a run that resumes builds
+    it anew from there. Loading starts here, ahead of the first ``next_phase``.
 
     Attributes:
         waited_seconds: How long this rank has waited for images so far.
@@ -65,8 +65,8 @@ class RealImages:
         rank: int,
         world_size: int,
         device: torch.device,
-        first_phase: int = 0,
-        skipped: Sequence[int] = (),
+        position: int = 0,
+        skipped: Sequence[Stretch] = (),
         reads: bool = True,
     ) -> None:
         """Take slice ``rank`` of ``world_size`` of every micro-batch.
@@ -80,32 +80,33 @@ class RealImages:
             rank: Index of this data-parallel rank.
             world_size: Number of data-parallel ranks.
             device: Where the images go. A CUDA device has to be the current one.
-            first_phase: The phase that the first ``next_phase`` returns.
-            skipped: Phases of the data that are passed over, ascending; phases are counted without them.
+            position: Images of the order that come before the first ``next_phase``.
+            skipped: Stretches of the order that are passed over, ascending.
             reads: Whether this rank is the one of its replica that reads images; the others load none.
         """
         self.data, self.draws, self.device, self.rank = data, draws, device, rank
+        self._batch = batch
         self._slices = partial(_phase_slices, batch=batch, accumulation=accumulation, rank=rank, world_size=world_size)
         self.reads = reads
         self._dataset = dataset
         self._corrupt = CorruptImages(data.max_corrupt, rank)
         self._batches: Iterator[Batch] = iter(())
         self.waited_seconds = 0.0
-        self.rewind(first_phase, skipped)
+        self.rewind(position, skipped)
 
-    def rewind(self, phase: int, skipped: Sequence[int] = ()) -> None:
-        """Have the next ``next_phase`` return another phase, where ``skipped`` of the data are passed over."""
+    def rewind(self, position: int, skipped: Sequence[Stretch] = ()) -> None:
+        """Have the next ``next_phase`` begin at another position, where ``skipped`` are passed over."""
         self.close()
-        self._phase, self._skipped = phase, skipped
+        self._position, self._skipped = position, skipped
         if self.reads:
-            phases = map(self._positions, itertools.count(phase))
+            phases = map(self._slices, self._starts(position))
             indices = _endless_indices(EpochOrder(self.draws, len(self._dataset)), phases)
             self._batches = read_batches(self._dataset, self.data, indices, pin_memory=self.device.type == "cuda")
 
     @property
-    def phase(self) -> int:
-        """Number of the phase that ``next_phase`` returns."""
-        return self._phase
+    def position(self) -> int:
+        """Images of the order that come before what ``next_phase`` returns, skipped ones among them."""
+        return self._position
 
     def next_phase(self) -> list[LabelledImages]:
         """Return this rank's micro-batches of the next phase, and advance.
@@ -116,17 +117,21 @@ class RealImages:
             UserError: More than ``data.max_corrupt`` different images could not be read, on this rank since it
                 started; a label is outside ``data.num_classes``; or a loading process died.
         """
-        micro_batches = [self._next_micro_batch(positions) for positions in self._positions(self._phase)]
-        self._phase += 1
-        return micro_batches
+        start = next(self._starts(self._position))
+        self._position = start + self._batch
+        return [self._next_micro_batch(positions) for positions in self._slices(start)]
 
     def close(self) -> None:
         """End the loading processes. No phase can be taken afterwards, but after ``rewind``."""
         _end_workers(self._batches)
         self._batches = iter(())
 
-    def _positions(self, phase: int) -> list[range]:
-        return self._slices(data_phase(phase, self._skipped))
+    def _starts(self, position: int) -> Iterator[int]:
+        """Where each phase begins, from a position on."""
+        while True:
+            start = phase_start(position, self._batch, self._skipped)
+            yield start
+            position = start + self._batch
 
     def _next_micro_batch(self, positions: range) -> LabelledImages:
         start = time.perf_counter()
@@ -292,8 +297,8 @@ def _collate(samples: list[_Sample]) -> Batch:
     return Batch(stacked, labels, corrupt, len(images) == len(samples))
 
 
-def _phase_slices(phase: int, *, batch: int, accumulation: int, rank: int, world_size: int) -> list[range]:
-    return [phase_positions(phase, batch, accumulation, j, rank, world_size) for j in range(accumulation)]
+def _phase_slices(start: int, *, batch: int, accumulation: int, rank: int, world_size: int) -> list[range]:
+    return [phase_positions(start, batch, accumulation, j, rank, world_size) for j in range(accumulation)]
 
 
 def _endless_indices(order: EpochOrder, phases: Iterator[list[range]]) -> Iterator[list[int]]:

@@ -1,21 +1,25 @@
 """Which real image comes when, where it is cut and whether it is mirrored: functions of the global position alone.
 
 A run reads images at the positions 0, 1, 2, ... whatever the number of ranks, so every layout trains on the same images
-in the same batches. Phase p, one discriminator step, takes the positions p * batch up to (p + 1) * batch.
+in the same batches. A phase, one discriminator step, takes ``batch`` positions, from where the one before it ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
 from bigsgan.draws import Draws
 
+Stretch: TypeAlias = tuple[int, int]
+"""The first of some positions, and the one behind the last."""
 
-def phase_positions(phase: int, batch: int, accumulation: int, micro_step: int, rank: int, world_size: int) -> range:
-    """Global positions of one micro-batch of one rank.
+
+def phase_positions(start: int, batch: int, accumulation: int, micro_step: int, rank: int, world_size: int) -> range:
+    """Global positions of one micro-batch of one rank, in the phase that begins at position ``start``.
 
     Micro-step j takes the j-th contiguous range of the batch, and rank r the r-th slice of that.
 
@@ -25,15 +29,16 @@ def phase_positions(phase: int, batch: int, accumulation: int, micro_step: int, 
     if batch % (accumulation * world_size):
         raise ValueError(f"batch {batch} does not divide into {accumulation} micro-batches on {world_size} ranks")
     size = batch // (accumulation * world_size)
-    first = phase * batch + (micro_step * world_size + rank) * size
+    first = start + (micro_step * world_size + rank) * size
     return range(first, first + size)
 
 
-def data_phase(phase: int, skipped: Sequence[int]) -> int:
-    """Which phase of the data the run's phase ``phase`` reads, where it passes over ``skipped``, ascending."""
-    for passed_over in skipped:
-        phase += passed_over <= phase
-    return phase
+def phase_start(position: int, batch: int, skipped: Sequence[Stretch]) -> int:
+    """Where a phase begins: at ``position``, or behind those of ``skipped``, ascending, that it would reach into."""
+    for first, end in skipped:
+        if position < end and first < position + batch:
+            position = end
+    return position
 
 
 class EpochOrder:

@@ -27,6 +27,7 @@ from bigsgan.data.datasets import (
     no_images,
     unreadable_root,
 )
+from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
 from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
 from bigsgan.errors import UserError
 
@@ -122,6 +123,18 @@ class PackedImages:
             raise CorruptImage(path, explain(error)) from error
         image = image_tensor(open_image(path, io.BytesIO(content)), path, self.resolution, self.channels)
         return image, int(entry["label"])
+
+    def fingerprint(self) -> Fingerprint:
+        """The whole index, and the sizes of the archives."""
+        places = self._entries[[name for name in self._entries.dtype.names or () if name != "label"]]
+        fields = [np.ascontiguousarray(places[name]).tobytes() for name in places.dtype.names or ()]
+        archives = [os.path.basename(path).encode("utf-8", "surrogateescape") for path in self._archives]
+        return Fingerprint(
+            len(self),
+            self._names.digest(),
+            digest([np.ascontiguousarray(self._entries["label"]).tobytes()]),
+            digest([*fields, *archives, file_sizes(self._archives).encode()]),
+        )
 
 
 def build_zip(data: Data) -> PackedImages:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import data_directory, image_files
+from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -47,6 +48,14 @@ class FilePairs:
             images = (left, right) if data.input_side == "left" else (right, left)
         first = image_tensor(images[0], source, data.resolution, data.input_channels)
         return torch.cat([first, image_tensor(images[1], target, data.resolution, data.image_channels)]), 0
+
+    def fingerprint(self) -> Fingerprint:
+        """Paths of all inputs and targets below their roots, and the sizes of some files."""
+        roots = [str(Path(str(root)).expanduser()) for root in (self.data.input_root or self.data.root, self.data.root)]
+        names = [path.removeprefix(root) for pair in self.pairs for path, root in zip(pair, roots, strict=True)]
+        some = [path for i in some_of(len(self)) for path in self.pairs[i]]
+        encoded = digest(name.encode("utf-8", "surrogateescape") for name in names)
+        return Fingerprint(len(self), encoded, sizes=file_sizes(some))
 
 
 class SyntheticPairs:
@@ -83,6 +92,10 @@ class SyntheticPairs:
             _channels(target, self.data.image_channels),
         ]
         return torch.from_numpy((np.concatenate(pair) * 255).astype(np.uint8)), 0
+
+    def fingerprint(self) -> Fingerprint:
+        """Its number of images."""
+        return Fingerprint(len(self))
 
 
 def _channels(colours: np.ndarray, channels: int) -> np.ndarray:

@@ -67,6 +67,12 @@ class RankLog(logging.Filter):
         logging.getLogger("bigsgan").propagate = True
 
 
+def current_phase() -> str:
+    """What this rank is doing, by its open log; "start" where there is none."""
+    filters = (each for handler in logging.getLogger("bigsgan").handlers for each in handler.filters)
+    return next((each.phase for each in filters if isinstance(each, RankLog)), "start")
+
+
 class _Console(logging.Handler):
     """Prints through the rank log's current ``write``."""
 

@@ -24,7 +24,7 @@ from bigsgan.training import doctor
 from bigsgan.training.doctor import Doctor
 from bigsgan.training.ema import ShardedAverage
 from bigsgan.training.measuring import Measuring
-from bigsgan.training.recovery import Recovery
+from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
 from bigsgan.training.schedules import average_decay, is_due, scheduled
 from bigsgan.training.state import Counters
@@ -68,8 +68,7 @@ class Run:
     def count_update(self) -> float:
         """Count an update that was made, and let the average follow it. Returns the decay of the average."""
         recipe, counters = self.recipe, self.counters
-        counters.update += 1
-        counters.nimg += recipe.batch
+        counters.count(recipe.batch)
         decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
         if self.step.generator.outcomes.last is not False:  # else its weights are what they were
             self.average.update(decay)
@@ -101,7 +100,7 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
     while counters.nimg < recipe.total_nimg:
         run.rank_log.phase = f"update {counters.update}"
         numbers = scheduled(recipe, counters.nimg)
-        update = counters.update
+        update, position = counters.update, counters.position
         run.step(update, numbers)
         decay = run.count_update()
         complete = counters.nimg >= recipe.total_nimg
@@ -111,7 +110,7 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         measures = run.measuring and (complete or (not done and run.measuring.is_due(counters.nimg)))
         saves = done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch)
         looks = bool(reports or samples or measures or saves)
-        if failed := run.recovery.failed(update, numbers, at_once=looks):
+        if failed := run.recovery.failed(Attempt(update, (position, counters.position), numbers), at_once=looks):
             run.rank_log.phase = "rollback"
             with clock.paused():
                 run.saver.finish()

@@ -13,21 +13,24 @@ from torch import Tensor
 from bigsgan import checkpoint, comm
 from bigsgan.adversarial import AdversarialStep, InputSource, Scheduled
 from bigsgan.data import RealImages
+from bigsgan.data.order import Stretch
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.training.state import Counters
 
 
-class Failed(NamedTuple):
-    """An update that was not finite.
+class Attempt(NamedTuple):
+    """An update that was made, finite or not.
 
     Attributes:
         update: Its number, as its checkpoint counts.
+        read: Stretch of the data's order that it read.
         scheduled: The numbers that it was made with.
     """
 
     update: int
+    read: Stretch
     scheduled: Scheduled
 
 
@@ -45,7 +48,6 @@ class Recovery:
         counters: Counters,
         entries: Mapping[str, checkpoint.StateEntry],
         directory: Path,
-        d_steps: int,
         most: int,
         moved: Callable[[int], None],
     ) -> None:
@@ -58,35 +60,33 @@ class Recovery:
             counters: How far the run is.
             entries: Its state.
             directory: Its checkpoints.
-            d_steps: Phases of real images in an update.
             most: Rollbacks after which the run ends instead.
             moved: Told of what is read of checkpoints.
         """
         self._step, self._reals, self._source, self._counters = step, reals, source, counters
-        self._entries, self._directory, self._d_steps, self._most = entries, directory, d_steps, most
+        self._entries, self._directory, self._most = entries, directory, most
         self._moved = moved
         # A seam that overflows in fp16 makes G's gradients overflow too.
         scaled = step.discriminator.scales_loss
         self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
         self._known = self._num_skipped()
-        self._made: list[tuple[Failed, comm.Later]] = []  # whose outcome the host does not know yet
+        self._made: list[tuple[Attempt, comm.Later]] = []  # whose outcome the host does not know yet
 
-    def failed(self, update: int, scheduled: Scheduled, at_once: bool) -> Failed | None:
+    def failed(self, attempt: Attempt, at_once: bool) -> Attempt | None:
         """Return the first update since the last call that was not finite, the same on all ranks; None without one.
 
         Where the device decides, the host learns of an update when the next one has been made.
 
         Args:
-            update: Number of the update that was made.
-            scheduled: The numbers that it was made with.
+            attempt: The update that was made.
             at_once: Whether to wait for the device to know of this one too.
         """
         num_skipped = comm.Later(sum(engine.outcomes.num_skipped_so_far for engine in self._engines))
-        made = [*self._made, (Failed(update, scheduled), num_skipped)]
+        made = [*self._made, (attempt, num_skipped)]
         self._made = [] if at_once or num_skipped.is_known else [made.pop()]
         return next((what for what, number in made if number.value() > self._known), None)
 
-    def roll_back(self, failed: Failed) -> str:
+    def roll_back(self, failed: Attempt) -> str:
         """Find out where an update failed, and go back; every rank calls this.
 
         Args:
@@ -99,12 +99,12 @@ class Recovery:
             UserError: This was once too often, or there is nothing to go back to.
         """
         update = failed.update
-        self._rewind(update)
+        self._rewind(failed.read[0])
         with first_not_finite({"generator": self._step.generator, "discriminator": self._step.discriminator}) as first:
             self._step(update, failed.scheduled)
         report = _of_all_ranks(first)
         counters = self._counters
-        rollbacks, skipped = counters.rollbacks + 1, counters.skipped_with(update, self._d_steps)
+        rollbacks, skipped = counters.rollbacks + 1, counters.skipped_with(failed.read)
         if rollbacks > self._most:
             remedy = "lower the learning rates, raise precision, or look at the data of the updates that the log names"
             problem = f"rollbacks were not enough: update {update} is not finite ({report})"
@@ -112,7 +112,7 @@ class Recovery:
         found = self._last_good(update, report)
         checkpoint.restore(found, self._entries, comm, self._moved)
         counters.rollbacks, counters.skipped = rollbacks, skipped
-        self._rewind(counters.update)
+        self._rewind(counters.position)
         self._known, self._made = self._num_skipped(), []
         return f"update {update} is not finite ({report}); going on from {found.path}, passing over its real images"
 
@@ -129,9 +129,9 @@ class Recovery:
             choose, lambda found: found, lambda found: checkpoint.damage(found, comm, moved=self._moved)
         )
 
-    def _rewind(self, update: int) -> None:
+    def _rewind(self, position: int) -> None:
         for images in (self._reals, self._source):
-            images.rewind(update * self._d_steps, self._counters.skipped)
+            images.rewind(position, self._counters.skipped)
 
     def _num_skipped(self) -> int:
         return sum(engine.outcomes.num_skipped for engine in self._engines)

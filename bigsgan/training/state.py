@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.checkpoint import Part, SavedValues
-from bigsgan.data.order import data_phase
+from bigsgan.data.order import Stretch, phase_start
 from bigsgan.engines import Engine, Shard
 from bigsgan.training.ema import ShardedAverage
 
@@ -18,6 +18,7 @@ Number = float | int
 
 MASTER, BUFFER = "master", "buffer"
 STEP = "optimizer.step"
+_BOUNDS = ("first", "end")
 
 
 class EngineState:
@@ -124,37 +125,56 @@ def load_buffers(saved: SavedValues, buffers: dict[str, Tensor]) -> None:
 
 @dataclass
 class Counters:
-    """How far the run is. Data position, latents and schedules are functions of these.
+    """How far the run is. Latents and schedules are functions of these.
 
     Attributes:
+        d_steps: Phases of real images in an update, of the recipe.
         update: Generator updates made, applied or skipped.
         nimg: Images seen: ``batch`` for each of them.
         rollbacks: How often the run went back to a checkpoint because an update was not finite.
-        skipped: Phases of the data that such updates read, which the run passes over; ascending.
+        position: Real images of the data's order that are done with, read or passed over.
+        skipped: Stretches of that order that such updates read, which the run passes over; ascending.
     """
 
+    d_steps: int = 1
     update: int = 0
     nimg: int = 0
     rollbacks: int = 0
-    skipped: tuple[int, ...] = ()
+    position: int = 0
+    skipped: tuple[Stretch, ...] = ()
+
+    def count(self, batch: int) -> None:
+        """Count an update on ``batch`` images."""
+        self.update += 1
+        self.nimg += batch
+        for _ in range(self.d_steps):
+            self.position = phase_start(self.position, batch, self.skipped) + batch
 
     def parts(self) -> list[Part]:
         """Return none."""
         return []
 
     def numbers(self) -> dict[str, Number]:
-        """All counts, and each phase that is passed over."""
-        counts = {"update": self.update, "nimg": self.nimg, "rollbacks": self.rollbacks}
-        return {**counts, **{f"skipped.{i}": phase for i, phase in enumerate(self.skipped)}}
+        """All counts, and each stretch that is passed over."""
+        counts = {name: getattr(self, name) for name in ("update", "nimg", "rollbacks", "position")}
+        for i, stretch in enumerate(self.skipped):
+            counts |= {f"skipped.{i}.{bound}": value for bound, value in zip(_BOUNDS, stretch, strict=True)}
+        return counts
 
     def load(self, saved: SavedValues) -> None:
         """Restore all of them."""
         numbers = saved.numbers
         self.update, self.nimg = int(numbers["update"]), int(numbers["nimg"])
         self.rollbacks = int(numbers["rollbacks"])
-        self.skipped = tuple(sorted(int(phase) for key, phase in numbers.items() if key.startswith("skipped.")))
+        keys = [key for key in numbers if key.startswith("skipped.")]
+        if "position" in numbers:
+            self.position = int(numbers["position"])
+            firsts, ends = (sorted(int(numbers[key]) for key in keys if key.endswith(bound)) for bound in _BOUNDS)
+            self.skipped = tuple(zip(firsts, ends, strict=True))
+        else:  # a checkpoint that counts phases, of one batch, and numbers those passed over
+            self.position = self.nimg * self.d_steps + len(keys) * (self.nimg // max(self.update, 1))
 
-    def skipped_with(self, update: int, d_steps: int) -> tuple[int, ...]:
-        """``skipped`` and what update number ``update`` reads in its ``d_steps`` phases."""
-        phases = range(update * d_steps, (update + 1) * d_steps)
-        return tuple(sorted({*self.skipped, *(data_phase(phase, self.skipped) for phase in phases)}))
+    def skipped_with(self, read: Stretch) -> tuple[Stretch, ...]:
+        """``skipped`` and another stretch, which may hold some of them."""
+        kept = [each for each in self.skipped if not read[0] <= each[0] <= each[1] <= read[1]]
+        return tuple(sorted([*kept, read]))

@@ -1,10 +1,12 @@
-"""Two hosts over a real ssh: `deepspeed --hostfile`, and torchrun's elastic restarts."""
+"""Two hosts over a real ssh: `deepspeed --hostfile`, and agents that start ranks again as hosts come and go."""
 
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from bigsgan import checkpoint
+from bigsgan.config.deepspeed_file import REPOSITORY
 from tests.clusters import laboratory
 from tests.tiny import tiny_recipe
 
@@ -13,12 +15,22 @@ from tests.tiny import tiny_recipe
 def test_deepspeed_on_two_hosts(tmp_path):
     tiny_recipe(tmp_path)
     (tmp_path / "hosts").write_text("node1 slots=1\nnode2 slots=1\n")
+    (tmp_path / "wrong").write_text("node1 slots=1\nnode9 slots=1\n")
     script = """
-        deepspeed --hostfile hosts --master_addr node1 $REPOSITORY/launch/train.py --config tiny.yaml \
-            out=run total_nimg=64 checkpoint_nimg=64
+        start="deepspeed --hostfile hosts --master_addr node1 $REPOSITORY/launch/train.py --config tiny.yaml"
+        python -m bigsgan.preflight wrong || echo "wrong $?"
+        $start batch=3 > bad.log 2>&1 || echo "bad $? after less than $((SECONDS / 60 + 1)) minutes"
+        python -m bigsgan.preflight hosts
+        $start out=run total_nimg=64 checkpoint_nimg=64
     """
     done = laboratory.run("ssh", script, tmp_path)
     assert done.returncode == 0
+    assert done.stdout.splitlines()[:3] == [
+        "wrong 2", "bad 2 after less than 1 minutes", "2 hosts are ready: node1, node2"
+    ]  # fmt: skip
+    assert "bigsgan: wrong: node9 cannot be reached: " in done.stderr
+    bad = (tmp_path / "bad.log").read_text()
+    assert bad.count("bigsgan: batch: 3 does not divide into 1 micro-batches on 2 ranks for the generator") == 1, bad
     found = checkpoint.find_intact(tmp_path / "run")
     assert (found.nimg, found.manifest["world_size"]) == (64, 2)
     logs = [(tmp_path / "run" / "logs" / f"rank0000{rank}.log").read_text() for rank in range(2)]
@@ -28,24 +40,30 @@ def test_deepspeed_on_two_hosts(tmp_path):
 LOSSES = {
     "killed": 'ssh node2 "kill -KILL -1" || true',  # all that runs there
     "cut off": 'ssh node2 "(sleep 0.2; ip link set eth0 down) > /dev/null 2>&1 &"',  # no connection is closed
-    "without its launcher": "ssh node2 \"pkill -KILL -f '[t]orchrun'\"",
+    "without its launcher": "ssh node2 \"pkill -KILL -f '[b]igsgan.elastic'\"",
 }
+
+AGENT = """
+    start="python -m bigsgan.elastic --nnodes 1:2 --nproc_per_node 1 --rdzv-id lab --rdzv-endpoint node1:29400"
+    start="$start --rdzv-conf keep_alive_interval=1,keep_alive_max_attempt=8,last_call_timeout=LAST_CALL"
+    start="$start -- --config tiny.yaml out=run hang_timeout_seconds=20"
+"""
+ON_SECOND = """
+    on_second() { ssh node2 "cd $PWD; export PATH=$PATH PYTHONPATH=${PYTHONPATH:-}; exec $1" >> second.log 2>&1; }
+"""
 
 
 @pytest.mark.parametrize(
     "loss",
     [pytest.param(loss, marks=pytest.mark.slow if loss == "killed" else pytest.mark.nightly) for loss in LOSSES],
 )
-def test_torchrun_goes_on_with_the_hosts_that_are_left(loss, tmp_path):
-    """The second host is lost: the job goes on from its checkpoint with half the ranks, in which the batch divides."""
+def test_the_hosts_that_are_left_go_on(loss, tmp_path):
+    """The second host is lost: the job resumes from its checkpoint with half the ranks, in which the batch divides."""
     tiny_recipe(tmp_path)
     script = f"""
-        start="torchrun --nnodes 1:2 --nproc_per_node 1 --max-restarts 9 --rdzv-backend c10d --rdzv-id lab"
-        start="$start --rdzv-endpoint node1:29400"
-        start="$start --rdzv-conf keep_alive_interval=1,keep_alive_max_attempt=8,last_call_timeout=20"
-        start="$start $REPOSITORY/launch/train.py --config tiny.yaml out=run"
-        start="$start total_nimg=128 report_nimg=8 checkpoint_nimg=8 hang_timeout_seconds=20"
-        ssh node2 "cd $PWD; export PATH=$PATH PYTHONPATH=${{PYTHONPATH:-}}; exec $start" > second.log 2>&1 &
+        {AGENT.replace("LAST_CALL", "20")} {ON_SECOND}
+        start="$start total_nimg=128 report_nimg=8 checkpoint_nimg=8"
+        on_second "$start" &
         $start > first.log 2>&1 &
         first=$!
         wait_for grep -qrs '"world_size": 2' run/checkpoints
@@ -57,5 +75,89 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(loss, tmp_path):
     print(first[-6000:], (tmp_path / "second.log").read_text()[-6000:])
     assert done.returncode == 0
     assert "going on in another layout:\n  world_size: 2 -> 1" in first
+    if loss == "killed":
+        assert "bigsgan: rank 0 on node1 lost its connection in phase '" in first
     found = checkpoint.find_intact(tmp_path / "run")
     assert (found.nimg, found.manifest["world_size"]) == (128, 1)
+
+
+@pytest.mark.slow
+def test_a_lost_host_returns(tmp_path):
+    """One host, two, one, and two again, with each change from the newest checkpoint."""
+    tiny_recipe(tmp_path)
+    script = f"""
+        {AGENT.replace("LAST_CALL", "1")} {ON_SECOND}
+        start="$start total_nimg=1000000 report_nimg=800 checkpoint_nimg=32"
+        told() {{ [ "$(grep -hc "world_size: $1" first.log)" = $2 ]; }}
+        $start > first.log 2>&1 &
+        first=$!
+        wait_for grep -qrs '"world_size": 1' run/checkpoints
+        on_second "$start" &
+        wait_for told "1 -> 2" 1
+        wait_for grep -qrs '"world_size": 2' run/checkpoints
+        ssh node2 "pkill -KILL -f '[b]igsgan.elastic|[l]aunch/train.py'"
+        wait_for told "2 -> 1" 1
+        on_second "$start" &
+        second=$!
+        wait_for told "1 -> 2" 2
+        wait_for grep -qrs '"world_size": 2' run/checkpoints
+        kill -TERM $first
+        wait $first || echo "first $?"
+        pkill -TERM -P $second || true
+    """
+    done = laboratory.run("ssh", script, tmp_path)
+    first = (tmp_path / "first.log").read_text()
+    print(first[-6000:], (tmp_path / "second.log").read_text()[-6000:])
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0] == "first 85"
+    changes = [line.strip() for line in first.splitlines() if line.strip().startswith("world_size: ")]
+    assert changes[:3] == ["world_size: 1 -> 2", "world_size: 2 -> 1", "world_size: 1 -> 2"]
+
+
+def manifest_command(*more: str) -> str:
+    """The command of launch/k8s/train.yaml, with the paths, the host and the devices of a laboratory."""
+    *_, job = yaml.safe_load_all((REPOSITORY / "launch" / "k8s" / "train.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = " ".join([*container["command"], *more])
+    for pod, laboratory_ in (
+        ("--nproc_per_node=8", "--nproc_per_node=1"),
+        ("bigsgan-0.bigsgan:", "node1:"),
+        ("/data/recipe.yaml", "tiny.yaml"),
+        ("/data/run", "run"),
+    ):
+        assert pod in words
+        words = words.replace(pod, laboratory_)
+    return words
+
+
+@pytest.mark.slow
+def test_pods_of_the_manifest_are_drained_and_refuse_bad_input(tmp_path):
+    """A pod that is asked to stop is replaced while the other waits: both end complete. Bad input ends all, once."""
+    tiny_recipe(tmp_path)
+    script = f"""
+        {ON_SECOND}
+        both() {{ on_second "$1" & second=$!; $1 > $2 2>&1 & first=$!; }}
+        both "{manifest_command("batch=3")}" bad.log
+        wait $first || echo "first $?"
+        wait $second || echo "second $?"
+        mv second.log second_bad.log
+        start="{manifest_command("total_nimg=800", "report_nimg=80", "checkpoint_nimg=64")}"
+        both "$start" first.log
+        wait_for grep -qrs '"world_size": 2' run/checkpoints
+        ssh node2 "pkill -TERM -f '[b]igsgan.elastic'"
+        wait $second || echo "drained $?"
+        on_second "$start"
+        wait $first
+        echo complete
+    """
+    done = laboratory.run("ssh", script, tmp_path)
+    logs = {path.stem: path.read_text() for path in tmp_path.glob("*.log")}
+    print(*(f"{name}: {text[-4000:]}" for name, text in logs.items()))
+    assert done.returncode == 0
+    assert done.stdout.split("\n")[:4] == ["first 2", "second 2", "drained 85", "complete"]
+    told = [line for name in ("bad", "second_bad") for line in logs[name].splitlines() if "bigsgan: " in line]
+    problem = "3 does not divide into 1 micro-batches on 2 ranks for the generator"
+    assert told == [f"bigsgan: batch: {problem}; set batch to a multiple of 2, such as batch=4"]
+    assert "stopped by SIGTERM at " in logs["first"]
+    assert "going on from " in logs["first"]
+    assert checkpoint.find_intact(tmp_path / "run").nimg == 800

@@ -269,7 +269,7 @@ def resume(overrides: list[str], ds: dict[str, Any], directory: str, first: int,
     found = checkpoint.newest(Path(directory))
     run = build(overrides, ds, found)
     update(run, then)
-    result = {"state": full_state(run), "update": run.counters.update, "phase": run.step._reals.phase}
+    result = {"state": full_state(run), "update": run.counters.update, "position": run.step._reals.position}
     destroy(run)
     return result
 
@@ -277,7 +277,7 @@ def resume(overrides: list[str], ds: dict[str, Any], directory: str, first: int,
 def uninterrupted(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[str, Any]:
     run = build(overrides, ds)
     update(run, num_updates)
-    result = {"state": full_state(run), "update": run.counters.update, "phase": run.step._reals.phase}
+    result = {"state": full_state(run), "update": run.counters.update, "position": run.step._reals.position}
     destroy(run)
     return result
 

@@ -59,7 +59,7 @@ def resumed_runs(overrides, ds, directories, then):
     for directory in directories:
         if results:  # engines that have trained since are loaded as new ones are
             checkpoint.restore(checkpoint.newest(Path(directory)), run.entries, comm)
-            run.reals.rewind(run.counters.update)
+            run.reals.rewind(run.counters.position)
         begun = scenarios.saved_parts(run)
         scenarios.update(run, then)
         results.append((begun, scenarios.saved_parts(run)))

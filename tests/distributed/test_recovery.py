@@ -19,7 +19,7 @@ from bigsgan.errors import UserError
 from bigsgan.locking import hold
 from bigsgan.train import _alone_in
 from bigsgan.training.loop import training_loop
-from bigsgan.training.recovery import Recovery
+from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.stopping import StopRequests
 from tests.distributed import scenarios
 from tests.tiny import zero
@@ -96,7 +96,7 @@ def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,)
 
 
 def passing_over(overrides, ds, skipped, num_updates=6):
-    """Train without the phases of the data ``skipped``."""
+    """Train without the stretches of the data ``skipped``."""
     run = scenarios.build([*ADAM, *SAVING, *overrides], ds)
     run.step._reals.rewind(0, skipped)
     scenarios.update(run, num_updates)
@@ -107,14 +107,14 @@ def passing_over(overrides, ds, skipped, num_updates=6):
 
 @pytest.mark.parametrize(
     "stage, network, most, skipped",
-    [(0, "generator", 1, (3,)), pytest.param(3, "discriminator", 2, (3, 4), marks=pytest.mark.slow)],
+    [(0, "generator", 1, (24, 32)), pytest.param(3, "discriminator", 2, (24, 40), marks=pytest.mark.slow)],
 )
 def test_a_run_goes_back_and_passes_over_the_data(ranks, stage, network, most, skipped):
     """As if that data had never been there, bit for bit, but for the counts."""
     both = {"generator": zero(stage), "discriminator": zero(stage)}
     found = ranks(2).run(not_finite, [], both, network, most)
-    expected = ranks(2).run(passing_over, [], both, skipped)
-    check_passed_over(found, expected, (most, skipped))
+    expected = ranks(2).run(passing_over, [], both, [skipped])
+    check_passed_over(found, expected, (most, (skipped,)))
 
 
 @pytest.mark.parametrize("every, made", [(16, [0, 1, 2, 3, 3, 2, 3, 4, 5]), (24, [0, 1, 2, 3, 4, 3, 3, 4, 5])])
@@ -123,7 +123,7 @@ def test_where_the_device_decides_the_host_learns_of_it_an_update_later(ranks, n
     """Or at once, where the update is saved; 8 images are one."""
     both = dict.fromkeys(NETWORKS, zero(1, bf16={"enabled": True}))
     found = ranks(2).run(not_finite, [], both, network, 1, every, True)
-    check_passed_over(found, ranks(2).run(passing_over, [], both, (3,)), (1, (3,)))
+    check_passed_over(found, ranks(2).run(passing_over, [], both, [(24, 32)]), (1, ((24, 32),)))
     assert [each[3] for each in found] == [made] * 2
 
 
@@ -134,10 +134,10 @@ LATE = [0, 1, 2, 3, 4, 3]
 @pytest.mark.parametrize(
     "stage, more, bad, stop_in, skipped, made",
     [
-        (0, ["objective.d_steps=2"], (3,), None, (6, 7), [*LATE, 3, 4, 5]),
-        (3, [], (3, 4), None, (3,), [*LATE, 3, 4, 5]),
-        (2, [], (3,), 4, (3,), [*LATE, 3]),
-        (1, [], (5,), None, (5,), [0, 1, 2, 3, 4, 5, 5, 3, 4, 5]),
+        (0, ["objective.d_steps=2"], (3,), None, (48, 64), [*LATE, 3, 4, 5]),
+        (3, [], (3, 4), None, (24, 32), [*LATE, 3, 4, 5]),
+        (2, [], (3,), 4, (24, 32), [*LATE, 3]),
+        (1, [], (5,), None, (40, 48), [0, 1, 2, 3, 4, 5, 5, 3, 4, 5]),
     ],
     ids=["two steps of D", "two in a row", "asked to stop before it is known", "the last"],
 )
@@ -145,7 +145,7 @@ def test_what_is_learnt_late_is_undone_whole(ranks, stage, more, bad, stop_in, s
     both = dict.fromkeys(NETWORKS, zero(stage))
     found = ranks(2).run(not_finite, more, both, "discriminator", 1, 24, True, bad, stop_in)
     num_updates = made[-1] + 1
-    check_passed_over(found, ranks(2).run(passing_over, more, both, skipped, num_updates), (1, skipped))
+    check_passed_over(found, ranks(2).run(passing_over, more, both, [skipped], num_updates), (1, (skipped,)))
     assert [each[3] for each in found] == [made] * 2
 
 
@@ -159,9 +159,9 @@ def test_where_d_scales_its_loss_no_update_of_g_is_a_failure():
 
     for d_scales, g_scales, expected in ((True, False, None), (False, False, 7), (False, True, None)):
         step = SimpleNamespace(generator=engine(g_scales, 0), discriminator=engine(d_scales, 0))
-        recovery = Recovery(step, None, None, None, {}, Path(), 1, 1, lambda num: None)
+        recovery = Recovery(step, None, None, None, {}, Path(), 1, lambda num: None)
         step.generator.outcomes.add(False)
-        failed = recovery.failed(7, None, at_once=False)
+        failed = recovery.failed(Attempt(7, (0, 8), None), at_once=False)
         assert (failed and failed.update) == expected
 
 

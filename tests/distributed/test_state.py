@@ -78,7 +78,7 @@ def test_resume_is_the_same_run(ranks, ds, tmp_path):
     whole = ranks(2).run(scenarios.uninterrupted, overrides, both, 6)
     parts = ranks(2).run(scenarios.resume, overrides, both, str(tmp_path), 3, 3)
     check_same_run(whole, parts)
-    assert [rank["phase"] for rank in [*whole, *parts]] == [6] * 4
+    assert [rank["position"] for rank in [*whole, *parts]] == [48] * 4
 
 
 def check_same_run(whole, parts):

@@ -70,10 +70,12 @@ def data_section(**changes) -> Data:
     return Data(**{"kind": "synthetic", "resolution": 2, "num_workers": 0, "max_corrupt": 2, **changes})
 
 
-def real_images(dataset, data=None, *, batch=12, accumulation=1, rank=0, world_size=1, first_phase=0) -> RealImages:
+def real_images(
+    dataset, data=None, *, batch=12, accumulation=1, rank=0, world_size=1, position=0, skipped=()
+) -> RealImages:
     return RealImages(
         dataset, data or data_section(), DRAWS, batch=batch, accumulation=accumulation, rank=rank,
-        world_size=world_size, device=CPU, first_phase=first_phase,
+        world_size=world_size, device=CPU, position=position, skipped=skipped,
     )  # fmt: skip
 
 
@@ -171,10 +173,20 @@ def test_resuming_at_a_phase_equals_going_on():
     running = real_images(NumberedImages(), data, accumulation=2)
     for _ in range(5):
         running.next_phase()
-    assert running.phase == 5
-    resumed = real_images(NumberedImages(), data, accumulation=2, first_phase=5)
-    assert resumed.phase == 5
+    assert running.position == 60
+    resumed = real_images(NumberedImages(), data, accumulation=2, position=60)
+    assert resumed.position == 60
     assert_equal([running.next_phase() for _ in range(3)], [resumed.next_phase() for _ in range(3)])
+
+
+def test_another_batch_begins_where_the_last_one_ended():
+    order = EpochOrder(DRAWS, 50).indices(range(100)).tolist()
+    running = real_images(NumberedImages(), batch=12)
+    read = [i for _ in range(3) for (m,) in [running.next_phase()] for i in indices_in(m.images)]
+    resumed = real_images(NumberedImages(), batch=20, accumulation=2, position=running.position, skipped=[(60, 66)])
+    read += [i for _ in range(2) for m in resumed.next_phase() for i in indices_in(m.images)]
+    assert read == [*order[:56], *order[66:86]]
+    assert resumed.position == 86
 
 
 def test_data_in_memory_is_read_in_this_process():
@@ -240,12 +252,10 @@ def test_loading_processes_read_what_this_process_reads(caplog):
     dataset = NumberedImages(corrupt=(bad,))
     data = data_section(num_workers=2, prefetch=2, horizontal_flip=True)
     state, before = torch.get_rng_state(), set(multiprocessing.active_children())
-    parallel = real_images(dataset, data, accumulation=2, rank=1, world_size=2, first_phase=3)
+    parallel = real_images(dataset, data, accumulation=2, rank=1, world_size=2, position=36)
     workers = set(multiprocessing.active_children()) - before
     assert len(workers) == 2
-    alone = real_images(
-        dataset, data_section(horizontal_flip=True), accumulation=2, rank=1, world_size=2, first_phase=3
-    )
+    alone = real_images(dataset, data_section(horizontal_flip=True), accumulation=2, rank=1, world_size=2, position=36)
     with caplog.at_level(logging.WARNING, logger="bigsgan.data.loader"):
         read = [parallel.next_phase() for _ in range(9)]
         messages = [record.getMessage() for record in caplog.records]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bigsgan.data.order import EpochOrder, horizontal_flips, phase_positions, random_crops
+from bigsgan.data.order import EpochOrder, horizontal_flips, phase_positions, phase_start, random_crops
 from bigsgan.draws import Draws
 
 LAYOUTS = [(accumulation, world_size) for accumulation in (1, 2, 3) for world_size in (1, 2, 4)]
@@ -13,7 +13,7 @@ LAYOUTS = [(accumulation, world_size) for accumulation in (1, 2, 3) for world_si
 
 def test_positions_of_one_micro_batch():
     # Phase 1 of batch 12 is 12 .. 23; its second half is 18 .. 23; the last of three slices of that is 22 and 23.
-    assert phase_positions(1, batch=12, accumulation=2, micro_step=1, rank=2, world_size=3) == range(22, 24)
+    assert phase_positions(12, batch=12, accumulation=2, micro_step=1, rank=2, world_size=3) == range(22, 24)
     assert phase_positions(0, batch=12, accumulation=1, micro_step=0, rank=0, world_size=1) == range(12)
 
 
@@ -25,9 +25,26 @@ def test_ranks_side_by_side_make_each_micro_batch(accumulation, world_size):
             position
             for micro_step in range(accumulation)
             for rank in range(world_size)
-            for position in phase_positions(phase, batch, accumulation, micro_step, rank, world_size)
+            for position in phase_positions(phase * batch, batch, accumulation, micro_step, rank, world_size)
         ]
         assert read == list(range(phase * batch, (phase + 1) * batch))
+
+
+@pytest.mark.parametrize(
+    "position, batch, skipped, start",
+    [
+        (24, 8, [], 24),
+        (24, 8, [(32, 40)], 24),  # ends where the stretch begins
+        (24, 8, [(16, 24)], 24),
+        (24, 8, [(24, 32)], 32),
+        (24, 16, [(32, 40)], 40),  # of another batch: it would reach into the stretch
+        (28, 8, [(24, 32)], 32),
+        (24, 8, [(24, 32), (32, 40), (50, 60)], 40),
+        (24, 16, [(24, 32), (40, 48)], 48),
+    ],
+)
+def test_a_phase_keeps_clear_of_what_is_passed_over(position, batch, skipped, start):
+    assert phase_start(position, batch, skipped) == start
 
 
 @pytest.mark.parametrize("accumulation, world_size", [(1, 5), (5, 1), (2, 4)])
@@ -46,7 +63,7 @@ def test_every_image_is_read_once_an_epoch_over_all_ranks(accumulation, world_si
                 # Each rank has an order of its own, as each process has.
                 order = EpochOrder(Draws(7), length)
                 read += order.indices(
-                    phase_positions(phase, batch, accumulation, micro_step, rank, world_size)
+                    phase_positions(phase * batch, batch, accumulation, micro_step, rank, world_size)
                 ).tolist()
     for epoch in range(epochs):
         assert sorted(read[epoch * length : (epoch + 1) * length]) == list(range(length))

@@ -1,0 +1,88 @@
+"""torchrun for a run whose hosts come and go: `python -m bigsgan.elastic [torchrun's options] -- [bigsgan train's]`.
+
+The same agent with what a run needs of it: hosts may return, bad input ends all at once, and a stopped rank is no
+finished one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed import run
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.launcher import api
+
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
+
+EXIT_STOPPED = 85
+_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+_DEFAULTS = ("--rdzv-backend=c10d", "--max-restarts=10")
+
+
+class Agent(LocalElasticAgent):
+    """torchrun's agent, which starts a host's ranks again; but not after bad input, which would be the same again."""
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        found = super()._monitor_workers(worker_group)
+        if _is_bad_input(found.failures.values()):
+            self._remaining_restarts = 0
+        return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Look after this host's ranks until the run ends, and return the exit status.
+
+    It is 0 where the run is complete, 2 where ranks of this host refused their input (they said why), 85 where this
+    process was asked to stop, and 1 for everything else.
+
+    Raises:
+        UserError: There is no ``--``.
+    """
+    if "--" not in arguments:
+        remedy = "write torchrun's options, then -- and the options of `bigsgan train`"
+        raise UserError("arguments", None, "hold no --", remedy)
+    at = list(arguments).index("--")
+    # torch 2.15 remembers the store of its first meeting, where ranks that meet again after a loss would wait for ever.
+    os.environ.setdefault(_SHARED_STORE, "1")
+    script = [str(REPOSITORY / "launch" / "train.py"), f"--stopped-status={EXIT_STOPPED}", *arguments[at + 1 :]]
+    vars(api)["LocalElasticAgent"] = Agent  # what run makes; there is no option for it
+    try:
+        run.run(run.parse_args([*_DEFAULTS, *arguments[:at], *script]))
+    except ChildFailedError as error:
+        failures = error.failures.values()
+        if _is_bad_input(failures):
+            return EXIT_BAD_INPUT
+        for failure in failures:
+            _say(f"local rank {failure.local_rank} ended with status {failure.exitcode}, and was not started again")
+        return EXIT_FAILED
+    except SignalException as error:
+        _say(f"stopped by {error.sigval.name}")
+        return EXIT_STOPPED
+    except RendezvousError as error:
+        _say(f"the hosts do not meet: {type(error).__name__}: {error}")
+        return EXIT_FAILED
+    return 0
+
+
+def _is_bad_input(failures: Any) -> bool:
+    return any(failure.exitcode == EXIT_BAD_INPUT for failure in failures)
+
+
+def _say(text: str) -> None:
+    print(f"bigsgan: {os.uname().nodename}: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        print(f"bigsgan: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)

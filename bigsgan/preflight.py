@@ -1,0 +1,125 @@
+"""Looks at the hosts of a hostfile over ssh before a job starts: `python -m bigsgan.preflight HOSTFILE`.
+
+A host that does not answer, or lacks the environment, would leave the ranks of the others waiting for it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from bigsgan.errors import EXIT_BAD_INPUT, UserError
+
+CONNECT_SECONDS, PATIENCE_SECONDS = 10, 45
+_PACKAGES = ("bigsgan", "torch", "deepspeed")
+_PROBE = "import json; from bigsgan.preflight import versions; print(json.dumps(versions()))"
+_NO_PYTHON, _NO_DIRECTORY, _SSH_FAILED = 127, 64, 255
+
+
+def check(hostfile: Path) -> list[str]:
+    """Look at all hosts at once, and return their names. It ends within a minute.
+
+    Raises:
+        UserError: With every host that does not answer, or not as this one would.
+    """
+    hosts = read_hosts(hostfile)
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        problems = [f"{host} {found}" for host, found in zip(hosts, threads.map(_problem, hosts), strict=True) if found]
+    if problems:
+        remedy = "mend or remove these hosts; all need ssh without a password, the same paths and the same packages"
+        raise UserError(str(hostfile), None, "; ".join(problems), remedy)
+    return hosts
+
+
+def read_hosts(hostfile: Path) -> list[str]:
+    """Names in a hostfile of DeepSpeed's: lines such as ``node1 slots=8``, and comments.
+
+    Raises:
+        UserError: It cannot be read, or a line is not of that form.
+    """
+    try:
+        lines = hostfile.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(str(hostfile), None, f"cannot be read: {error}", "give a hostfile") from None
+    hosts = []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        slots = words[1].partition("slots=")[2] if len(words) == 2 else ""
+        if not slots.isdecimal() or int(slots) == 0 or words[0].startswith("-"):
+            raise UserError(f"{hostfile}:{number}", line, "must be a host and its slots", "write `node1 slots=8`")
+        if words[0] in hosts:
+            raise UserError(f"{hostfile}:{number}", words[0], "is there twice", "give each host once")
+        hosts.append(words[0])
+    if not hosts:
+        raise UserError(str(hostfile), None, "names no host", "write a line such as `node1 slots=8` for each")
+    return hosts
+
+
+def _problem(host: str) -> str | None:
+    """What is wrong with a host, as words behind its name."""
+    python = f"{shlex.quote(sys.executable)} -c {shlex.quote(_PROBE)}"
+    path = f"PYTHONPATH={shlex.quote(os.environ.get('PYTHONPATH', ''))}"
+    remote = f"cd {shlex.quote(os.getcwd())} || exit {_NO_DIRECTORY}; {path} {python}"
+    command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", host, remote]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise UserError("ssh", None, "is not installed", "install an ssh client") from None
+    except subprocess.TimeoutExpired:
+        return f"does not answer within {PATIENCE_SECONDS} s"
+    said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    if done.returncode == _SSH_FAILED:
+        return f"cannot be reached: {said}"
+    if done.returncode == _NO_DIRECTORY:
+        return f"has no directory {os.getcwd()}"
+    if done.returncode == _NO_PYTHON:
+        return f"has no {sys.executable}"
+    if done.returncode:
+        return f"lacks a package: {said}"
+    return _different(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what is installed of the packages that a run computes with, found without importing them."""
+    found = {}
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _different(there: Mapping[str, str]) -> str | None:
+    own = versions()
+    if missing := [name for name in own if name not in there]:
+        return f"lacks {', '.join(missing)}"
+    found = [f"{name} {there[name]} and not {own[name]}" for name in own if there[name] != own[name]]
+    return f"has {', '.join(found)}" if found else None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check a hostfile, and return the exit status: 0, or 2 with a message."""
+    try:
+        if len(arguments) != 1:
+            raise UserError("arguments", " ".join(arguments), "must be one hostfile", "give its path")
+        hosts = check(Path(arguments[0]))
+    except UserError as error:
+        print(f"bigsgan: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    print(f"{len(hosts)} hosts are ready: {', '.join(hosts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

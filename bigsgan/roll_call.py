@@ -1,0 +1,79 @@
+"""Names the ranks that have not come while the others wait for them to join."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from bigsgan import launched
+
+_PATIENCE_SECONDS = 30.0
+_CONNECTION = timedelta(minutes=30)
+_MOST_NAMED = 8
+
+
+@contextmanager
+def taken(patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
+    """Have ranks tell inside the block that they have come; every ``patience`` seconds rank 0 prints which have not."""
+    if launched.world_size() == 1 or not os.environ.get("RANK"):
+        yield
+        return
+    joined = threading.Event()
+    threading.Thread(target=_take, args=(joined, patience), daemon=True).start()
+    try:
+        yield
+    finally:
+        joined.set()
+
+
+def _take(joined: threading.Event, patience: float) -> None:
+    rank = launched.rank()
+    try:
+        store = _open_store(rank)
+        store.set(_key(rank), socket.gethostname())
+        while rank == 0 and not joined.wait(patience):
+            missing = [other for other in range(launched.world_size()) if not store.check([_key(other)])]
+            if missing and not joined.is_set():
+                named = _named(missing, hosts_of_ranks())
+                text = f"rank 0 on {socket.gethostname()} still waits for {named}: look at the messages of that host"
+                print(f"bigsgan: {text}", file=sys.stderr, flush=True)
+    except RuntimeError:  # joining meets the same, and tells of it
+        return
+
+
+def _open_store(rank: int) -> dist.Store:
+    """The store that ranks meet at: of rank 0, in whose process another one shares the port, or of torchrun."""
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=_CONNECTION, multi_tenant=True)
+    return dist.PrefixStore(f"bigsgan/came/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _key(rank: int) -> str:
+    return str(rank)
+
+
+def hosts_of_ranks(parent: int | None = None) -> list[str]:
+    """Host of each rank as `deepspeed` has told the process that started this one; none under another launcher."""
+    try:
+        words = Path(f"/proc/{parent or os.getppid()}/cmdline").read_text().split("\0")
+        (info,) = [word.partition("=")[2] for word in words if word.startswith("--world_info=")]
+        slots = json.loads(base64.urlsafe_b64decode(info))
+    except (OSError, ValueError):
+        return []
+    return [host for host, devices in slots.items() for _ in devices]
+
+
+def _named(ranks: list[int], hosts: list[str]) -> str:
+    shown = [f"{rank} ({hosts[rank]})" if rank < len(hosts) else str(rank) for rank in ranks[:_MOST_NAMED]]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{', ...' if len(ranks) > _MOST_NAMED else ''}"

@@ -1,0 +1,102 @@
+"""Ranks that were given different data, or another recipe, end with one message before anything is written."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from PIL import Image
+
+from bigsgan import comm
+from bigsgan.alike import check_plans
+from bigsgan.config import RunPlan
+from bigsgan.errors import UserError
+from tests.distributed import scenarios
+from tests.tiny import tiny_plan, zero
+
+BOTH = dict.fromkeys(("generator", "discriminator"), zero(0))
+HOST = socket.gethostname()
+REMEDY = "copy the same files to all hosts, or give a place that they share"
+
+
+def fill(root, names, size=16):
+    for i, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (size, size), 10 * i).save(path)
+    return root
+
+
+def begin(roots, overrides=()):
+    """Put a run together on a root of this rank's own; what is refused, as text."""
+    try:
+        scenarios.destroy(scenarios.build([*overrides, f"data.root={roots[comm.rank()]}"], BOTH))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+FOLDER = ["data={kind: folder, resolution: 16, num_classes: 2, num_workers: 0}"]
+SAME = ["a/0.png", "a/1.png", "b/2.png", "b/3.png"]
+OTHERS = {
+    "3 images": SAME[:3],
+    "images of other names": [*SAME[:3], "b/4.png"],
+    "images of other classes": ["a/0.png", "b/1.png", "b/2.png", "b/3.png"],
+}
+
+
+def test_the_same_files_in_another_place_are_the_same(ranks, tmp_path):
+    roots = [fill(tmp_path / name, SAME) for name in ("here", "or/there")]
+    assert ranks(2).run(begin, roots, FOLDER) == [None, None]
+
+
+@pytest.mark.parametrize("words", OTHERS)
+def test_another_listing_is_refused(ranks, tmp_path, words):
+    roots = [fill(tmp_path / "first", SAME), fill(tmp_path / "second", OTHERS[words])]
+    words = "images of other names" if words == "images of other classes" else words  # a class is a folder's name
+    problem = f"differs between hosts: 4 images on {HOST} (rank 0), {words} on {HOST}"
+    first, second = ranks(2).run(begin, roots, FOLDER)
+    assert first == f"data.root: '{roots[0]}' {problem}; {REMEDY}"
+    assert second == first
+
+
+def test_other_contents_of_the_same_names_are_refused(ranks, tmp_path):
+    roots = [fill(tmp_path / "first", SAME), fill(tmp_path / "second", SAME, size=64)]
+    assert f", files of other sizes on {HOST}; {REMEDY}" in ranks(2).run(begin, roots, FOLDER)[1]
+
+
+def test_data_that_one_host_lacks_is_told_with_its_name(ranks, tmp_path):
+    roots = [fill(tmp_path / "first", SAME), tmp_path / "second"]
+    told = f"data.root: '{roots[1]}' does not exist (on {HOST}); give the directory that holds the images"
+    assert ranks(2).run(begin, roots, FOLDER) == [told, told]
+    told = f"data.root: '{roots[1]}' does not exist; give the directory that holds the images"
+    assert ranks(2).run(begin, roots[1:] * 2, FOLDER) == [told, told]
+
+
+def planned(overrides, directory):
+    """Compare plans with overrides of this rank's own."""
+    place = directory / str(comm.rank())
+    place.mkdir()
+    try:
+        plan = tiny_plan(place, comm.world_size(), overrides[comm.rank()], BOTH)
+        recipe = plan.recipe.model_copy(update={"out": "run"})
+        check_plans(RunPlan(recipe, plan.world_size, plan.deepspeed_files))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "first, second, told",
+    [
+        (["data.root=a"], ["data.root=b"], None),
+        (
+            ["seed=1", "optimizer.generator.lr=0.1"],
+            ["seed=1", "optimizer.generator.lr=0.2"],
+            f"optimizer.generator.lr: is 0.2 on {HOST}, and 0.1 on {HOST} (rank 0); "
+            "start all hosts with the same recipe, DeepSpeed files and versions",
+        ),
+    ],
+)
+def test_recipes_are_compared(ranks, tmp_path, first, second, told):
+    assert ranks(2).run(planned, [first, second], tmp_path) == [told, told]

@@ -1,0 +1,37 @@
+"""The agent of one host. What several hosts' agents do together, tests/clusters/test_ssh.py shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bigsgan import elastic
+from bigsgan.errors import UserError
+from tests.distributed.launching import TIMEOUT, needs_two_devices
+
+MESSAGE = (
+    "bigsgan: batch: 63 does not divide into 1 micro-batches on 2 ranks for the generator; "
+    "set batch to a multiple of 2, such as batch=64"
+)
+
+
+@needs_two_devices
+def test_bad_input_is_told_once_and_not_tried_again(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE")}
+    command = [sys.executable, "-m", "bigsgan.elastic", "--standalone", "--nproc_per_node=2", "--", "batch=63"]
+    start = time.monotonic()
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if "bigsgan: " in line] == [MESSAGE]
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - start < 60
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_runs_options_stand_behind_two_dashes():
+    with pytest.raises(UserError, match=r"^arguments: hold no --; write torchrun's options, then --"):
+        elastic.main(["--nnodes=2", "--config=R.yaml"])

@@ -1,0 +1,50 @@
+"""How a rank ends whose connection to others is lost."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from bigsgan import comm, ending
+from bigsgan.monitor import open_rank_log
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.1]:1234\nstack"
+
+
+def end(monkeypatch, spoke, text=GLOO):
+    waited = []
+    monkeypatch.setattr(comm, "another_rank_spoke", lambda: spoke)
+    monkeypatch.setattr(ending, "wait_to_be_ended", lambda: waited.append("ended"))
+    monkeypatch.setattr(ending.time, "sleep", waited.append)
+
+    def work():
+        raise RuntimeError(text)
+
+    return ending.exit_status(work), waited
+
+
+@pytest.mark.parametrize("spoke, waits", [(False, []), (None, [5.0])])
+def test_a_lost_connection_is_told_with_rank_host_and_phase(monkeypatch, tmp_path, capsys, spoke, waits):
+    """And is a failure, after which an agent starts the ranks again; bad input it would not."""
+    log = open_rank_log(tmp_path, 0, print)
+    log.phase = "update 12"
+    assert end(monkeypatch, spoke) == (1, waits)
+    log.close()
+    assert capsys.readouterr().err == (
+        f"bigsgan: rank 0 on {socket.gethostname()} lost its connection in phase 'update 12': "
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.1]:1234; "
+        "another rank or its host ended before it\n"
+    )
+    assert "Traceback" in log.path.read_text()
+
+
+def test_after_another_ranks_message_this_one_is_silent(monkeypatch, capsys):
+    assert end(monkeypatch, True) == (2, ["ended"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("spoke", [False, None])
+def test_our_own_mistakes_keep_their_traceback(monkeypatch, spoke):
+    with pytest.raises(RuntimeError, match="shape"):
+        end(monkeypatch, spoke, "mat1 and mat2 have another shape")
