@@ -117,6 +117,13 @@ FAMILIES: dict[str, list[str]] = {
         "objective={loss: non_saturating, l1: 10, reuse_fakes: true}",
         "optimizer.generator.lr=0.2",
     ],
+    "pix2pix_resnet": [
+        "data={kind: synthetic_pairs, resolution: 16, num_images: 64, num_classes: 0, image_channels: 3}",
+        "generator={family: pix2pix, architecture: resnet, channels: 2, num_blocks: 2}",
+        "discriminator={family: pix2pix, architecture: pixels, channels: 4}",
+        "objective={loss: least_squares, l1: 10, reuse_fakes: true}",
+        "optimizer.generator.lr=0.2",
+    ],
     "pix2pix_features": [
         "data={kind: synthetic_pairs, resolution: 32, num_images: 64, num_classes: 0, image_channels: 3}",
         "generator={family: pix2pix, channels: 4}",
