@@ -39,10 +39,10 @@ _ONLY: dict[str, Any] = {
 
 _OTHERS = {
     r"synthesis\.(L\d+_|input\.)": "StyleGAN3's own generator (configurations T and R)",
-    r"(style|convs|to_rgbs)\.\d+\.|convs\.0\.0\.": "StyleGAN2 as rosinality/stylegan2-pytorch saves it",
+    r"(style|convs|to_rgbs)\.\d+\.": "StyleGAN2 as rosinality/stylegan2-pytorch saves it",
     r"(GAN\.)?([SG]E?\.(net|blocks|initial_)|D\.blocks)": "StyleGAN2 as lucidrains/stylegan2-pytorch saves it",
 }
-"""Beginnings of names that tell another project's networks."""
+"""Other projects' networks, by how names begin there."""
 
 _LEAF = r"(?:affine\.)?(?:weight|bias)|noise_strength|noise_const|resample_filter"
 _GENERATOR_BLOCK = re.compile(rf"synthesis\.b(\d+)\.(const|resample_filter|(?:conv0|conv1|torgb|skip)\.(?:{_LEAF}))")
@@ -66,6 +66,8 @@ def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None
     resolution = _resolution(state, "synthesis.b")
     widths = {size: _shape(state, f"synthesis.b{size}.conv1.weight")[0] for size in _sizes(resolution)}
     w_size, layers = _shape(state, "mapping.w_avg")[0], _mapping_layers(state)
+    if layers == 0:
+        _refuse("mapping_kwargs.num_layers", "is 0, which is supported in a discriminator alone")
     _check_mapping(state, w_size)
     embedded = w_size if "mapping.embed.weight" in state else 0
     without_image = "resnet" if f"synthesis.b{resolution}.skip.weight" in state else "orig"
@@ -211,7 +213,7 @@ def _resolution(state: State, prefix: str) -> int:
     """
     for beginning, project in _OTHERS.items():
         if name := next((name for name in state if re.match(beginning, name)), None):
-            _refuse(name, f"tells {project}, which is not supported")
+            _refuse(name, f"is of {project}, which is not supported")
     pattern = re.compile(rf"{re.escape(prefix)}(\d{{1,5}})\..*")
     sizes = {int(match[1]) for name in state if (match := pattern.fullmatch(name))}
     if len(sizes) < 2 or sorted(sizes) != _sizes(max(sizes)):

@@ -173,6 +173,12 @@ def test_a_shape_that_no_layer_has_is_refused_by_name(name):
         read(changed)
 
 
+def test_a_generator_without_a_mapping_network_is_refused_by_name():
+    state = {name: tensor for name, tensor in recorded("generator")[0].items() if "mapping.fc" not in name}
+    with pytest.raises(UserError, match=r"'mapping_kwargs\.num_layers' is 0"):
+        generator_section(state)
+
+
 FOREIGN = {
     "StyleGAN3's own generator": ["synthesis.input.affine.weight", "synthesis.L0_36_512.weight", "mapping.w_avg"],
     "rosinality": ["style.1.weight", "input.input", "convs.0.conv.weight", "to_rgbs.0.bias"],
@@ -189,6 +195,15 @@ def test_another_projects_networks_are_refused_by_name(project):
 
 
 # --- training ---
+
+
+def test_groups_of_all_images_keep_real_and_fake_images_apart():
+    network, _, given = imported("discriminator_converted")
+    images, labels = given["images"][:4], given["labels"][:4]
+    apart = [network(part, which) for part, which in zip(images.split(2), labels.split(2), strict=True)]
+    together = network(images, labels, segments=2)
+    assert_close(together, torch.cat(apart))
+    assert (network(images, labels) - together).abs().max() > 1e-4
 
 
 def test_a_group_of_all_images_needs_one_rank_and_one_micro_batch(tmp_path):

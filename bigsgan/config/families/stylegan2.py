@@ -15,7 +15,7 @@ BOTTOM_RESOLUTION = 4
 SMALLEST_RESOLUTION = 8
 
 Probability = Annotated[float, Field(ge=0, le=1)]
-DepthOrNone = Annotated[int, Field(ge=0, le=64)]
+DepthOrZero = Annotated[int, Field(ge=0, le=64)]
 
 
 def stylegan2_channels(resolution: int, channel_base: int, channel_max: int) -> dict[int, int]:
@@ -102,7 +102,8 @@ class StyleGAN2Discriminator(_StyleGAN2):
 
     architecture: Literal["resnet", "orig", "skip"] = "resnet"
     """With residual connections, or without, as published for CIFAR-10, or with the image given to each block."""
-    mapping_layers: DepthOrNone = 8
+    mapping_layers: DepthOrZero = 8
+    """Layers of the label's mapping network; with none, the label's normalised embedding is projected on."""
     mbstd_group: PositiveInt | None = 4
     """Consecutive images that a minibatch standard deviation is taken over; divides each rank's micro-batch.
 
