@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from bigsgan.config.families.stylegan2 import BOTTOM_RESOLUTION, StyleGAN2Discriminator, StyleGAN2Generator
@@ -80,12 +81,13 @@ def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None
         **_channels(widths, "synthesis.b4.conv1.weight"),
     }
     if not init_kwargs:
-        return section
+        return _valid(StyleGAN2Generator, section)
     kwargs = _checked(init_kwargs)
     synthesis = "synthesis_kwargs." if "synthesis_kwargs" in init_kwargs else ""  # stylegan3 gives them directly
     section |= _precision(kwargs, synthesis, resolution)
-    beta = _number(kwargs, "mapping_kwargs.w_avg_beta", 0.998, 0, 1)
-    return {**section, "mapping_lr_multiplier": _lr_multiplier(kwargs), "w_avg_beta": beta}
+    section["mapping_lr_multiplier"] = _lr_multiplier(kwargs)
+    section["w_avg_beta"] = _number(kwargs, "mapping_kwargs.w_avg_beta", 0.998, 0, 1)
+    return _valid(StyleGAN2Generator, section)
 
 
 def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -110,13 +112,14 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
         _check_mapping(state, head[0])
         section["mapping_layers"] = _mapping_layers(state)
     if not init_kwargs:
-        return section
+        return _valid(StyleGAN2Discriminator, section)
     kwargs = _checked(init_kwargs)
     section |= _precision(kwargs, "", resolution)
+    section["mapping_lr_multiplier"] = _lr_multiplier(kwargs)
     group = kwargs.get("epilogue_kwargs.mbstd_group_size", 4)
     if group is not None:
         group = _number(kwargs, "epilogue_kwargs.mbstd_group_size", 4, 1, whole=True)
-    return {**section, "mapping_lr_multiplier": _lr_multiplier(kwargs), "mbstd_group": group}
+    return _valid(StyleGAN2Discriminator, {**section, "mbstd_group": group})
 
 
 def data_section(state: State) -> dict[str, int]:
@@ -243,6 +246,17 @@ def _channels(widths: dict[int, int], name: str) -> dict[str, int]:
     if any(width != min(base // size, largest) for size, width in widths.items()):
         _refuse(name, f"and the like have widths that no channel_base gives: {widths}")
     return {"channel_base": base, "channel_max": largest}
+
+
+def _valid(model: type[StyleGAN2Generator | StyleGAN2Discriminator], section: dict[str, Any]) -> dict[str, Any]:
+    """Return the section, refusing sizes that no recipe may have."""
+    try:
+        model(**section)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        _refuse(key, f"is {section[key]!r}, which is not supported ({first['msg']})")
+    return section
 
 
 def _check_mapping(state: State, w_size: int) -> None:

@@ -23,6 +23,13 @@ from torch import Tensor
 
 from bigsgan.errors import UserError
 
+_G_ARGUMENTS = ("z_dim", "c_dim", "w_dim", "img_resolution", "img_channels", "mapping_kwargs", "synthesis_kwargs")
+_D_ARGUMENTS = (
+    *("c_dim", "img_resolution", "img_channels", "architecture", "channel_base", "channel_max"),
+    *("num_fp16_res", "conv_clamp", "cmap_dim", "block_kwargs", "mapping_kwargs", "epilogue_kwargs"),
+)
+"""The originals' arguments in their order."""
+
 
 @dataclass(frozen=True)
 class ForeignNetwork:
@@ -201,8 +208,10 @@ def _dictionary(module: _Persistent, name: str) -> dict[str, Any]:
 
 def _arguments(network: _Persistent) -> dict[str, Any]:
     """What a network was made with; stylegan3 changed defaults, and its layers began to keep their sizes."""
-    given = _dictionary(network, "_init_kwargs")
-    children = _dictionary(network, "_modules")
+    children, places = _dictionary(network, "_modules"), network.attributes.get("_init_args")
+    names = _G_ARGUMENTS if "synthesis" in children else _D_ARGUMENTS
+    positional = dict(zip(names, places, strict=False)) if isinstance(places, tuple) else {}
+    given = {**positional, **_dictionary(network, "_init_kwargs")}
     last = children.get("mapping" if "synthesis" in children else "b4")
     layers = _dictionary(last, "_modules").values() if isinstance(last, _Persistent) else ()
     if not given or any(isinstance(layer, _Persistent) and "in_features" in layer.attributes for layer in layers):

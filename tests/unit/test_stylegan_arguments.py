@@ -179,6 +179,13 @@ def test_a_generator_without_a_mapping_network_is_refused_by_name():
         generator_section(state)
 
 
+def test_a_size_that_no_recipe_may_have_is_refused():
+    state = dict(recorded("generator_unconditional")[0])
+    state["mapping.fc0.weight"] = state["mapping.fc0.weight"][:, :0]
+    with pytest.raises(UserError, match="'latent_size' is 0, which is not supported"):
+        generator_section(state)
+
+
 FOREIGN = {
     "StyleGAN3's own generator": ["synthesis.input.affine.weight", "synthesis.L0_36_512.weight", "mapping.w_avg"],
     "rosinality": ["style.1.weight", "input.input", "convs.0.conv.weight", "to_rgbs.0.bias"],

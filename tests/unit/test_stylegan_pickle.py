@@ -61,11 +61,11 @@ def test_a_snapshot_says_what_shapes_do_not():
     discriminator_state(d.state)
 
 
-def network_of(kind: str, layer: dict[str, Any], **init_kwargs: Any) -> Code:
+def network_of(kind: str, layer: dict[str, Any], *init_args: Any, **init_kwargs: Any) -> Code:
     """A network whose last part holds a layer with these attributes."""
     inner = module(_modules={"fc0" if kind == "G" else "fc": module(**layer)})
     children = {"synthesis": module(), "mapping": inner} if kind == "G" else {"b4": inner}
-    return module(_modules=children, _init_kwargs=init_kwargs)
+    return module(_modules=children, _init_args=init_args, _init_kwargs=init_kwargs)
 
 
 def test_arguments_left_out_are_the_projects_own_defaults(tmp_path):
@@ -80,6 +80,18 @@ def test_arguments_left_out_are_the_projects_own_defaults(tmp_path):
     assert found["G"] == {"z_dim": 4, "mapping_kwargs": mapping, "synthesis_kwargs": synthesis}
     assert found["D"] == {"c_dim": 0, "num_fp16_res": 0, "conv_clamp": None}
     assert found["G_ema"] == {"z_dim": 4}
+
+
+def test_arguments_by_position_get_their_names(tmp_path):
+    mapping, synthesis = {"num_layers": 2, "w_avg_beta": 1}, {"num_fp16_res": 1, "conv_clamp": 8}
+    content = {
+        "G": network_of("G", {}, 4, 0, 4, 8, 1, mapping, synthesis_kwargs=synthesis),
+        "D": network_of("D", {"in_features": 4}, 0, 8, 1, "orig", 32, 4, 1, 16, None, {}, {}, {"mbstd_group_size": 2}),
+    }
+    found = {name: network.init_kwargs for name, network in read_networks(written(tmp_path, content)).items()}
+    assert found["G"].items() >= {"z_dim": 4, "mapping_kwargs": mapping, "synthesis_kwargs": synthesis}.items()
+    assert found["D"].items() >= {"architecture": "orig", "conv_clamp": 16, "num_fp16_res": 1}.items()
+    assert found["D"]["epilogue_kwargs"] == {"mbstd_group_size": 2}
 
 
 def test_a_legacy_pickle_is_refused_by_name(tmp_path):
