@@ -5,7 +5,8 @@ and a discriminator that is told the class.
 
 Shapes: N samples, C channels, H x W pixels, Z numbers in a latent, W in a style vector. The generator's first layer
 leaves (ws (N, num_ws, W), seeds (N,)), and its other ones (x (N, C, H, W), image (N, image channels, H, W), ws, seeds);
-the discriminator's carry is (x, image, labels (N,)). Images are carried by the architecture ``skip`` alone.
+the discriminator's carry is (x, labels (N,)). Only the architecture ``skip`` carries images: those of D, which have no
+gradient path of their own, as further channels of x.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ class DiscriminatorBlock(nn.Module):
         super().__init__()
         channels, clamp, half = config.channels(resolution), config.conv_clamp, _half(config, size, resolution)
         before, after = channels[size], channels[size // 2]
-        self.is_first, sees_all = size == resolution, config.architecture == "skip"
+        self.is_first, self.image_channels, sees_all = size == resolution, image_channels, config.architecture == "skip"
         sees = self.is_first or sees_all
         self.fromrgb = Conv2d(image_channels, before, 1, clamp=clamp, half=half) if sees else None
         self.conv0 = Conv2d(before, before, 3, clamp=clamp, half=half)
@@ -232,19 +233,25 @@ class DiscriminatorBlock(nn.Module):
         if self.resample_filter is not None:
             fir.fill_filter(self.resample_filter)
 
-    def forward(self, x: Tensor, *carry: Tensor) -> tuple[Tensor, ...]:
-        """(N, C_in, H, W), [(N, image channels, H, W)], (N,) -> (N, C_out, H/2, W/2), [the image half as large], (N,).
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, C_in, H, W), (N,) -> (N, C_out, H/2, W/2), (N,); both with the image's channels behind in ``skip``.
 
         The first block takes the image in x's place.
         """
-        *images, labels = carry
+        image = x
         if self.fromrgb is not None:
-            image = x if self.is_first else images[0]
-            x = self.fromrgb(image) if self.is_first else x + self.fromrgb(image)
-            images = [] if self.resample_filter is None else [fir.downsample(image, self.resample_filter)]
+            if self.is_first:
+                x = self.fromrgb(image)
+            else:
+                x, image = x.split((x.shape[1] - self.image_channels, self.image_channels), dim=1)
+                x = x + self.fromrgb(image)
         if self.skip is None:
-            return self.conv1(self.conv0(x)), *images, labels
-        return self.skip(x, _RESIDUAL_GAIN) + self.conv1(self.conv0(x), _RESIDUAL_GAIN), *images, labels
+            x = self.conv1(self.conv0(x))
+        else:
+            x = self.skip(x, _RESIDUAL_GAIN) + self.conv1(self.conv0(x), _RESIDUAL_GAIN)
+        if self.resample_filter is not None:
+            x = torch.cat([x, fir.downsample(image.to(x.dtype), self.resample_filter)], dim=1)
+        return x, labels
 
 
 class DiscriminatorHead(nn.Module):
@@ -260,6 +267,7 @@ class DiscriminatorHead(nn.Module):
     def __init__(self, config: StyleGAN2Discriminator, resolution: int, image_channels: int, num_classes: int) -> None:
         super().__init__()
         channels, num_maps = config.channels(resolution)[BOTTOM_RESOLUTION], config.mbstd_channels
+        self.image_channels = image_channels
         # Without a limit, unlike those of the blocks: so in the original.
         self.fromrgb = Conv2d(image_channels, channels, 1) if config.architecture == "skip" else None
         self.deviation = MinibatchDeviation(config.mbstd_group, num_maps) if num_maps else None
@@ -269,11 +277,11 @@ class DiscriminatorHead(nn.Module):
         mapping = (0, num_classes, channels, config.mapping_layers, config.mapping_lr_multiplier)
         self.mapping = MappingNetwork(*mapping) if num_classes else None
 
-    def forward(self, x: Tensor, *carry: Tensor) -> tuple[Tensor]:
-        """(N, C, 4, 4), [image (N, image channels, 4, 4)], (N,) -> logits (N,), float32 whatever the network's type."""
-        *images, labels = carry
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
+        """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type; x may have the image behind it."""
         if self.fromrgb is not None:
-            x = x + self.fromrgb(images[0])
+            x, image = x.split((x.shape[1] - self.image_channels, self.image_channels), dim=1)
+            x = x + self.fromrgb(image)
         if self.deviation is not None:
             x = self.deviation(x)
         x = self.out(self.fc(self.conv(x).flatten(1)))
