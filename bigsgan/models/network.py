@@ -18,9 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.layers import SpectralLayer, StatefulLayer
-from bigsgan.models.stylegan2_layers import MinibatchDeviation
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
 
@@ -39,8 +37,8 @@ class LayerStack(nn.Module):
         self._first = first
         self.layers = nn.ModuleDict({str(first + i): layer for i, layer in enumerate(layers)})
         self.checkpointing = checkpointing
-        self._segmented = {
-            number: [module for module in layer.modules() if isinstance(module, (BatchStatistics, MinibatchDeviation))]
+        self._segmented: dict[str, list[Any]] = {
+            number: [module for module in layer.modules() if hasattr(module, "segments")]
             for number, layer in self.layers.items()
         }
 
