@@ -341,12 +341,14 @@ class MinibatchDeviation(torch.nn.Module):
         num_channels: Feature maps to add; each is the mean deviation of its share of the channels.
 
     Attributes:
-        segments: Equal parts of a batch, such as real and fake images, which have no group in common.
+        segments: Without a group, equal parts of a batch, such as real and fake images, that are kept apart.
     """
 
     def __init__(self, group: int | None, num_channels: int) -> None:
         super().__init__()
-        self.group, self.num_channels, self.segments = group, num_channels, 1
+        self.group, self.num_channels = group, num_channels
+        if group is None:  # a network sets it before each pass, at which torch.compile looks again
+            self.segments = 1
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C + num_channels, H, W), in x's type.
@@ -355,8 +357,7 @@ class MinibatchDeviation(torch.nn.Module):
             ValueError: The group does not divide N.
         """
         n, _, height, width = x.shape
-        most = n // self.segments
-        group = most if self.group is None else min(self.group, most)
+        group = n // self.segments if self.group is None else min(self.group, n)
         if n % group:
             raise ValueError(f"{n} images do not divide into groups of {group}")
         grouped = full(x).view(n // group, group, self.num_channels, -1, height, width)  # squares: float32

@@ -128,9 +128,9 @@ def test_minibatch_deviation(group, channels):
         MinibatchDeviation(4, 1)(x[:5])
 
 
-@pytest.mark.parametrize("group, segments, taken", [(None, 1, 6), (8, 1, 6), (None, 2, 3), (4, 2, 3), (None, 3, 2)])
+@pytest.mark.parametrize("group, segments, taken", [(None, 1, 6), (8, 1, 6), (None, 2, 3), (None, 3, 2)])
 def test_minibatch_deviation_of_all_images(group, segments, taken):
-    """No group, or one larger than the images: all of them, but never of two segments."""
+    """No group, or one larger than the images: all of them, but without a group never of two segments."""
     x, layer = torch.randn(6, 4, 3, 3), MinibatchDeviation(group, 2)
     layer.segments = segments
     assert_close(layer(x), minibatch_deviation(x, taken, 2))
