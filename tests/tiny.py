@@ -12,7 +12,6 @@ import torch
 from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
 from bigsgan.models import dcgan, pix2pix
 from bigsgan.models.layers import SelfAttention
-from bigsgan.models.stylegan2_layers import MappingNetwork
 
 
 @torch.no_grad()
@@ -26,13 +25,12 @@ def awake() -> Iterator[None]:
     """Networks built and initialised in here have no tensor that a few updates would hardly move.
 
     The published beginnings are of layers with hundreds of channels: in tiny ones weights of 0.02 make a signal too
-    faint for gradients that a comparison sees, and a mapping network's learns a hundredth as fast as the others.
+    faint for gradients that a comparison sees.
     """
     with (
         mock.patch.object(SelfAttention, "initialize", attend),
         mock.patch.object(dcgan, "_STD", 0.2),
         mock.patch.object(pix2pix, "_STD", 0.2),
-        mock.patch.object(MappingNetwork, "lr_multiplier", 1.0),
     ):
         yield
 
@@ -55,6 +53,8 @@ ema: {half_life_nimg: 16}
 """
 
 _R3GAN = "family: r3gan, embedding_size: 6, widths: [8, 8, 4], cardinalities: [4, 2, 2], blocks: [1, 2, 1]"
+# A mapping network learns a hundredth as fast as the other layers unless told otherwise.
+_STYLEGAN2 = "family: stylegan2, mapping_layers: 2, mapping_lr_multiplier: 1.0, channel_base: 64, channel_max: 8"
 
 FAMILIES: dict[str, list[str]] = {
     "biggan_deep": [
@@ -97,16 +97,22 @@ FAMILIES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.006",
     ],
     "stylegan2": [
-        "generator={family: stylegan2, latent_size: 8, w_size: 8, mapping_layers: 2, channel_base: 64, channel_max: 8}",
-        "discriminator={family: stylegan2, mapping_layers: 2, channel_base: 64, channel_max: 8, mbstd_group: 2}",
+        f"generator={{latent_size: 8, w_size: 8, {_STYLEGAN2}}}",
+        f"discriminator={{{_STYLEGAN2}, mbstd_group: 2}}",
         "optimizer.generator.lr=0.04",
         "optimizer.discriminator.lr=0.02",
     ],
     "stylegan2_path_length": [
-        "generator={family: stylegan2, latent_size: 8, w_size: 8, mapping_layers: 2, channel_base: 64, channel_max: 8}",
-        "discriminator={family: stylegan2, mapping_layers: 2, channel_base: 64, channel_max: 8, mbstd_group: 2}",
+        f"generator={{latent_size: 8, w_size: 8, {_STYLEGAN2}}}",
+        f"discriminator={{{_STYLEGAN2}, mbstd_group: 2}}",
         "objective={loss: non_saturating, path_length: {weight: 0.1, every: 2, decay: 0.5}}",
         "optimizer.generator.lr=0.08",
+        "optimizer.discriminator.lr=0.02",
+    ],
+    "stylegan2_architectures": [  # that is, others than the published ones
+        f"generator={{latent_size: 8, w_size: 8, architecture: resnet, {_STYLEGAN2}}}",
+        f"discriminator={{{_STYLEGAN2}, architecture: skip, mbstd_group: 2}}",
+        "optimizer.generator.lr=0.04",
         "optimizer.discriminator.lr=0.02",
     ],
     "pix2pix": [
@@ -116,6 +122,13 @@ FAMILIES: dict[str, list[str]] = {
         "discriminator={family: pix2pix, channels: 4, depth: 2}",
         "objective={loss: non_saturating, l1: 10, reuse_fakes: true}",
         "optimizer.generator.lr=0.2",
+    ],
+    "pix2pix_resnet": [
+        "data={kind: synthetic_pairs, resolution: 16, num_images: 64, num_classes: 0, image_channels: 3}",
+        "generator={family: pix2pix, architecture: resnet, channels: 2, num_blocks: 2}",
+        "discriminator={family: pix2pix, architecture: pixels, channels: 4}",
+        "objective={loss: least_squares, l1: 1, reuse_fakes: true}",
+        "optimizer.generator.lr=0.04",
     ],
     "pix2pix_features": [
         "data={kind: synthetic_pairs, resolution: 32, num_images: 64, num_classes: 0, image_channels: 3}",

@@ -204,7 +204,7 @@ def _check_division(plan: RunPlan, network: str, accumulation: int) -> None:
             f"does not divide into {accumulation} micro-batches on {replicas} ranks for the {network}",
             f"set batch to a multiple of {parts}, such as batch={-(-batch // parts) * parts}",
         )
-    getattr(plan.recipe, network).check_micro_batch(batch // parts)
+    getattr(plan.recipe, network).check_micro_batch(batch // parts, parts)
 
 
 def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:

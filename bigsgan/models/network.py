@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.layers import SpectralLayer, StatefulLayer
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
@@ -38,8 +37,8 @@ class LayerStack(nn.Module):
         self._first = first
         self.layers = nn.ModuleDict({str(first + i): layer for i, layer in enumerate(layers)})
         self.checkpointing = checkpointing
-        self._segmented = {
-            number: [module for module in layer.modules() if isinstance(module, BatchStatistics)]
+        self._segmented: dict[str, list[Any]] = {
+            number: [module for module in layer.modules() if hasattr(module, "segments")]
             for number, layer in self.layers.items()
         }
 
@@ -73,7 +72,7 @@ class LayerStack(nn.Module):
         return carry
 
     def _run(self, number: str, segments: int, *carry: Tensor) -> tuple[Tensor, ...]:
-        """Apply a layer with batch statistics; in a recomputation too, before which others may have been applied."""
+        """Apply a layer with statistics; in a recomputation too, before which others may have been applied."""
         for statistics in self._segmented[number]:
             statistics.segments = segments
         return self.layers[number](*carry)

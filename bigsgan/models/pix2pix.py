@@ -1,8 +1,10 @@
 """pix2pix (Isola, Zhu, Zhou and Efros 2017, "Image-to-image translation with conditional adversarial networks").
 
-Shapes: N samples, C channels, H x W pixels, P patches. The carry of the generator grows on the way down and shrinks on
-the way up: (h (N, C, H, W), seeds (N,) while dropout follows, skipped feature maps fine to coarse); of the
-discriminator: (h,).
+And the generator of residual blocks that CycleGAN has (Zhu, Park, Isola and Efros 2017, arXiv 1703.10593).
+
+Shapes: N samples, C channels, H x W pixels, P patches. The carry of the generator is (h (N, C, H, W), seeds (N,) while
+dropout follows); a U-Net's grows by the skipped feature maps, fine to coarse, on the way down and shrinks on the way
+up. That of the discriminator is (h,).
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ _NUM_DROPOUTS = 3
 
 
 class GeneratorInput(nn.Module):
-    """The first halving, without normalisation."""
+    """The first halving of a U-Net, without normalisation."""
 
-    def __init__(self, in_channels: int, out_channels: int, keeps_seeds: bool) -> None:
+    def __init__(self, in_channels: int, out_channels: int, norm: str, keeps_seeds: bool) -> None:
         super().__init__()
         self.keeps_seeds = keeps_seeds
-        self.conv = Conv2d(in_channels, out_channels, 4, _STD, stride=2, padding=1)
+        self.conv = Conv2d(in_channels, out_channels, 4, _STD, stride=2, padding=1, bias=_biased(norm))
 
     def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
         """Images (N, C_in, H, W) in [-1, 1], (N,), (N,) -> (N, C, H/2, W/2), seeds."""
@@ -43,13 +45,13 @@ class Down(nn.Module):
     Args:
         in_channels: C of the input.
         out_channels: C of the result.
-        norm: ``batch`` or ``instance``.
+        norm: ``batch``, ``instance`` or ``none``.
         is_coarsest: Leave the normalisation out: of a single pixel nothing would be left.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, is_coarsest: bool) -> None:
         super().__init__()
-        self.conv = Conv2d(in_channels, out_channels, 4, _STD, stride=2, padding=1, bias=norm != "batch")
+        self.conv = Conv2d(in_channels, out_channels, 4, _STD, stride=2, padding=1, bias=_biased(norm))
         self.norm = nn.Identity() if is_coarsest else _norm(norm, out_channels)
 
     def forward(self, h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
@@ -63,7 +65,7 @@ class Up(nn.Module):
     Args:
         in_channels: C of the input.
         out_channels: C of the result, and of the skipped map.
-        norm: ``batch`` or ``instance``.
+        norm: ``batch``, ``instance`` or ``none``.
         stream: Of the dropout's draws; None for no dropout.
         keeps_seeds: Whether dropout follows later.
     """
@@ -71,7 +73,7 @@ class Up(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, norm: str, stream: int | None, keeps_seeds: bool) -> None:
         super().__init__()
         self.stream, self.keeps_seeds = stream, keeps_seeds
-        self.conv = ConvTranspose2d(in_channels, out_channels, 4, _STD, stride=2, padding=1, bias=norm != "batch")
+        self.conv = ConvTranspose2d(in_channels, out_channels, 4, _STD, stride=2, padding=1, bias=_biased(norm))
         self.norm = _norm(norm, out_channels)
 
     def forward(self, h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
@@ -79,17 +81,15 @@ class Up(nn.Module):
         *rest_before, skipped = rest
         x = self.norm(self.conv(F.relu(h)))
         if self.stream is not None:
-            seeds = rest_before[0]
             if self.training:
-                kept = noise.uniform(seeds, self.stream, tuple(x.shape[1:])) >= _DROPPED
-                x = x * kept.to(x.dtype) / (1 - _DROPPED)
+                x = _dropped(x, rest_before[0], self.stream)
             if not self.keeps_seeds:
                 rest_before = rest_before[1:]
         return torch.cat([skipped, x], dim=1), *rest_before
 
 
 class GeneratorOutput(nn.Module):
-    """The last doubling -> image."""
+    """The last doubling of a U-Net -> image."""
 
     def __init__(self, channels: int, image_channels: int) -> None:
         super().__init__()
@@ -100,37 +100,117 @@ class GeneratorOutput(nn.Module):
         return (torch.tanh(full(self.conv(F.relu(h)))),)
 
 
-class DiscriminatorInput(nn.Module):
-    """Input and image side by side in the channels -> the first halving, without normalisation."""
+class ResidualInput(nn.Module):
+    """Image -> the finest feature map of the network of residual blocks."""
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, norm: str, keeps_seeds: bool) -> None:
         super().__init__()
-        self.conv = Conv2d(in_channels, out_channels, 4, _STD, stride=2, padding=1)
+        self.keeps_seeds = keeps_seeds
+        self.conv = Conv2d(in_channels, out_channels, 7, _STD, stride=1, padding=0, bias=_biased(norm))
+        self.norm = _norm(norm, out_channels)
+
+    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
+        """Images (N, C_in, H, W) in [-1, 1], (N,), (N,) -> (N, C, H, W), seeds."""
+        h = F.relu(self.norm(self.conv(_reflected(images, 3))))
+        return (h, seeds) if self.keeps_seeds else (h,)
+
+
+class Resized(nn.Module):
+    """Halves or doubles the resolution and doubles or halves the channels: convolution, normalisation, ReLU."""
+
+    def __init__(self, in_channels: int, out_channels: int, norm: str) -> None:
+        super().__init__()
+        conv = Conv2d if out_channels > in_channels else _Doubling
+        self.conv = conv(in_channels, out_channels, 3, _STD, stride=2, padding=1, bias=_biased(norm))
+        self.norm = _norm(norm, out_channels)
+
+    def forward(self, h: Tensor, *seeds: Tensor) -> tuple[Tensor, ...]:
+        """(N, C_in, H, W), [seeds] -> (N, C_out, H/2, W/2) or (N, C_out, 2H, 2W), [seeds]."""
+        return F.relu(self.norm(self.conv(h))), *seeds
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions, which are added to what comes in.
+
+    Args:
+        channels: C.
+        norm: ``batch``, ``instance`` or ``none``.
+        stream: Of the dropout's draws; None for no dropout.
+        keeps_seeds: Whether dropout follows later.
+    """
+
+    def __init__(self, channels: int, norm: str, stream: int | None, keeps_seeds: bool) -> None:
+        super().__init__()
+        self.stream, self.keeps_seeds = stream, keeps_seeds
+        self.conv1 = Conv2d(channels, channels, 3, _STD, stride=1, padding=0, bias=_biased(norm))
+        self.norm1 = _norm(norm, channels)
+        self.conv2 = Conv2d(channels, channels, 3, _STD, stride=1, padding=0, bias=_biased(norm))
+        self.norm2 = _norm(norm, channels)
+
+    def forward(self, h: Tensor, *seeds: Tensor) -> tuple[Tensor, ...]:
+        """(N, C, H, W), [seeds] -> (N, C, H, W), [seeds]."""
+        x = F.relu(self.norm1(self.conv1(_reflected(h, 1))))
+        if self.stream is not None and self.training:
+            x = _dropped(x, seeds[0], self.stream)
+        x = h + self.norm2(self.conv2(_reflected(x, 1)))
+        return (x, *seeds) if self.keeps_seeds else (x,)
+
+
+class ResidualOutput(nn.Module):
+    """The finest feature map of the network of residual blocks -> image."""
+
+    def __init__(self, channels: int, image_channels: int) -> None:
+        super().__init__()
+        self.conv = Conv2d(channels, image_channels, 7, _STD, stride=1, padding=0)
+
+    def forward(self, h: Tensor) -> tuple[Tensor]:
+        """(N, C, H, W) -> (N, image channels, H, W) in [-1, 1], float32 whatever the network's type."""
+        return (torch.tanh(full(self.conv(_reflected(h, 3)))),)
+
+
+class _Doubling(ConvTranspose2d):
+    """Transposed convolution of kernel 3 that doubles the resolution exactly."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C_in, H, W) -> (N, C_out, 2H, 2W), in the weight's type."""
+        x = x.to(self.weight.dtype)
+        return F.conv_transpose2d(x, self.weight, self.bias, self.stride, self.padding, output_padding=1)
+
+
+class DiscriminatorInput(nn.Module):
+    """Input and image side by side in the channels -> the first halving, without normalisation.
+
+    A kernel of 4 halves, and one of 1 leaves the resolution; so in the other layers of the discriminator.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = _judging(in_channels, out_channels, kernel, stride=2 if kernel > 1 else 1, bias=True)
 
     def forward(self, images: Tensor, labels: Tensor, inputs: Tensor) -> tuple[Tensor]:
-        """(N, C, H, W), (N,), (N, C_in, H, W) -> (N, C_out, H/2, W/2)."""
+        """(N, C, H, W), (N,), (N, C_in, H, W) -> (N, C_out, H/2, W/2), or as large."""
         return (F.leaky_relu(self.conv(torch.cat([inputs, images], dim=1)), _SLOPE),)
 
 
 class DiscriminatorBlock(nn.Module):
     """Convolution, normalisation, leaky ReLU."""
 
-    def __init__(self, in_channels: int, out_channels: int, norm: str, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, norm: str, kernel: int, stride: int) -> None:
         super().__init__()
-        self.conv = Conv2d(in_channels, out_channels, 4, _STD, stride, padding=1, bias=norm != "batch")
+        self.conv = _judging(in_channels, out_channels, kernel, stride, _biased(norm))
         self.norm = _norm(norm, out_channels)
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
-        """(N, C_in, H, W) -> (N, C_out, H / stride, W / stride), one pixel less each way with stride 1."""
+        """(N, C_in, H, W) -> (N, C_out, H / stride, W / stride), with kernel 4 and stride 1 a pixel less each way."""
         return (F.leaky_relu(self.norm(self.conv(h)), _SLOPE),)
 
 
 class DiscriminatorHead(nn.Module):
     """Feature map -> a logit for each patch."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, kernel: int, bias: bool) -> None:
         super().__init__()
-        self.conv = Conv2d(channels, 1, 4, _STD, stride=1, padding=1)
+        self.conv = _judging(channels, 1, kernel, stride=1, bias=bias)
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C, H, W) -> logits (N, P), float32 whatever the network's type."""
@@ -146,18 +226,49 @@ class InstanceNorm(nn.Module):
 
 
 def _norm(norm: str, channels: int) -> nn.Module:
-    return AffineBatchNorm(channels) if norm == "batch" else InstanceNorm()
+    if norm == "batch":
+        return AffineBatchNorm(channels)
+    return InstanceNorm() if norm == "instance" else nn.Identity()
+
+
+def _biased(norm: str) -> bool:
+    """Whether a convolution before this norm has a bias, as in the public project; without a norm it has none."""
+    return norm == "instance"
+
+
+def _judging(in_channels: int, out_channels: int, kernel: int, stride: int, bias: bool) -> Conv2d:
+    return Conv2d(in_channels, out_channels, kernel, _STD, stride, padding=1 if kernel > 1 else 0, bias=bias)
+
+
+def _dropped(x: Tensor, seeds: Tensor, stream: int) -> Tensor:
+    """Drop numbers of (N, C, H, W) by draws of the samples' seeds (N,)."""
+    kept = noise.uniform(seeds, stream, tuple(x.shape[1:])) >= _DROPPED
+    return x * kept.to(x.dtype) / (1 - _DROPPED)
+
+
+def _reflected(x: Tensor, num: int) -> Tensor:
+    """Pad (N, C, H, W) by ``num`` mirrored pixels on each side.
+
+    torch's own padding adds its gradient up in an order that differs from run to run on a GPU.
+    """
+    for dim in (2, 3):
+        size = x.shape[dim]
+        before, after = x.narrow(dim, 1, num).flip(dim), x.narrow(dim, size - 1 - num, num).flip(dim)
+        x = torch.cat([before, x, after], dim=dim)
+    return x
 
 
 def generator_layers(
     config: Pix2PixGenerator, resolution: int, image_channels: int, input_channels: int
 ) -> list[nn.Module]:
     """Flat layer list: images (N, input channels, R, R), labels (N,), seeds (N,) -> (N, image channels, R, R)."""
+    if config.architecture == "resnet":
+        return _residual_layers(config, image_channels, input_channels)
     levels = pix2pix_levels(resolution)
     widths = [config.channels * min(2**i, 8) for i in range(levels)]
     # Dropout follows the coarsest doublings but the first, where there are three levels of full width below them.
     num_dropouts = min(_NUM_DROPOUTS, max(levels - 5, 0)) if config.dropout else 0
-    layers: list[nn.Module] = [GeneratorInput(input_channels, widths[0], num_dropouts > 0)]
+    layers: list[nn.Module] = [GeneratorInput(input_channels, widths[0], config.norm, num_dropouts > 0)]
     for i in range(1, levels):
         layers.append(Down(widths[i - 1], widths[i], config.norm, is_coarsest=i == levels - 1))
     for i in range(levels - 1, 0, -1):
@@ -168,12 +279,26 @@ def generator_layers(
     return [*layers, GeneratorOutput(2 * widths[0], image_channels)]
 
 
+def _residual_layers(config: Pix2PixGenerator, image_channels: int, input_channels: int) -> list[nn.Module]:
+    width, num = config.channels, config.num_blocks
+    layers: list[nn.Module] = [ResidualInput(input_channels, width, config.norm, keeps_seeds=config.dropout)]
+    layers += [Resized(c, 2 * c, config.norm) for c in (width, 2 * width)]
+    for i in range(1, num + 1):
+        stream = i if config.dropout else None
+        layers.append(ResidualBlock(4 * width, config.norm, stream, keeps_seeds=config.dropout and i < num))
+    layers += [Resized(2 * c, c, config.norm) for c in (2 * width, width)]
+    return [*layers, ResidualOutput(width, image_channels)]
+
+
 def discriminator_layers(
     config: Pix2PixDiscriminator, resolution: int, image_channels: int, input_channels: int
 ) -> list[nn.Module]:
     """Flat layer list: images (N, image channels, R, R), labels (N,), inputs (N, input channels, R, R) -> (N, P)."""
-    widths = [config.channels * min(2**i, 8) for i in range(config.depth + 1)]
-    layers: list[nn.Module] = [DiscriminatorInput(image_channels + input_channels, widths[0])]
-    for i in range(1, config.depth + 1):
-        layers.append(DiscriminatorBlock(widths[i - 1], widths[i], config.norm, stride=2 if i < config.depth else 1))
-    return [*layers, DiscriminatorHead(widths[-1])]
+    both, is_fine = image_channels + input_channels, config.architecture == "pixels"
+    kernel, depth = (1, 1) if is_fine else (4, config.depth)
+    widths = [config.channels * min(2**i, 8) for i in range(depth + 1)]
+    layers: list[nn.Module] = [DiscriminatorInput(both, widths[0], kernel)]
+    for i in range(1, depth + 1):
+        stride = 2 if i < depth else 1
+        layers.append(DiscriminatorBlock(widths[i - 1], widths[i], config.norm, kernel, stride))
+    return [*layers, DiscriminatorHead(widths[-1], kernel, bias=not is_fine or _biased(config.norm))]

@@ -5,7 +5,8 @@ and a discriminator that is told the class.
 
 Shapes: N samples, C channels, H x W pixels, Z numbers in a latent, W in a style vector. The generator's first layer
 leaves (ws (N, num_ws, W), seeds (N,)), and its other ones (x (N, C, H, W), image (N, image channels, H, W), ws, seeds);
-the discriminator's carry is (x, labels (N,)).
+the discriminator's carry is (x, labels (N,)). Only the architecture ``skip`` carries images: those of D, which have no
+gradient path of their own, as further channels of x.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bigsgan.models import fir, noise
 from bigsgan.models.layers import Generators, RankAverages
 from bigsgan.models.stylegan2_layers import (
     Conv2d,
+    Doubled,
     FullyConnected,
     MappingNetwork,
     MinibatchDeviation,
@@ -32,6 +34,9 @@ HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Streams of a sample's seed; the layers with noise have those from _FIRST_NOISE on.
 _SECOND_LATENT, _CROSSOVER, _FIRST_NOISE = range(3)
 
+_RESIDUAL_GAIN = math.sqrt(0.5)
+"""Keeps the variance of a sum of two."""
+
 
 class Mapping(RankAverages):
     """Latent and label -> the style vectors of all layers.
@@ -40,6 +45,11 @@ class Mapping(RankAverages):
     (Karras et al. 2019, arXiv 1812.04948, section 3.1). In evaluation mode the vectors are drawn towards their mean if
     ``truncation_psi`` is not 1 (the truncation trick, appendix B there).
 
+    Args:
+        config: G's section.
+        num_classes: 0 for no label.
+        num_ws: Style vectors to make of one.
+
     Attributes:
         w_avg: Buffer (W,), float32: moving average of the style vectors over the global micro-batches.
         truncation_psi: What is left of the distance to the mean, in evaluation mode.
@@ -47,18 +57,17 @@ class Mapping(RankAverages):
     """
 
     w_avg: Tensor
-    beta = 0.995
-    """What an update leaves of the moving average; StyleGAN2-ADA's."""
 
-    def __init__(
-        self, latent_size: int, num_classes: int, w_size: int, num_layers: int, num_ws: int, style_mixing: float
-    ) -> None:
+    def __init__(self, config: StyleGAN2Generator, num_classes: int, num_ws: int) -> None:
         super().__init__()
-        self.latent_size, self.num_ws, self.style_mixing = latent_size, num_ws, style_mixing
+        self.latent_size, self.num_ws, self.style_mixing = config.latent_size, num_ws, config.style_mixing
+        self.beta = config.w_avg_beta
         self.truncation_psi = 1.0
         self.truncation_cutoff: int | None = None
-        self.network = MappingNetwork(latent_size, num_classes, w_size, num_layers)
-        self.register_buffer("w_avg", torch.empty(w_size, dtype=torch.float32))
+        self.network = MappingNetwork(
+            config.latent_size, num_classes, config.w_size, config.mapping_layers, config.mapping_lr_multiplier
+        )
+        self.register_buffer("w_avg", torch.empty(config.w_size, dtype=torch.float32))
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
@@ -100,17 +109,25 @@ class Mapping(RankAverages):
 class SynthesisInput(nn.Module):
     """Style vectors -> the first feature map, from a learned constant, and the first image.
 
+    Args:
+        config: G's section.
+        resolution: Of the images.
+        image_channels: 1 for grey, 3 for colour.
+
     Attributes:
         const: Parameter (C, 4, 4).
+        torgb: None where the image comes from the last block alone.
     """
 
-    def __init__(self, channels: int, image_channels: int, w_size: int, clamp: float | None) -> None:
+    def __init__(self, config: StyleGAN2Generator, resolution: int, image_channels: int) -> None:
         super().__init__()
+        channels, w_size, clamp = config.channels(resolution)[BOTTOM_RESOLUTION], config.w_size, config.conv_clamp
         self.const = nn.Parameter(torch.empty(channels, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION))
         self.conv1 = SynthesisLayer(
             channels, channels, w_size, BOTTOM_RESOLUTION, up=False, stream=_FIRST_NOISE, clamp=clamp, half=None
         )
-        self.torgb = ToRGB(channels, image_channels, w_size, clamp, half=None)
+        has_image = config.architecture == "skip"
+        self.torgb = ToRGB(channels, image_channels, w_size, clamp, half=None) if has_image else None
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
@@ -118,139 +135,164 @@ class SynthesisInput(nn.Module):
         drawn = torch.empty(self.const.shape, dtype=torch.float32)
         self.const.copy_(drawn.normal_(generator=generators("const")))
 
-    def forward(self, ws: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(N, num_ws, W), (N,) -> x (N, C, 4, 4), image (N, image channels, 4, 4), ws, seeds."""
+    def forward(self, ws: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
+        """(N, num_ws, W), (N,) -> x (N, C, 4, 4), [image (N, image channels, 4, 4)], ws, seeds."""
         x = self.const.expand(len(ws), -1, -1, -1)
         x = self.conv1(x, ws[:, 0], seeds)
-        return x, self.torgb(x, ws[:, 1]), ws, seeds
+        return (x, ws, seeds) if self.torgb is None else (x, self.torgb(x, ws[:, 1]), ws, seeds)
 
 
 class SynthesisBlock(nn.Module):
     """Doubles the resolution of feature map and image, and adds to the image.
 
     Args:
-        in_channels: C of the input.
-        out_channels: C of the output.
+        config: G's section.
+        size: Resolution of the output.
+        resolution: Of the images; the block of that size leaves the image alone in the carry.
         image_channels: 1 for grey, 3 for colour.
-        w_size: W.
-        resolution: Of the output.
+
+    Attributes:
         first: Number of the first style vector that is this block's; the last of its three is the next block's first.
-        is_last: Leave the image alone in the carry.
-        clamp: Keep activations within plus or minus this.
-        half: Type to compute in, or None for the weights'.
+        torgb: None where the image comes from the last block alone.
+        skip: Residual connection, or None.
+        resample_filter: Buffer (4, 4), or None where no image is passed on.
     """
 
-    resample_filter: Tensor
+    resample_filter: Tensor | None
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        image_channels: int,
-        w_size: int,
-        resolution: int,
-        first: int,
-        is_last: bool,
-        clamp: float | None,
-        half: torch.dtype | None,
-    ) -> None:
+    def __init__(self, config: StyleGAN2Generator, size: int, resolution: int, image_channels: int) -> None:
         super().__init__()
-        self.first, self.is_last = first, is_last
-        stream = _FIRST_NOISE + first
-        self.conv0 = SynthesisLayer(in_channels, out_channels, w_size, resolution, True, stream, clamp, half)
-        self.conv1 = SynthesisLayer(out_channels, out_channels, w_size, resolution, False, stream + 1, clamp, half)
-        self.torgb = ToRGB(out_channels, image_channels, w_size, clamp, half)
-        self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32))
+        channels, w_size, clamp = config.channels(resolution), config.w_size, config.conv_clamp
+        half, before, after = _half(config, size, resolution), channels[size // 2], channels[size]
+        self.first, self.is_last = 2 * (size // BOTTOM_RESOLUTION).bit_length() - 3, size == resolution
+        stream = _FIRST_NOISE + self.first
+        self.conv0 = SynthesisLayer(before, after, w_size, size, True, stream, clamp, half)
+        self.conv1 = SynthesisLayer(after, after, w_size, size, False, stream + 1, clamp, half)
+        has_image, adds = self.is_last or config.architecture == "skip", config.architecture == "skip"
+        self.torgb = ToRGB(after, image_channels, w_size, clamp, half) if has_image else None
+        self.skip = Doubled(before, after, half) if config.architecture == "resnet" else None
+        self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32) if adds else None)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Fill the filter."""
-        fir.fill_filter(self.resample_filter)
+        if self.resample_filter is not None:
+            fir.fill_filter(self.resample_filter)
 
-    def forward(self, x: Tensor, image: Tensor, ws: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
-        """(N, C_in, H, W), (N, image channels, H, W), ws, seeds -> both twice as large, ws, seeds, or the image alone.
+    def forward(self, x: Tensor, *carry: Tensor) -> tuple[Tensor, ...]:
+        """(N, C_in, H, W), [(N, image channels, H, W)], ws, seeds -> both twice as large, ws, seeds; at last the image.
 
         The image has no bound; it is float32 whatever the network's type.
         """
-        x = self.conv0(x, ws[:, self.first], seeds)
-        x = self.conv1(x, ws[:, self.first + 1], seeds)
-        image = fir.upsample(image, self.resample_filter) + self.torgb(x, ws[:, self.first + 2])
-        return (image,) if self.is_last else (x, image, ws, seeds)
+        *images, ws, seeds = carry
+        if self.skip is None:
+            x = self.conv0(x, ws[:, self.first], seeds)
+            x = self.conv1(x, ws[:, self.first + 1], seeds)
+        else:
+            y = self.conv0(x, ws[:, self.first], seeds)
+            x = self.skip(x, _RESIDUAL_GAIN) + self.conv1(y, ws[:, self.first + 1], seeds, _RESIDUAL_GAIN)
+        if self.torgb is not None:
+            image = self.torgb(x, ws[:, self.first + 2])
+            images = [image if self.resample_filter is None else fir.upsample(images[0], self.resample_filter) + image]
+        return tuple(images) if self.is_last else (x, *images, ws, seeds)
 
 
 class DiscriminatorBlock(nn.Module):
     """Two convolutions, the second of which halves the resolution, and a residual connection.
 
     Args:
-        image_channels: 1 or 3 where the block begins with the image, 0 elsewhere.
-        in_channels: C of the input, or what the image is first turned into.
-        out_channels: C of the output.
-        residual: Whether there is a residual connection.
-        clamp: Keep activations within plus or minus this.
-        half: Type to compute in, or None for the weights'.
+        config: D's section.
+        size: Resolution of the input.
+        resolution: Of the images; the block of that size begins with the image.
+        image_channels: 1 for grey, 3 for colour.
+
+    Attributes:
+        fromrgb: None where the block does not look at the image.
+        skip: Residual connection, or None.
+        resample_filter: Buffer (4, 4), or None where no image is passed on.
     """
 
-    def __init__(
-        self,
-        image_channels: int,
-        in_channels: int,
-        out_channels: int,
-        residual: bool,
-        clamp: float | None,
-        half: torch.dtype | None,
-    ) -> None:
+    resample_filter: Tensor | None
+
+    def __init__(self, config: StyleGAN2Discriminator, size: int, resolution: int, image_channels: int) -> None:
         super().__init__()
-        self.fromrgb = Conv2d(image_channels, in_channels, 1, clamp=clamp, half=half) if image_channels else None
-        self.conv0 = Conv2d(in_channels, in_channels, 3, clamp=clamp, half=half)
-        self.conv1 = Conv2d(in_channels, out_channels, 3, down=True, clamp=clamp, half=half)
-        self.skip = Conv2d(in_channels, out_channels, 1, activated=False, down=True, half=half) if residual else None
+        channels, clamp, half = config.channels(resolution), config.conv_clamp, _half(config, size, resolution)
+        before, after = channels[size], channels[size // 2]
+        self.is_first, self.image_channels, sees_all = size == resolution, image_channels, config.architecture == "skip"
+        sees = self.is_first or sees_all
+        self.fromrgb = Conv2d(image_channels, before, 1, clamp=clamp, half=half) if sees else None
+        self.conv0 = Conv2d(before, before, 3, clamp=clamp, half=half)
+        self.conv1 = Conv2d(before, after, 3, down=True, clamp=clamp, half=half)
+        residual = config.architecture == "resnet"
+        self.skip = Conv2d(before, after, 1, activated=False, down=True, half=half) if residual else None
+        self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32) if sees_all else None)
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Fill the filter."""
+        if self.resample_filter is not None:
+            fir.fill_filter(self.resample_filter)
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, C_in, H, W), (N,) -> (N, C_out, H/2, W/2), (N,)."""
+        """(N, C_in, H, W), (N,) -> (N, C_out, H/2, W/2), (N,); both with the image's channels behind in ``skip``.
+
+        The first block takes the image in x's place.
+        """
+        image = x
         if self.fromrgb is not None:
-            x = self.fromrgb(x)
+            if self.is_first:
+                x = self.fromrgb(image)
+            else:
+                x, image = x.split((x.shape[1] - self.image_channels, self.image_channels), dim=1)
+                x = x + self.fromrgb(image)
         if self.skip is None:
-            return self.conv1(self.conv0(x)), labels
-        gain = math.sqrt(0.5)  # the variance of a sum of two
-        return self.skip(x, gain) + self.conv1(self.conv0(x), gain), labels
+            x = self.conv1(self.conv0(x))
+        else:
+            x = self.skip(x, _RESIDUAL_GAIN) + self.conv1(self.conv0(x), _RESIDUAL_GAIN)
+        if self.resample_filter is not None:
+            x = torch.cat([x, fir.downsample(image.to(x.dtype), self.resample_filter)], dim=1)
+        return x, labels
 
 
 class DiscriminatorHead(nn.Module):
     """Feature map and label -> logit.
 
     Args:
-        channels: C.
+        config: D's section.
+        resolution: Of the images.
+        image_channels: 1 for grey, 3 for colour.
         num_classes: 0 for a head that is not told the class.
-        mapping_layers: Of the label's mapping network.
-        group: Images that a minibatch standard deviation is taken over.
-        deviation_channels: How many feature maps show it; 0 leaves it out.
-        clamp: Keep activations within plus or minus this.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        num_classes: int,
-        mapping_layers: int,
-        group: int,
-        deviation_channels: int,
-        clamp: float | None,
-    ) -> None:
+    def __init__(self, config: StyleGAN2Discriminator, resolution: int, image_channels: int, num_classes: int) -> None:
         super().__init__()
-        self.deviation = MinibatchDeviation(group, deviation_channels) if deviation_channels else None
-        self.conv = Conv2d(channels + deviation_channels, channels, 3, clamp=clamp)
+        channels, num_maps = config.channels(resolution)[BOTTOM_RESOLUTION], config.mbstd_channels
+        self.image_channels = image_channels
+        # Without a limit, unlike those of the blocks: so in the original.
+        self.fromrgb = Conv2d(image_channels, channels, 1) if config.architecture == "skip" else None
+        self.deviation = MinibatchDeviation(config.mbstd_group, num_maps) if num_maps else None
+        self.conv = Conv2d(channels + num_maps, channels, 3, clamp=config.conv_clamp)
         self.fc = FullyConnected(channels * BOTTOM_RESOLUTION**2, channels, activated=True)
         self.out = FullyConnected(channels, channels if num_classes else 1)
-        self.mapping = MappingNetwork(0, num_classes, channels, mapping_layers) if num_classes else None
+        mapping = (0, num_classes, channels, config.mapping_layers, config.mapping_lr_multiplier)
+        self.mapping = MappingNetwork(*mapping) if num_classes else None
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type."""
+        """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type; x may have the image behind it."""
+        if self.fromrgb is not None:
+            x, image = x.split((x.shape[1] - self.image_channels, self.image_channels), dim=1)
+            x = x + self.fromrgb(image)
         if self.deviation is not None:
             x = self.deviation(x)
         x = self.out(self.fc(self.conv(x).flatten(1)))
         if self.mapping is None:
             return (x.squeeze(1),)
         return ((x * self.mapping(None, labels)).sum(dim=1) / math.sqrt(x.shape[1]),)
+
+
+def _half(config: StyleGAN2Generator | StyleGAN2Discriminator, size: int, resolution: int) -> torch.dtype | None:
+    """Type that the block at ``size`` is computed in, or None for the weights'."""
+    return HALF_TYPES[config.half_type] if config.is_half(size, resolution) else None
 
 
 def generator_layers(
@@ -260,53 +302,18 @@ def generator_layers(
 
     The first layer leaves the style vectors as the first entry of its carry; the rest is a function of them.
     """
-    channels = config.channels(resolution)
-    sizes = list(channels)
-    num_ws = 2 * len(sizes)
-    layers: list[nn.Module] = [
-        Mapping(config.latent_size, num_classes, config.w_size, config.mapping_layers, num_ws, config.style_mixing),
-        SynthesisInput(channels[BOTTOM_RESOLUTION], image_channels, config.w_size, config.conv_clamp),
+    sizes = list(config.channels(resolution))
+    return [
+        Mapping(config, num_classes, num_ws=2 * len(sizes)),
+        SynthesisInput(config, resolution, image_channels),
+        *(SynthesisBlock(config, size, resolution, image_channels) for size in sizes[1:]),
     ]
-    for i, size in enumerate(sizes[1:]):
-        layers.append(
-            SynthesisBlock(
-                channels[size // 2],
-                channels[size],
-                image_channels,
-                config.w_size,
-                size,
-                first=2 * i + 1,
-                is_last=size == resolution,
-                clamp=config.conv_clamp,
-                half=HALF_TYPES[config.half_type] if config.is_half(size, resolution) else None,
-            )
-        )
-    return layers
 
 
 def discriminator_layers(
     config: StyleGAN2Discriminator, resolution: int, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
     """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
-    channels = config.channels(resolution)
-    layers: list[nn.Module] = []
-    for size in sorted(channels, reverse=True)[:-1]:
-        layers.append(
-            DiscriminatorBlock(
-                image_channels if size == resolution else 0,
-                channels[size],
-                channels[size // 2],
-                residual=config.architecture == "resnet",
-                clamp=config.conv_clamp,
-                half=HALF_TYPES[config.half_type] if config.is_half(size, resolution) else None,
-            )
-        )
-    head = DiscriminatorHead(
-        channels[BOTTOM_RESOLUTION],
-        num_classes,
-        config.mapping_layers,
-        config.mbstd_group,
-        config.mbstd_channels,
-        config.conv_clamp,
-    )
-    return [*layers, head]
+    sizes = sorted(config.channels(resolution), reverse=True)[:-1]
+    blocks = [DiscriminatorBlock(config, size, resolution, image_channels) for size in sizes]
+    return [*blocks, DiscriminatorHead(config, resolution, image_channels, num_classes)]

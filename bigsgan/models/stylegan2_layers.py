@@ -104,18 +104,18 @@ class MappingNetwork(torch.nn.Module):
         latent_size: Z, or 0 for a mapping of labels alone.
         num_classes: 0 for a mapping of latents alone.
         out_features: W, of every layer.
-        num_layers: Number of layers.
+        num_layers: Number of layers; without any, the normalised embedding is the projection.
+        lr_multiplier: Learning rate of the layers relative to others'.
     """
 
-    lr_multiplier = 0.01
-
-    def __init__(self, latent_size: int, num_classes: int, out_features: int, num_layers: int) -> None:
+    def __init__(
+        self, latent_size: int, num_classes: int, out_features: int, num_layers: int, lr_multiplier: float = 0.01
+    ) -> None:
         super().__init__()
         self.embed = LabelEmbedding(num_classes, out_features) if num_classes else None
         first = latent_size + (out_features if num_classes else 0)
         self.fc = torch.nn.ModuleList(
-            FullyConnected(out_features if i else first, out_features, True, self.lr_multiplier)
-            for i in range(num_layers)
+            FullyConnected(out_features if i else first, out_features, True, lr_multiplier) for i in range(num_layers)
         )
 
     def forward(self, latents: Tensor | None, labels: Tensor) -> Tensor:
@@ -188,6 +188,23 @@ class Conv2d(Weighted):
             return F.conv2d(fir.downsample(x, self.resample_filter), weight)
         # The filter's own padding and the convolution's, both before the filter.
         return F.conv2d(fir.blur(x, self.resample_filter, padding + 1), weight, stride=2)
+
+
+class Doubled(Conv2d):
+    """Residual connection of G: convolution of kernel 1 without bias, and twice the resolution."""
+
+    def __init__(self, in_channels: int, out_channels: int, half: torch.dtype | None) -> None:
+        super().__init__(in_channels, out_channels, 1, activated=False, half=half)
+        self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Draw the weight and fill the filter."""
+        super().initialize(generators)
+        fir.fill_filter(self.resample_filter)
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        return fir.upsample(F.conv2d(x, weight), self.resample_filter)
 
 
 class Modulated(Weighted):
@@ -277,8 +294,8 @@ class SynthesisLayer(Modulated):
         if self.up:
             fir.fill_filter(self.resample_filter)
 
-    def forward(self, x: Tensor, w: Tensor, seeds: Tensor) -> Tensor:
-        """(N, C_in, H, W), (N, W), (N,) -> (N, C_out, H, W), or twice as large if ``up``."""
+    def forward(self, x: Tensor, w: Tensor, seeds: Tensor, gain: float = 1.0) -> Tensor:
+        """(N, C_in, H, W), (N, W), (N,) -> (N, C_out, H, W), or twice as large if ``up``; it and its limits * gain."""
         dtype = self.half_type or self.weight.dtype
         weight, styles = full(self.weight), self.affine(w)
         if dtype == torch.float16:
@@ -288,14 +305,15 @@ class SynthesisLayer(Modulated):
             styles = styles / styles.detach().abs().amax(dim=1, keepdim=True)
         # 1 / norm of each sample's weight, equation 3: a sum of many squares, so in float32.
         norms = F.linear(styles.square(), weight.square().sum(dim=(2, 3)))
-        demodulation = (ACTIVATION_GAIN * torch.rsqrt(norms + _EPS)).to(dtype)[:, :, None, None]
+        scale = ACTIVATION_GAIN * gain
+        demodulation = (scale * torch.rsqrt(norms + _EPS)).to(dtype)[:, :, None, None]
         x = self._convolve(x.to(dtype) * styles.to(dtype)[:, :, None, None], weight.to(dtype))
         drawn = self._noise(seeds)
         if drawn is None:
             x = x * demodulation
         else:
-            x = torch.addcmul((ACTIVATION_GAIN * full(self.noise_strength) * drawn).to(dtype), x, demodulation)
-        return rectify_biased(x, (ACTIVATION_GAIN * self.bias).to(dtype), self.clamp)
+            x = torch.addcmul((scale * full(self.noise_strength) * drawn).to(dtype), x, demodulation)
+        return rectify_biased(x, (scale * self.bias).to(dtype), None if self.clamp is None else self.clamp * gain)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         if not self.up:
@@ -315,16 +333,22 @@ class MinibatchDeviation(torch.nn.Module):
     """Standard deviation over groups of images, as further feature maps (Karras et al. 2018, section 3).
 
     Groups are consecutive images. A batch whose number of images, and of each of its segments, is a multiple of the
-    group's size gives the same however it is divided over ranks, and keeps real and fake images apart.
+    group's size gives the same however it is divided over ranks, and keeps real and fake images apart. Fewer images
+    than a group are a group, as in StyleGAN2-ADA.
 
     Args:
-        group: Images in a group.
+        group: Images in a group; None for all.
         num_channels: Feature maps to add; each is the mean deviation of its share of the channels.
+
+    Attributes:
+        segments: Without a group, equal parts of a batch, such as real and fake images, that are kept apart.
     """
 
-    def __init__(self, group: int, num_channels: int) -> None:
+    def __init__(self, group: int | None, num_channels: int) -> None:
         super().__init__()
         self.group, self.num_channels = group, num_channels
+        if group is None:  # a network sets it before each pass, at which torch.compile looks again
+            self.segments = 1
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C + num_channels, H, W), in x's type.
@@ -333,10 +357,11 @@ class MinibatchDeviation(torch.nn.Module):
             ValueError: The group does not divide N.
         """
         n, _, height, width = x.shape
-        if n % self.group:
-            raise ValueError(f"{n} images do not divide into groups of {self.group}")
-        grouped = full(x).view(n // self.group, self.group, self.num_channels, -1, height, width)  # squares: float32
+        group = n // self.segments if self.group is None else min(self.group, n)
+        if n % group:
+            raise ValueError(f"{n} images do not divide into groups of {group}")
+        grouped = full(x).view(n // group, group, self.num_channels, -1, height, width)  # squares: float32
         variance = (grouped - grouped.mean(dim=1, keepdim=True)).square().mean(dim=1)
         deviation = torch.sqrt(variance + _EPS).mean(dim=(2, 3, 4))  # (groups, num_channels)
-        maps = deviation.repeat_interleave(self.group, dim=0)[:, :, None, None].expand(-1, -1, height, width)
+        maps = deviation.repeat_interleave(group, dim=0)[:, :, None, None].expand(-1, -1, height, width)
         return torch.cat([x, maps.to(x.dtype)], dim=1)

@@ -1,13 +1,14 @@
-"""State dicts of the public PyTorch implementation of pix2pix (Isola et al. 2017), and the sections that they fit.
+"""State dicts of the public PyTorch implementation of pix2pix and CycleGAN, and the sections that they fit.
 
-Its U-Net nests each level in the one above it; ours is a flat list. Weights are the same.
+Its U-Net nests each level in the one above it; ours is a flat list. Weights are the same. A norm shows in the names: a
+batch norm by its own, an instance norm, which has none, by the biases of the convolutions before it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -21,46 +22,66 @@ _NORM = {
     "running_mean": "statistics.running_mean",
     "running_var": "statistics.running_var",
 }
-_FIRST_DOWN = "model.model.0.weight"
+_UNET, _RESNET = "model.model.0", "model.1"
+_PATCHES, _PIXELS = "model.0", "net.0"
+"""The first convolutions."""
+
+_FIRST_BLOCK = 10
+"""Number of a ResNet's first block in that project's list, after two halvings."""
+
+_RESNET_RESOLUTION = 256
+"""Of the images that a ResNet is imported for, whose weights fit any; that project's default."""
 
 
 def generator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``generator``.
 
     Raises:
-        UserError: The state is not that of a U-Net of pix2pix.
+        UserError: The state is not that of a generator of that project.
     """
-    _require(state, _FIRST_DOWN, "generator")
-    return {"family": "pix2pix", "channels": state[_FIRST_DOWN].shape[0], "norm": _norm_of(state)}
+    first = _first(state, "generator", _UNET, _RESNET)
+    section: dict[str, Any] = {"family": "pix2pix", "architecture": "unet", "channels": len(state[f"{first}.weight"])}
+    if first == _UNET:
+        return {**section, "norm": _norm_of(state, first)}
+    blocks = _num_blocks(state)
+    dropout = f"model.{_FIRST_BLOCK}.conv_block.5.weight" not in state  # it moves the second convolution by one
+    norm = _norm_of(state, first)
+    return {**section, "architecture": "resnet", "num_blocks": blocks, "norm": norm, "dropout": dropout}
 
 
 def discriminator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator``.
 
     Raises:
-        UserError: The state is not that of a PatchGAN of pix2pix.
+        UserError: The state is not that of a discriminator of that project, or judges an image without its input.
     """
-    _require(state, "model.0.weight", "discriminator")
+    first = _first(state, "discriminator", _PATCHES, _PIXELS)
+    channels, seen = state[f"{first}.weight"].shape[:2]
+    if seen in (1, 3):
+        problem = "judges an image without its input, as CycleGAN's discriminators do"
+        _refuse(f"{first}.weight", problem, "import the generator alone, without --discriminator")
+    section = {"family": "pix2pix", "architecture": "patches", "channels": channels}
+    if first == _PIXELS:
+        return {**section, "architecture": "pixels", "norm": _norm_of(state, "net.2")}
     convolutions = [name for name, value in state.items() if name.endswith("weight") and value.dim() == 4]
-    return {
-        "family": "pix2pix",
-        "channels": state["model.0.weight"].shape[0],
-        "depth": len(convolutions) - 2,
-        "norm": _norm_of(state),
-    }
+    return {**section, "depth": len(convolutions) - 2, "norm": _norm_of(state, "model.2")}
 
 
 def data_section(state: State) -> dict[str, Any]:
     """What the generator's shapes say of the images.
 
     Raises:
-        UserError: The state is not that of a U-Net of pix2pix.
+        UserError: The state is not that of a generator of that project.
     """
-    _require(state, _FIRST_DOWN, "generator")
+    first = _first(state, "generator", _UNET, _RESNET)
+    if first == _UNET:
+        resolution, image_channels = 2 ** _num_levels(state), state["model.model.3.weight"].shape[1]
+    else:
+        resolution, image_channels = _RESNET_RESOLUTION, len(state[f"model.{_last(state)}.weight"])
     return {
-        "resolution": 2 ** _num_levels(state),
-        "input_channels": state[_FIRST_DOWN].shape[1],
-        "image_channels": state["model.model.3.weight"].shape[1],
+        "resolution": resolution,
+        "input_channels": state[f"{first}.weight"].shape[1],
+        "image_channels": image_channels,
         "num_classes": 0,
     }
 
@@ -69,9 +90,29 @@ def generator_state(state: State) -> dict[str, Tensor]:
     """State dict of our generator.
 
     Raises:
-        UserError: The state is not that of a U-Net of pix2pix.
+        UserError: The state is not that of a generator of that project.
     """
-    _require(state, _FIRST_DOWN, "generator")
+    first = _first(state, "generator", _UNET, _RESNET)
+    return _renamed(state, _unet_names(state) if first == _UNET else _resnet_names(state))
+
+
+def discriminator_state(state: State) -> dict[str, Tensor]:
+    """State dict of our discriminator.
+
+    Raises:
+        UserError: The state is not that of a discriminator of that project, or judges an image without its input.
+    """
+    section = discriminator_section(state)
+    if section["architecture"] == "pixels":
+        return _renamed(state, {"net.0": "0.conv", "net.2": "1.conv", "net.3": "1.norm", "net.5": "2.conv"})
+    depth = section["depth"]
+    names = {"model.0": "0.conv", f"model.{3 * depth + 2}": f"{depth + 1}.conv"}
+    for i in range(1, depth + 1):
+        names |= {f"model.{3 * i - 1}": f"{i}.conv", f"model.{3 * i}": f"{i}.norm"}
+    return _renamed(state, names)
+
+
+def _unet_names(state: State) -> dict[str, str]:
     levels = _num_levels(state)
     names = {"model.model.0": "0.conv", "model.model.3": f"{2 * levels - 1}.conv"}
     prefix = "model.model.1.model."
@@ -83,20 +124,20 @@ def generator_state(state: State) -> dict[str, Tensor]:
             numbers = {"1": f"{down}.conv", "3": f"{up}.conv", "4": f"{up}.norm"}
         names |= {prefix + number: name for number, name in numbers.items()}
         prefix += "3.model."
-    return _renamed(state, names)
+    return names
 
 
-def discriminator_state(state: State) -> dict[str, Tensor]:
-    """State dict of our discriminator.
-
-    Raises:
-        UserError: The state is not that of a PatchGAN of pix2pix.
-    """
-    depth = discriminator_section(state)["depth"]
-    names = {"model.0": "0.conv", f"model.{3 * depth + 2}": f"{depth + 1}.conv"}
-    for i in range(1, depth + 1):
-        names |= {f"model.{3 * i - 1}": f"{i}.conv", f"model.{3 * i}": f"{i}.norm"}
-    return _renamed(state, names)
+def _resnet_names(state: State) -> dict[str, str]:
+    section, last = generator_section(state), _last(state)
+    blocks, second = section["num_blocks"], 6 if section["dropout"] else 5
+    layers = {1: 0, 4: 1, 7: 2, last - 7: blocks + 3, last - 4: blocks + 4}
+    names = {f"model.{number}": f"{ours}.conv" for number, ours in {**layers, last: blocks + 5}.items()}
+    names |= {f"model.{number + 1}": f"{ours}.norm" for number, ours in layers.items()}
+    for i in range(blocks):
+        theirs, ours = f"model.{_FIRST_BLOCK + i}.conv_block", 3 + i
+        names |= {f"{theirs}.1": f"{ours}.conv1", f"{theirs}.2": f"{ours}.norm1"}
+        names |= {f"{theirs}.{second}": f"{ours}.conv2", f"{theirs}.{second + 1}": f"{ours}.norm2"}
+    return names
 
 
 def _num_levels(state: State) -> int:
@@ -104,24 +145,65 @@ def _num_levels(state: State) -> int:
     return max(len(re.findall(r"model\.", name)) for name in state) - 1
 
 
-def _norm_of(state: State) -> str:
-    return "batch" if any(name.endswith("running_mean") for name in state) else "instance"
+def _num_blocks(state: State) -> int:
+    found = {int(match[1]) for name in state if (match := re.match(r"model\.(\d{1,4})\.conv_block\.", name))}
+    if found != set(range(_FIRST_BLOCK, _FIRST_BLOCK + len(found))) or not found:
+        problem = "is not where two halvings come before the residual blocks: pix2pixHD's and others' are not read"
+        _refuse(f"model.{_FIRST_BLOCK}.conv_block", problem, "give a U-Net or ResNet of pix2pix or CycleGAN")
+    return len(found)
+
+
+def _last(state: State) -> int:
+    """Number of a ResNet's last convolution: two doublings and a padding come after the blocks."""
+    last = _FIRST_BLOCK + _num_blocks(state) + 7
+    _require(state, f"model.{last}.weight", "generator")
+    return last
+
+
+def _norm_of(state: State, convolution: str) -> str:
+    """The network's norm, by what stands in or beside a convolution that has a bias before an instance norm alone."""
+    if any(_is_batch_norm(state, name.removesuffix(".running_mean")) for name in state):
+        return "batch"
+    return "instance" if f"{convolution}.bias" in state else "none"
+
+
+def _is_batch_norm(state: State, module: str) -> bool:
+    """Whether it has running statistics and a gain; before torch 0.4 an instance norm had statistics, never used."""
+    return f"{module}.running_mean" in state and f"{module}.weight" in state
 
 
 def _renamed(state: State, names: Mapping[str, str]) -> dict[str, Tensor]:
     found = {}
     for name, value in state.items():
         module, _, ending = name.rpartition(".")
-        if ending == "num_batches_tracked":  # which torch counts and nothing reads
-            continue
+        is_statistic = ending in ("running_mean", "running_var")
+        if ending == "num_batches_tracked" or (is_statistic and not _is_batch_norm(state, module)):
+            continue  # nothing reads them
         if module not in names:
-            raise UserError("weights", name, "is no tensor of pix2pix's network", "give its latest_net_G.pth or _D.pth")
+            _refuse(name, "is no tensor of pix2pix's network", "give its latest_net_G.pth or latest_net_D.pth")
         ours = names[module]
-        found[f"layers.{ours}.{_NORM[ending] if ours.endswith('norm') else ending}"] = value
+        is_norm = re.search(r"norm\d?$", ours) is not None
+        found[f"layers.{ours}.{_NORM.get(ending, ending) if is_norm else ending}"] = value
     return found
+
+
+def _first(state: State, network: str, *names: str) -> str:
+    """Name of the first convolution, which one of the network's kinds has."""
+    for name in names:
+        if f"{name}.weight" in state and state[f"{name}.weight"].dim() == 4:
+            return name
+    return _missing(f"{names[0]}.weight", network)
 
 
 def _require(state: State, name: str, network: str) -> None:
     if name not in state or state[name].dim() != 4:
-        remedy = "give the file of that network, such as latest_net_G.pth or latest_net_D.pth"
-        raise UserError("weights", None, f"hold no {network} of pix2pix: there is no {name}", remedy)
+        _missing(name, network)
+
+
+def _missing(name: str, network: str) -> NoReturn:
+    remedy = "give the file of that network, such as latest_net_G.pth or latest_net_D.pth"
+    raise UserError("weights", None, f"hold no {network} of pix2pix: there is no {name}", remedy)
+
+
+def _refuse(name: str, problem: str, remedy: str) -> NoReturn:
+    raise UserError("weights", name, problem, remedy)

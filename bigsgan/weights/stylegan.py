@@ -6,11 +6,13 @@ strength of the noise, which is a number there and a vector of one here.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from bigsgan.config.families.stylegan2 import BOTTOM_RESOLUTION, StyleGAN2Discriminator, StyleGAN2Generator
@@ -20,12 +22,34 @@ from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
 
 State = Mapping[str, Tensor]
 
+_NESTED = ("mapping_kwargs", "synthesis_kwargs", "block_kwargs", "epilogue_kwargs")
+"""Arguments of the originals that hold arguments."""
+
+_TOLD_OR_READ = {
+    *("z_dim", "c_dim", "w_dim", "img_resolution", "img_channels", "channel_base", "channel_max"),
+    *("num_layers", "embed_features", "layer_features", "cmap_dim", "mbstd_num_channels", "architecture"),
+    *("num_fp16_res", "conv_clamp", "lr_multiplier", "w_avg_beta", "mbstd_group_size"),
+    *("fp16_channels_last", "fused_modconv_default"),  # which change no number but by rounding
+}
+"""Arguments that shapes tell, or that are read below."""
+
+_ONLY: dict[str, Any] = {
+    "activation": "lrelu", "resample_filter": [1, 3, 3, 1], "use_noise": True, "kernel_size": 3, "freeze_layers": 0
+}  # fmt: skip
+"""Arguments with the one value that our layers have."""
+
+_OTHERS = {
+    r"synthesis\.(L\d+_|input\.)": "StyleGAN3's own generator (configurations T and R)",
+    r"(style|convs|to_rgbs)\.\d+\.": "StyleGAN2 as rosinality/stylegan2-pytorch saves it",
+    r"(GAN\.)?([SG]E?\.(net|blocks|initial_)|D\.blocks)": "StyleGAN2 as lucidrains/stylegan2-pytorch saves it",
+}
+"""Other projects' networks, by how names begin there."""
+
 _LEAF = r"(?:affine\.)?(?:weight|bias)|noise_strength|noise_const|resample_filter"
-_GENERATOR_BLOCK = re.compile(rf"synthesis\.b(\d+)\.(const|resample_filter|(?:conv0|conv1|torgb)\.(?:{_LEAF}))")
+_GENERATOR_BLOCK = re.compile(rf"synthesis\.b(\d+)\.(const|resample_filter|(?:conv0|conv1|torgb|skip)\.(?:{_LEAF}))")
 _DISCRIMINATOR_BLOCK = re.compile(
-    r"b(\d+)\.((?:fromrgb|conv0|conv1|skip|conv|fc|out)\.(?:weight|bias|resample_filter))"
+    r"b(\d+)\.(resample_filter|(?:fromrgb|conv0|conv1|skip|conv|fc|out)\.(?:weight|bias|resample_filter))"
 )
-_DISCRIMINATOR_FILTER = re.compile(r"b\d+\.resample_filter")
 _MAPPING = re.compile(r"mapping\.(?:fc(\d+)|(embed))\.(weight|bias)")
 
 
@@ -34,28 +58,36 @@ def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None
 
     Args:
         state: State dictionary of the original.
-        init_kwargs: What the original was made with, if known: it alone says how activations are clamped and which
-            blocks are half.
+        init_kwargs: What the original was made with, if known: it alone says how activations are clamped, which blocks
+            are half, and how the mapping network's layers are scaled. Defaults are stylegan3's.
 
     Raises:
-        UserError: The state is not that of a StyleGAN2 generator.
+        UserError: The state is not that of a StyleGAN2 generator, or an argument has a value that is not supported.
     """
     resolution = _resolution(state, "synthesis.b")
-    if "synthesis.b4.torgb.weight" not in state or "synthesis.b8.skip.weight" in state:
-        _refuse("synthesis.b4.torgb.weight", "is missing, or blocks are residual: images must be sums of all blocks'")
     widths = {size: _shape(state, f"synthesis.b{size}.conv1.weight")[0] for size in _sizes(resolution)}
-    w_size = _shape(state, "mapping.w_avg")[0]
+    w_size, layers = _shape(state, "mapping.w_avg")[0], _mapping_layers(state)
+    if layers == 0:
+        _refuse("mapping_kwargs.num_layers", "is 0, which is supported in a discriminator alone")
+    _check_mapping(state, w_size)
     embedded = w_size if "mapping.embed.weight" in state else 0
-    kwargs = init_kwargs or {}
-    synthesis = kwargs.get("synthesis_kwargs", kwargs)  # stylegan3 gives them directly
-    return {
+    without_image = "resnet" if f"synthesis.b{resolution}.skip.weight" in state else "orig"
+    section = {
         "family": "stylegan2",
+        "architecture": "skip" if "synthesis.b4.torgb.weight" in state else without_image,
         "latent_size": _shape(state, "mapping.fc0.weight")[1] - embedded,
         "w_size": w_size,
-        "mapping_layers": _mapping_layers(state),
+        "mapping_layers": layers,
         **_channels(widths, "synthesis.b4.conv1.weight"),
-        **_precision(synthesis if isinstance(synthesis, dict) else {}, resolution),
     }
+    if not init_kwargs:
+        return _valid(StyleGAN2Generator, section)
+    kwargs = _checked(init_kwargs)
+    synthesis = "synthesis_kwargs." if "synthesis_kwargs" in init_kwargs else ""  # stylegan3 gives them directly
+    section |= _precision(kwargs, synthesis, resolution)
+    section["mapping_lr_multiplier"] = _lr_multiplier(kwargs)
+    section["w_avg_beta"] = _number(kwargs, "mapping_kwargs.w_avg_beta", 0.998, 0, 1)
+    return _valid(StyleGAN2Generator, section)
 
 
 def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -64,31 +96,37 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
     ``init_kwargs`` is also what says the size of the groups for the minibatch standard deviation.
     """
     resolution = _resolution(state, "b")
-    if "b4.fromrgb.weight" in state:
-        _refuse("b4.fromrgb.weight", "belongs to a discriminator that looks at the image in every block")
     widths = {size: _shape(state, f"b{size}.conv0.weight")[0] for size in _sizes(resolution)[1:]}
     head = _shape(state, "b4.conv.weight")
     widths[BOTTOM_RESOLUTION] = head[0]
-    kwargs = init_kwargs or {}
+    without_image = "resnet" if f"b{resolution}.skip.weight" in state else "orig"
     section: dict[str, Any] = {
         "family": "stylegan2",
-        "architecture": "resnet" if f"b{resolution}.skip.weight" in state else "orig",
+        "architecture": "skip" if "b4.fromrgb.weight" in state else without_image,
         "mbstd_channels": head[1] - head[0],
         **_channels(widths, "b4.conv.weight"),
-        **_precision(kwargs, resolution),
     }
     if "mapping.embed.weight" in state:
+        if _shape(state, "b4.out.weight")[0] != head[0]:
+            _refuse("cmap_dim", f"is not the number of channels at 4x4, {head[0]}, which alone is supported")
+        _check_mapping(state, head[0])
         section["mapping_layers"] = _mapping_layers(state)
-    epilogue = kwargs.get("epilogue_kwargs")
-    group = epilogue.get("mbstd_group_size") if isinstance(epilogue, dict) else None
-    return {**section, "mbstd_group": group} if isinstance(group, int) else section
+    if not init_kwargs:
+        return _valid(StyleGAN2Discriminator, section)
+    kwargs = _checked(init_kwargs)
+    section |= _precision(kwargs, "", resolution)
+    section["mapping_lr_multiplier"] = _lr_multiplier(kwargs)
+    group = kwargs.get("epilogue_kwargs.mbstd_group_size", 4)
+    if group is not None:
+        group = _number(kwargs, "epilogue_kwargs.mbstd_group_size", 4, 1, whole=True)
+    return _valid(StyleGAN2Discriminator, {**section, "mbstd_group": group})
 
 
 def data_section(state: State) -> dict[str, int]:
     """Return what either network's shapes say of the images: ``resolution``, ``image_channels`` and ``num_classes``.
 
     Raises:
-        UserError: The state is of neither network.
+        UserError: The state is of neither network, or of images that are neither grey nor colour.
     """
     embedding = state.get("mapping.embed.weight")
     classes = 0 if embedding is None else embedding.shape[1]
@@ -98,6 +136,9 @@ def data_section(state: State) -> dict[str, int]:
     else:
         resolution = _resolution(state, "b")
         channels = _shape(state, f"b{resolution}.fromrgb.weight")[1]
+    if channels not in (1, 3):
+        alpha = " (RGBA)" if channels == 4 else ""
+        _refuse("img_channels", f"is {channels}{alpha}, which is not supported", "give a network of grey or RGB images")
     return {"resolution": resolution, "image_channels": channels, "num_classes": classes}
 
 
@@ -137,9 +178,8 @@ def discriminator_state(state: State) -> dict[str, Tensor]:
     def rename(name: str) -> str | None:
         if match := _MAPPING.fullmatch(name):
             return f"layers.{len(layers) - 1}.mapping.{_mapping_name(match)}"
-        if match := _DISCRIMINATOR_BLOCK.fullmatch(name):
-            return f"layers.{top - int(match[1]).bit_length()}.{match[2]}"
-        return name if _DISCRIMINATOR_FILTER.fullmatch(name) else None
+        match = _DISCRIMINATOR_BLOCK.fullmatch(name)
+        return None if match is None else f"layers.{top - int(match[1]).bit_length()}.{match[2]}"
 
     return _renamed(state, rename, layers)
 
@@ -169,7 +209,14 @@ def _mapping_name(match: re.Match[str]) -> str:
 
 
 def _resolution(state: State, prefix: str) -> int:
-    """Return the largest resolution that there is a block for, all below being there too."""
+    """Return the largest resolution that there is a block for, all below being there too.
+
+    Raises:
+        UserError: They are not, or names tell another project.
+    """
+    for beginning, project in _OTHERS.items():
+        if name := next((name for name in state if re.match(beginning, name)), None):
+            _refuse(name, f"is of {project}, which is not supported")
     pattern = re.compile(rf"{re.escape(prefix)}(\d{{1,5}})\..*")
     sizes = {int(match[1]) for name in state if (match := pattern.fullmatch(name))}
     if len(sizes) < 2 or sorted(sizes) != _sizes(max(sizes)):
@@ -201,18 +248,72 @@ def _channels(widths: dict[int, int], name: str) -> dict[str, int]:
     return {"channel_base": base, "channel_max": largest}
 
 
-def _precision(kwargs: Mapping[str, Any], resolution: int) -> dict[str, Any]:
-    """Return the section's keys about half precision; nothing where the original's arguments are unknown."""
-    if not kwargs:
-        return {}
-    clamp, half = kwargs.get("conv_clamp", 256), kwargs.get("num_fp16_res", 4)  # stylegan3 leaves out its defaults
-    return {
-        "conv_clamp": float(clamp) if isinstance(clamp, (int, float)) else None,
-        "half_resolutions": min(half, len(_sizes(resolution)) - 1) if isinstance(half, int) else 0,
-        "half_type": "fp16",
-    }
+def _valid(model: type[StyleGAN2Generator | StyleGAN2Discriminator], section: dict[str, Any]) -> dict[str, Any]:
+    """Return the section, refusing sizes that no recipe may have."""
+    try:
+        model(**section)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        _refuse(key, f"is {section[key]!r}, which is not supported ({first['msg']})")
+    return section
 
 
-def _refuse(name: str, problem: str) -> NoReturn:
-    remedy = "give the weights of a StyleGAN2 network of stylegan2-ada-pytorch or stylegan3"
-    raise UserError("weights", name, problem, remedy)
+def _check_mapping(state: State, w_size: int) -> None:
+    """Refuse a mapping network whose layers or embedding are of another width than its result."""
+    layers = _mapping_layers(state)
+    for i in range(layers):
+        if (width := _shape(state, f"mapping.fc{i}.weight")[0]) != w_size:
+            _refuse("mapping_kwargs.layer_features", f"is {width}; only the {w_size} of the result is supported")
+    embedding = state.get("mapping.embed.weight")
+    if embedding is not None and len(embedding) != w_size:
+        _refuse("mapping_kwargs.embed_features", f"is {len(embedding)}; only the {w_size} of the result is supported")
+
+
+def _checked(init_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by dotted names.
+
+    Raises:
+        UserError: One is unknown, or has a value that none of our layers has.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in init_kwargs.items():
+        inner = value if name in _NESTED and isinstance(value, dict) else None
+        flat |= {name: value} if inner is None else {f"{name}.{key}": entry for key, entry in inner.items()}
+    for name, value in flat.items():
+        argument = name.rpartition(".")[2]
+        if argument in _ONLY:
+            only = _ONLY[argument]
+            if (list(value) if isinstance(value, tuple) else value) != only:
+                _refuse(name, f"is {value!r}, which is not supported", f"give a network with {only!r}")
+        elif argument not in _TOLD_OR_READ:
+            _refuse(name, "is an unknown argument")
+    return flat
+
+
+def _precision(kwargs: Mapping[str, Any], prefix: str, resolution: int) -> dict[str, Any]:
+    """The section's keys about half precision and its limits."""
+    clamp = kwargs.get(f"{prefix}conv_clamp", 256)
+    if clamp is not None:
+        clamp = float(_number(kwargs, f"{prefix}conv_clamp", 256, 1e-9))
+    half = _number(kwargs, f"{prefix}num_fp16_res", 4, 0, whole=True)
+    return {"conv_clamp": clamp, "half_resolutions": min(half, len(_sizes(resolution)) - 1), "half_type": "fp16"}
+
+
+def _lr_multiplier(kwargs: Mapping[str, Any]) -> float:
+    return float(_number(kwargs, "mapping_kwargs.lr_multiplier", 0.01, 1e-9))
+
+
+def _number(
+    kwargs: Mapping[str, Any], name: str, default: float, least: float, most: float = math.inf, whole: bool = False
+) -> Any:
+    value = kwargs.get(name, default)
+    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most or math.isinf(value):
+        _refuse(name, f"is {value!r}, which is not supported", f"give a network with a number such as {default}")
+    return value
+
+
+def _refuse(name: str, problem: str, remedy: str | None = None) -> NoReturn:
+    default = "give the weights of a StyleGAN2 network of stylegan2-ada-pytorch or stylegan3"
+    raise UserError("weights", name, problem, remedy or default)

@@ -25,6 +25,13 @@ from torch import Tensor
 from bigsgan.errors import UserError
 from bigsgan.paths import check_stored
 
+_G_ARGUMENTS = ("z_dim", "c_dim", "w_dim", "img_resolution", "img_channels", "mapping_kwargs", "synthesis_kwargs")
+_D_ARGUMENTS = (
+    *("c_dim", "img_resolution", "img_channels", "architecture", "channel_base", "channel_max"),
+    *("num_fp16_res", "conv_clamp", "cmap_dim", "block_kwargs", "mapping_kwargs", "epilogue_kwargs"),
+)
+"""The originals' arguments in their order."""
+
 
 @dataclass(frozen=True)
 class ForeignNetwork:
@@ -32,7 +39,8 @@ class ForeignNetwork:
 
     Attributes:
         class_name: Of the original.
-        init_kwargs: What the original was made with. Values that are not plain Python are placeholders.
+        init_kwargs: What the original was made with, and the defaults of stylegan2-ada-pytorch where stylegan3 has
+            others. Values that are not plain Python are placeholders.
         state: Parameters and buffers by their names, on the host.
     """
 
@@ -53,15 +61,22 @@ def read_networks(path: Path) -> dict[str, ForeignNetwork]:
         if not isinstance(content, dict):
             raise pickle.UnpicklingError("it holds no dictionary")
         return {
-            str(name): ForeignNetwork(value.class_name, _dictionary(value, "_init_kwargs"), dict(_tensors(value)))
+            str(name): ForeignNetwork(value.class_name, _arguments(value), dict(_tensors(value)))
             for name, value in content.items()
             if isinstance(value, _Persistent) and "_modules" in value.attributes
         }
+    except _TensorFlowError:
+        remedy = "convert it with legacy.py of stylegan2-ada-pytorch or stylegan3 first"
+        raise UserError(str(path), None, "is a legacy pickle of TensorFlow, which is not supported", remedy) from None
     except OSError as error:
         raise UserError(str(path), None, f"cannot be read ({error.strerror})", "give another file") from None
     except Exception as error:  # a pickle can make its reader raise whatever it likes
         problem = f"is no StyleGAN pickle that can be read safely ({error})"
         raise UserError(str(path), None, problem, "give a file of stylegan2-ada-pytorch or stylegan3") from None
+
+
+class _TensorFlowError(pickle.UnpicklingError):
+    """The pickle holds networks of the original in TensorFlow."""
 
 
 class _Sealed:
@@ -131,6 +146,8 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) == ("dnnlib.util", "EasyDict"):
             # A pickle makes it through __new__, which takes a class alone: a new one, that nobody else will use.
             return type("EasyDict", (_EasyDict,), {"__slots__": ()})
+        if module.startswith("dnnlib.tflib"):
+            raise _TensorFlowError
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return _Call(_ALLOWED[module, name])
@@ -195,6 +212,27 @@ def _dictionary(module: _Persistent, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise pickle.UnpicklingError(f"a module has no {name}")
     return found
+
+
+def _arguments(network: _Persistent) -> dict[str, Any]:
+    """What a network was made with; stylegan3 changed defaults, and its layers began to keep their sizes."""
+    children, places = _dictionary(network, "_modules"), network.attributes.get("_init_args")
+    names = _G_ARGUMENTS if "synthesis" in children else _D_ARGUMENTS
+    positional = dict(zip(names, places, strict=False)) if isinstance(places, tuple) else {}
+    given = {**positional, **_dictionary(network, "_init_kwargs")}
+    last = children.get("mapping" if "synthesis" in children else "b4")
+    layers = _dictionary(last, "_modules").values() if isinstance(last, _Persistent) else ()
+    if not given or any(isinstance(layer, _Persistent) and "in_features" in layer.attributes for layer in layers):
+        return given
+    precision = {"num_fp16_res": 0, "conv_clamp": None}
+    if "synthesis" not in children:
+        return {**precision, **given}
+    nested: dict[str, dict[str, Any]] = {"mapping_kwargs": {"w_avg_beta": 0.995}, "synthesis_kwargs": precision}
+    return {**given, **{key: {**value, **_plain(given.get(key))} for key, value in nested.items()}}
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _tensors(network: _Persistent) -> Iterator[tuple[str, Tensor]]:

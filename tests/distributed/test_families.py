@@ -56,6 +56,12 @@ def test_zero(ranks, family, stages_of):
     check(ranks(2), options, {"generator": zero(stages_of[0]), "discriminator": zero(stages_of[1])}, FEWER)
 
 
+@pytest.mark.slow
+def test_a_minibatch_deviation_over_all_images(ranks):
+    options = [*FAMILIES["stylegan2"], *PENALTIES["exact"], "discriminator.mbstd_group=null"]
+    check(ranks(1), options, {"generator": zero(0), "discriminator": zero(0)}, FEWER)
+
+
 @pytest.mark.parametrize(
     "family",
     [

@@ -25,6 +25,7 @@ from bigsgan.models.stylegan2_layers import Conv2d, SynthesisLayer, ToRGB
 from tests.tiny import tiny_recipe
 
 META = torch.device("meta")
+ARCHITECTURES = [("skip", "resnet"), ("resnet", "skip"), ("orig", "orig")]
 SMALL: dict[str, Any] = {"channel_base": 128, "channel_max": 12, "mapping_layers": 2}
 
 
@@ -131,8 +132,10 @@ def test_shapes_and_entries_of_the_carry(resolution, num_classes):
 
 @pytest.mark.parametrize("num_classes", [0, 3])
 @pytest.mark.parametrize("half", [0, 2])
-def test_every_float_in_the_carry_has_a_gradient_and_a_use(num_classes, half):
-    g, d = generator(16, num_classes, half_resolutions=half), discriminator(16, num_classes, half_resolutions=half)
+@pytest.mark.parametrize("architectures", ARCHITECTURES)
+def test_every_float_in_the_carry_has_a_gradient_and_a_use(num_classes, half, architectures):
+    g = generator(16, num_classes, half_resolutions=half, architecture=architectures[0])
+    d = discriminator(16, num_classes, half_resolutions=half, architecture=architectures[1])
     latents, labels, seeds = inputs_of(num_classes=num_classes)
     for network, inputs in ((g, (latents, labels, seeds)), (d, (torch.randn(4, 3, 16, 16), labels))):
         filled(network)
@@ -205,7 +208,7 @@ def test_the_length_of_paths_can_be_penalised():
     assert all(layer.weight.grad.any() for layer in noisy_layers(g))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("architecture", ["resnet", "orig"])
+@pytest.mark.parametrize("architecture", ["resnet", "orig", "skip"])
 def test_the_discriminator_looks_at_image_label_and_group(architecture):
     d = filled(discriminator(architecture=architecture, mbstd_group=2))
     images, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
@@ -222,14 +225,15 @@ def test_the_discriminator_looks_at_image_label_and_group(architecture):
     assert_close(torch.cat([alone(images[i : i + 1], labels[i : i + 1]) for i in range(4)]), alone(images, labels))
 
 
+@pytest.mark.parametrize("architectures", ARCHITECTURES)
 @pytest.mark.parametrize("half_type, tolerance", [("fp16", 0.01), ("bf16", 0.08)])
-def test_half_precision_is_close(half_type, tolerance):
+def test_half_precision_is_close(half_type, tolerance, architectures):
     latents, labels, seeds = inputs_of()
     images = torch.randn(4, 3, 16, 16)
     found: list[list[Tensor]] = []
     for half in (0, 2):
-        g = filled(generator(half_resolutions=half, half_type=half_type, style_mixing=0))
-        d = filled(discriminator(half_resolutions=half, half_type=half_type))
+        g = filled(generator(half_resolutions=half, half_type=half_type, style_mixing=0, architecture=architectures[0]))
+        d = filled(discriminator(half_resolutions=half, half_type=half_type, architecture=architectures[1]))
         types = {layer.half_type for layer in noisy_layers(g)}
         assert types == {None} | (
             {getattr(torch, {"fp16": "float16", "bf16": "bfloat16"}[half_type])} if half else set()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from bigsgan.config.families.stylegan2 import StyleGAN2Generator
 from bigsgan.models import noise
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import initialize
@@ -127,6 +128,14 @@ def test_minibatch_deviation(group, channels):
         MinibatchDeviation(4, 1)(x[:5])
 
 
+@pytest.mark.parametrize("group, segments, taken", [(None, 1, 6), (8, 1, 6), (None, 2, 3), (None, 3, 2)])
+def test_minibatch_deviation_of_all_images(group, segments, taken):
+    """No group, or one larger than the images: all of them, but without a group never of two segments."""
+    x, layer = torch.randn(6, 4, 3, 3), MinibatchDeviation(group, 2)
+    layer.segments = segments
+    assert_close(layer(x), minibatch_deviation(x, taken, 2))
+
+
 class _Sized(nn.Module):
     """Calls a block with a fixed integer, which the numerical check leaves alone."""
 
@@ -168,7 +177,8 @@ def test_layers_are_differentiable_twice(name):
 
 
 def mapping(style_mixing: float = 0.5, num_ws: int = 8, num_classes: int = 0) -> Any:
-    layer = Mapping(6, num_classes, 4, 2, num_ws, style_mixing)
+    config = StyleGAN2Generator(latent_size=6, w_size=4, mapping_layers=2, style_mixing=style_mixing)
+    layer = Mapping(config, num_classes, num_ws)
     initialize(layer, 0)
     return layer
 

@@ -45,18 +45,60 @@ def test_a_snapshot_says_what_shapes_do_not():
     networks = read_networks(DATA / "snapshot.pkl")
     g, d = networks["G_ema"], networks["D"]
     precision = {"conv_clamp": 256.0, "half_resolutions": 1, "half_type": "fp16"}
-    sizes = {"family": "stylegan2", "channel_base": 32, "channel_max": 4, **precision}
+    sizes = {"family": "stylegan2", "channel_base": 32, "channel_max": 4, "mapping_lr_multiplier": 0.01, **precision}
     section = generator_section(g.state, g.init_kwargs)
-    assert section == {**sizes, "latent_size": 4, "w_size": 4, "mapping_layers": 2}
+    shape = {"architecture": "skip", "latent_size": 4, "w_size": 4, "mapping_layers": 2}
+    assert section == {**sizes, **shape, "w_avg_beta": 0.995}
     StyleGAN2Generator(**section)
     section = discriminator_section(d.state, d.init_kwargs)
     assert section == {**sizes, "architecture": "resnet", "mbstd_channels": 1, "mbstd_group": 2}
     StyleGAN2Discriminator(**section)
     # stylegan3 gives the generator these directly, and leaves out what is its default.
     assert generator_section(g.state, {"z_dim": 4, "num_fp16_res": 0, "conv_clamp": None})["conv_clamp"] is None
-    assert generator_section(g.state, {"z_dim": 4})["half_resolutions"] == 1
+    newer = generator_section(g.state, {"z_dim": 4})
+    assert (newer["half_resolutions"], newer["conv_clamp"], newer["w_avg_beta"]) == (1, 256.0, 0.998)
     generator_state(g.state)
     discriminator_state(d.state)
+
+
+def network_of(kind: str, layer: dict[str, Any], *init_args: Any, **init_kwargs: Any) -> Code:
+    """A network whose last part holds a layer with these attributes."""
+    inner = module(_modules={"fc0" if kind == "G" else "fc": module(**layer)})
+    children = {"synthesis": module(), "mapping": inner} if kind == "G" else {"b4": inner}
+    return module(_modules=children, _init_args=init_args, _init_kwargs=init_kwargs)
+
+
+def test_arguments_left_out_are_the_projects_own_defaults(tmp_path):
+    """stylegan2-ada-pytorch has neither half precision nor limits unless told; stylegan3's layers keep their sizes."""
+    content = {
+        "G": network_of("G", {}, z_dim=4, synthesis_kwargs={"conv_clamp": 8}),
+        "D": network_of("D", {}, c_dim=0),
+        "G_ema": network_of("G", {"in_features": 4}, z_dim=4),
+    }
+    found = {name: network.init_kwargs for name, network in read_networks(written(tmp_path, content)).items()}
+    mapping, synthesis = {"w_avg_beta": 0.995}, {"num_fp16_res": 0, "conv_clamp": 8}
+    assert found["G"] == {"z_dim": 4, "mapping_kwargs": mapping, "synthesis_kwargs": synthesis}
+    assert found["D"] == {"c_dim": 0, "num_fp16_res": 0, "conv_clamp": None}
+    assert found["G_ema"] == {"z_dim": 4}
+
+
+def test_arguments_by_position_get_their_names(tmp_path):
+    mapping, synthesis = {"num_layers": 2, "w_avg_beta": 1}, {"num_fp16_res": 1, "conv_clamp": 8}
+    content = {
+        "G": network_of("G", {}, 4, 0, 4, 8, 1, mapping, synthesis_kwargs=synthesis),
+        "D": network_of("D", {"in_features": 4}, 0, 8, 1, "orig", 32, 4, 1, 16, None, {}, {}, {"mbstd_group_size": 2}),
+    }
+    found = {name: network.init_kwargs for name, network in read_networks(written(tmp_path, content)).items()}
+    assert found["G"].items() >= {"z_dim": 4, "mapping_kwargs": mapping, "synthesis_kwargs": synthesis}.items()
+    assert found["D"].items() >= {"architecture": "orig", "conv_clamp": 16, "num_fp16_res": 1}.items()
+    assert found["D"]["epilogue_kwargs"] == {"mbstd_group_size": 2}
+
+
+def test_a_legacy_pickle_is_refused_by_name(tmp_path):
+    network = call(mention("dnnlib.tflib.network", "Network"))
+    with pytest.raises(UserError, match=r"legacy pickle of TensorFlow.*convert it with legacy\.py") as caught:
+        read_networks(written(tmp_path, (network, network, network)))
+    assert "\n" not in str(caught.value)
 
 
 # Pickles by hand: each function returns the opcodes that leave one value on the stack.

@@ -58,7 +58,7 @@ class Maker:
         return torch.cat([x, self.norm(h, f"{prefix}6")], dim=1)
 
     def unet(self, x, levels, channels, image_channels):
-        h = self.conv(x, "model.model.0", channels, bias=True)
+        h = self.conv(x, "model.model.0", channels, bias=False)
         h = self.level(h, "model.model.1.model.", levels - 1, channels, channels)
         return torch.tanh(self.conv(F.relu(h), "model.model.3", image_channels, bias=True, transposed=True))
 
@@ -77,7 +77,7 @@ def test_the_generator_is_the_published_one(levels, colours):
     images = torch.randn(2, colours[0], size, size, generator=torch.Generator().manual_seed(1))
     expected = maker.unet(images, levels, 2, colours[1])
     section, data = generator_section(maker.state), data_section(maker.state)
-    assert section == {"family": "pix2pix", "channels": 2, "norm": "batch"}
+    assert section == {"family": "pix2pix", "architecture": "unet", "channels": 2, "norm": "batch"}
     assert data == {
         "resolution": size, "input_channels": colours[0], "image_channels": colours[1], "num_classes": 0
     }  # fmt: skip
@@ -93,7 +93,7 @@ def test_the_discriminator_is_the_published_one(depth):
     inputs, images = (torch.randn(2, 3, 64, 64, generator=generator) for _ in range(2))
     expected = maker.patches(torch.cat([inputs, images], dim=1), 2, depth)
     section = discriminator_section(maker.state)
-    assert section == {"family": "pix2pix", "channels": 2, "depth": depth, "norm": "batch"}
+    assert section == {"family": "pix2pix", "architecture": "patches", "channels": 2, "depth": depth, "norm": "batch"}
     network = LayerStack(discriminator_layers(Pix2PixDiscriminator(**section), 64, 3, 3)).eval()
     network.load_state_dict(discriminator_state(maker.state))
     labels = torch.zeros(2, dtype=torch.int64)

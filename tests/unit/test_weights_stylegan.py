@@ -147,7 +147,7 @@ def test_sections_follow_from_shapes(resolution, channel_base, channel_max, infe
     keys.update(inferred)
     keys["family"] = "stylegan2"
     state = theirs(g, "generator")
-    assert generator_section(state) == {**keys, "latent_size": 7, "w_size": 9}
+    assert generator_section(state) == {**keys, "architecture": "skip", "latent_size": 7, "w_size": 9}
     assert data_section(state) == data
     assert {n: t.shape for n, t in generator_state(state).items()} == {n: t.shape for n, t in g.state_dict().items()}
     state = theirs(d, "discriminator")
@@ -200,12 +200,12 @@ def change(state: dict[str, Tensor], **changes: Any) -> dict[str, Tensor]:
         ("generator", {"mapping__fc1__bias": None}, r"'layers\.0\.network\.fc\.1\.bias' has no counterpart"),
         ("generator", {"mapping__fc1__bias": torch.zeros(3)}, r"has the shape \(3,\) and not \(8,\)"),
         ("generator", {"extra": torch.zeros(3)}, "'extra' is no entry of StyleGAN2's"),
-        ("generator", {"synthesis__b8__skip__weight": torch.zeros(3)}, "blocks are residual"),
-        ("generator", {"synthesis__b4__torgb__weight": None}, "images must be sums"),
+        ("generator", {"synthesis__b8__skip__weight": torch.zeros(3)}, "'synthesis.b8.skip.weight' is no entry"),
+        ("generator", {"synthesis__b4__torgb__weight": None}, "'synthesis.b4.torgb.*' is no entry"),
         ("generator", {"synthesis__b8__conv1__weight": torch.zeros(3, 3, 3, 3)}, "that no channel_base gives"),
         ("generator", {"synthesis__b32__const": torch.zeros(3)}, "is missing, or is no weight"),
         ("generator", {"synthesis__b64__const": torch.zeros(3)}, "are not all there"),
-        ("discriminator", {"b4__fromrgb__weight": torch.zeros(3)}, "looks at the image in every block"),
+        ("discriminator", {"b4__fromrgb__weight": torch.zeros(3)}, r"'b\d+\.skip.*' is no entry"),
         ("discriminator", {"b16__fromrgb__weight": None}, "'b16.fromrgb.weight' is missing"),
         ("discriminator", {"b4__out__bias": torch.zeros(1)}, r"has the shape \(1,\)"),
         ("discriminator", {"mapping__w_avg": torch.zeros(1)}, "'mapping.w_avg' is no entry"),

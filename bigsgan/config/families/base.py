@@ -35,8 +35,8 @@ class NetworkSection(Section):
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
 
-    def check_micro_batch(self, size: int) -> None:
-        """Raise UserError where the network cannot take ``size`` images at a time on each replica."""
+    def check_micro_batch(self, size: int, num_parts: int = 1) -> None:
+        """Raise UserError where the network cannot take ``size`` images at a time, of a batch in so many parts."""
 
 
 class GeneratorSection(NetworkSection):

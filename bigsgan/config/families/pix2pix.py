@@ -10,38 +10,56 @@ from bigsgan.errors import UserError
 
 MOST_LEVELS = 8
 
+Norm = Literal["batch", "instance", "none"]
+"""After a convolution. Only before an instance norm has the convolution a bias, as in the public PyTorch project."""
+
 
 class Pix2PixGenerator(NetworkSection):
-    """U-Net that translates an image (Isola et al. 2017, arXiv 1611.07004)."""
+    """Translates an image: pix2pix's U-Net (Isola et al. 2017, arXiv 1611.07004), or a network of residual blocks.
+
+    The latter is Johnson et al.'s (2016, arXiv 1603.08155), as CycleGAN has it (Zhu et al. 2017, arXiv 1703.10593).
+    """
 
     draws: ClassVar[bool] = True
     paired: ClassVar[bool] = True
     family: Literal["pix2pix"] = "pix2pix"
+    architecture: Literal["unet", "resnet"] = "unet"
     channels: Width = 64
     """Of the finest feature map; coarser ones have up to eight times as many."""
-    norm: Literal["batch", "instance"] = "batch"
+    num_blocks: Depth = 9
+    """Residual blocks of ``resnet``; CycleGAN has 9 from 256 pixels on, and 6 below."""
+    norm: Norm = "batch"
     dropout: bool = True
-    """Drop half the features of the coarsest enlarging layers, which stands in for a latent."""
+    """Drop half the features of a U-Net's coarsest enlarging layers, or within each residual block, in training.
+
+    It stands in for a latent.
+    """
 
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
-        pix2pix_levels(data.resolution)
+        if self.architecture == "unet":
+            pix2pix_levels(data.resolution)
+        elif data.resolution < 8 or data.resolution % 4:
+            problem = "must be a multiple of 4, from 8 on, for two halvings"
+            remedy = f"set data.resolution={max(8, data.resolution // 4 * 4)}"
+            raise UserError("data.resolution", data.resolution, problem, remedy)
 
 
 class Pix2PixDiscriminator(NetworkSection):
-    """PatchGAN: a logit for each patch of an input and an image (Isola et al. 2017, section 3.2.2)."""
+    """PatchGAN: a logit for each patch, or pixel, of an input and an image (Isola et al. 2017, section 3.2.2)."""
 
     paired: ClassVar[bool] = True
     family: Literal["pix2pix"] = "pix2pix"
+    architecture: Literal["patches", "pixels"] = "patches"
     channels: Width = 64
     """Of the finest feature map; coarser ones have up to eight times as many."""
     depth: Depth = 3
-    """Halvings: 3 give patches of 70 x 70 pixels."""
-    norm: Literal["batch", "instance"] = "batch"
+    """Halvings of ``patches``: 3 give patches of 70 x 70 pixels."""
+    norm: Norm = "batch"
 
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
-        if data.resolution >> self.depth < 3:
+        if self.architecture == "patches" and data.resolution >> self.depth < 3:
             most = max(1, (data.resolution // 3).bit_length() - 1)
             problem = f"leaves no patch of an image of {data.resolution} pixels"
             raise UserError("discriminator.depth", self.depth, problem, f"set discriminator.depth={most} or less")

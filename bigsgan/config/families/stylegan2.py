@@ -15,6 +15,7 @@ BOTTOM_RESOLUTION = 4
 SMALLEST_RESOLUTION = 8
 
 Probability = Annotated[float, Field(ge=0, le=1)]
+DepthOrZero = Annotated[int, Field(ge=0, le=64)]
 
 
 def stylegan2_channels(resolution: int, channel_base: int, channel_max: int) -> dict[int, int]:
@@ -33,6 +34,8 @@ class _StyleGAN2(NetworkSection):
     """Most channels of a feature map."""
     mapping_layers: Depth = 8
     """Layers of the mapping network: of the latent in G, of the label in D, where it needs classes."""
+    mapping_lr_multiplier: PositiveFloat = 0.01
+    """Learning rate of the mapping network's layers relative to others', which is part of their scale."""
     conv_clamp: PositiveFloat | None = 256.0
     """Activations are kept within plus or minus this, which fp16 needs; null for no limit."""
     half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
@@ -74,13 +77,18 @@ class _StyleGAN2(NetworkSection):
 
 
 class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
-    """StyleGAN2's generator: mapping network, and a synthesis network with skip connections to the image."""
+    """StyleGAN2's generator: mapping network and synthesis network."""
 
     draws: ClassVar[bool] = True
     has_styles: ClassVar[bool] = True
     latent_size: Width = 512
+    architecture: Literal["skip", "orig", "resnet"] = "skip"
+    """The image is a sum over the resolutions, as published, or comes from the last; there with residual blocks or not.
+    """
     w_size: Width = 512
     """Numbers in a style vector, which the mapping network makes of a latent."""
+    w_avg_beta: Probability = 0.995
+    """What an update leaves of the style vectors' moving average; StyleGAN2-ADA's, and 0.998 in StyleGAN3's project."""
     style_mixing: Probability = 0.9
     """Share of the images in training whose finer layers take the style of a second latent."""
 
@@ -92,10 +100,15 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
 class StyleGAN2Discriminator(_StyleGAN2):
     """StyleGAN2's discriminator, with a projection of the mapped label where there are classes."""
 
-    architecture: Literal["resnet", "orig"] = "resnet"
-    """With residual connections, or without, as published for CIFAR-10."""
-    mbstd_group: PositiveInt = 4
-    """Consecutive images that a minibatch standard deviation is taken over; divides each rank's micro-batch."""
+    architecture: Literal["resnet", "orig", "skip"] = "resnet"
+    """With residual connections, or without, as published for CIFAR-10, or with the image given to each block."""
+    mapping_layers: DepthOrZero = 8
+    """Layers of the label's mapping network; with none, the label's normalised embedding is projected on."""
+    mbstd_group: PositiveInt | None = 4
+    """Consecutive images that a minibatch standard deviation is taken over; divides each rank's micro-batch.
+
+    null takes all, for which one rank has to see the whole batch at once. Fewer images than a group are a group.
+    """
     mbstd_channels: Annotated[int, Field(ge=0, le=64)] = 1
     """Feature maps that show it to the last layers; 0 leaves it out."""
 
@@ -108,9 +121,13 @@ class StyleGAN2Discriminator(_StyleGAN2):
             remedy = f"set discriminator.mbstd_channels={math.gcd(bottom, self.mbstd_channels)}"
             raise UserError("discriminator.mbstd_channels", self.mbstd_channels, problem, remedy)
 
-    def check_micro_batch(self, size: int) -> None:
-        """Raise UserError where ``size`` images do not divide into groups."""
-        if self.mbstd_channels and size % self.mbstd_group:
+    def check_micro_batch(self, size: int, num_parts: int = 1) -> None:
+        """Raise UserError where ``size`` images do not divide into groups, or groups of all would be of a part."""
+        if self.mbstd_channels and self.mbstd_group is None and num_parts > 1:
+            problem = f"takes all images of a batch together, which come in {num_parts} parts"
+            remedy = f"set discriminator.mbstd_group={math.gcd(size, 4)}, or train on one rank without accumulation"
+            raise UserError("discriminator.mbstd_group", None, problem, remedy)
+        if self.mbstd_channels and self.mbstd_group is not None and size % self.mbstd_group:
             raise UserError(
                 "discriminator.mbstd_group",
                 self.mbstd_group,

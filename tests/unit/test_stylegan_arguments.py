@@ -1,0 +1,225 @@
+"""Every argument of stylegan2-ada-pytorch's and stylegan3's StyleGAN2 is taken over, or refused by its name.
+
+The files in ``tests/data/stylegan2`` hold tiny networks of stylegan2-ada-pytorch with random weights, the arguments
+that they were made with (``init_kwargs`` in the file's metadata), inputs, and outputs and gradients of the original.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.testing import assert_close
+
+from bigsgan import importing
+from bigsgan.config import plan_run
+from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
+from bigsgan.errors import UserError
+from bigsgan.models.network import LayerStack
+from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
+from bigsgan.models.stylegan2_layers import SynthesisLayer
+from bigsgan.weights.sources import Found
+from bigsgan.weights.stylegan import (
+    data_section,
+    discriminator_section,
+    discriminator_state,
+    generator_section,
+    generator_state,
+)
+from tests.tiny import tiny_recipe
+from tests.unit.test_weights_stylegan import DATA, recorded
+
+State = dict[str, Tensor]
+
+
+def arguments_of(name: str) -> dict[str, Any]:
+    with safe_open(DATA / f"{name}.safetensors", "pt") as file:
+        return json.loads(file.metadata()["init_kwargs"])
+
+
+def imported(name: str) -> tuple[LayerStack, dict[str, Any], State]:
+    (state, given), kwargs = recorded(name), arguments_of(name)
+    if name.startswith("generator"):
+        section = generator_section(state, kwargs)
+        network = LayerStack(generator_layers(StyleGAN2Generator(**section), **data_section(state)))
+        network.load_state_dict(generator_state(state))
+    else:
+        section = discriminator_section(state, kwargs)
+        network = LayerStack(discriminator_layers(StyleGAN2Discriminator(**section), **data_section(state)))
+        network.load_state_dict(discriminator_state(state))
+    return network.eval(), section, given
+
+
+GENERATORS = {
+    "generator_orig": {"architecture": "orig", "mapping_lr_multiplier": 0.1, "conv_clamp": 1.5, "w_avg_beta": 1},
+    "generator_resnet": {"architecture": "resnet", "mapping_lr_multiplier": 0.01, "conv_clamp": 1.5},
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_is_the_original(name):
+    network, section, given = imported(name)
+    assert section.items() >= GENERATORS[name].items()
+    layers: Any = network.layers
+    assert_close(layers["0"](given["latents"], given["labels"], given["labels"])[0], given["ws"], rtol=0, atol=1e-5)
+    latents = given["latents"].requires_grad_()
+    for mode in ("none", "const"):
+        for layer in network.modules():
+            if isinstance(layer, SynthesisLayer):
+                layer.noise_mode = mode
+        images = network(latents, given["labels"], given["labels"])
+        assert_close(images, given[mode], rtol=0, atol=1e-5)
+    (gradient,) = torch.autograd.grad((images * given["weights"]).sum(), latents)
+    assert_close(gradient, given["gradient"], rtol=1e-5, atol=1e-4)  # of numbers up to 20
+    assert layers["0"].beta == section.get("w_avg_beta", 0.995)
+
+
+DISCRIMINATORS = {
+    "discriminator_skip": {"architecture": "skip", "conv_clamp": 1.5, "mbstd_group": None},
+    "discriminator_converted": {"mapping_layers": 0, "mapping_lr_multiplier": 0.1, "mbstd_group": None},
+    "discriminator_few": {"mapping_layers": 2, "mapping_lr_multiplier": 0.1, "mbstd_group": 8, "mbstd_channels": 2},
+}
+
+
+@pytest.mark.parametrize("name", DISCRIMINATORS)
+def test_a_discriminator_is_the_original(name):
+    """Of five images, where the group is of eight or of all."""
+    network, section, given = imported(name)
+    assert section.items() >= DISCRIMINATORS[name].items()
+    images = given["images"].requires_grad_()
+    logits = network(images, given["labels"])
+    assert_close(logits, given["logits"], rtol=0, atol=1e-5)
+    (gradient,) = torch.autograd.grad(logits.sum(), images)
+    assert_close(gradient, given["gradient"], rtol=0, atol=1e-7)
+
+
+def test_a_converted_discriminator_becomes_a_run(tmp_path):
+    """0 layers of mapping and groups of all images: what converted networks have."""
+    g_state, (d_state, _) = recorded("generator")[0], recorded("discriminator_converted")
+    d_section = discriminator_section(d_state, arguments_of("discriminator_converted"))
+    data = {**data_section(g_state), **data_section(d_state)}
+    found = Found(data, {"generator": generator_section(g_state), "discriminator": d_section}, {})
+    recipe = importing.make_recipe(found, tmp_path / "run")
+    assert (recipe.discriminator.mapping_layers, recipe.discriminator.mbstd_group) == (0, None)
+    plan_run(recipe, 1)
+    with pytest.raises(
+        UserError, match=r"mbstd_group: .*in 2 parts; set discriminator\.mbstd_group=4, or train on one"
+    ):
+        plan_run(recipe, 2)
+
+
+# --- refusals ---
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "mapping activation": ("generator", {"mapping_kwargs": {"activation": "relu"}}, "mapping_kwargs.activation' is"),
+    "activation": (
+        "generator", {"synthesis_kwargs": {"activation": "linear"}}, "synthesis_kwargs.activation' is 'linear'"
+    ),
+    "activation in stylegan3": ("generator", {"activation": "relu"}, "'activation' is 'relu'"),
+    "no noise": ("generator", {"synthesis_kwargs": {"use_noise": False}}, "use_noise' is False"),
+    "filter": (
+        "generator", {"synthesis_kwargs": {"resample_filter": [1, 2, 1]}}, r"resample_filter' is \[1, 2, 1\]"
+    ),
+    "no clamp by 0": ("generator", {"synthesis_kwargs": {"conv_clamp": 0}}, "conv_clamp' is 0"),
+    "clamp in stylegan3": ("generator", {"conv_clamp": "big"}, "'conv_clamp' is 'big'"),
+    "no average": ("generator", {"mapping_kwargs": {"w_avg_beta": None}}, "w_avg_beta' is None"),
+    "learning rate": ("generator", {"mapping_kwargs": {"lr_multiplier": "x"}}, "lr_multiplier' is 'x'"),
+    "unknown": ("generator", {"mapping_kwargs": {"dropout": 0.5}}, "mapping_kwargs.dropout' is an unknown argument"),
+    "D's activation": ("discriminator", {"block_kwargs": {"activation": "relu"}}, "block_kwargs.activation' is 'relu'"),
+    "the head's activation": (
+        "discriminator", {"epilogue_kwargs": {"activation": "linear"}}, "epilogue_kwargs.activation' is 'linear'"
+    ),
+    "D's mapping's": ("discriminator", {"mapping_kwargs": {"activation": "relu"}}, "mapping_kwargs.activation' is"),
+    "D's filter": ("discriminator", {"block_kwargs": {"resample_filter": None}}, "resample_filter' is None"),
+    "frozen layers": ("discriminator", {"block_kwargs": {"freeze_layers": 4}}, "block_kwargs.freeze_layers' is 4"),
+    "a group of 0": ("discriminator", {"epilogue_kwargs": {"mbstd_group_size": 0}}, "mbstd_group_size' is 0"),
+    "D's clamp": ("discriminator", {"conv_clamp": -1}, "'conv_clamp' is -1"),
+    "D's precision": ("discriminator", {"num_fp16_res": None}, "'num_fp16_res' is None"),
+    "D's unknown": ("discriminator", {"epilogue_kwargs": {"extra": 1}}, "epilogue_kwargs.extra' is an unknown"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_argument_that_no_layer_has_is_refused_by_name(name):
+    kind, kwargs, message = REFUSED[name]
+    state, _ = recorded(kind)
+    with pytest.raises(UserError, match=message) as caught:
+        (generator_section if kind == "generator" else discriminator_section)(state, kwargs)
+    assert "\n" not in str(caught.value)
+
+
+SHAPES: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
+    "embed_features": ("generator", {"mapping.embed.weight": (5, 3)}, r"mapping_kwargs\.embed_features' is 5"),
+    "layer_features": ("generator", {"mapping.fc0.weight": (5, 9)}, r"mapping_kwargs\.layer_features' is 5"),
+    "D's features": ("discriminator", {"mapping.fc0.weight": (5, 9)}, r"mapping_kwargs\.layer_features' is 5"),
+    "cmap_dim": ("discriminator", {"b4.out.weight": (5, 8)}, "cmap_dim' is not the number of channels"),
+    "RGBA": ("generator", {"synthesis.b{}.torgb.weight": (4, 8, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),
+    "D's RGBA": ("discriminator", {"b{}.fromrgb.weight": (8, 4, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_that_no_layer_has_is_refused_by_name(name):
+    kind, shapes, message = SHAPES[name]
+    state, _ = recorded(kind)
+    largest = data_section(state)["resolution"]
+    changed = {**state, **{key.format(largest): torch.zeros(shape) for key, shape in shapes.items()}}
+    read = data_section if "RGBA" in name else generator_section if kind == "generator" else discriminator_section
+    with pytest.raises(UserError, match=message):
+        read(changed)
+
+
+def test_a_generator_without_a_mapping_network_is_refused_by_name():
+    state = {name: tensor for name, tensor in recorded("generator")[0].items() if "mapping.fc" not in name}
+    with pytest.raises(UserError, match=r"'mapping_kwargs\.num_layers' is 0"):
+        generator_section(state)
+
+
+def test_a_size_that_no_recipe_may_have_is_refused():
+    state = dict(recorded("generator_unconditional")[0])
+    state["mapping.fc0.weight"] = state["mapping.fc0.weight"][:, :0]
+    with pytest.raises(UserError, match="'latent_size' is 0, which is not supported"):
+        generator_section(state)
+
+
+FOREIGN = {
+    "StyleGAN3's own generator": ["synthesis.input.affine.weight", "synthesis.L0_36_512.weight", "mapping.w_avg"],
+    "rosinality": ["style.1.weight", "input.input", "convs.0.conv.weight", "to_rgbs.0.bias"],
+    "lucidrains": ["GAN.S.net.0.weight", "GAN.G.initial_block"],
+}
+
+
+@pytest.mark.parametrize("project", FOREIGN)
+def test_another_projects_networks_are_refused_by_name(project):
+    state = {name: torch.zeros(1) for name in FOREIGN[project]}
+    with pytest.raises(UserError, match=f"weights: .*{project}.*, which is not supported") as caught:
+        generator_section(state, {"magnitude_ema_beta": 0.999})
+    assert "\n" not in str(caught.value)
+
+
+# --- training ---
+
+
+def test_groups_of_all_images_keep_real_and_fake_images_apart():
+    network, _, given = imported("discriminator_converted")
+    images, labels = given["images"][:4], given["labels"][:4]
+    apart = [network(part, which) for part, which in zip(images.split(2), labels.split(2), strict=True)]
+    together = network(images, labels, segments=2)
+    assert_close(together, torch.cat(apart))
+    assert (network(images, labels) - together).abs().max() > 1e-4
+
+
+def test_a_group_of_all_images_needs_one_rank_and_one_micro_batch(tmp_path):
+    options = [
+        "generator={family: stylegan2, latent_size: 6, w_size: 8, channel_base: 64, channel_max: 8, mapping_layers: 2}",
+        "discriminator={family: stylegan2, channel_base: 64, channel_max: 8, mbstd_group: null}",
+    ]
+    plan_run(tiny_recipe(tmp_path, *options), 1)
+    for world_size, more in ((2, []), (1, ["accumulation=2"])):
+        with pytest.raises(UserError, match=r"mbstd_group: .*takes all images of a batch together"):
+            plan_run(tiny_recipe(tmp_path, *options, *more), world_size)
+    plan_run(tiny_recipe(tmp_path, *options, "discriminator.mbstd_channels=0"), 2)
