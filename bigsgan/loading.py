@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bigsgan.config import Recipe
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
+from bigsgan.models.precision import compute_as_suits
 from bigsgan.models.stylegan2 import Mapping
 
 
@@ -49,7 +50,7 @@ class ExportedNetwork(nn.Module):
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwork:
-    """Open what `bigsgan export` wrote.
+    """Open what `bigsgan export` wrote; what is opened on a CPU computes in float32.
 
     Raises:
         UserError: The file cannot be read, or was not exported by this project.
@@ -63,6 +64,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
         recipe = Recipe.model_validate(tree)
         network = build_network(recipe, header["network"])
         network.checkpointing = False
+        compute_as_suits(network, device)
         network.load_state_dict({name: value for name, value in state.items() if not name.startswith("layers.-")})
     except (OSError, SafetensorError, KeyError, ValueError, ValidationError, RuntimeError) as error:
         cause = next(iter(str(error).splitlines()), "")

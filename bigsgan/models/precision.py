@@ -1,0 +1,20 @@
+"""Layers that compute in half precision, on float32 weights, do so where it pays."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def compute_as_suits(network: nn.Module, device: torch.device | str) -> None:
+    """Let a network that is not trained compute in float32 on a CPU, which half precision slows down many times.
+
+    Elsewhere its layers keep the precision that they were trained with.
+    """
+    if torch.device(device).type != "cpu":
+        return
+    for module in network.modules():
+        if hasattr(module, "half_type"):
+            module.half_type = None
+        if hasattr(module, "bf16"):
+            module.bf16 = False
