@@ -69,7 +69,7 @@ def read_source(source: str, weights: Path, discriminator: Path | None) -> Found
 
 
 def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
-    if network.init_kwargs and describe.__module__ == stylegan.__name__:
+    if network.init_kwargs and describe.__module__ in (stylegan.__name__, r3gan.__name__):
         return describe(network.state, network.init_kwargs)
     return describe(network.state)
 
