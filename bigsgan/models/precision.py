@@ -14,7 +14,6 @@ def compute_as_suits(network: nn.Module, device: torch.device | str) -> None:
     if torch.device(device).type != "cpu":
         return
     for module in network.modules():
-        if hasattr(module, "half_type"):
-            module.half_type = None
-        if hasattr(module, "bf16"):
-            module.bf16 = False
+        for attribute, value in (("half_type", None), ("bf16", False)):
+            if hasattr(module, attribute):
+                setattr(module, attribute, value)
