@@ -35,6 +35,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.weights"},
     {"bigsgan.initial_weights", "bigsgan.planner", "bigsgan.trained"},
     {"bigsgan.sheets", "bigsgan.start"},
+    {"bigsgan.translations"},
     {
         "bigsgan.train",
         "bigsgan.sample",
