@@ -12,7 +12,8 @@ from bigsgan.config import NETWORKS, Recipe
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
-from bigsgan.training.state import load_buffers, load_shard
+from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.state import AverageState, load_buffers, load_shard
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,17 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[
         if left := sorted(ours.keys() - kept):
             _log.warning("%s: %d tensors of other classes begin anew, such as %s", network, len(left), left[0])
         _fill(engines[network], reader.entry(entry), kept)
+
+
+def load_imported_average(recipe: Recipe, initial: InitialWeights, engine: Engine, average: ShardedAverage) -> None:
+    """Fill the average with an import's, unless its classes are others. Every rank calls this."""
+    found = initial.checkpoint
+    if not found.is_imported:
+        return
+    if _shapes(initial.recipe, "generator") != _shapes(recipe, "generator"):
+        _log.warning("%s has other classes: the EMA begins as a copy of the generator", found.path)
+        return
+    AverageState(engine, average).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry("average"))
 
 
 def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
