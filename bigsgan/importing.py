@@ -83,6 +83,8 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[str, Recipe]:
     for network in NETWORKS:
         tree[network] = found.sections.get(network) or _partner(found.sections["generator"])
     tree["generator"] = {**kept, **tree["generator"]}
+    if found.augmentation_p is not None and "target" in tree.get("augmentation", {}):
+        tree["augmentation"]["p"] = found.augmentation_p
     if nimg >= tree["total_nimg"]:
         tree["total_nimg"] = 2 * nimg
     if (
@@ -111,13 +113,18 @@ def _settings(name: str, recipe: Recipe, nimg: int) -> str:
     r1 = f"R1 {objective.r1.weight}" if objective.r1 else "no R1"
     path_length = f"path length {objective.path_length.weight}" if objective.path_length else "no path length"
     lr = f"learning rates {recipe.optimizer.generator.lr} and {recipe.optimizer.discriminator.lr}"
+    augmentation = (
+        f", augmentation at p {recipe.augmentation.p:g}"
+        if recipe.augmentation and recipe.augmentation.target is not None
+        else ""
+    )
     seen = f"{nimg} images seen (from the file's name)" if nimg else "images seen are not known: counted from 0"
     return "\n".join(
         [
             f"settings:      launch/recipes/{name}.yaml, the nearest to {data.resolution}x{data.resolution} "
             f"and {data.num_classes} classes; the file has none",
             f"               {r1}, {path_length}, {lr}, EMA half-life {ema.half_life_nimg}",
-            f"               {seen}; the EMA is kept, optimizers begin anew",
+            f"               {seen}; the EMA is kept, optimizers begin anew{augmentation}",
         ]
     )
 

@@ -25,11 +25,13 @@ class InitialWeights(NamedTuple):
         recipe: Of the run that they were trained in.
         checkpoint: Of that run.
         live: Take the generator as it was trained and not its average.
+        own: The run directory is that of an import, whose EMA and count of images go on.
     """
 
     recipe: Recipe
     checkpoint: checkpoint.Checkpoint
     live: bool
+    own: bool = False
 
 
 def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[str, Engine]) -> None:
@@ -45,7 +47,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[
     Raises:
         UserError: The networks differ in more than their classes.
     """
-    other, found, live = initial
+    other, found, live, _ = initial
     # What the recipe asks for, with the other run's classes: that has to be the other run's network.
     same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": other.data.num_classes})})
     reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
@@ -66,7 +68,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[
 def load_imported_average(recipe: Recipe, initial: InitialWeights, engine: Engine, average: ShardedAverage) -> None:
     """Fill the average with an import's, unless its classes are others. Every rank calls this."""
     found = initial.checkpoint
-    if not found.is_imported:
+    if not initial.own:
         return
     if _shapes(initial.recipe, "generator") != _shapes(recipe, "generator"):
         _log.warning("%s has other classes: the EMA begins as a copy of the generator", found.path)

@@ -190,7 +190,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
 
 def _imported_counters(start: Start, batch: int) -> Counters:
     """Counters of a run that begins: at 0, or at the images that imported networks had seen."""
-    if start.initial is None or not start.initial.checkpoint.is_imported:
+    if start.initial is None or not start.initial.own:
         return Counters()
     nimg = start.initial.checkpoint.nimg
     return Counters(update=nimg // batch, nimg=nimg)

@@ -12,8 +12,13 @@ from safetensors.torch import load_file
 from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.importing import make_recipe
+from bigsgan.models.augment import AdaptiveAugment
+from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
 from bigsgan.trained import open_trained
+from bigsgan.weights import sources
 from bigsgan.weights.sources import Found
+from bigsgan.weights.stylegan_pickle import ForeignNetwork
 from tests.unit.test_r3gan_pickle import classes, snapshot
 
 __all__ = ["classes"]
@@ -67,6 +72,19 @@ def test_settings_are_said(classes, tmp_path, capsys):
     recipe = read_saved_recipe(run)
     assert (recipe.ema.warmup_nimg, recipe.total_nimg) == (20_000_000, 50_000_000)
     assert open_trained(run, "generator", False, None, CPU).nimg == 30_000_000
+
+
+def test_the_probability_of_augmentations_goes_on(tmp_path, monkeypatch):
+    snapshot_file, read = ROOT / "tests" / "data" / "stylegan2" / "snapshot.pkl", sources.read_networks
+    pipe = ForeignNetwork("AugmentPipe", {}, {"p": torch.tensor(0.37)})
+    monkeypatch.setattr(sources, "read_networks", lambda path: {**read(path), "augment_pipe": pipe})
+    found = sources.read_source("stylegan2-ada", snapshot_file, None)
+    recipe = make_recipe(found, tmp_path / "run")[1]
+    network = build_network(recipe, "discriminator")
+    initialize(network, 0)
+    p = next(module.p for module in network.modules() if isinstance(module, AdaptiveAugment))
+    torch.testing.assert_close(p, torch.tensor([0.37]))
+    assert recipe.augmentation.target == 0.6
 
 
 @pytest.mark.slow
