@@ -12,7 +12,8 @@ from bigsgan.config import NETWORKS, Recipe
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
-from bigsgan.training.state import load_buffers, load_shard
+from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.state import AverageState, load_buffers, load_shard
 
 _log = logging.getLogger(__name__)
 
@@ -24,11 +25,13 @@ class InitialWeights(NamedTuple):
         recipe: Of the run that they were trained in.
         checkpoint: Of that run.
         live: Take the generator as it was trained and not its average.
+        own: The run directory is that of an import, whose EMA and count of images go on.
     """
 
     recipe: Recipe
     checkpoint: checkpoint.Checkpoint
     live: bool
+    own: bool = False
 
 
 def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[str, Engine]) -> None:
@@ -44,7 +47,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[
     Raises:
         UserError: The networks differ in more than their classes.
     """
-    other, found, live = initial
+    other, found, live, _ = initial
     # What the recipe asks for, with the other run's classes: that has to be the other run's network.
     same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": other.data.num_classes})})
     reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
@@ -60,6 +63,17 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[
         if left := sorted(ours.keys() - kept):
             _log.warning("%s: %d tensors of other classes begin anew, such as %s", network, len(left), left[0])
         _fill(engines[network], reader.entry(entry), kept)
+
+
+def load_imported_average(recipe: Recipe, initial: InitialWeights, engine: Engine, average: ShardedAverage) -> None:
+    """Fill the average with an import's, unless its classes are others. Every rank calls this."""
+    found = initial.checkpoint
+    if not initial.own:
+        return
+    if _shapes(initial.recipe, "generator") != _shapes(recipe, "generator"):
+        _log.warning("%s has other classes: the EMA begins as a copy of the generator", found.path)
+        return
+    AverageState(engine, average).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry("average"))
 
 
 def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bigsgan.config import NETWORKS, Recipe, parse_recipe
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
+from bigsgan.models.precision import compute_as_suits
 from bigsgan.models.stylegan2 import Mapping as StyleMapping
 from bigsgan.paths import check_regular
 
@@ -52,7 +53,7 @@ class ExportedNetwork(nn.Module):
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwork:
-    """Open what `bigsgan export` wrote.
+    """Open what `bigsgan export` wrote; what is opened on a CPU computes in float32.
 
     Raises:
         UserError: The file cannot be read, or was not exported by this project.
@@ -67,6 +68,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
         _check_sizes(recipe, header["network"], state)
         network = build_network(recipe, header["network"])
         network.checkpointing = False
+        compute_as_suits(network, device)
         network.load_state_dict(state)
         psi = float(header.get("truncation", 1.0))
         for layer in network.modules():

@@ -17,10 +17,19 @@ from bigsgan.config.sections import LARGEST_INT
 from bigsgan.errors import UserError
 from bigsgan.monitor import image_grid, save_png
 from bigsgan.monitor.sinks import writing
-from bigsgan.sheets import Sampler, Sheet, translated_pairs
+from bigsgan.sheets import Sampler, Sheet, set_styles, translated_pairs
 from bigsgan.trained import TrainedNetwork, best_device, open_trained
-from bigsgan.training.sampling import LARGEST_NUM, check_batch, check_truncation, grid_columns, smaller_batch
+from bigsgan.training.sampling import (
+    LARGEST_NUM,
+    check_batch,
+    check_truncation,
+    grid_columns,
+    has_standing_statistics,
+    smaller_batch,
+)
+from bigsgan.translations import Translations
 
+DEFAULT_NUM = 100
 MILLISECONDS = 60
 """That an animation shows each image."""
 
@@ -32,7 +41,7 @@ class Options(NamedTuple):
     """What to sample.
 
     Attributes:
-        num: Images, or pairs.
+        num: Images, or pairs; None for 100, or for all images of ``input``.
         truncations: Thresholds of latents, or psi of styles; several make a sweep, none for no truncation.
         seed: Of the latents.
         classes: Of the columns; None for the first that fit.
@@ -41,9 +50,13 @@ class Options(NamedTuple):
         morph: Whether interpolation goes from class to class too.
         mix: Number of coarse styles, of which rows show some; 0 for none.
         files: Write single images into the directory ``out``.
+        input: Directory of images to translate.
+        noise: ``random``, ``const`` or ``none``; None for the generator's default.
+        cutoff: How many of the first styles psi holds for; None for all.
+        standing: Whether batch norm gets standing statistics.
     """
 
-    num: int
+    num: int | None
     truncations: Sequence[float]
     seed: int
     classes: Sequence[range] | None
@@ -52,6 +65,15 @@ class Options(NamedTuple):
     morph: bool = False
     mix: int = 0
     files: bool = False
+    input: Path | None = None
+    noise: str | None = None
+    cutoff: int | None = None
+    standing: bool = True
+
+    @property
+    def num_latents(self) -> int:
+        """Number of samples, or of the run's pairs."""
+        return DEFAULT_NUM if self.num is None else self.num
 
 
 def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, rank: int, num_ranks: int) -> None:
@@ -67,10 +89,12 @@ def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, r
         return
     device = best_device()
     remedy = f"{smaller_batch(options.batch)}, or fewer in all (--num)"
-    with memory.naming_remedy(f"with {options.batch} images at a time and {options.num} in all", remedy):
+    with memory.naming_remedy(f"with {options.batch} images at a time and {options.num or DEFAULT_NUM} in all", remedy):
         trained = open_trained(run, "generator", live, nimg, device)
         _check_run(trained.recipe, options)
-        if options.files:
+        if options.input is not None:
+            text = _translate(trained, options, out, device, rank, num_ranks)
+        elif options.files:
             text = _write_files(trained, options, out, device, rank, num_ranks)
         else:
             text = _write_sheet(_make_sheet(trained, options, device), out)
@@ -78,7 +102,7 @@ def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, r
 
 
 def _check(options: Options, out: Path) -> None:
-    if not 1 <= options.num <= LARGEST_NUM:
+    if not 1 <= options.num_latents <= LARGEST_NUM:
         raise UserError("--num", options.num, "is no number of images", f"give 1 to {LARGEST_NUM}")
     check_batch(options.batch)
     if not 0 <= options.seed <= LARGEST_INT:
@@ -107,10 +131,16 @@ def _check_run(recipe: Recipe, options: Options) -> None:
     """Refuse what the run's generator cannot do."""
     for truncation in options.truncations:
         check_truncation(recipe, truncation)
+    _check_styles(recipe, options)
+    if not options.standing and not (has_standing_statistics(recipe) and (options.input or not recipe.data.paired)):
+        raise UserError("--no-standing", None, "is for batch norm, and of pairs for --input alone", "leave it out")
+    if options.input is not None and not recipe.data.paired:
+        raise UserError("--input", str(options.input), "is for generators that translate images", "leave it out")
     if recipe.data.paired:
         asked = {
             "--truncation": options.truncations, "--classes": options.classes, "--interpolate": options.interpolate,
-            "--mix": options.mix, "--files": options.files, "--seed": options.seed,
+            "--mix": options.mix, "--files": options.files and options.input is None,
+            "--seed": options.seed and options.input is None,
         }  # fmt: skip
         for option, given in asked.items():
             if given:
@@ -124,23 +154,67 @@ def _check_run(recipe: Recipe, options: Options) -> None:
         raise UserError("--morph", None, "goes from class to class, and the run has none", "leave it out")
 
 
+def _check_styles(recipe: Recipe, options: Options) -> None:
+    """Refuse options of a generator with styles where they do not fit."""
+    if options.noise is not None and not recipe.generator.has_styles:
+        raise UserError("--noise", options.noise, "is for generators with noise maps (StyleGAN2)", "leave it out")
+    if options.cutoff is None:
+        return
+    if not recipe.generator.has_styles:
+        problem = "is for generators with styles (StyleGAN2)"
+        raise UserError("--truncation-cutoff", options.cutoff, problem, "leave it out")
+    if not options.truncations:
+        problem = "limits a truncation, and there is none"
+        raise UserError("--truncation-cutoff", options.cutoff, problem, "add --truncation 0.7")
+
+
 def _make_sheet(trained: TrainedNetwork, options: Options, device: torch.device) -> Sheet:
     resolution, num_classes = trained.recipe.data.resolution, trained.recipe.data.num_classes
     if not options.interpolate:
-        _check_pixels("--num", options.num, 1, resolution)
+        _check_pixels("--num", options.num_latents, 1, resolution)
     if trained.recipe.data.paired:
-        return translated_pairs(trained, options.num, options.batch, device)
-    sampler = Sampler(trained, options.seed, options.batch, device)
+        return translated_pairs(trained, options.num_latents, options.batch, device)
+    sampler = _sampler(trained, options, device)
+    num = options.num_latents
     truncation = options.truncations[0] if options.truncations else None
-    columns = choose_columns(num_classes, options.classes, options.num)
+    columns = choose_columns(num_classes, options.classes, num)
     if len(options.truncations) > 1:
         return sampler.sweep(columns, options.truncations)
     if options.interpolate:
         _check_pixels("--interpolate", options.interpolate, len(columns), resolution)
         return sampler.interpolation(columns, options.interpolate, truncation, options.morph)
     if options.mix:
-        return sampler.mixed_styles(columns, max(1, options.num // len(columns)), options.mix, truncation)
-    return sampler.grid(options.num, columns, truncation)
+        return sampler.mixed_styles(columns, max(1, num // len(columns)), options.mix, truncation)
+    return sampler.grid(num, columns, truncation)
+
+
+def _sampler(trained: TrainedNetwork, options: Options, device: torch.device) -> Sampler:
+    set_styles(trained.network, options.noise, options.cutoff)
+    return Sampler(trained, options.seed, options.batch, device, options.standing)
+
+
+def _translate(
+    trained: TrainedNetwork, options: Options, out: Path, device: torch.device, rank: int, num_ranks: int
+) -> str:
+    """Write a directory's images beside their translations, or this rank's share of the translations alone."""
+    assert options.input is not None
+    translations = Translations(trained, options.input, options.num, options.seed, device, options.standing)
+    if not options.files:
+        return _write_sheet(translations.sheet(options.batch), out)
+    names = translations.file_names()
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    first, last = (len(names) * share // num_ranks for share in (rank, rank + 1))
+    for start in range(first, last, options.batch):
+        numbers = range(start, min(start + options.batch, last))
+        _, images = translations.images(numbers, options.batch)
+        for number, image in zip(numbers, images, strict=True):
+            save_png(_pixels(image), out / names[number])
+    return f"{last - first} files"
+
+
+def _pixels(image: torch.Tensor) -> torch.Tensor:
+    return ((image.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def _check_pixels(option: str, number: int, times: int, resolution: int) -> None:
@@ -166,20 +240,19 @@ def _write_files(
     trained: TrainedNetwork, options: Options, out: Path, device: torch.device, rank: int, num_ranks: int
 ) -> str:
     """Write this rank's share of the images: ``class003_sample000012.png`` is sample 12 of the seed, of class 3."""
-    sampler = Sampler(trained, options.seed, options.batch, device)
+    sampler, num = _sampler(trained, options, device), options.num_latents
     truncation = options.truncations[0] if options.truncations else None
-    columns = choose_columns(trained.recipe.data.num_classes, options.classes, options.num)
+    columns = choose_columns(trained.recipe.data.num_classes, options.classes, num)
     sampler.prepare(truncation)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    first, last = (options.num * share // num_ranks for share in (rank, rank + 1))
+    first, last = (num * share // num_ranks for share in (rank, rank + 1))
     for start in range(first, last, options.batch):
         numbers = range(start, min(start + options.batch, last))
         labels = torch.tensor([columns[number % len(columns)] for number in numbers])
         images = sampler.images(sampler.inputs(start, labels, truncation))
         for number, label, image in zip(numbers, labels.tolist(), images, strict=True):
-            pixels = ((image.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-            save_png(pixels, out / f"class{label:03d}_sample{number:06d}.png")
+            save_png(_pixels(image), out / f"class{label:03d}_sample{number:06d}.png")
     return f"{last - first} files"
 
 

@@ -19,6 +19,7 @@ from bigsgan.errors import UserError
 from bigsgan.models import layers, plain
 from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2 import Mapping
+from bigsgan.models.stylegan2_layers import SynthesisLayer
 from bigsgan.trained import TrainedNetwork
 from bigsgan.training.sampling import generator_inputs, pair_grid, sample, stand_statistics, standing_batches
 
@@ -40,7 +41,9 @@ class Sheet(NamedTuple):
 class Sampler:
     """Makes sheets from a generator of images from latents."""
 
-    def __init__(self, trained: TrainedNetwork, seed: int, batch: int, device: torch.device) -> None:
+    def __init__(
+        self, trained: TrainedNetwork, seed: int, batch: int, device: torch.device, standing: bool = True
+    ) -> None:
         """Take the generator of a run.
 
         Args:
@@ -48,9 +51,10 @@ class Sampler:
             seed: Of the latents.
             batch: Images computed at a time.
             device: Where the generator is.
+            standing: Whether batch norm gets standing statistics; else its own are used.
         """
         self._trained, self._recipe, self._draws = trained, trained.recipe, Draws(seed)
-        self._batch, self._device = batch, device
+        self._batch, self._device, self._standing = batch, device, standing
 
     def prepare(self, truncation: float | None) -> None:
         """Give batch norm standing statistics, and a generator with styles its truncation psi.
@@ -59,6 +63,8 @@ class Sampler:
         """
         for layer in self._mappings():
             layer.truncation_psi = 1.0 if truncation is None else truncation
+        if not self._standing:
+            return
         batches = standing_batches(self._recipe, self._threshold(truncation), self._batch, self._device)
         stand_statistics(self._trained.network, self._trained.infer, batches)
 
@@ -69,7 +75,8 @@ class Sampler:
 
     def images(self, inputs: MicroBatch) -> Tensor:
         """Images of inputs."""
-        network, statistics = self._trained.network, self._recipe.sample_statistics
+        network = self._trained.network
+        statistics = self._recipe.sample_statistics if self._standing else "running"
         return sample(network, self._trained.infer, inputs, self._batch, statistics)
 
     def grid(self, num: int, columns: Sequence[int], truncation: float | None) -> Sheet:
@@ -167,6 +174,22 @@ class Sampler:
             with torch.no_grad():
                 for table, row in zip(tables, kept, strict=True):
                     table[label].copy_(row)
+
+
+def set_styles(network: LayerStack, noise: str | None, cutoff: int | None) -> None:
+    """Choose the noise of a generator with styles, and how many of the first ones psi holds for.
+
+    Raises:
+        UserError: It has fewer styles than ``cutoff``.
+    """
+    for module in network.modules():
+        if isinstance(module, SynthesisLayer) and noise is not None:
+            module.noise_mode = noise
+        if isinstance(module, Mapping) and cutoff is not None:
+            if not 1 <= cutoff <= module.num_ws:
+                problem = f"is no number of the generator's {module.num_ws} styles"
+                raise UserError("--truncation-cutoff", cutoff, problem, f"give 1 to {module.num_ws}")
+            module.truncation_cutoff = cutoff
 
 
 def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:

@@ -62,7 +62,7 @@ def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Col
     try:
         found = checkpoint.newest(out / "checkpoints", passed_over)
         if found is not None and found.is_imported:
-            return Start(initial=InitialWeights(read_saved_recipe(out), found, live=False))
+            return Start(initial=InitialWeights(read_saved_recipe(out), found, live=True, own=True))
         if found is not None or os.path.lexists(out / RECIPE_FILE):
             read_saved_recipe(out)  # and not somebody else's file of that name, which would be overwritten
         if found is not None:

@@ -27,7 +27,7 @@ from bigsgan.engines import Engine, MicroBatch, OnDemand
 from bigsgan.engines.build import build_engines
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import UserError
-from bigsgan.initial_weights import freeze_first_layers, load_initial_weights
+from bigsgan.initial_weights import freeze_first_layers, load_imported_average, load_initial_weights
 from bigsgan.kernels import choose_kernels
 from bigsgan.locking import hold
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
@@ -143,9 +143,11 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
     engines, layout = _build_engines(plan, start)
     average = ShardedAverage(engines["generator"])
+    if start.initial is not None:
+        load_imported_average(recipe, start.initial, engines["generator"], average)
     statistics = Statistics(device)
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
-    counters = Counters(recipe.objective.d_steps)
+    counters = _imported_counters(start, recipe)
     entries = {**_entries(engines, average, counters), **extras.entries()}
     if start.found is not None:
         _restore(start.found, entries, layout)
@@ -187,6 +189,16 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         rank_log=rank_log,
         measuring=Measuring(plan, out, shown, sampling_batch, rank_log) if recipe.metrics else None,
     )
+
+
+def _imported_counters(start: Start, recipe: Recipe) -> Counters:
+    """Counters of a run that begins: at 0, or at the images that imported networks had seen."""
+    d_steps = recipe.objective.d_steps
+    if start.initial is None or not start.initial.own:
+        return Counters(d_steps)
+    nimg = start.initial.checkpoint.nimg
+    update = nimg // recipe.batch
+    return Counters(d_steps, update, nimg, position=update * recipe.batch * d_steps)
 
 
 def _build_step(

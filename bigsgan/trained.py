@@ -16,6 +16,7 @@ from bigsgan.engines.sequences import MicroBatch
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
+from bigsgan.models.precision import compute_as_suits
 
 
 @dataclass
@@ -47,7 +48,7 @@ def best_device() -> torch.device:
 
 
 def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: torch.device) -> TrainedNetwork:
-    """Put one network of a run together.
+    """Put one network of a run together; on a CPU it computes in float32, whatever precision it was trained in.
 
     Args:
         run: Run directory.
@@ -64,4 +65,5 @@ def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: 
     found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry))
     stack = build_network(recipe, network)
     checkpoint.Reader(found).entry(entry).read_network(stack)
+    compute_as_suits(stack, device)
     return TrainedNetwork(recipe, found.nimg, stack.to(device))

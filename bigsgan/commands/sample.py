@@ -16,7 +16,7 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("sample", help="write samples from a run: a sheet, an animation or single files")
     add_run(command)
-    add_number(command, "--num", int, 100, "number of images (default 100)")
+    add_number(command, "--num", int, None, "number of images (default 100; with --input, all)")
     command.add_argument("--out", required=True, help="PNG file; GIF of an interpolation; directory of --files")
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="the live generator instead of its average")
@@ -29,6 +29,13 @@ def add(commands: Commands) -> None:
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
     add_number(command, "--mix", int, 0, "so many coarse styles by row, the fine ones by column (StyleGAN2)")
     command.add_argument("--files", action="store_true", help="single PNG files; with torchrun, shared among the ranks")
+    command.add_argument("--input", help="directory of images to translate (pix2pix); the run's data is not needed")
+    text = "each sample's own random numbers, one fixed map for all, or none (StyleGAN2; default random)"
+    command.add_argument("--noise", choices=["const", "none", "random"], help=text)
+    text = "draw only so many of the first styles to their mean (StyleGAN2)"
+    add_number(command, "--truncation-cutoff", int, None, text)
+    text = "batch norm's statistics as training or the import left them, not standing ones"
+    command.add_argument("--no-standing", action="store_true", help=text)
     command.set_defaults(run=run)
 
 
@@ -47,6 +54,10 @@ def run(options: argparse.Namespace) -> int:
         morph=options.morph,
         mix=options.mix,
         files=options.files,
+        input=None if options.input is None else Path(options.input),
+        noise=options.noise,
+        cutoff=options.truncation_cutoff,
+        standing=not options.no_standing,
     )
     directory, out = Path(options.run_directory), Path(options.out)
     module.main(directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())

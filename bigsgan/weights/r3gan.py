@@ -78,11 +78,15 @@ def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return _renamed(state, names, "discriminator")
 
 
-def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Keys of a recipe's ``generator`` section, but ``bf16_stages``, which leaves no trace in the weights.
+def generator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Keys of a recipe's ``generator`` section; ``bf16_stages`` leave no trace in the weights alone.
+
+    Args:
+        state: The published generator's, with the prefix ``Model.`` or without.
+        init_kwargs: Of a pickle: its ``stage_types`` are those that stages compute in, in the network's order.
 
     Raises:
-        UserError: The state dict is no such generator's.
+        UserError: The state dict is no such generator's, or stages compute in types that cannot be kept.
     """
     generator_state(state)  # which checks that it is whole
     state = _without_prefix(state)
@@ -91,19 +95,21 @@ def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     embedding_size = 0 if embedding is None else embedding.shape[0]
     found = _section(state, [(i, 1, blocks) for i, blocks in enumerate(stages)])
     found["latent_size"] = state["MainLayers.0.Layers.0.LinearLayer.weight"].shape[1] - embedding_size
+    found |= _bf16_stages("generator", (init_kwargs or {}).get("stage_types", []))
     return {**found, **({"embedding_size": embedding_size} if embedding_size else {})}
 
 
-def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Keys of a recipe's ``discriminator`` section, but ``bf16_stages``, which leaves no trace in the weights.
+def discriminator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Keys of a recipe's ``discriminator`` section, as ``generator_section`` finds the generator's.
 
     Raises:
-        UserError: The state dict is no such discriminator's.
+        UserError: The state dict is no such discriminator's, or stages compute in types that cannot be kept.
     """
     discriminator_state(state)  # which checks that it is whole
     state = _without_prefix(state)
     stages = _stages(state, "discriminator")
     found = _section(state, [(i, 0, blocks) for i, blocks in enumerate(stages)][::-1])
+    found |= _bf16_stages("discriminator", (init_kwargs or {}).get("stage_types", [])[::-1])
     embedding = state.get(_EMBEDDING)
     return found if embedding is None else {**found, "embedding_size": embedding.shape[0]}
 
@@ -177,6 +183,15 @@ def _section(state: Mapping[str, Tensor], stages: list[tuple[int, int, int]]) ->
         "blocks": [blocks for _, _, blocks in stages],
         "expansion": inside[0] // widths[0],
     }
+
+
+def _bf16_stages(network: str, types: list[str]) -> dict[str, int]:
+    """How many of the finest stages compute in bf16, of the types from coarse to fine."""
+    number = types.count("bfloat16")
+    if types != ["float32"] * (len(types) - number) + ["bfloat16"] * number:
+        problem = f"have an R3GAN {network} whose stages compute in {', '.join(types)} from coarse to fine"
+        raise UserError("weights", None, problem, "give one in which only the finest stages compute in bf16")
+    return {"bf16_stages": number} if number else {}
 
 
 def _foreign(network: str, problem: str) -> UserError:

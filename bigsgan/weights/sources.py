@@ -32,11 +32,13 @@ class Found(NamedTuple):
         data: Keys of the recipe's section that shapes tell.
         sections: By network, its section.
         states: By entry of a checkpoint (generator, average, discriminator), parameters and buffers under our names.
+        augmentation_p: Probability of ADA's augmentations, where a pickle holds them.
     """
 
     data: dict[str, Any]
     sections: dict[str, dict[str, Any]]
     states: dict[str, dict[str, Tensor]]
+    augmentation_p: float | None = None
 
 
 def read_source(source: str, weights: Path, discriminator: Path | None) -> Found:
@@ -66,11 +68,12 @@ def read_source(source: str, weights: Path, discriminator: Path | None) -> Found
     if "D" in networks:
         sections["discriminator"] = _section(module.discriminator_section, networks["D"])
         states["discriminator"] = module.discriminator_state(networks["D"].state)
-    return Found(module.data_section(average.state), sections, states)
+    p = networks["augment_pipe"].state.get("p") if "augment_pipe" in networks else None
+    return Found(module.data_section(average.state), sections, states, None if p is None else float(p))
 
 
 def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
-    if network.init_kwargs and describe.__module__ == stylegan.__name__:
+    if network.init_kwargs and describe.__module__ in (stylegan.__name__, r3gan.__name__):
         return describe(network.state, network.init_kwargs)
     return describe(network.state)
 

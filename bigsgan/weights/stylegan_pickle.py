@@ -1,9 +1,9 @@
-"""Reads the pickles of stylegan2-ada-pytorch and stylegan3, without building a foreign class or running foreign code.
+"""Reads the pickles of stylegan2-ada-pytorch, stylegan3 and R3GAN, without a foreign class or running foreign code.
 
 Such a file holds a dictionary of networks. Each module in it is a call of ``_reconstruct_persistent_obj`` with a
 dictionary that has the source text of its class (which the original executes), the class's name and the instance's
 attributes, among them PyTorch's ``_parameters``, ``_buffers`` and ``_modules``. Here that call makes a placeholder with
-name and attributes, and the text is dropped.
+name and attributes, and the text is dropped. R3GAN's are ordinary modules, for which placeholders stand too.
 
 A pickle can call what ``find_class`` returns, with any arguments, and set attributes of what it was given. So all it
 can call is listed below and safe to call with anything, and all it is given is a plain container or refuses that.
@@ -71,8 +71,10 @@ def read_networks(path: Path) -> dict[str, ForeignNetwork]:
     except OSError as error:
         raise UserError(str(path), None, f"cannot be read ({error.strerror})", "give another file") from None
     except Exception as error:  # a pickle can make its reader raise whatever it likes
-        problem = f"is no StyleGAN pickle that can be read safely ({error})"
-        raise UserError(str(path), None, problem, "give a file of stylegan2-ada-pytorch or stylegan3") from None
+        problem = f"is no pickle of StyleGAN or R3GAN that can be read safely ({error})"
+        raise UserError(
+            str(path), None, problem, "give a snapshot of stylegan2-ada-pytorch, stylegan3 or R3GAN"
+        ) from None
 
 
 class _TensorFlowError(pickle.UnpicklingError):
@@ -84,7 +86,7 @@ class _Sealed:
 
     __slots__ = ()
 
-    def __setstate__(self, state: Any) -> NoReturn:
+    def __setstate__(self, state: Any) -> None:
         raise pickle.UnpicklingError("it changes an object after it was made")
 
 
@@ -97,6 +99,21 @@ class _Persistent(_Sealed):
         if rest or not isinstance(meta, dict) or not isinstance(meta.get("state"), dict):
             raise pickle.UnpicklingError("an object is not in the known layout")
         self.class_name, self.attributes = str(meta.get("class_name")), meta["state"]
+
+
+class _Plain(_Persistent):
+    """Stands for an ordinary module of R3GAN or torch, which a pickle makes without a call and then fills once."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        raise pickle.UnpicklingError("a module is called")
+
+    def __setstate__(self, state: Any) -> None:
+        if hasattr(self, "attributes") or not isinstance(state, dict):
+            raise pickle.UnpicklingError("an object is not in the known layout")
+        self.class_name = type(self).__name__
+        self.attributes = {**state, "_init_kwargs": _stage_types(state)}
 
 
 class _Boxed(_Sealed):
@@ -148,6 +165,10 @@ class _Unpickler(pickle.Unpickler):
             return type("EasyDict", (_EasyDict,), {"__slots__": ()})
         if module.startswith("dnnlib.tflib"):
             raise _TensorFlowError
+        if module in _PLAIN_MODULES or module.startswith("torch.nn.modules."):
+            return type(name, (_Plain,), {"__slots__": ()})  # a new one, as above
+        if (module, name) in _TYPES:
+            return _Boxed(name)
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return _Call(_ALLOWED[module, name])
@@ -190,6 +211,9 @@ def _parameter(data: Any, *rest: Any) -> Any:
     return data
 
 
+_PLAIN_MODULES = ("training.networks", "R3GAN.Networks", "R3GAN.Resamplers", "R3GAN.FusedOperators")
+_TYPES = [("torch", name) for name in ("bfloat16", "float16", "float32", "float64")]
+
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("builtins", "set"): set,
     ("collections", "OrderedDict"): dict,
@@ -205,6 +229,20 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch.storage", "_load_from_bytes"): _storage,
     ("torch_utils.persistence", "_reconstruct_persistent_obj"): _Persistent,
 }
+
+
+def _stage_types(state: dict[Any, Any]) -> dict[str, Any]:
+    """Of an R3GAN network's attributes: the types that its stages compute in; of another module's nothing."""
+    modules: Any = state
+    for name in ("Model", "MainLayers"):
+        children = modules.get("_modules")
+        child = children.get(name) if isinstance(children, dict) else None
+        if isinstance(child, _Plain):
+            modules = child.attributes
+        elif name == "MainLayers":  # ``Model`` wraps the network, or is left out
+            return {}
+    types = (stage.attributes.get("DataType") for stage in modules["_modules"].values())
+    return {"stage_types": [kind.content if isinstance(kind, _Boxed) else "float32" for kind in types]}
 
 
 def _dictionary(module: _Persistent, name: str) -> dict[str, Any]:

@@ -46,6 +46,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.weights"},
     {"bigsgan.initial_weights", "bigsgan.planner", "bigsgan.trained"},
     {"bigsgan.alike", "bigsgan.sheets", "bigsgan.start"},
+    {"bigsgan.translations"},
     {
         "bigsgan.train",
         "bigsgan.sample",

@@ -271,7 +271,7 @@ def test_a_pickle_that_asks_for_more_is_refused_and_runs_nothing(tmp_path, name,
     if place == "argument" and name in HARMLESS:
         assert read_networks(path)["G"].state == {}
     else:
-        with pytest.raises(UserError, match="is no StyleGAN pickle that can be read safely"):
+        with pytest.raises(UserError, match="is no pickle of StyleGAN or R3GAN that can be read safely"):
             read_networks(path)
     assert not mark.exists()
 
@@ -287,7 +287,7 @@ def test_files_that_are_no_pickles_are_refused(tmp_path):
     path = tmp_path / "network.pkl"
     for content in (b"", b"not a pickle", whole[:-1], whole[: len(whole) // 2], pickle.dumps([1, 2])):
         path.write_bytes(content)
-        with pytest.raises(UserError, match="is no StyleGAN pickle"):
+        with pytest.raises(UserError, match="is no pickle of StyleGAN or R3GAN"):
             read_networks(path)
     with pytest.raises(UserError, match=r"missing\.pkl: cannot be read"):
         read_networks(tmp_path / "missing.pkl")

@@ -1,0 +1,176 @@
+"""`bigsgan sample`: translated directories, noise, truncation cutoff, and batch norm's own statistics."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bigsgan.cli import main
+from bigsgan.config.run_directory import write_recipe
+from bigsgan.draws import Draws
+from bigsgan.importing import _Entry
+from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
+from bigsgan.models.stylegan2 import Mapping
+from bigsgan.models.stylegan2_layers import SynthesisLayer
+from bigsgan.trained import open_trained
+from bigsgan.training.sampling import generator_inputs
+from tests.alone import save
+from tests.tiny import FAMILIES, tiny_recipe
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """Make a run of a tiny recipe, whose buffers and noise strengths are not those of the beginning."""
+
+    def make(*overrides: str) -> Path:
+        recipe, generator = tiny_recipe(tmp_path, *overrides), torch.Generator().manual_seed(5)
+        stack = build_network(recipe, "generator")
+        initialize(stack, 3)
+        with torch.no_grad():
+            for name, tensor in stack.state_dict().items():
+                if name.endswith(("w_avg", "mean", "bias", "noise_strength")):
+                    tensor.normal_(generator=generator)
+                elif name.endswith("var"):
+                    tensor.uniform_(0.5, 2, generator=generator)
+        entries = {name: _Entry(recipe, name, stack.state_dict()) for name in ("generator", "average")}
+        run = tmp_path / "run"
+        write_recipe(recipe, run, {})
+        assert save(run / "checkpoints", 8, entries)
+        return run
+
+    return make
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Colour images of several sizes, and what is none."""
+    folder, rng = tmp_path / "photographs", np.random.default_rng(0)
+    folder.mkdir()
+    for name, size in (("b.png", (64, 64)), ("a.bmp", (64, 80)), ("c.png", (64, 64))):
+        Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / name)
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def sampled(run: Path, out: Path, *options: str) -> np.ndarray:
+    assert main(["sample", "--run", str(run), "--out", str(out), *options]) == 0
+    return np.asarray(Image.open(out)).astype(int)
+
+
+def pixels(images: torch.Tensor) -> np.ndarray:
+    """uint8 numbers (n, R, R, C) of images in [-1, 1]."""
+    return ((images.clamp(-1, 1) + 1) * 127.5).round().permute(0, 2, 3, 1).numpy().astype(int)
+
+
+@pytest.mark.parametrize("statistics", ["batch", "running"])
+def test_a_directory_is_translated_without_the_runs_data(make_run, tmp_path, photographs, statistics):
+    images = "data={kind: side_by_side, root: /nowhere, resolution: 64, num_classes: 0, image_channels: 3}"
+    run = make_run(images, *FAMILIES["pix2pix"][1:], f"sample_statistics={statistics}")
+    sheet = sampled(run, tmp_path / "sheet.png", "--input", str(photographs))
+    assert sheet.shape == (66 + 2, 6 * 66 + 2, 3)
+    files = tmp_path / "files"
+    assert main(["sample", "--run", str(run), "--out", str(files), "--input", str(photographs), "--files"]) == 0
+    assert sorted(path.name for path in files.iterdir()) == ["a.png", "b.png", "c.png"]
+    network = open_trained(run, "generator", False, None, CPU).network.train(statistics == "batch")
+    seeds = torch.from_numpy(Draws(0).seeds("sample/seed", (0,), 0, 3))
+    for i, name in enumerate(("a.bmp", "b.png", "c.png")):
+        source = np.array(Image.open(photographs / name))
+        source = source[:, 8:72] if i == 0 else source
+        assert np.array_equal(sheet[2:66, 2 + 132 * i : 66 + 132 * i], source)
+        image = torch.from_numpy(source).permute(2, 0, 1)[None] / 127.5 - 1
+        with torch.no_grad():
+            expected = pixels(network(image, torch.zeros(1, dtype=torch.int64), seeds[i : i + 1]))[0]
+        assert np.abs(sheet[2:66, 68 + 132 * i : 132 + 132 * i] - expected).max() <= 1
+        found = np.asarray(Image.open(files / f"{name[0]}.png")).astype(int)
+        assert np.abs(found - expected).max() <= 1
+
+
+def test_running_statistics_of_a_translation(make_run, tmp_path, photographs):
+    run = make_run(*FAMILIES["pix2pix"], "sample_statistics=batch")
+    arguments = ["--input", str(photographs), "--num", "1"]
+    own, batch = (sampled(run, tmp_path / "x.png", *arguments, *more) for more in (["--no-standing"], []))
+    network = open_trained(run, "generator", False, None, CPU).network.eval()
+    image = torch.from_numpy(own[2:66, 2:66]).permute(2, 0, 1)[None] / 127.5 - 1
+    seeds = torch.from_numpy(Draws(0).seeds("sample/seed", (0,), 0, 1))
+    with torch.no_grad():
+        expected = pixels(network(image.float(), torch.zeros(1, dtype=torch.int64), seeds))[0]
+    assert np.abs(own[2:66, 68:132] - expected).max() <= 1
+    assert np.abs(batch[2:66, 68:132] - expected).max() > 8
+
+
+@pytest.mark.parametrize("noise", ["const", "none", "random"])
+def test_noise_and_psi_of_the_first_styles(make_run, tmp_path, noise):
+    run = make_run(*FAMILIES["stylegan2"])
+    options = ["--num", "2", "--classes", "1,2", "--truncation", "0.4", "--truncation-cutoff", "2", "--noise", noise]
+    sheet = sampled(run, tmp_path / "x.png", *options)
+    trained = open_trained(run, "generator", False, None, CPU)
+    network = trained.network.eval()
+    inputs = generator_inputs(trained.recipe, Draws(0), "sample", 0, torch.tensor([1, 2]), None, CPU)
+    mapping = network.layers["0"]
+    assert isinstance(mapping, Mapping)
+    with torch.no_grad():
+        styles, seeds = mapping(*inputs)
+        # stylegan2-ada-pytorch: the first styles become w_avg + psi * (w - w_avg)
+        styles[:, :2] = mapping.w_avg + 0.4 * (styles[:, :2] - mapping.w_avg)
+        for layer in network.modules():
+            if isinstance(layer, SynthesisLayer):
+                layer.noise_mode = noise
+        expected = pixels(network.part(1, len(network.layers))(styles, seeds))
+    for i in range(2):
+        assert np.abs(sheet[2:18, 2 + 18 * i : 18 + 18 * i] - expected[i, :, :, 0]).max() <= 1
+    others = {"const": "none", "none": "random", "random": "const"}
+    assert np.abs(sampled(run, tmp_path / "y.png", *options[:-1], others[noise]) - sheet).max() > 1
+
+
+def test_batch_norms_own_statistics(make_run, tmp_path):
+    run = make_run()
+    own = sampled(run, tmp_path / "own.png", "--num", "2", "--classes", "3,4", "--no-standing")
+    trained = open_trained(run, "generator", False, None, CPU)
+    inputs = generator_inputs(trained.recipe, Draws(0), "sample", 0, torch.tensor([3, 4]), None, CPU)
+    with torch.no_grad():
+        expected = pixels(trained.network.eval()(*inputs))
+    for i in range(2):
+        assert np.abs(own[2:18, 2 + 18 * i : 18 + 18 * i] - expected[i, :, :, 0]).max() <= 1
+    assert np.abs(own - sampled(run, tmp_path / "standing.png", "--num", "2", "--classes", "3,4")).max() > 1
+
+
+@pytest.mark.parametrize(
+    "family, options, message",
+    [
+        ("biggan_deep", ["--noise", "const"], "--noise: 'const' is for generators with noise maps"),
+        ("biggan_deep", ["--truncation-cutoff", "2"], "--truncation-cutoff: 2 is for generators with styles"),
+        ("biggan_deep", ["--input", "x"], "--input: 'x' is for generators that translate images"),
+        ("stylegan2", ["--truncation-cutoff", "2"], "--truncation-cutoff: 2 limits a truncation, and there is none"),
+        ("stylegan2", ["--truncation-cutoff", "0", "--truncation", "1"], "--truncation-cutoff: 0 is no number of the"),
+        ("stylegan2", ["--truncation-cutoff", "7", "--truncation", "1"], "--truncation-cutoff: 7 is no number of the"),
+        ("stylegan2", ["--no-standing"], "--no-standing: is for batch norm"),
+        ("pix2pix", ["--no-standing"], "--no-standing: is for batch norm, and of pairs for --input alone"),
+        ("pix2pix", ["--input", "EMPTY"], "--input: "),
+        ("pix2pix", ["--input", "EMPTY/nowhere"], "--input: "),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(make_run, tmp_path, capsys, family, options, message):
+    run = make_run(*FAMILIES[family])
+    options = [option.replace("EMPTY", str(run / "checkpoints")) for option in options]
+    assert main(["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), *options]) == 2
+    assert capsys.readouterr().err.startswith(f"bigsgan: {message}")
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_translations_with_one_name_are_refused(make_run, tmp_path, photographs, capsys):
+    run = make_run(*FAMILIES["pix2pix"])
+    Image.new("RGB", (64, 64)).save(photographs / "b.jpg")
+    arguments = ["--input", str(photographs), "--files", "--out", str(tmp_path / "files")]
+    assert main(["sample", "--run", str(run), *arguments]) == 2
+    assert "holds 2 images whose translations would be b.png" in capsys.readouterr().err
+    (photographs / "b.jpg").write_bytes(b"damaged")
+    assert main(["sample", "--run", str(run), *arguments[:2], "--out", str(tmp_path / "x.png")]) == 2
+    assert "b.jpg cannot be read" in capsys.readouterr().err.replace("'", "")

@@ -1,0 +1,115 @@
+"""Training on from an import: the settings of the nearest recipe, the images seen, and the EMA that was imported."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bigsgan.cli import main
+from bigsgan.config.run_directory import read_saved_recipe
+from bigsgan.importing import make_recipe
+from bigsgan.models.augment import AdaptiveAugment
+from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
+from bigsgan.trained import open_trained
+from bigsgan.weights import sources
+from bigsgan.weights.sources import Found
+from bigsgan.weights.stylegan_pickle import ForeignNetwork
+from tests.unit.test_r3gan_pickle import classes, snapshot
+
+__all__ = ["classes"]
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / "tests" / "data" / "r3gan_unconditional.safetensors"
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "family, resolution, num_classes, name, r1",
+    [
+        ("stylegan2", 32, 10, "stylegan2_cifar", 0.01),
+        ("stylegan2", 32, 0, "stylegan2_cifar", 0.01),
+        ("stylegan2", 256, 0, "stylegan2_256", 1.0),
+        ("stylegan2", 1024, 0, "stylegan2_1024", 2.0),
+        ("r3gan", 32, 10, "r3gan_cifar10", 0.05),
+        ("r3gan", 32, 1000, "r3gan_imagenet32", None),
+        ("r3gan", 64, 0, "r3gan_ffhq64", 2.0),
+        ("r3gan", 64, 1000, "r3gan_imagenet64", None),
+        ("r3gan", 256, 0, "r3gan_ffhq256", None),
+    ],
+)
+def test_settings_are_those_of_the_nearest_recipe(tmp_path, family, resolution, num_classes, name, r1):
+    widths = {"widths": [8] * (resolution.bit_length() - 2)}
+    widths |= {"cardinalities": widths["widths"], "blocks": [1] * len(widths["widths"])}
+    sections = {network: {"family": family, **(widths if family == "r3gan" else {})} for network in ("generator",)}
+    if family == "stylegan2":
+        sections["discriminator"] = {"family": family, "mbstd_group": 4}
+    found = Found({"resolution": resolution, "num_classes": num_classes, "image_channels": 3}, sections, {})
+    chosen, recipe = make_recipe(found, tmp_path / "run")
+    assert chosen == name
+    if r1 is not None:
+        assert recipe.objective.r1.weight == r1
+    if name == "stylegan2_cifar":
+        assert recipe.objective.path_length is None
+        assert recipe.generator.style_mixing == 0
+        assert recipe.ema.half_life_nimg == 500_000
+    assert (recipe.ema.start_nimg, recipe.ema.ramp, recipe.ema.warmup_nimg) == (0, None, 0)
+
+
+def test_settings_are_said(classes, tmp_path, capsys):
+    weights = tmp_path / "network-snapshot-030000.pkl"
+    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [])))
+    run = tmp_path / "run"
+    assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert "settings:      launch/recipes/r3gan_cifar10.yaml, the nearest to 16x16 and 0 classes" in text
+    assert "R1 0.05, no path length, learning rates 0.0002 and 0.0002, EMA half-life 5000000" in text
+    assert "30000000 images seen (from the file's name); the EMA is kept, optimizers begin anew" in text
+    recipe = read_saved_recipe(run)
+    assert (recipe.ema.warmup_nimg, recipe.total_nimg) == (20_000_000, 50_000_000)
+    assert open_trained(run, "generator", False, None, CPU).nimg == 30_000_000
+
+
+def test_the_probability_of_augmentations_goes_on(tmp_path, monkeypatch):
+    snapshot_file, read = ROOT / "tests" / "data" / "stylegan2" / "snapshot.pkl", sources.read_networks
+    pipe = ForeignNetwork("AugmentPipe", {}, {"p": torch.tensor(0.37)})
+    monkeypatch.setattr(sources, "read_networks", lambda path: {**read(path), "augment_pipe": pipe})
+    found = sources.read_source("stylegan2-ada", snapshot_file, None)
+    recipe = make_recipe(found, tmp_path / "run")[1]
+    network = build_network(recipe, "discriminator")
+    initialize(network, 0)
+    p = next(module.p for module in network.modules() if isinstance(module, AdaptiveAugment))
+    torch.testing.assert_close(p, torch.tensor([0.37]))
+    assert recipe.augmentation.target == 0.6
+
+
+@pytest.mark.slow
+def test_the_average_and_the_images_seen_go_on(classes, tmp_path):
+    weights, run = tmp_path / "network-snapshot-000003.pkl", tmp_path / "run"
+    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [])))
+    assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
+    before = [open_trained(run, "generator", live, None, CPU).network for live in (False, True)]
+    half_life = 64
+    overrides = ["data.kind=synthetic", "data.horizontal_flip=false", "batch=8", "total_nimg=3016"]
+    overrides += [
+        f"ema={{half_life_nimg: {half_life}}}",
+        "optimizer.generator.lr=1e-12",
+        "optimizer.generator.final_lr=1e-12",
+    ]
+    overrides += ["checkpoint_nimg=8"]
+    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    average, live = (open_trained(run, "generator", live, None, CPU) for live in (False, True))
+    assert average.nimg == live.nimg == 3016
+    share = 0.5 ** (2 * 8 / half_life)  # of the imported average, after two updates; the generator stands still
+    ema, still = (dict(network.named_parameters()) for network in before)
+    for name, tensor in average.network.named_parameters():
+        expected = share * ema[name] + (1 - share) * still[name]
+        torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=1e-5)
+    for name, tensor in live.network.named_parameters():
+        torch.testing.assert_close(tensor, still[name], atol=1e-6, rtol=0)
