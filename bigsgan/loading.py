@@ -20,6 +20,8 @@ from bigsgan.models.stylegan2 import Mapping
 class ExportedNetwork(nn.Module):
     """A network with the weights of an exported file, in evaluation mode.
 
+    A plain module: its backward is the derivative of its forward, and no forward moves a buffer, in training mode too.
+
     Attributes:
         recipe: Of the run that it was trained in.
         network: The layers; a generator's or a discriminator's.
@@ -63,6 +65,8 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
         recipe = Recipe.model_validate(tree)
         network = build_network(recipe, header["network"])
         network.checkpointing = False
+        for layer in network.spectral_layers():
+            layer.orthogonal = 0.0  # belongs to training: its gradient would be added to every backward
         network.load_state_dict({name: value for name, value in state.items() if not name.startswith("layers.-")})
     except (OSError, SafetensorError, KeyError, ValueError, ValidationError, RuntimeError) as error:
         cause = next(iter(str(error).splitlines()), "")
