@@ -65,8 +65,8 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
         recipe = Recipe.model_validate(tree)
         network = build_network(recipe, header["network"])
         network.checkpointing = False
-        for layer in network.spectral_layers():
-            layer.orthogonal = 0.0  # belongs to training: its gradient would be added to every backward
+        for spectral in network.spectral_layers():
+            spectral.orthogonal = 0.0  # belongs to training: its gradient would be added to every backward
         network.load_state_dict({name: value for name, value in state.items() if not name.startswith("layers.-")})
     except (OSError, SafetensorError, KeyError, ValueError, ValidationError, RuntimeError) as error:
         cause = next(iter(str(error).splitlines()), "")
