@@ -32,7 +32,7 @@ _RECIPES = {
 _SIZES = ("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm")
 
 
-def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> None:
+def main(source: str, weights: Path, discriminator: Path | None, out: Path, norm_eps: float | None = None) -> None:
     """Write a run directory at 0 images seen. Where there is no discriminator, training on begins with a new one.
 
     Raises:
@@ -40,7 +40,7 @@ def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> N
     """
     if os.path.lexists(out / RECIPE_FILE):
         raise UserError("--out", str(out), "holds a run already", "give another directory")
-    found = read_source(source, weights, discriminator)
+    found = read_source(source, weights, discriminator, norm_eps)
     recipe = make_recipe(found, out)
     entries = {name: _Entry(recipe, name, state) for name, state in found.states.items()}
     write_recipe(recipe, out, plan_run(recipe, 1).deepspeed_files)
