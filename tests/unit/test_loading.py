@@ -41,7 +41,7 @@ def inputs_of(module):
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
-@pytest.mark.parametrize("family", ["biggan", "biggan_deep", "biggan_light", "dcgan_spectral"])
+@pytest.mark.parametrize("family", ["biggan", "biggan_deep", "biggan_light", "biggan_unshared", "dcgan_spectral"])
 def test_backward_is_the_derivative_of_forward(tmp_path, family, network):
     module = loaded(tmp_path, family, network)
     inputs = inputs_of(module)
