@@ -176,14 +176,14 @@ def _generator_size(state: State) -> tuple[int, int, int]:
     if "shared.weight" not in state:
         _refuse_other_gains(state)
     if not any(name.endswith((".u0", ".u")) for name in state):
-        problem = "has no spectral norm (G_param), which every network of BigGAN has here"
-        raise UserError("weights", None, problem, "give a generator trained with --G_param SN")
+        problem = "has no spectral norm, which every BigGAN has here"
+        raise UserError("weights", None, problem, "give a generator trained with it (G_param SN, apply_g_sn)")
     return _size(state, state["blocks.0.0.conv1.weight"].shape[1], BIGGAN_GENERATOR, widths)
 
 
 def _refuse_other_gains(state: State) -> None:
     """Without a shared embedding each gain is a table with a row for each class, and has no spectral norm."""
-    if _is_deep(state) or any(name.endswith(".gain.u0") for name in state):
+    if _is_deep(state) or any(name.endswith((".gain.u0", ".gain.u")) for name in state):
         problem = "is not a generator of BigGAN-PyTorch: it lacks shared.weight"
         raise UserError("weights", None, problem, "give the state dict of the network that was asked for")
 

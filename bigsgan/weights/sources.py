@@ -102,10 +102,11 @@ def _read(option: str, path: Path) -> dict[str, ForeignNetwork]:
         raise UserError(option, str(path), f"cannot be read ({error.strerror or error})", "give another file") from None
     except Exception as error:  # damaged bytes make the reader raise whatever it likes
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
-        holds_code = asked or "weights_only" in str(error)
-        what = f"holds code ({asked[1]})" if asked else "holds code" if holds_code else "cannot be read: it is damaged"
+        what = "cannot be read: it is damaged, or of another format"
+        if asked or "weights_only" in str(error):  # never torch's text, whose advice is to run the code
+            what = f"holds code{f' ({asked[1]})' if asked else ''}, which is not run"
         remedy = "give a state dict, as .pth or .safetensors, in which there are tensors alone"
-        raise UserError(option, str(path), f"{what}; nothing of it was run", remedy) from None
+        raise UserError(option, str(path), what, remedy) from None
     return {"G": ForeignNetwork("", {}, _state(option, path, content))}
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.weights import biggan_pytorch, studiogan
 from tests.tiny import tiny_recipe
+from tests.unit.test_weights_biggan_pytorch import state_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -188,6 +190,17 @@ def test_bn_eps_is_that_of_the_blocks(tmp_path):
         return unshared(*arguments, eps=1e-2)
 
     check(tmp_path, biggan_pytorch, "generator", network, LATENTS, LABELS, norm_eps=1e-2)
+
+
+def test_chunks_of_a_latent_need_a_shared_embedding(tmp_path):
+    with pytest.raises(UserError, match=r"generator.hierarchical: .*set generator.hierarchical=false"):
+        tiny_recipe(tmp_path, "generator.shared_embedding=false")
+
+
+def test_weights_without_spectral_norm_are_refused():
+    state = {name: t for name, t in state_of("biggan", "generator").items() if not name.endswith(("u0", "sv0"))}
+    with pytest.raises(UserError, match="has no spectral norm"):
+        biggan_pytorch.generator_state(state)
 
 
 def test_studiogan(tmp_path):
