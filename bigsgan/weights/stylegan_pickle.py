@@ -141,7 +141,10 @@ def _storage(data: Any) -> _Boxed:
     """Read a storage, by PyTorch's own reader for files that may hold nothing but tensors."""
     if not isinstance(data, bytes):
         raise pickle.UnpicklingError("a storage is no bytes")
-    storage = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        storage = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception:  # torch's text advises to run the code
+        raise pickle.UnpicklingError("a storage is damaged or holds code, which is not run") from None
     if not isinstance(storage, torch.storage.TypedStorage):
         raise pickle.UnpicklingError("a storage holds something else")
     return _Boxed(storage)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from bigsgan.cli import main
 from bigsgan.errors import UserError
+from bigsgan.metrics.weight_files import load_weights
 from bigsgan.weights.sources import read_source
 from tests.unit.test_importing import DATA, Malicious, exported, part
 from tests.unit.test_public_biggans import IMAGES, LABELS, LATENTS, Public, studio_discriminator, studio_generator
@@ -126,6 +127,29 @@ def test_code_in_a_state_dict_is_refused_in_our_words(tmp_path, capsys, how):
     assert ("is damaged" if how == "damaged" else "holds code") in error
     assert not (tmp_path / "ran").exists()
     assert not Path(tmp_path / "run").exists()
+
+
+class Stored:
+    """A storage as the public pickles have them, whose bytes are a pickle of their own."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return torch.storage._load_from_bytes, (pickle.dumps(Malicious(self.path)),)
+
+
+def test_code_in_a_storage_and_in_features_is_refused_in_our_words(tmp_path, capsys):
+    path = tmp_path / "g.pkl"
+    path.write_bytes(pickle.dumps({"G_ema": Stored(tmp_path / "ran")}))
+    assert main(["import", "--from", "stylegan2-ada", "--weights", str(path), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert (len(error.splitlines()), "weights_only" in error) == (1, False)
+    assert "a storage is damaged or holds code" in error
+    torch.save({"x": Malicious(tmp_path / "ran")}, path)
+    with pytest.raises(UserError, match="it holds code, which is not run"):
+        load_weights(torch.nn.Linear(2, 2), path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_bn_eps_is_given_or_refused(tmp_path, capsys):
