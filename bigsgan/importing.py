@@ -34,7 +34,7 @@ _RECIPES = {
 _SIZES = ("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm")
 
 
-def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> None:
+def main(source: str, weights: Path, discriminator: Path | None, out: Path, norm_eps: float | None = None) -> None:
     """Write a run directory at the images seen that a snapshot's name tells, else at 0.
 
     Where there is no discriminator, training on begins with a new one.
@@ -45,7 +45,7 @@ def main(source: str, weights: Path, discriminator: Path | None, out: Path) -> N
     if os.path.lexists(out / RECIPE_FILE):
         raise UserError("--out", str(out), "holds a run already", "give another directory")
     refuse_directory(out, "--out")
-    found = read_source(source, weights, discriminator)
+    found = read_source(source, weights, discriminator, norm_eps)
     nimg = _images_seen(weights)
     name, recipe = make_recipe(found, out, nimg)
     entries = {name: _Entry(recipe, name, state) for name, state in found.states.items()}
@@ -123,7 +123,7 @@ def _settings(name: str, recipe: Recipe, nimg: int) -> str:
     return "\n".join(
         [
             f"settings:      launch/recipes/{name}.yaml, the nearest to {data.resolution}x{data.resolution} "
-            f"and {data.num_classes} classes; the file has none",
+            f"and {data.num_classes} classes; settings in the file are not read",
             f"               {r1}, {path_length}, {lr}, EMA half-life {ema.half_life_nimg}",
             f"               {seen}; the EMA is kept, optimizers begin anew{augmentation}",
         ]

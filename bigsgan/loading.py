@@ -24,6 +24,8 @@ _MOST_LETTERS = 1 << 20
 class ExportedNetwork(nn.Module):
     """A network with the weights of an exported file, in evaluation mode.
 
+    A plain module: its backward is the derivative of its forward, and no forward moves a buffer, in training mode too.
+
     Attributes:
         recipe: Of the run that it was trained in.
         network: The layers; a generator's or a discriminator's.
@@ -68,6 +70,8 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
         _check_sizes(recipe, header["network"], state)
         network = build_network(recipe, header["network"])
         network.checkpointing = False
+        for spectral in network.spectral_layers():
+            spectral.orthogonal = 0.0  # belongs to training: its gradient would be added to every backward
         compute_as_suits(network, device)
         network.load_state_dict(state)
         psi = float(header.get("truncation", 1.0))

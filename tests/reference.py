@@ -126,14 +126,16 @@ class Reference:
 
     def path_length(self, inputs):
         styles, seeds = self.g.layers["0"](*inputs)
+        section = self.recipe.objective.path_length
         h = styles, seeds
         for layer in list(self.g.layers.values())[1:]:
             h = layer(*h)
         y = noise.normal(inputs[2], 2**32, tuple(h[0].shape[1:]))
         (g,) = torch.autograd.grad((h[0] * y).sum() / h[0].shape[-1], styles, create_graph=True)
-        lengths = g.pow(2).sum(-1).mean(-1).sqrt()
+        lengths = g.pow(2).sum(-1).mean(-1).sqrt()[:: section.batch_shrink]
         self.lengths.append(lengths.detach())
-        return (lengths - self.mean_length).square().mean()
+        self.moved_length = (1 - section.decay) * self.mean_length + section.decay * torch.cat(self.lengths).mean()
+        return (lengths - self.moved_length).square().mean()
 
     def penalty_weight(self, section, nimg):
         if section.final_weight is None:
@@ -212,9 +214,7 @@ class Reference:
             (loss / part.accumulation).backward()
         self.opt_d.zero_grad()
         if self.lengths:
-            decay = self.recipe.objective.path_length.decay
-            self.mean_length = (1 - decay) * self.mean_length + decay * torch.cat(self.lengths).mean()
-            self.lengths = []
+            self.mean_length, self.lengths = self.moved_length, []
         self.finish(self.g, self.opt_g, self.recipe.objective.orthogonal.generator)
 
     def finish(self, network, optimizer, orthogonal):

@@ -67,6 +67,10 @@ FAMILIES: dict[str, list[str]] = {
         "objective.loss=non_saturating",  # of hinge, D's bias has no gradient while all logits are within the margin
         "optimizer.generator.lr=0.006",
     ],
+    "biggan_unshared": [
+        "generator={channels: 2, latent_size: 12, shared_embedding: false, hierarchical: false, norm_eps: 0.01}",
+        "optimizer.generator.lr=0.02",
+    ],
     "dcgan_light": [
         "generator={family: dcgan, latent_size: 12, channels: 4, block: depthwise_separable}",
         "discriminator={family: dcgan, channels: 4, block: inverted_residual, norm: spectral}",

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 from pathlib import Path
 
 from bigsgan.commands.parsing import Commands
+from bigsgan.errors import UserError
 
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("import", help="make a run directory from published weights")
-    sources = ["biggan-pytorch", "stylegan2-ada", "stylegan3-style2", "r3gan", "pix2pix"]
+    sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "pix2pix"]
     command.add_argument("--from", dest="source", required=True, choices=sources, help="where the weights were trained")
     command.add_argument("--weights", required=True, help="pickle, or state dict of the generator")
     command.add_argument("--discriminator", help="state dict of the discriminator, if it has a file of its own")
+    command.add_argument("--bn-eps", type=float, help="BN_eps of a BigGAN-PyTorch generator, if it was not 1e-5")
     command.add_argument("--out", required=True, help="run directory to make")
     command.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Make a run directory from published weights."""
+    if options.bn_eps is not None and not 0 < options.bn_eps < math.inf:
+        raise UserError("--bn-eps", options.bn_eps, "must be a positive number", "give the one it was trained with")
     importlib.import_module("bigsgan.importing").main(
         source=options.source,
         weights=Path(options.weights),
         discriminator=None if options.discriminator is None else Path(options.discriminator),
         out=Path(options.out),
+        norm_eps=options.bn_eps,
     )
     return 0

@@ -205,6 +205,8 @@ def _check_division(plan: RunPlan, network: str, accumulation: int) -> None:
             f"set batch to a multiple of {parts}, such as batch={-(-batch // parts) * parts}",
         )
     getattr(plan.recipe, network).check_micro_batch(batch // parts, parts)
+    if network == "generator" and plan.recipe.objective.path_length:
+        plan.recipe.objective.path_length.check_micro_batch(batch // parts)
 
 
 def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:

@@ -6,6 +6,7 @@ count images, as everything in a run does.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -170,10 +171,23 @@ class PathLength(Section):
     every: PositiveInt = 4
     decay: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Weight of a new mean in the mean length."""
+    batch_shrink: PositiveInt = 1
+    """Only every so many-th sample takes part (NVlabs' ``pl_batch_shrink``, which is 2 there)."""
+
+    def check_micro_batch(self, size: int) -> None:
+        """Raise UserError where the same number does not take part on each rank, of ``size`` images there."""
+        if size % self.batch_shrink:
+            problem = f"does not divide the {size} images of a micro-batch on one rank"
+            remedy = f"set objective.path_length.batch_shrink={math.gcd(size, self.batch_shrink)}"
+            raise UserError("objective.path_length.batch_shrink", self.batch_shrink, problem, remedy)
 
 
 class Orthogonal(Section):
-    """Strength of the orthogonal regularisation of each network (Brock et al. 2019, equation 3). 0 is off."""
+    """Strength of the orthogonal regularisation of each network (Brock et al. 2019, equation 3). 0 is off.
+
+    Twice the gradient of BigGAN-PyTorch's ``ortho()`` at the same strength: that adds 2 (W W^T * (1 - I)) W, half the
+    derivative of the paper's squared norm.
+    """
 
     generator: NaturalFloat = 0.0
     discriminator: NaturalFloat = 0.0

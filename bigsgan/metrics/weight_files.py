@@ -51,6 +51,9 @@ def load_weights(network: nn.Module, path: Path) -> None:
         check_stored(path)
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True), assign=True)
     except Exception as error:  # pickle, zip and torch each have their own
-        problem = f"does not hold the network's weights ({str(error).splitlines()[0]})"
+        what = str(error).splitlines()[0]
+        if "weights_only" in str(error):  # torch's text advises to run the code
+            what = "it holds code, which is not run"
+        problem = f"does not hold the network's weights ({what})"
         raise UserError("weights", str(path), problem, "download the file again") from None
     network.eval().requires_grad_(False)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.models.layers import Generators, RankAverages, SpectralLinear, full
+from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, full
 
 _TINY = 1e-30
 """Added to a variance of 0, whose inverse is asked for."""
@@ -150,9 +150,9 @@ class BatchStatistics(RankAverages):
 class ConditionalBatchNorm(nn.Module):
     """Batch norm whose gain and bias are linear in a condition (Brock et al. 2019, appendix B)."""
 
-    def __init__(self, channels: int, condition_size: int) -> None:
+    def __init__(self, channels: int, condition_size: int, eps: float = 1e-5) -> None:
         super().__init__()
-        self.statistics = BatchStatistics(channels)
+        self.statistics = BatchStatistics(channels, eps)
         self.gain = SpectralLinear(condition_size, channels, bias=False)
         self.bias = SpectralLinear(condition_size, channels, bias=False)
 
@@ -162,12 +162,27 @@ class ConditionalBatchNorm(nn.Module):
         return torch.addcmul(self.bias(condition)[:, :, None, None], self.statistics(x), gain)
 
 
+class ClassBatchNorm(nn.Module):
+    """Batch norm with a learned gain and bias for each class and channel (Dumoulin et al. 2017, arXiv 1610.07629)."""
+
+    def __init__(self, channels: int, num_classes: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.statistics = BatchStatistics(channels, eps)
+        self.gain = Embedding(num_classes, channels)
+        self.bias = Embedding(num_classes, channels)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """(N, C, H, W), (N,) int64 -> (N, C, H, W): normalised * (1 + gain) + bias."""
+        gain = 1 + self.gain(labels)[:, :, None, None]
+        return torch.addcmul(self.bias(labels)[:, :, None, None], self.statistics(x), gain)
+
+
 class AffineBatchNorm(nn.Module):
     """Batch norm with one learned gain and bias for each channel."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()
-        self.statistics = BatchStatistics(channels)
+        self.statistics = BatchStatistics(channels, eps)
         self.weight = nn.Parameter(torch.empty(channels))
         self.bias = nn.Parameter(torch.empty(channels))
 

@@ -1,10 +1,13 @@
 """BigGAN (Brock, Donahue and Simonyan 2019, "Large scale GAN training for high fidelity natural image synthesis").
 
 Shapes: N samples, C channels, H x W pixels, Z numbers in a latent, E in the class embedding, K chunk of a hierarchical
-latent. Carry of the generator: (h (N, C, H, W), condition (N, E + blocks * K)); of the discriminator: (h, labels (N,)).
+latent. Carry of the generator: (h (N, C, H, W), condition (N, E + blocks * K), or labels (N,) where no embedding is
+shared); of the discriminator: (h, labels (N,)).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +21,7 @@ from bigsgan.config.families.biggan import (
     biggan_discriminator_resolutions,
 )
 from bigsgan.config.families.blocks import BlockSection
-from bigsgan.models.batch_norm import AffineBatchNorm, ConditionalBatchNorm
+from bigsgan.models.batch_norm import AffineBatchNorm, ClassBatchNorm, ConditionalBatchNorm
 from bigsgan.models.layers import (
     Embedding,
     SelfAttention,
@@ -40,20 +43,22 @@ _MAKERS = Makers(
 
 
 class GeneratorInput(nn.Module):
-    """Latent and label -> the first feature map and the condition that all blocks share."""
+    """Latent and label -> the first feature map and the condition that all blocks share, or the label."""
 
-    def __init__(self, num_classes: int, embedding_size: int, first_chunk: int, channels: int) -> None:
+    def __init__(self, num_classes: int, embedding_size: int | None, first_chunk: int, channels: int) -> None:
         super().__init__()
         self.first_chunk = first_chunk
         # Without classes one learned vector stands for "an image", so that the condition has a gradient path.
-        self.embedding = Embedding(max(num_classes, 1), embedding_size)
+        self.embedding = None if embedding_size is None else Embedding(max(num_classes, 1), embedding_size)
         self.linear = SpectralLinear(first_chunk, channels * BOTTOM_RESOLUTION**2)
 
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, Z), (N,) int64 -> (N, C, 4, 4), (N, E + Z - first chunk)."""
-        embedding = self.embedding(labels)
+        """(N, Z), (N,) int64 -> (N, C, 4, 4), and (N, E + Z - first chunk) or (N,) int64."""
         first, rest = latents[:, : self.first_chunk], latents[:, self.first_chunk :]
         h = self.linear(first).view(len(latents), -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION)
+        if self.embedding is None:
+            return h, labels
+        embedding = self.embedding(labels)
         return h, torch.cat([embedding, rest.to(embedding.dtype)], dim=1)
 
 
@@ -63,36 +68,40 @@ class GeneratorBlock(nn.Module):
     Args:
         in_channels: C of the input.
         out_channels: C of the output; that of the input where ``upsample`` is false.
-        embedding_size: E.
+        num_classes: At least 1.
         chunk: First and last column of this block's latent in the condition; equal for none.
         is_last: Drop the condition from the carry.
         upsample: Double the resolution.
-        form: Of the convolutions.
+        config: Form of the convolutions and of batch norm.
     """
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        embedding_size: int,
+        num_classes: int,
         chunk: tuple[int, int],
         is_last: bool,
         upsample: bool,
-        form: BlockSection,
+        config: BigGANGenerator,
     ) -> None:
         super().__init__()
-        self.embedding_size, self.chunk, self.is_last, self.upsample = embedding_size, chunk, is_last, upsample
-        condition_size = embedding_size + chunk[1] - chunk[0]
-        conv1, conv2, between = pair(form, _MAKERS, in_channels, out_channels)
-        self.norm1 = ConditionalBatchNorm(in_channels, condition_size)
+        self.embedding_size, self.chunk, self.is_last, self.upsample = config.embedding_size, chunk, is_last, upsample
+        self.is_shared = config.shared_embedding
+        norm: Callable[..., nn.Module] = ConditionalBatchNorm if self.is_shared else ClassBatchNorm
+        condition_size = self.embedding_size + chunk[1] - chunk[0] if self.is_shared else num_classes
+        conv1, conv2, between = pair(config, _MAKERS, in_channels, out_channels)
+        self.norm1 = norm(in_channels, condition_size, config.norm_eps)
         self.conv1 = conv1
-        self.norm2 = ConditionalBatchNorm(between, condition_size)
+        self.norm2 = norm(between, condition_size, config.norm_eps)
         self.conv2 = conv2
         self.shortcut = SpectralConv2d(in_channels, out_channels, 1) if upsample else None
 
     def forward(self, h: Tensor, shared: Tensor) -> tuple[Tensor, ...]:
         """(N, C_in, H, W), (N, E + ...) -> (N, C_out, H or 2H, W or 2W) and, unless this is the last, the condition."""
-        condition = torch.cat([shared[:, : self.embedding_size], shared[:, self.chunk[0] : self.chunk[1]]], dim=1)
+        condition = shared
+        if self.is_shared:
+            condition = torch.cat([shared[:, : self.embedding_size], shared[:, self.chunk[0] : self.chunk[1]]], dim=1)
         x = F.relu(self.norm1(h, condition))
         if self.upsample:
             x = upsample_nearest(x)
@@ -117,9 +126,9 @@ class CarriedAttention(nn.Module):
 class GeneratorOutput(nn.Module):
     """Feature map -> image."""
 
-    def __init__(self, channels: int, image_channels: int) -> None:
+    def __init__(self, channels: int, image_channels: int, norm_eps: float) -> None:
         super().__init__()
-        self.norm = AffineBatchNorm(channels)
+        self.norm = AffineBatchNorm(channels, norm_eps)
         self.conv = SpectralConv2d(channels, image_channels, 3)
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
@@ -182,7 +191,9 @@ def generator_layers(
     num_steps = len(widths) - 1
     chunk = config.latent_size // (num_steps + 1) if config.hierarchical else 0
     first_chunk = chunk or config.latent_size
-    layers: list[nn.Module] = [GeneratorInput(num_classes, config.embedding_size, first_chunk, widths[0])]
+    layers: list[nn.Module] = [
+        GeneratorInput(num_classes, config.embedding_size if config.shared_embedding else None, first_chunk, widths[0])
+    ]
     size = BOTTOM_RESOLUTION
     for i in range(num_steps):
         start = config.embedding_size + i * chunk
@@ -192,13 +203,13 @@ def generator_layers(
             columns = (start, start + chunk)
             layers.append(
                 GeneratorBlock(
-                    before, widths[i + 1], config.embedding_size, columns, is_last, upsample=j == 0, form=config
+                    before, widths[i + 1], max(num_classes, 1), columns, is_last, upsample=j == 0, config=config
                 )
             )
         size *= 2
         if size in config.attention:
             layers.append(CarriedAttention(widths[i + 1]))
-    layers.append(GeneratorOutput(widths[-1], image_channels))
+    layers.append(GeneratorOutput(widths[-1], image_channels, config.output_norm_eps))
     return layers
 
 

@@ -48,19 +48,22 @@ class GeneratorBlock(nn.Module):
         condition_size: E + Z.
         upsample: Double the resolution.
         is_last: Drop the condition from the carry.
+        norm_eps: Of batch norm.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, condition_size: int, upsample: bool, is_last: bool) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, condition_size: int, upsample: bool, is_last: bool, norm_eps: float
+    ) -> None:
         super().__init__()
         self.out_channels, self.upsample, self.is_last = out_channels, upsample, is_last
         inner = in_channels // BOTTLENECK
-        self.norm1 = ConditionalBatchNorm(in_channels, condition_size)
+        self.norm1 = ConditionalBatchNorm(in_channels, condition_size, norm_eps)
         self.conv1 = SpectralConv2d(in_channels, inner, 1)
-        self.norm2 = ConditionalBatchNorm(inner, condition_size)
+        self.norm2 = ConditionalBatchNorm(inner, condition_size, norm_eps)
         self.conv2 = SpectralConv2d(inner, inner, 3)
-        self.norm3 = ConditionalBatchNorm(inner, condition_size)
+        self.norm3 = ConditionalBatchNorm(inner, condition_size, norm_eps)
         self.conv3 = SpectralConv2d(inner, inner, 3)
-        self.norm4 = ConditionalBatchNorm(inner, condition_size)
+        self.norm4 = ConditionalBatchNorm(inner, condition_size, norm_eps)
         self.conv4 = SpectralConv2d(inner, out_channels, 1)
 
     def forward(self, h: Tensor, condition: Tensor) -> tuple[Tensor, ...]:
@@ -130,11 +133,12 @@ def generator_layers(
         for j in range(config.depth):
             resizes = j == config.depth - 1
             after = widths[i + 1] if resizes else widths[i]
-            layers.append(GeneratorBlock(widths[i], after, condition_size, resizes, resizes and i == num_steps - 1))
+            is_last = resizes and i == num_steps - 1
+            layers.append(GeneratorBlock(widths[i], after, condition_size, resizes, is_last, config.norm_eps))
         size *= 2
         if size in config.attention:
             layers.append(CarriedAttention(widths[i + 1]))
-    layers.append(GeneratorOutput(widths[-1], image_channels))
+    layers.append(GeneratorOutput(widths[-1], image_channels, config.output_norm_eps))
     return layers
 
 

@@ -129,7 +129,8 @@ class Traces:
                 break
             except UserError:
                 size += 1
-        return size
+        path_length = plan.recipe.objective.path_length if network == "generator" else None
+        return size * path_length.batch_shrink if path_length else size
 
 
 class _Between:

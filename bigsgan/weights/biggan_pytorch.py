@@ -5,8 +5,9 @@ divides by |W v| with v = W^T u0 / |W^T u0|. Ours divides by u^T W v with vector
 here, and u moves on by half a step, to W v / |W v|: then both divide by the same number.
 
 What only logs (sv0) or is of further singular values (u1, ...) is left out. Refused, as no section describes it:
-generators without a shared embedding or without spectral norm, batch norm other than the default one (its keys
-cross_replica and mybn), and D's attention at 32x32, which the reference puts behind several blocks.
+networks without spectral norm, and D's attention at 32x32, which the reference puts behind several blocks. What no
+tensor tells is assumed as the reference's scripts have it: BN_eps 1e-5 (`bigsgan import --bn-eps` says another), SN_eps
+below every norm, ReLU (its only activation), and norm_style bn.
 """
 
 from __future__ import annotations
@@ -41,8 +42,15 @@ State = Mapping[str, Tensor]
 
 _BLOCK = {"conv_sc": "shortcut"} | {f"bn{i}": f"norm{i}" for i in range(1, 5)}
 _ATTENTION = {"theta": "query", "phi": "key", "g": "value", "o": "out"}
-_LEAVES = {"gain": "weight", "stored_mean": "statistics.running_mean", "stored_var": "statistics.running_var"}
-_LEFT_OUT = re.compile(r"sv\d+|u[1-9]\d*")
+_LEAVES = {
+    "gain": "weight",
+    "stored_mean": "statistics.running_mean",
+    "stored_var": "statistics.running_var",
+    "running_mean": "statistics.running_mean",  # of cross_replica
+    "running_var": "statistics.running_var",
+}
+_LEFT_OUT = re.compile(r"sv\d+|u[1-9]\d*|accumulation_counter|num_batches_tracked")
+_FIRST_GAIN = "blocks.0.0.bn1.gain.weight"
 _SMALLEST = 32  # of the reference; ours of 16 is told from it by nothing where all widths are equal
 
 
@@ -56,6 +64,10 @@ def generator_section(state: State) -> dict[str, Any]:
         UserError: Not a generator of this source, or none that a recipe can describe.
     """
     resolution, channels, depth = _generator_size(state)
+    if "shared.weight" not in state:
+        section = {"family": "biggan", "channels": channels, "latent_size": state["linear.weight"].shape[1]}
+        attention = [8 << block for block in _attending(state)]
+        return {**section, "hierarchical": False, "shared_embedding": False, "attention": attention}
     embedding_size, columns = state["shared.weight"].shape[1], state["linear.weight"].shape[1]
     attention = [8 << (block // depth) for block in _attending(state)]
     common = {"channels": channels, "embedding_size": embedding_size, "attention": attention}
@@ -84,9 +96,9 @@ def discriminator_section(state: State) -> dict[str, Any]:
 
 def data_section(state: State) -> dict[str, int]:
     """Keys of a recipe's ``data`` that the shapes tell, of either network's state dict."""
-    if "shared.weight" in state:
+    if "output_layer.2.weight" in state:
         resolution, image_channels = _generator_size(state)[0], state["output_layer.2.weight"].shape[0]
-        num_classes = state["shared.weight"].shape[0]
+        num_classes = state["shared.weight" if "shared.weight" in state else _FIRST_GAIN].shape[0]
     else:
         first = "input_conv.weight" if _is_deep(state) else "blocks.0.0.conv1.weight"
         resolution, image_channels = _discriminator_size(state)[0], state[first].shape[1]
@@ -159,9 +171,21 @@ def _generator_size(state: State) -> tuple[int, int, int]:
         steps = [[before] * (depth - 1) + [after] for before, after in pairwise(multipliers)]
         return [multipliers[0], *(m for step in steps for m in step)]
 
-    names = ["shared.weight", "linear.weight", "output_layer.2.weight", "blocks.0.0.bn1.gain.weight"]
-    _require(state, "a generator", [*names, "blocks.0.0.conv1.weight"])
+    names = ["linear.weight", "output_layer.2.weight", _FIRST_GAIN, "blocks.0.0.conv1.weight"]
+    _require(state, "a generator", names)
+    if "shared.weight" not in state:
+        _refuse_other_gains(state)
+    if not any(name.endswith((".u0", ".u")) for name in state):
+        problem = "has no spectral norm, which every BigGAN has here"
+        raise UserError("weights", None, problem, "give a generator trained with it (G_param SN, apply_g_sn)")
     return _size(state, state["blocks.0.0.conv1.weight"].shape[1], BIGGAN_GENERATOR, widths)
+
+
+def _refuse_other_gains(state: State) -> None:
+    """Without a shared embedding each gain is a table with a row for each class, and has no spectral norm."""
+    if _is_deep(state) or any(name.endswith((".gain.u0", ".gain.u")) for name in state):
+        problem = "is not a generator of BigGAN-PyTorch: it lacks shared.weight"
+        raise UserError("weights", None, problem, "give the state dict of the network that was asked for")
 
 
 def _discriminator_size(state: State) -> tuple[int, int, int]:
@@ -222,6 +246,10 @@ def _converted(state: State, network: LayerStack, first: int, ends: dict[str, st
     numbers = {name: first + i for i, name in enumerate(_layers(state))}
     for name, tensor in state.items():
         module, _, leaf = name.rpartition(".")
+        module = module.removesuffix(".bn")  # of cross_replica and mybn
+        if leaf == "accumulation_counter" and tensor.any():
+            problem = "says that standing statistics were summed up, and so there are no running ones"
+            raise UserError("weights", name, problem, "give weights as training saved them")
         if _LEFT_OUT.fullmatch(leaf):
             continue
         ours = f"layers.{ends[module]}" if module in ends else _in_block(module, numbers)

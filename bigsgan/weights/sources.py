@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,16 +15,27 @@ from torch import Tensor
 
 from bigsgan.errors import UserError
 from bigsgan.paths import check_regular, check_stored
-from bigsgan.weights import biggan_pytorch, pix2pix, r3gan, stylegan
+from bigsgan.weights import biggan_pytorch, pix2pix, r3gan, studiogan, stylegan
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, read_networks
 
 SOURCES: dict[str, ModuleType] = {
     "biggan-pytorch": biggan_pytorch,
+    "studiogan": studiogan,
     "stylegan2-ada": stylegan,
     "stylegan3-style2": stylegan,
     "r3gan": r3gan,
     "pix2pix": pix2pix,
 }
+
+_PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
+
+_FORMATS = {
+    r"conv_to_rgb|generator\.(gen_z|layers\.\d+\.(bn_0|snconv))": "pytorch-pretrained-biggan, whose pixels and "
+    "statistics for 51 truncations are in another order than any network here has",
+    r"g\.(style|convs|to_rgbs)\.|g_ema\.": "rosinality/stylegan2-pytorch",
+    r"GAN\.": "lucidrains/stylegan2-pytorch",
+}
+"""Formats of other projects, by what names in them begin with; those of a wrapper's parts by its key and a dot."""
 
 
 class Found(NamedTuple):
@@ -41,17 +54,20 @@ class Found(NamedTuple):
     augmentation_p: float | None = None
 
 
-def read_source(source: str, weights: Path, discriminator: Path | None) -> Found:
+def read_source(source: str, weights: Path, discriminator: Path | None, norm_eps: float | None = None) -> Found:
     """Read published weights.
 
     Args:
         source: One of ``SOURCES``.
         weights: The generator's state dict, or a pickle with all networks.
         discriminator: The discriminator's state dict, if it has a file of its own.
+        norm_eps: What BigGAN-PyTorch's generator was trained with as ``BN_eps``; None for its default.
 
     Raises:
         UserError: A file cannot be read, holds code, or is not of that source.
     """
+    if norm_eps is not None and source != "biggan-pytorch":
+        raise UserError("--bn-eps", norm_eps, f"is an argument of biggan-pytorch, not of {source}", "leave it out")
     networks = _read("--weights", weights)
     if discriminator is not None:
         others = _read("--discriminator", discriminator)
@@ -64,6 +80,8 @@ def read_source(source: str, weights: Path, discriminator: Path | None) -> Found
     module = SOURCES[source]
     live = networks.get("G", average)
     sections = {"generator": _section(module.generator_section, average)}
+    if norm_eps is not None:
+        sections["generator"]["norm_eps"] = norm_eps
     states = {"generator": module.generator_state(live.state), "average": module.generator_state(average.state)}
     if "D" in networks:
         sections["discriminator"] = _section(module.discriminator_section, networks["D"])
@@ -88,16 +106,58 @@ def _read(option: str, path: Path) -> dict[str, ForeignNetwork]:
         return dict(read_networks(path))
     try:
         check_stored(path)
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except ValueError as error:
+        raise UserError(option, str(path), f"cannot be read: {error}", "save the state dict anew") from None
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else _load(path)
+    except OSError as error:
+        raise UserError(option, str(path), f"cannot be read ({error.strerror or error})", "give another file") from None
     except Exception as error:  # damaged bytes make the reader raise whatever it likes
-        cause = next(iter(str(error).splitlines()), type(error).__name__)
-        problem = f"cannot be read ({cause})"
-        raise UserError(option, str(path), problem, "give a state dict, as .pth or .safetensors") from None
-    named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
-    if not named or not all(isinstance(value, Tensor) for value in state.values()):
+        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = "cannot be read: it is damaged, or of another format"
+        if asked or "weights_only" in str(error):  # never torch's text, whose advice is to run the code
+            what = f"holds code{f' ({asked[1]})' if asked else ''}, which is not run"
+        remedy = "give a state dict, as .pth or .safetensors, in which there are tensors alone"
+        raise UserError(option, str(path), what, remedy) from None
+    return {"G": ForeignNetwork("", {}, _state(option, path, content))}
+
+
+def _load(path: Path) -> Any:
+    """Load a file of tensors and plain values; NumPy's numbers, such as a trainer's best score, are passed over."""
+    numpy = [*(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")), "numpy.dtype"]
+    with warnings.catch_warnings(), torch.serialization.safe_globals([(_PassedOver, name) for name in numpy]):
+        warnings.simplefilter("ignore")  # of torch, about a pickle's version
+        return torch.load(path, "cpu", weights_only=True)
+
+
+class _PassedOver:
+    """Stands for a value that is not needed."""
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:
+    """The state dict in a file, alone or under ``state_dict``, without the names of what was around the network."""
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]  # beside an optimizer's and the like
+    if isinstance(content, Mapping):
+        names = [f"{key}.{name}" for key, inner in content.items() if isinstance(inner, Mapping) for name in inner]
+        for beginning, project in _FORMATS.items():
+            if any(re.match(beginning, str(name)) for name in [*content, *names]):
+                remedy = "give weights of a source that --from lists"
+                raise UserError(option, str(path), f"is of {project}, which is not supported", remedy)
+    named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
+    if not named or not all(isinstance(value, Tensor) for value in content.values()):
         raise UserError(option, str(path), "is no state dict: it holds more than named tensors", "save the state dict")
-    for name, value in state.items():
+    for name, value in content.items():
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             problem = f"is no state dict: {name} is larger than what is stored of it"
             raise UserError(option, str(path), problem, "save the state dict")
-    return {"G": ForeignNetwork("", {}, dict(state))}
+    state = dict(content)
+    while prefix := next((p for p in _PREFIXES if state and all(name.startswith(p) for name in state)), None):
+        state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return state

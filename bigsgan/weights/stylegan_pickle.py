@@ -185,7 +185,10 @@ def _storage(data: Any) -> _Boxed:
         check_stored(io.BytesIO(data))
     except ValueError as error:
         raise pickle.UnpicklingError(str(error)) from None
-    storage = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        storage = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception:  # torch's text advises to run the code
+        raise pickle.UnpicklingError("a storage is damaged or holds code, which is not run") from None
     if not isinstance(storage, torch.storage.TypedStorage):
         raise pickle.UnpicklingError("a storage holds something else")
     return _Boxed(storage)

@@ -86,6 +86,7 @@ OVERRIDES = {
         "objective.reuse_fakes=true",
         "accumulation=2",
     ],
+    "path_length_of_half": [*FAMILIES["stylegan2_path_length"], "objective.path_length.batch_shrink=2"],
     "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", "accumulation=2"],
     "unconditional": ["data.num_classes=0"],
     "scheduled": [
@@ -105,7 +106,7 @@ OVERRIDES = {
 # What needs gathered parameters, gradients in the forward pass, or graphs of its own.
 AT_STAGE_3 = [
     "r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "reused_fakes_made_again",
-    "reused_fakes_with_path_length", "orthogonal", "diffaugment", "own_accumulation",
+    "reused_fakes_with_path_length", "path_length_of_half", "orthogonal", "diffaugment", "own_accumulation",
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ WITH_LAYERS_OF_THEIR_OWN = ["biggan_deep", "r3gan", "stylegan2_path_length", "pi
 UNSEEN = {
     "biggan_deep": r"layers\.(\d\.conv[123]|[45]\.conv4)\.bias",
     "biggan_light": r"layers\.[12]\.(conv1|conv2\.3|shortcut)\.bias",
+    "biggan_unshared": r"layers\.[12]\.(conv[12]|shortcut)\.bias",
     "dcgan_light": r"layers\.1\.conv\.1\.bias",
 }
 

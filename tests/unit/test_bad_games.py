@@ -68,6 +68,10 @@ CASES = {
     "paths without styles": (
         ["objective.path_length={}"], "objective.path_length", "needs styles", "generator.family=stylegan2",
     ),
+    "paths of a part that does not divide": (
+        [*STYLES, "objective.path_length.batch_shrink=3"],
+        "objective.path_length.batch_shrink", "does not divide the ", "set objective.path_length.batch_shrink=1",
+    ),
     "paths in stages": (
         [*STYLES, "objective.path_length={}", STAGES[1]],
         "objective.path_length", "needs a double backward through the generator", "objective.path_length=null",

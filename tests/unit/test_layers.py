@@ -180,6 +180,15 @@ def test_orthogonal_regularisation_adds_its_gradient(kind):
     assert_close(layer.weight.grad, plain + expected)
 
 
+def test_orthogonal_regularisation_is_twice_biggan_pytorchs():
+    layer = SpectralLinear(5, 4)
+    randomize(layer)
+    w = layer.weight.detach()
+    ortho = 0.03 * 2 * torch.mm(torch.mm(w, w.t()) * (1.0 - torch.eye(4)), w)  # what its ortho() adds to a gradient
+    layer.orthogonal = 0.03
+    assert_close(torch.autograd.grad(0 * layer(torch.ones(1, 5)).sum(), layer.weight)[0], 2 * ortho)
+
+
 @pytest.mark.parametrize("shape", [(3, 40), (40, 3), (7, 7)])
 def test_orthogonal_regularisation_of_wide_and_tall_weights(shape):
     layer = SpectralLinear(shape[1], shape[0])

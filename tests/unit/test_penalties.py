@@ -10,6 +10,7 @@ from bigsgan.adversarial.path_length import NAME, PathLengthPenalty
 from bigsgan.adversarial.watchers import LogitAnchors
 from bigsgan.config.sections import LeCam, Objective, PathLength
 from bigsgan.models import noise
+from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from tests.unit.test_objectives import SHAPE, coefficients, labelled, made, means, penalised_loss, quadratic
 
@@ -53,26 +54,74 @@ def test_lecam_keeps_logits_near_their_averages():
     assert anchors.penalty(real, fake).item() == pytest.approx((2.0**2 + 4.0**2) / 2 + (3.5**2 + 2.5**2) / 2)
 
 
-def test_path_length_of_a_linear_generator():
+@pytest.mark.parametrize("shrink", [1, 2])
+def test_path_length_of_a_linear_generator(shrink):
+    """As NVlabs' loss: the mean length moves first, by the lengths at hand, and is then held constant."""
     statistics = Statistics(CPU)
-    penalty = PathLengthPenalty(PathLength(weight=3, every=4, decay=0.5), statistics, CPU, alone)
+    section = PathLength(weight=3, every=4, decay=0.5, batch_shrink=shrink)
+    penalty = PathLengthPenalty(section, statistics, CPU, alone)
     matrix = torch.randn(6, math.prod(SHAPE), generator=torch.Generator().manual_seed(0), requires_grad=True)
-    seeds = torch.tensor([5, 6, 7])
-    probe = noise.normal(seeds, 2**32, SHAPE).flatten(1) / 2  # the root of 2 x 2 pixels
+    seeds = torch.tensor([5, 6, 7, 8])
+    probe = noise.normal(seeds[::shrink], 2**32, SHAPE).flatten(1) / 2  # the root of 2 x 2 pixels
     lengths = (probe @ matrix.T).square().sum(dim=1).sqrt()  # of one style vector as of each of two alike
-    average = 0.0
+    pl_mean = torch.zeros([])
     for update in (0, 4):
-        styles = torch.randn(3, 2, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
-        images = (styles.sum(dim=1) @ matrix).view(3, *SHAPE)
-        value = penalty.loss(images, styles, (torch.zeros(3, 6), seeds))
-        expected = (lengths - average).square().mean()
+        network = LinearStyles(matrix)
+        inputs = (torch.randn(4, 2, 6, generator=torch.Generator().manual_seed(1), requires_grad=True), seeds)
+        images, styles = penalty.forward(network, inputs)
+        assert torch.equal(images, network(*inputs))
+        value = penalty.loss(images, styles, inputs)
+        pl_mean = pl_mean.lerp(lengths.mean(), 0.5).detach()
+        expected = (lengths - pl_mean).square().mean()
         assert value.item() == pytest.approx(4 * 3 * expected.item(), rel=1e-5)
         grad, expected_grad = (torch.autograd.grad(v, matrix, retain_graph=True)[0] for v in (value, 12 * expected))
         assert torch.allclose(grad, expected_grad, rtol=1e-4, atol=1e-5)
         assert means(statistics)[NAME] == pytest.approx(3 * expected.item(), rel=1e-5)
         penalty.finish_update(update, applied=True)
-        average = average + 0.5 * (lengths.mean().item() - average)
+        assert penalty.state()["average"].item() == pytest.approx(pl_mean.item(), rel=1e-5)
     assert [update for update in range(9) if penalty.is_due(update)] == [0, 4, 8]
+
+
+def test_the_mean_length_moves_with_the_micro_batches_of_all_ranks_and_once_an_update():
+    matrix = torch.eye(6, math.prod(SHAPE))
+    seeds, styles = torch.arange(4), torch.ones(4, 2, 6, requires_grad=True)
+    lengths = (noise.normal(seeds, 2**32, SHAPE).flatten(1) / 2 @ matrix.T).square().sum(dim=1).sqrt()
+
+    def other_rank(vector):  # whose two samples a micro-batch have lengths of 10
+        return vector + torch.tensor([20.0, 2.0]) * (vector[1:] / 2)
+
+    penalty = PathLengthPenalty(PathLength(weight=1, every=1, decay=0.25), Statistics(CPU), CPU, other_rank)
+    for update, applied in enumerate((False, True)):  # the first is skipped, and teaches nothing
+        seen = []
+        for part in (slice(0, 2), slice(2, 4)):
+            inputs = (styles[part], seeds[part])
+            value = penalty.loss(*penalty.forward(LinearStyles(matrix), inputs), inputs)
+            seen += [*lengths[part].tolist(), 10.0, 10.0]
+            mean = 0.25 * sum(seen) / len(seen)
+            assert value.item() == pytest.approx((lengths[part] - mean).square().mean().item(), rel=1e-5)
+        penalty.finish_update(update, applied=applied)
+        assert penalty.state()["average"].item() == pytest.approx(mean if applied else 0.0)
+
+
+class LinearStyles(LayerStack):
+    """Styles (n, L, W), seeds (n,) -> images: the sum over the styles times a matrix."""
+
+    def __init__(self, matrix):
+        super().__init__([Styles(), Product(matrix)])
+
+
+class Styles(torch.nn.Module):
+    def forward(self, styles, seeds):
+        return styles * 1, seeds
+
+
+class Product(torch.nn.Module):
+    def __init__(self, matrix):
+        super().__init__()
+        self.matrix = matrix
+
+    def forward(self, styles, seeds):
+        return ((styles.sum(dim=1) @ self.matrix).view(-1, *SHAPE),)
 
 
 def test_reconstruction_is_the_gradient_of_the_mean_absolute_difference():

@@ -80,6 +80,7 @@ def test_defaults_are_filled_in(tmp_path):
         },
         "generator": {
             "family": "biggan", "channels": 96, "latent_size": 60, "embedding_size": 128, "hierarchical": True,
+            "shared_embedding": True, "norm_eps": 1e-5, "output_norm_eps": 1e-5,
             "attention": [], **scale,
         },
         "discriminator": {"family": "biggan", "channels": 96, "attention": [], **scale},

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bigsgan.config.families.base import GeneratorSection, NetworkSection
 from bigsgan.config.families.blocks import BlockSection, check_groups
-from bigsgan.config.sections import Data, Width
+from bigsgan.config.sections import Data, PositiveFloat, Section, Width
 from bigsgan.errors import UserError
 
 # Output channels of each block in units of ``channels``, coarse to fine for G (the first entry is the first
@@ -50,7 +50,16 @@ class ScaledSection(BlockSection):
         return widths if self.width == 1 else [max(8, 8 * round(self.width * w / 8)) for w in widths]
 
 
-class BigGANGenerator(ScaledSection, GeneratorSection):
+class NormSection(Section):
+    """How G's batch norm divides."""
+
+    norm_eps: PositiveFloat = 1e-5
+    """Added to the variance by the blocks' batch norm (BigGAN-PyTorch's ``BN_eps``)."""
+    output_norm_eps: PositiveFloat = 1e-5
+    """The same of the batch norm before the image, whose it is there whatever ``BN_eps`` is."""
+
+
+class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
     """BigGAN's generator (Brock et al. 2019, arXiv 1809.11096)."""
 
     family: Literal["biggan"] = "biggan"
@@ -59,11 +68,16 @@ class BigGANGenerator(ScaledSection, GeneratorSection):
     embedding_size: Width = 128
     """Size of the class embedding that all blocks share."""
     hierarchical: bool = True
+    shared_embedding: bool = True
+    """Let gains and biases of batch norm be linear in one embedding; without, each has an embedding of its own."""
 
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
         check_resolution("BigGAN", BIGGAN_GENERATOR, data.resolution)
         blocks = len(BIGGAN_GENERATOR[data.resolution]) - 1
+        if self.hierarchical and not self.shared_embedding:
+            problem = "needs an embedding that blocks share, to which they append their chunks of the latent"
+            raise UserError("generator.hierarchical", True, problem, "set generator.hierarchical=false")
         if self.hierarchical and self.latent_size % (blocks + 1):
             nearest = max(1, round(self.latent_size / (blocks + 1))) * (blocks + 1)
             raise UserError(

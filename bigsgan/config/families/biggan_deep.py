@@ -14,6 +14,7 @@ from bigsgan.config.families.base import GeneratorSection, NetworkSection
 from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
     BIGGAN_GENERATOR,
+    NormSection,
     check_attention,
     check_resolution,
 )
@@ -34,7 +35,7 @@ class DeepSection(Section):
     """Resolutions of feature maps that self-attention follows."""
 
 
-class BigGANDeepGenerator(DeepSection, GeneratorSection):
+class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
     """BigGAN-deep's generator: the whole latent goes to every block (Brock et al. 2019, arXiv 1809.11096)."""
 
     family: Literal["biggan_deep"] = "biggan_deep"

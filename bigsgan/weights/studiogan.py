@@ -1,0 +1,113 @@
+"""State dicts of POSTECH-CVLab/PyTorch-StudioGAN: its BigGAN (backbone big_resnet) and its StyleGAN2.
+
+Its BigGAN differs from BigGAN-PyTorch's in names, in batch norm's eps of 1e-4, and in spectral norm, which is torch's:
+both singular vectors are there. Its StyleGAN2 has stylegan2-ada-pytorch's names but for D's last layer. Of StyleGAN2,
+what shapes do not tell is assumed as its configurations have it: float32, and groups of 4 for the minibatch deviation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from bigsgan.errors import UserError
+from bigsgan.weights import biggan_pytorch, stylegan
+
+State = Mapping[str, Tensor]
+
+_EPS = {"norm_eps": 1e-4, "output_norm_eps": 1e-4}
+_ENDS = {
+    "linear0": "linear",
+    "linear1": "linear",
+    "embedding": "embed",
+    "bn4": "output_layer.0",
+    "conv2d5": "output_layer.2",
+}
+_INNER = {
+    "conv2d0": "conv_sc",
+    "conv2d1": "conv1",
+    "conv2d2": "conv2",
+    "conv1x1_theta": "theta",
+    "conv1x1_phi": "phi",
+    "conv1x1_g": "g",
+    "conv1x1_attn": "o",
+}
+_LEAVES = {
+    "weight_orig": "weight",
+    "weight_u": "u",
+    "weight_v": "v",
+    "running_mean": "stored_mean",
+    "running_var": "stored_var",
+    "sigma": "gamma",
+}
+_REFUSED = {
+    r".*\.conv2d4\.": "is of a backbone big_resnet_deep",
+    r"(linear2|linear_mi|embedding_mi|info_\w+)\.": "is of another conditioning than projection",
+    r"synthesis\.(L\d+_|input\.)": "is of a StyleGAN3 generator",
+}
+
+
+def generator_section(state: State) -> dict[str, Any]:
+    """Keys of a recipe's ``generator``.
+
+    Raises:
+        UserError: The state is of another network, or of one that no recipe can describe.
+    """
+    renamed = _checked(state)
+    if _is_stylegan(state):
+        return stylegan.generator_section(renamed)
+    return biggan_pytorch.generator_section(renamed) | _EPS
+
+
+def discriminator_section(state: State) -> dict[str, Any]:
+    """Keys of a recipe's ``discriminator``; errors are those of ``generator_section``."""
+    return _module(state).discriminator_section(_checked(state))
+
+
+def data_section(state: State) -> dict[str, int]:
+    """Keys of a recipe's ``data`` that either network's shapes tell."""
+    return _module(state).data_section(_checked(state))
+
+
+def generator_state(state: State) -> dict[str, Tensor]:
+    """State dict of our generator; errors are those of ``generator_section``."""
+    return _module(state).generator_state(_checked(state))
+
+
+def discriminator_state(state: State) -> dict[str, Tensor]:
+    """State dict of our discriminator; errors are those of ``generator_section``."""
+    return _module(state).discriminator_state(_checked(state))
+
+
+def _is_stylegan(state: State) -> bool:
+    return "synthesis.b4.const" in state or "b4.conv.weight" in state
+
+
+def _module(state: State) -> Any:
+    return stylegan if _is_stylegan(state) else biggan_pytorch
+
+
+def _checked(state: State) -> dict[str, Tensor]:
+    """Rename all entries to the names of the project that the network is from."""
+    for name in state:
+        for beginning, problem in _REFUSED.items():
+            if re.match(beginning, name):
+                remedy = "give a BigGAN (big_resnet) with projection, or a StyleGAN2 whose D is SPD or unconditional"
+                raise UserError("weights", name, f"{problem}, which is not supported", remedy)
+    if _is_stylegan(state):
+        return {re.sub(r"^linear1\.", "b4.out.", name): tensor for name, tensor in state.items()}
+    return {_renamed(name): tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
+
+
+def _renamed(name: str) -> str:
+    """Name in BigGAN-PyTorch of an entry such as ``blocks.0.0.bn1.bn.running_mean`` or ``linear0.weight_orig``."""
+    *modules, leaf = name.split(".")
+    if modules[-1:] == ["bn"]:
+        modules.pop()
+    if modules == ["bn4"]:
+        leaf = {"weight": "gain"}.get(leaf, leaf)
+    names = _INNER if modules[:1] == ["blocks"] else _ENDS
+    return ".".join([*(names.get(module, module) for module in modules), _LEAVES.get(leaf, leaf)])

@@ -1,0 +1,76 @@
+"""A loaded network is a plain module: its backward is the derivative of its forward, and no forward moves its state."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bigsgan
+from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
+from tests.tiny import FAMILIES, awake, tiny_recipe
+
+REGULARISED = "objective.orthogonal={generator: 0.3, discriminator: 0.3}"
+
+
+def loaded(tmp_path, family, network):
+    """A network of a family, exported from a run with orthogonal regularisation, in float64."""
+    recipe = tiny_recipe(tmp_path, *FAMILIES.get(family, []), REGULARISED)
+    with awake():
+        stack = build_network(recipe, network)
+        initialize(stack, 3)
+    for parameter in stack.parameters():  # orthogonal weights have no gradient of the regularisation
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    header = {"network": network, "recipe": json.dumps(recipe.model_dump())}
+    save_file(stack.state_dict(), tmp_path / "network.safetensors", metadata=header)
+    return bigsgan.load(tmp_path / "network.safetensors").double()
+
+
+def inputs_of(module):
+    data, network = module.recipe.data, module.header["network"]
+    generator = torch.Generator().manual_seed(7)
+    images = torch.randn(4, data.image_channels, data.resolution, data.resolution, generator=generator).double()
+    labels = torch.zeros(4, dtype=torch.int64)
+    if module.recipe.generator.paired:
+        return (images, labels) if network == "generator" else (images, labels, images.flip(0))
+    if network == "discriminator":
+        return images, labels
+    return torch.randn(4, module.recipe.generator.latent_size, generator=generator).double(), labels
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("family", ["biggan", "biggan_deep", "biggan_light", "biggan_unshared", "dcgan_spectral"])
+def test_backward_is_the_derivative_of_forward(tmp_path, family, network):
+    module = loaded(tmp_path, family, network)
+    inputs = inputs_of(module)
+    weights = torch.randn(module(*inputs).shape, generator=torch.Generator().manual_seed(8)).double()
+
+    def value():
+        return (module(*inputs) * weights).sum()
+
+    value().backward()
+    directions = [
+        torch.randn(p.shape, generator=torch.Generator().manual_seed(9)).double() for p in module.parameters()
+    ]
+    slope = sum((p.grad * d).sum() for p, d in zip(module.parameters(), directions, strict=True)).item()
+    ends, step = [], 1e-8
+    with torch.no_grad():
+        for move in (step, -2 * step):
+            for parameter, direction in zip(module.parameters(), directions, strict=True):
+                parameter += move * direction
+            ends.append(value().item())
+    assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("family", ["biggan", "dcgan", "r3gan", "stylegan2"])
+def test_training_mode_moves_no_state(tmp_path, family, network):
+    module = loaded(tmp_path, family, network)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    first = module(*inputs_of(module))
+    module.train()(*inputs_of(module)).sum().backward()
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert torch.equal(module.eval()(*inputs_of(module)), first)
