@@ -29,6 +29,7 @@ from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import UserError
 from bigsgan.initial_weights import freeze_first_layers, load_initial_weights
 from bigsgan.locking import hold
+from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.start import Start, find_start
 from bigsgan.training.ema import ShardedAverage
@@ -71,7 +72,9 @@ def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) 
 
 def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str | None:
     """Train, and return what stopped the run before it was complete, the same on all ranks, or None."""
-    out = Path(plan.recipe.out)
+    recipe, out = plan.recipe, Path(plan.recipe.out)
+    if recipe.metrics:  # before anything is written
+        check_features(recipe.metrics.features, recipe.data, RECIPE)
     rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
     with _alone_in(out):
         return _train(plan, allowed, requests, out, rank_log)

@@ -18,7 +18,7 @@ from bigsgan.checkpoint.aside import Aside
 from bigsgan.checkpoint.entries import Part, Ranks, SavedEntry
 from bigsgan.checkpoint.files import Moved, unnoticed, write_tensors
 from bigsgan.checkpoint.reader import tensor_name
-from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, prune, sealed
+from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, other_format, prune, sealed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 
@@ -251,6 +251,9 @@ class _Job:
         write_text(self._partial / MANIFEST, json.dumps(sealed(whole), indent=1))
         fsync(self._partial)
         final = self._directory / self._tag
+        if (number := other_format(final)) is not None:
+            problem = f"was saved in format {number} by another version, and stays as it is"
+            raise UserError(str(final), None, problem, "finish the run with that version, or start a new `out`")
         if final.exists():  # damaged, as a run that goes on from an older tag meets it: its own cannot come twice
             os.replace(final, self._directory / f"{self._tag}.damaged{PARTIAL}")
         os.replace(self._partial, final)

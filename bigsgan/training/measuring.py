@@ -20,6 +20,7 @@ from bigsgan.data.loader import CorruptImages, read_batches
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
 from bigsgan.metrics import Evaluation, Features, Generate, Measured, Replica, open_features
+from bigsgan.metrics.features import RECIPE
 from bigsgan.metrics.real_cache import directory
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import RankLog
@@ -50,7 +51,7 @@ class Measuring:
         section, data = plan.recipe.metrics, plan.recipe.data
         assert section is not None
         self._recipe, self._out, self._dataset, self._rank_log = plan.recipe, out, dataset, rank_log
-        features = open_features(section.features, data, directory())
+        features = open_features(section.features, data, directory(), RECIPE)
         self._evaluation = Evaluation(section.asked, features, dataset, data, batch, directory(), self._tell)
         self._precision, self._batch = plan.deepspeed_files["generator"].precision, batch
         place, rank = plan.placement("generator"), comm.rank()

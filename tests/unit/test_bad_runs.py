@@ -291,6 +291,21 @@ RESUME: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
         ["batch=16", "--allow-change", "bach"],
         ("--allow-change", "'bach' is no key of the recipe"),
     ),
+    "weights of features": (
+        lambda: None,
+        ["metrics={names: [fid100], every_nimg: 64, features: {network: inception, weights: run}}", "out=new"],
+        ("metrics.features.weights", "'run' is not a file", "download https://"),
+    ),
+    "no run to begin with": (
+        lambda: None,
+        ["init_from.run=missing", "out=new"],
+        ("init_from.run", "'missing' is no run directory", "give the `out` of a run"),
+    ),
+    "no such checkpoint to begin with": (
+        lambda: None,
+        ["init_from={run: run, nimg: 63}", "out=new"],
+        ("init_from.nimg", "63 is no saved checkpoint", "choose from 64"),
+    ),
     "damaged": (lambda: truncate(Path("run")), [], ("run/checkpoints", "holds damaged checkpoints only", "start anew")),
     "no recipe": (lambda: break_recipe(Path("run")), [], ("run/config.yaml", "is not the recipe of a run", "mend or")),
     "somebody else's": (
@@ -318,6 +333,8 @@ def test_run_directories(name, run, capsys):
     arguments = train_arguments(*overrides, *([] if "out=" in "".join(overrides) else ["out=run"]))
     damage()
     check(capsys, arguments, *expected)
+    if name == "weights of features":
+        assert not Path("new").exists()
 
 
 @pytest.mark.parametrize("command", ["train", "sample", "export"])

@@ -294,7 +294,6 @@ INCOMPLETE: dict[str, Callable[[Path], Any]] = {
     "missing manifest": lambda path: (path / "manifest.json").unlink(),
     "truncated manifest": lambda path: truncate(path / "manifest.json"),
     "empty manifest": lambda path: os.truncate(path / "manifest.json", 0),
-    "another format": lambda path: change(path / "manifest.json", format=1),
     "a flipped digit": lambda path: replace_in(path / "manifest.json", '"count": 3', '"count": 7'),
     "another tag's manifest": lambda path: change(path / "manifest.json", nimg=64),
 }
