@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 
 EXIT_BAD_INPUT = 2
 FORWARDING_SECONDS = 0.5
@@ -41,7 +42,8 @@ class UserError(Exception):
 
 def speak(error: UserError) -> None:
     """Print the message; of several ranks, live on until the launcher has forwarded it: srun drops what comes late."""
-    print(f"bigsgan: {error}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk behind it; the status says that something is wrong
+        print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     if (os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
         time.sleep(FORWARDING_SECONDS)
 

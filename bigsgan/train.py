@@ -67,7 +67,13 @@ def main(plan: RunPlan, allowed: Collection[str] = (), stopped_status: int = 0) 
         comm.leave()
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 
-    return exit_status(work)
+    status = exit_status(work)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # what it holds would fail again when Python ends, and replace the status by 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status
 
 
 def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str | None:

@@ -23,6 +23,7 @@ from PIL import Image
 from bigsgan import cli, comm, export, sample, train
 from bigsgan.bench import train as bench_train
 from bigsgan.bench.variants import VARIANTS, Planned
+from bigsgan.checkpoint import saver
 from bigsgan.checkpoint.tags import checksum, sealed
 from bigsgan.config import NETWORKS
 from bigsgan.config.deepspeed_file import REPOSITORY
@@ -157,6 +158,20 @@ def test_classes_of_a_run_without_classes():
 @pytest.mark.parametrize("options", EXPORT)
 def test_export(options, run, capsys):
     check(capsys, ["export", *options.split()], *EXPORT[options])
+
+
+def test_an_export_names_the_tensor_that_is_not_finite(run, capsys):
+    """Of a checkpoint that an older version took."""
+    network = build_network(tiny_recipe(Path()), "discriminator")
+    initialize(network, seed=0)
+    name = next(iter(network.state_dict()))
+    with torch.no_grad():
+        network.state_dict()[name].view(-1)[0] = torch.inf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saver, "first_not_finite", lambda tensors: None)
+        assert save(run / "checkpoints", 128, {"discriminator": whole(network)}, layout=LAYOUT)
+    arguments = ["export", "--run", "run", "--out", "x", "--network", "discriminator"]
+    check(capsys, arguments, "--run", f"'run' holds a discriminator at 128 images whose {name} is not finite", "--nimg")
 
 
 def remove_checkpoints(run: Path) -> None:
