@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 FORWARDING_SECONDS = 0.5
@@ -45,7 +46,8 @@ class UserError(Exception):
 
 def speak(error: UserError) -> None:
     """Print the message; of several ranks, live on until the launcher has forwarded it: srun drops what comes late."""
-    print(f"bigsgan: {error}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk behind it; the status says that something is wrong
+        print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     if (os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
         time.sleep(FORWARDING_SECONDS)
 

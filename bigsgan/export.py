@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from bigsgan import memory
 from bigsgan.atomic import replacing
+from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.errors import UserError
-from bigsgan.models.network import LayerStack
 from bigsgan.trained import best_device, open_trained
 from bigsgan.training.sampling import check_batch, check_truncation, smaller_batch, stand_statistics, standing_batches
 
@@ -71,14 +72,17 @@ def main(
                 trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device)
             )
             header.update({} if truncation is None else {"truncation": str(truncation)})
-        _write(trained.network, header, out)
+        state = {name: tensor.cpu().contiguous() for name, tensor in trained.network.state_dict().items()}
+        if name := first_not_finite(state):
+            problem = f"holds a {network} at {trained.nimg} images whose {name} is not finite"
+            raise UserError("--run", str(run), problem, "choose an older checkpoint by --nimg")
+        _write(state, header, out)
     numel = sum(p.numel() for p in trained.network.parameters())
     about = f"{header['weights']} {network} at {trained.nimg} images seen"
     print(f"{out}: {about}, {numel / 1e6:.2f} M parameters, statistics {header['statistics']}")
 
 
-def _write(network: LayerStack, header: dict[str, str], out: Path) -> None:
-    state = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+def _write(state: dict[str, Tensor], header: dict[str, str], out: Path) -> None:
     try:
         with replacing(out) as unfinished:
             save_file(state, unfinished, metadata=header)

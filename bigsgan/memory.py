@@ -33,6 +33,14 @@ _GROUPS = (
 )
 
 
+def size(num_bytes: float) -> str:
+    """A number of bytes as text, in the largest unit of which there is at least one."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if num_bytes >= 1 << 10 * power:
+            return f"{num_bytes / (1 << 10 * power):.1f} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
 def free_host_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that this process could get: of the machine, and within the limits of its control groups.
 

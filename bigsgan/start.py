@@ -62,14 +62,14 @@ def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Col
     try:
         found = checkpoint.newest(out / "checkpoints", passed_over)
         if found is not None and found.is_imported:
-            return Start(initial=InitialWeights(read_saved_recipe(out), found, live=True, own=True))
+            return Start(initial=InitialWeights(read_saved_recipe(out, "out"), found, live=True, own=True))
         if found is not None or os.path.lexists(out / RECIPE_FILE):
-            read_saved_recipe(out)  # and not somebody else's file of that name, which would be overwritten
+            read_saved_recipe(out, "out")  # and not somebody else's file of that name, which would be overwritten
         if found is not None:
             _compare(plan, found, allowed)
         if found is None and (init := recipe.init_from):
-            other = read_saved_recipe(Path(init.run))
-            chosen = checkpoint.find(Path(init.run), init.nimg, passed_over)
+            other = read_saved_recipe(Path(init.run), "init_from.run")
+            chosen = checkpoint.find(Path(init.run), init.nimg, passed_over, ("init_from.run", "init_from.nimg"))
             return Start(initial=InitialWeights(other, chosen, init.weights == "live"))
     except UserError as error:
         return error

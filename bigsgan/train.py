@@ -30,6 +30,7 @@ from bigsgan.errors import UserError
 from bigsgan.initial_weights import freeze_first_layers, load_imported_average, load_initial_weights
 from bigsgan.kernels import choose_kernels
 from bigsgan.locking import hold
+from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.start import Start, find_start
 from bigsgan.training.ema import ShardedAverage
@@ -68,15 +69,23 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
         comm.leave()
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 
-    return exit_status(work)
+    status = exit_status(work)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # what it holds would fail again when Python ends, and replace the status by 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status
 
 
 def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str | None:
     """Train, and return what stopped the run before it was complete, the same on all ranks, or None."""
     check_plans(plan)
-    out = Path(plan.recipe.out)
+    recipe, out = plan.recipe, Path(plan.recipe.out)
+    if recipe.metrics:  # before anything is written
+        check_features(recipe.metrics.features, recipe.data, RECIPE)
     rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
-    choose_kernels(plan.recipe.deterministic)
+    choose_kernels(recipe.deterministic)
     with _alone_in(out):
         return _train(plan, allowed, requests, out, rank_log)
 

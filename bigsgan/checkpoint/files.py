@@ -68,6 +68,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     return digest.hexdigest()
 
 
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Name of the first tensor that holds Inf or NaN; None without one.
+
+    A sum over finite numbers may overflow, so that every number is looked at; a piece at a time, for memory.
+    """
+    for name, values in tensors.items():
+        if values.is_floating_point():
+            for piece in values.detach().split(max(1, _PIECE_BYTES // values.element_size())):
+                if not piece.isfinite().all():
+                    return name
+    return None
+
+
 def checksum(path: Path, moved: Moved = unnoticed) -> str:
     """SHA-256 of a file, as ``sha256sum`` prints it."""
     digest = hashlib.sha256()

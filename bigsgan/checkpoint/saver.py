@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 from bigsgan.atomic import fsync, write_text
 from bigsgan.checkpoint.aside import Aside
 from bigsgan.checkpoint.entries import Part, Ranks, SavedEntry
-from bigsgan.checkpoint.files import Moved, unnoticed, write_tensors
+from bigsgan.checkpoint.files import Moved, first_not_finite, unnoticed, write_tensors
 from bigsgan.checkpoint.reader import tensor_name
-from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, prune, sealed
+from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, other_format, prune, sealed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
+from bigsgan.memory import size
 
 _RECEIPT = ".written.json"
 """Ending of what a rank leaves beside its file for the one that writes the manifest."""
@@ -123,14 +124,17 @@ class Saver:
 
     def _together(self, job: _Job, phase: Callable[[], None]) -> bool:
         """Do one thing on all ranks; where it fails on any of them, give the save up on all."""
-        failed = False
+        problem = None
         try:
             phase()
         except _FAILURES as error:
-            failed = True
-            _log.warning("checkpoint at %d images was not saved: %s", job.nimg, error)
-        if not self._ranks.any_rank(failed):  # waits for all ranks too
+            problem = str(error)
+        if not self._ranks.any_rank(problem is not None):  # waits for all ranks too
             return True
+        for rank, found in enumerate(self._ranks.gather_objects(problem) or []):  # the terminal is rank 0's
+            if found:
+                _log.warning("checkpoint at %d images was not saved: %s (rank %d)", job.nimg, found, rank)
+                break
         job.abandon()
         self._ranks.barrier()
         return False
@@ -180,7 +184,7 @@ class _Job:
             raise UserError(str(self._directory), None, "is not the same directory on all ranks", remedy)
         free = shutil.disk_usage(self._partial).free
         if free < needed * 1.05:
-            problem = f"has {free / 2**30:.1f} GiB free and the ranks write {needed / 2**30:.1f} GiB"
+            problem = f"has {size(free)} free and the ranks write {size(needed)}"
             raise UserError(str(self._partial), None, problem, "free some space, or lower checkpoints.keep")
 
     def _clear(self) -> None:
@@ -231,6 +235,9 @@ class _Job:
     def _write(self, parts: dict[str, list[Part]]) -> None:
         start = time.perf_counter()
         tensors = {tensor_name(entry, part): part.values for entry, own in parts.items() for part in own}
+        if name := first_not_finite(tensors):
+            problem = "holds numbers that are not finite: the weights are lost, and older checkpoints stay"
+            raise UserError(name, None, problem, "lower the learning rates, or raise precision")
         path = self._partial / f"rank{self._ranks.rank():05d}.safetensors"
         sha256 = write_tensors(path, tensors, {"format": str(FORMAT)}, self._moved)
         kinds = {entry: sorted({part.kind for part in own}) for entry, own in parts.items()}
@@ -256,6 +263,9 @@ class _Job:
         write_text(self._partial / MANIFEST, json.dumps(sealed(whole), indent=1))
         fsync(self._partial)
         final = self._directory / self._tag
+        if (number := other_format(final)) is not None:
+            problem = f"was saved in format {number} by another version, and stays as it is"
+            raise UserError(str(final), None, problem, "finish the run with that version, or start a new `out`")
         if final.exists():  # damaged, as a run that goes on from an older tag meets it: its own cannot come twice
             os.replace(final, self._directory / f"{self._tag}.damaged{PARTIAL}")
         os.replace(self._partial, final)

@@ -91,9 +91,11 @@ def newest(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | 
         passed_over: Tags that are damaged inside; see ``damage``.
 
     Raises:
-        UserError: There are checkpoints, and all of them are damaged or of another version.
+        UserError: There are checkpoints, and all of them are damaged, or a newer one is of another version.
     """
     found = newest_or_none(directory, passed_over)
+    if found is not None and (path := _newer_of_another_version(directory, found)):
+        raise UserError(str(path), None, *(_of_other_versions([path]) or ("", "")))
     if found is None and (found_tags := _tags(directory)):
         remedy = "put an undamaged copy back, or remove that directory to start anew"
         raise UserError(
@@ -107,36 +109,47 @@ def newest_or_none(directory: Path, passed_over: Collection[Path] = ()) -> Check
     return next((c for c in complete(directory) if c.path not in passed_over), None)
 
 
-def find(run: Path, nimg: int | None = None, passed_over: Collection[Path] = ()) -> Checkpoint:
+def find(
+    run: Path,
+    nimg: int | None = None,
+    passed_over: Collection[Path] = (),
+    fields: tuple[str, str] = ("--run", "--nimg"),
+) -> Checkpoint:
     """Return a run's newest complete checkpoint, or the one at ``nimg`` images.
 
     Args:
         run: Run directory.
         nimg: Images seen; None for the newest.
         passed_over: Tags that are damaged inside; see ``damage``.
+        fields: Where the user wrote the run directory and the images seen, for messages.
 
     Raises:
-        UserError: There is none.
+        UserError: There is none, or the newest one is of another version.
     """
+    run_field, nimg_field = fields
     directory = run / "checkpoints"
     found = list(complete(directory))
     if not found:
         answer = "holds no complete checkpoint", "give the `out` directory of a run that has saved"
-        raise UserError("--run", str(run), *(_of_other_versions(_tags(directory)) or answer))
+        raise UserError(run_field, str(run), *(_of_other_versions(_tags(directory)) or answer))
     left = [checkpoint for checkpoint in found if checkpoint.path not in passed_over]
     if not left:
         remedy = "put an undamaged copy back"
-        raise UserError("--run", str(run), "holds no checkpoint that is not damaged", remedy)
+        raise UserError(run_field, str(run), "holds no checkpoint that is not damaged", remedy)
     if nimg is None:
+        if path := _newer_of_another_version(directory, left[0]):
+            problem, _ = _of_other_versions([path]) or ("", "")
+            remedy = f"use that version, or give {nimg_field} to choose from {', '.join(str(c.nimg) for c in left)}"
+            raise UserError(run_field, str(run), f"holds the checkpoint {path.name}, which {problem}", remedy)
         return left[0]
     for checkpoint in left:
         if checkpoint.nimg == nimg:
             return checkpoint
     known = ", ".join(str(c.nimg) for c in left)
     if other := _of_other_versions([path for path in _tags(directory) if int(path.name) == nimg]):
-        raise UserError("--nimg", nimg, other[0], f"use that version, or choose from {known}")
+        raise UserError(nimg_field, nimg, other[0], f"use that version, or choose from {known}")
     is_damaged = len(left) < len(found) and any(c.nimg == nimg for c in found)
-    raise UserError("--nimg", nimg, "is damaged" if is_damaged else "is no saved checkpoint", f"choose from {known}")
+    raise UserError(nimg_field, nimg, "is damaged" if is_damaged else "is no saved checkpoint", f"choose from {known}")
 
 
 def find_intact(
@@ -297,11 +310,12 @@ def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
 
 def _of_other_versions(paths: list[Path]) -> tuple[str, str] | None:
     """Problem and remedy where none of some tags can be read, and another version of bigsgan can read some of them."""
-    found = [_format(path) for path in paths]
-    others = {number for number in found if isinstance(number, int) and number != FORMAT}
+    found = [other_format(path) for path in paths]
+    others = {number for number in found if number is not None}
     if not others:
         return None
-    version = f"{'an older' if max(others) < FORMAT else 'another'} version"
+    version = "an older" if max(others) < FORMAT else "a newer" if min(others) > FORMAT else "another"
+    version += " version"
     saved = f"saved in format {' and '.join(map(str, sorted(others)))} by {version}, and this one reads {FORMAT}"
     if others.issuperset(found):
         return f"was {saved}", "finish the run with that version, or start a new `out`"
@@ -309,12 +323,18 @@ def _of_other_versions(paths: list[Path]) -> tuple[str, str] | None:
     return problem, "put an undamaged copy back, finish the run with that version, or start a new `out`"
 
 
-def _format(path: Path) -> Any:
-    """Of a tag's manifest; None where it cannot be told."""
+def _newer_of_another_version(directory: Path, found: Checkpoint) -> Path | None:
+    """The newest tag that another version saved after ``found``."""
+    return next((p for p in _tags(directory) if int(p.name) > found.nimg and other_format(p) is not None), None)
+
+
+def other_format(path: Path) -> int | None:
+    """Format of a tag that another version of bigsgan saved; None where it is this version's or cannot be told."""
     try:
-        return _read_manifest(path)["format"]
+        number = _read_manifest(path)["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+    return number if isinstance(number, int) and number != FORMAT else None
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,15 +69,19 @@ def write_recipe(recipe: Recipe, out: Path, files: Mapping[str, DeepSpeedFile]) 
         raise UserError("out", str(out), f"cannot be written ({error})", "give a directory of your own") from None
 
 
-def read_saved_recipe(run: Path) -> Recipe:
+def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
     """Return the recipe of a run directory.
+
+    Args:
+        run: The directory.
+        field: Where the user named it, for messages.
 
     Raises:
         UserError: It is not a run directory, or its recipe is damaged.
     """
     path = run / RECIPE_FILE
     if not os.path.isfile(path):
-        raise UserError("--run", str(run), f"is no run directory: it holds no {RECIPE_FILE}", "give the `out` of a run")
+        raise UserError(field, str(run), f"is no run directory: it holds no {RECIPE_FILE}", "give the `out` of a run")
     try:
         return load_recipe(path, [])
     except UserError as error:

@@ -36,6 +36,7 @@ from bigsgan.locking import hold
 
 _log = logging.getLogger(__name__)
 
+LARGEST_RESOLUTION = 2**14
 _PART_SIZE = 1_000
 _LOCK = ".lock"
 _SHOWN_UNREADABLE = 10
@@ -100,6 +101,8 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
     for field, number in (("--resolution", resolution), ("--workers", workers)):
         if number < 1:
             raise UserError(field, number, "is not positive", "give 1 or more")
+    if resolution > LARGEST_RESOLUTION:
+        raise UserError("--resolution", resolution, "is too large", f"give 1 to {LARGEST_RESOLUTION}")
     refuse_parts_of_runs(destination, "DST")
     task = _Task(list_source(source), destination, resolution, format)
     if destination.resolve().is_relative_to(source.resolve()):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,17 +75,54 @@ class Features:
         return Seen(torch.cat([part.features.float() for part in parts]), torch.cat(logits) if logits else None)
 
 
-def open_features(section: FeatureNetwork, data: Data, cache: Path) -> Features:
+COMMAND = {"features": "--features", "weights": "--weights"}
+RECIPE = {"features": "metrics.features.network", "weights": "metrics.features.weights"}
+"""Where the user wrote what: fields of messages."""
+
+
+def check_features(section: FeatureNetwork, data: Data, fields: Mapping[str, str] = COMMAND) -> None:
+    """Find the files of a feature network, without building it.
+
+    Raises:
+        UserError: A file is missing or is another than expected, or the network does not fit the data.
+    """
+    with _named(fields):
+        name = _chosen(section, data)
+        if name == "inception":
+            importlib.import_module("bigsgan.metrics.inception").weights_file(section.weights)
+        elif name.startswith("torchvision:"):
+            _published(name.partition(":")[2], section.weights)
+        elif name != "digits":
+            _script_file(name)
+
+
+def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapping[str, str] = COMMAND) -> Features:
     """Build a feature network on the host and load its weights.
 
     Args:
         section: Of the recipe, or of the command line.
         data: What it shall see.
         cache: Directory where a classifier that has to be trained is kept.
+        fields: Where the user wrote the network and its weights, for messages.
 
     Raises:
         UserError: A file is missing or is another than expected, or the network does not fit the data.
     """
+    with _named(fields):
+        return _fitting(section, data, cache)
+
+
+@contextmanager
+def _named(fields: Mapping[str, str]) -> Iterator[None]:
+    """Give messages the fields that the user wrote."""
+    try:
+        yield
+    except UserError as error:
+        field = fields.get(error.field, error.field)
+        raise UserError(field, error.value, error.problem, error.remedy) from error.__cause__
+
+
+def _fitting(section: FeatureNetwork, data: Data, cache: Path) -> Features:
     features = _open(section, data, cache)
     black = torch.zeros(1, data.image_channels, data.resolution, data.resolution, dtype=torch.uint8)
     try:
@@ -101,19 +138,24 @@ def open_features(section: FeatureNetwork, data: Data, cache: Path) -> Features:
     return features
 
 
-def _open(section: FeatureNetwork, data: Data, cache: Path) -> Features:
+def _chosen(section: FeatureNetwork, data: Data) -> str:
     name = section.network
     if name == "auto":
         name = "digits" if data.kind == "digits" else "inception"
+    if name == "digits" and data.kind != "digits":
+        raise UserError("features", name, f"knows digits alone, and data.kind is {data.kind}", "choose inception")
+    return name
+
+
+def _open(section: FeatureNetwork, data: Data, cache: Path) -> Features:
+    name = _chosen(section, data)
     if name == "digits":
-        if data.kind != "digits":
-            raise UserError("features", name, f"knows digits alone, and data.kind is {data.kind}", "choose inception")
         return _digits(data.resolution, cache)
     if name == "inception":
         return _inception(section)
     if name.startswith("torchvision:"):
         return _torchvision(name.partition(":")[2], section.weights)
-    return _torchscript(Path(name))
+    return _torchscript(_script_file(name))
 
 
 def _digits(resolution: int, cache: Path) -> Features:
@@ -138,19 +180,26 @@ def _inception(section: FeatureNetwork) -> Features:
     return Features("inception", section.resizer, _hash_of_weights(network), network, look)
 
 
-def _torchvision(name: str, weights: str | None) -> Features:
-    """A classifier of torchvision: features are what its last linear layer reads."""
+def _published(name: str, weights: str | None) -> tuple[Any, Path]:
+    """The published weights of a classifier of torchvision, and their file."""
     models = importlib.import_module("torchvision.models")  # takes seconds
-    field = f"torchvision:{name}"
     try:
         known = list(models.get_model_weights(name))
     except (ValueError, KeyError):
         remedy = "give a classifier such as torchvision:resnet50"
-        raise UserError("features", field, "is no network of torchvision", remedy) from None
+        raise UserError("features", f"torchvision:{name}", "is no network of torchvision", remedy) from None
     given = Path(weights or "").name
     published = next((each for each in known if each.url.endswith(f"/{given}")), known[0])
     file = published.url.rpartition("/")[2]  # such as resnet50-0676ba61.pth
-    path = find_weights(weights, [file], published.url, digest=file.rpartition("-")[2].partition(".")[0])
+    digest = file.rpartition("-")[2].partition(".")[0]
+    return published, find_weights(weights, [file], published.url, digest)
+
+
+def _torchvision(name: str, weights: str | None) -> Features:
+    """A classifier of torchvision: features are what its last linear layer reads."""
+    models = importlib.import_module("torchvision.models")
+    field = f"torchvision:{name}"
+    published, path = _published(name, weights)
     with torch.device("meta"):  # nothing to initialise
         # Without weights, these two would leave out what their builders add for published ones.
         options = {"transform_input": True} if name.lower() in ("inception_v3", "googlenet") else {}
@@ -173,14 +222,19 @@ def _torchvision(name: str, weights: str | None) -> Features:
     return Features(field, "torchvision", _hash_of_weights(network), network, look)
 
 
+def _script_file(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
+        raise UserError("features", str(path), "is no feature network and no file", remedy)
+    return path
+
+
 def _torchscript(path: Path) -> Features:
     """A TorchScript file: takes images (n, 3, R, R), 0 to 255, and gives features, or features and logits.
 
     The files that the StyleGAN papers measure with take ``return_features``, ``no_output_bias`` and ``return_lpips``.
     """
-    if not os.path.isfile(path):
-        remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
-        raise UserError("features", str(path), "is no feature network and no file", remedy)
     try:
         network = torch.jit.load(str(path), map_location="cpu").eval()
     except RuntimeError as error:

@@ -27,7 +27,8 @@ def find_weights(given: str | None, names: list[str], url: str, digest: str) -> 
     """
     if given is not None:
         if not os.path.isfile(given):
-            raise UserError("weights", given, "does not exist", f"download {url} and name that file")
+            problem = "is not a file" if os.path.exists(given) else "does not exist"
+            raise UserError("weights", given, problem, f"download {url} and name that file")
         return Path(given)
     cache = Path(torch.hub.get_dir()) / "checkpoints"
     path = next((cache / name for name in names if (cache / name).is_file()), None)

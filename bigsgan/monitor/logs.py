@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from bigsgan.monitor.sinks import writing
@@ -86,8 +88,23 @@ class _Console(logging.Handler):
         return text if record.levelno == NOTICE else f"{record.levelname}: {text}"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
-        self._log.write(self.format(record))
+        """Print one record; a terminal that is gone, or a full disk behind it, ends no run."""
+        with suppress(OSError):
+            self._log.write(self.format(record))
+
+
+class _LogFile(logging.FileHandler):
+    """Leaves out what the disk has no room for, where ``logging`` would print a traceback for each record."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        """Pass over what the system refuses to write; other errors are ours."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file, whether the rest can be written or not."""
+        with suppress(OSError):
+            super().close()
 
 
 def open_rank_log(directory: Path, rank: int, write: Callable[[str], None]) -> RankLog:
@@ -106,7 +123,7 @@ def open_rank_log(directory: Path, rank: int, write: Callable[[str], None]) -> R
         directory.mkdir(parents=True, exist_ok=True)
         if path.exists():
             check_regular(path)
-        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     log = RankLog(path, rank, write)
     file.addFilter(log)  # on the handler, as a logger's own filters do not see what its children log
     file.setFormatter(logging.Formatter(_FORMAT))

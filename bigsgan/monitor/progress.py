@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import TextIO
 
@@ -44,17 +45,20 @@ class Progress:
             self.write(text)
         else:
             self._bar.n = min(nimg, self._total_nimg)  # the last batch may reach past the total
-            self._bar.set_description_str(text)
+            with suppress(OSError):
+                self._bar.set_description_str(text)
 
     def write(self, text: str) -> None:
-        """Print ``text`` on lines of its own, above the bar."""
-        tqdm.write(text, file=self._stream)
-        self._stream.flush()
+        """Print ``text`` on lines of its own, above the bar; a full disk behind the stream ends no run."""
+        with suppress(OSError):
+            tqdm.write(text, file=self._stream)
+            self._stream.flush()
 
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._bar is not None:
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()
 
     def _text(self, nimg: int, metrics: Mapping[str, float], now: float) -> str:
         parts = [f"nimg {nimg}/{self._total_nimg}"]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
+from bigsgan.errors import UserError
 from bigsgan.monitor.grids import image_grid, save_png
 from bigsgan.monitor.progress import Progress
 from bigsgan.monitor.sinks import JsonLines, TensorBoard, writing
+
+_log = logging.getLogger(__name__)
 
 
 class _Outputs(NamedTuple):
@@ -38,7 +43,7 @@ class Reporter:
             resume_nimg: Images seen before this process; what was reported of later ones is dropped. 0 in a new run.
 
         Raises:
-            UserError: The run directory cannot be written. All methods may raise it.
+            UserError: The run directory cannot be written. Later, that is a warning.
         """
         self.last_metrics: Mapping[str, float] = {}
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})
@@ -53,8 +58,11 @@ class Reporter:
         """Drop what was reported of images after ``nimg``, and go on from there."""
         self.last_metrics = {}
         if self._outputs is not None:
-            self.close()
-            self._outputs = self._open(nimg)
+            self._outputs.progress.close()
+            for output in (self._outputs.json_lines, self._outputs.tensorboard):
+                with _warning():
+                    output.rewind(nimg)
+            self._outputs = self._outputs._replace(progress=Progress(self._total_nimg, nimg))
 
     def _open(self, nimg: int) -> _Outputs:
         return _Outputs(
@@ -67,16 +75,14 @@ class Reporter:
         """Keep and show the metrics of the images up to ``nimg``."""
         self.last_metrics = metrics
         if self._outputs is not None:
-            self._outputs.json_lines.add_scalars(metrics, nimg)
-            self._outputs.tensorboard.add_scalars(metrics, nimg)
+            self._keep(metrics, nimg)
             self._outputs.progress.update(nimg, metrics)
 
     def measured(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Keep and print quality metrics of the state at ``nimg`` images."""
         self._measured = nimg, metrics
         if self._outputs is not None:
-            self._outputs.json_lines.add_scalars(metrics, nimg)
-            self._outputs.tensorboard.add_scalars(metrics, nimg)
+            self._keep(metrics, nimg)
             shown = "  ".join(f"{name.partition('/')[2]} {value:.4g}" for name, value in metrics.items())
             self.message(f"nimg {nimg}/{self._total_nimg}  {shown}")
 
@@ -89,8 +95,9 @@ class Reporter:
         """Keep images (n, C, H, W) in [-1, 1] as one grid, in samples/ and in TensorBoard."""
         if self._outputs is not None:
             grid = image_grid(images, columns)
-            save_png(grid, self._samples / f"{tag.replace('/', '_')}_{nimg:012d}.png")
-            self._outputs.tensorboard.add_image(tag, grid, nimg)
+            with _warning():
+                save_png(grid, self._samples / f"{tag.replace('/', '_')}_{nimg:012d}.png")
+                self._outputs.tensorboard.add_image(tag, grid, nimg)
 
     def message(self, text: str) -> None:
         """Print a text without breaking the progress bar."""
@@ -101,4 +108,20 @@ class Reporter:
         """Write what is pending and close the files; ``message`` still prints."""
         if self._outputs is not None:
             for output in self._outputs:
-                output.close()
+                with _warning():
+                    output.close()
+
+    def _keep(self, metrics: Mapping[str, float], nimg: int) -> None:
+        if self._outputs is not None:
+            with _warning():  # where the file has no room, TensorBoard has none: one warning
+                self._outputs.json_lines.add_scalars(metrics, nimg)
+                self._outputs.tensorboard.add_scalars(metrics, nimg)
+
+
+@contextmanager
+def _warning() -> Iterator[None]:
+    """Warn of what cannot be written: a full disk ends no run before its last checkpoint."""
+    try:
+        yield
+    except UserError as error:
+        _log.warning("%s; training goes on", error)

@@ -235,7 +235,7 @@ def _save(run: Run, must: bool) -> None:
             str(run.out / "checkpoints"),
             None,
             "could not take the last checkpoint (the warnings above say why)",
-            "make room and run the same command again: it goes on from the newest checkpoint",
+            "mend that and run the same command again: it goes on from the newest checkpoint",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -19,7 +20,9 @@ from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
+from bigsgan.errors import UserError
 from bigsgan.metrics import Evaluation, Features, Generate, Measured, Replica, open_features
+from bigsgan.metrics.features import RECIPE
 from bigsgan.metrics.real_cache import directory
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import RankLog
@@ -29,6 +32,8 @@ from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, st
 from bigsgan.training.schedules import is_due
 
 RECORDS_FILE = "evaluations.jsonl"
+
+_log = logging.getLogger(__name__)
 
 
 class Measuring:
@@ -50,7 +55,7 @@ class Measuring:
         section, data = plan.recipe.metrics, plan.recipe.data
         assert section is not None
         self._recipe, self._out, self._dataset, self._rank_log = plan.recipe, out, dataset, rank_log
-        features = open_features(section.features, data, directory())
+        features = open_features(section.features, data, directory(), RECIPE)
         self._evaluation = Evaluation(section.asked, features, dataset, data, batch, directory(), self._tell)
         self._precision, self._batch = plan.deepspeed_files["generator"].precision, batch
         place, rank = plan.placement("generator"), comm.rank()
@@ -89,7 +94,10 @@ class Measuring:
         if comm.rank() == 0:
             about = {"by": "train", "nimg": nimg, "weights": "ema", "seed": recipe.seed, "truncation": None}
             about |= {"precision": self._precision, "batch": self._batch}
-            keep_records(self._out, records(found, self._evaluation.features, about))
+            try:
+                keep_records(self._out, records(found, self._evaluation.features, about))
+            except UserError as error:
+                _log.warning("%s; training goes on", error)
         values = {f"metrics/{name}": value for measured in found for name, value in measured.values.items()}
         return {**values, "metrics/seconds": found[0].seconds}
 

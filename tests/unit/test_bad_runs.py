@@ -23,6 +23,7 @@ from PIL import Image
 from bigsgan import cli, comm, export, sample, train
 from bigsgan.bench import train as bench_train
 from bigsgan.bench.variants import VARIANTS, Planned
+from bigsgan.checkpoint import saver
 from bigsgan.checkpoint.tags import checksum, sealed
 from bigsgan.config import NETWORKS
 from bigsgan.config.deepspeed_file import REPOSITORY
@@ -173,6 +174,20 @@ def test_export(options, run, capsys):
     check(capsys, ["export", *options.split()], *EXPORT[options])
 
 
+def test_an_export_names_the_tensor_that_is_not_finite(run, capsys):
+    """Of a checkpoint that an older version took."""
+    network = build_network(tiny_recipe(Path()), "discriminator")
+    initialize(network, seed=0)
+    name = next(iter(network.state_dict()))
+    with torch.no_grad():
+        network.state_dict()[name].view(-1)[0] = torch.inf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saver, "first_not_finite", lambda tensors: None)
+        assert save(run / "checkpoints", 128, {"discriminator": whole(network)}, layout=LAYOUT)
+    arguments = ["export", "--run", "run", "--out", "x", "--network", "discriminator"]
+    check(capsys, arguments, "--run", f"'run' holds a discriminator at 128 images whose {name} is not finite", "--nimg")
+
+
 def remove_checkpoints(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
 
@@ -305,6 +320,21 @@ RESUME: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
         ["batch=16", "--allow-change", "bach"],
         ("--allow-change", "'bach' is no key of the recipe"),
     ),
+    "weights of features": (
+        lambda: None,
+        ["metrics={names: [fid100], every_nimg: 64, features: {network: inception, weights: run}}", "out=new"],
+        ("metrics.features.weights", "'run' is not a file", "download https://"),
+    ),
+    "no run to begin with": (
+        lambda: None,
+        ["init_from.run=missing", "out=new"],
+        ("init_from.run", "'missing' is no run directory", "give the `out` of a run"),
+    ),
+    "no such checkpoint to begin with": (
+        lambda: None,
+        ["init_from={run: run, nimg: 63}", "out=new"],
+        ("init_from.nimg", "63 is no saved checkpoint", "choose from 64"),
+    ),
     "damaged": (lambda: truncate(Path("run")), [], ("run/checkpoints", "holds damaged checkpoints only", "start anew")),
     "no recipe": (lambda: break_recipe(Path("run")), [], ("run/config.yaml", "is not the recipe of a run", "mend or")),
     "somebody else's": (
@@ -334,6 +364,8 @@ def test_run_directories(name, run, capsys):
     arguments = train_arguments(*overrides, *([] if "out=" in "".join(overrides) else ["out=run"]))
     damage()
     check(capsys, arguments, *expected)
+    if name == "weights of features":
+        assert not Path("new").exists()
 
 
 @pytest.mark.parametrize("command", ["train", "sample", "export"])

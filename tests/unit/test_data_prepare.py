@@ -470,6 +470,7 @@ MISTAKES = {
     "around": (changed(3, "."), "DST", "'.' is there, and was not made by", "give another place"),
     "zip around": ([*changed(3, ".")[:5], "zip", "--resolution", "6"], "DST", "'.' is there", "give another place"),
     "resolution": (changed(7, "0"), "--resolution", "0 is not positive", "give 1 or more"),
+    "large resolution": (changed(7, "1000000"), "--resolution", "1000000 is too large", "give 1 to 16384"),
     "text": (changed(7, "big"), "--resolution", "'big' is not an integer", "write an integer"),
     "workers": ([*PREPARE, "--workers", "0"], "--workers", "0 is not positive", "give 1 or more"),
     "format": (changed(5, "rar"), "--format", "'rar' is none of the choices", "choose from"),

@@ -16,7 +16,7 @@ from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.metrics import digits, inception
 from bigsgan.metrics.digits import digit_images, train_classifier
-from bigsgan.metrics.features import open_features
+from bigsgan.metrics.features import RECIPE, check_features, open_features
 
 COLOUR = Data(kind="synthetic", resolution=40, image_channels=3, num_classes=0)
 
@@ -128,7 +128,7 @@ def test_missing_weights_are_named_with_hash_and_place(tmp_path, monkeypatch):
         open_features(FeatureNetwork(network="inception"), COLOUR, tmp_path)
     text = str(caught.value)
     assert caught.value.value == str(tmp_path / "checkpoints" / "pt_inception-2015-12-05-6726825d.pth")
-    for part in ("weights: ", "does not exist; its SHA-256 begins with 6726825d", "https://", "--weights"):
+    for part in ("--weights: ", "does not exist; its SHA-256 begins with 6726825d", "https://", "--weights"):
         assert part in text
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "pt_inception-2015-12-05-6726825d.pth").write_bytes(b"another")
@@ -139,10 +139,10 @@ def test_missing_weights_are_named_with_hash_and_place(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "section, message",
     [
-        ({"network": "digits"}, "features: 'digits' knows digits alone, and data.kind is synthetic"),
-        ({"network": "torchvision:nothing"}, "features: 'torchvision:nothing' is no network of torchvision"),
-        ({"network": "nothing.pt"}, "features: 'nothing.pt' is no feature network and no file"),
-        ({"network": "inception", "weights": "nowhere.pth"}, "weights: 'nowhere.pth' does not exist"),
+        ({"network": "digits"}, "--features: 'digits' knows digits alone, and data.kind is synthetic"),
+        ({"network": "torchvision:nothing"}, "--features: 'torchvision:nothing' is no network of torchvision"),
+        ({"network": "nothing.pt"}, "--features: 'nothing.pt' is no feature network and no file"),
+        ({"network": "inception", "weights": "nowhere.pth"}, "--weights: 'nowhere.pth' does not exist"),
     ],
 )
 def test_wrong_networks(section, message, tmp_path):
@@ -187,3 +187,22 @@ def test_a_network_that_gives_no_features(tmp_path):
     torch.jit.script(nn.Conv2d(1, 1, 1)).save(str(path))  # one channel alone, and images behind it
     with pytest.raises(UserError, match="does not turn images of 40 pixels into features"):
         open_features(FeatureNetwork(network=str(path)), COLOUR, tmp_path)
+
+
+def test_messages_name_what_the_user_wrote(tmp_path):
+    section = FeatureNetwork(network="inception", weights=str(tmp_path))
+    with pytest.raises(UserError, match=r"^--weights: '.*' is not a file; download https"):
+        open_features(section, COLOUR, tmp_path)
+    with pytest.raises(UserError, match=r"^metrics\.features\.weights: '.*' is not a file; download https"):
+        open_features(section, COLOUR, tmp_path, RECIPE)
+
+
+@pytest.mark.parametrize("network", ["inception", "torchvision:resnet18", "nothing.pt"])
+def test_missing_files_are_found_without_building_a_network(network, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    field = "network" if network == "nothing.pt" else "weights"
+    with pytest.raises(UserError, match=rf"^metrics\.features\.{field}: "):
+        check_features(FeatureNetwork(network=network), COLOUR, RECIPE)
+    given = tmp_path / "file"
+    given.write_bytes(b"not looked into")
+    check_features(FeatureNetwork(network=network if field == "weights" else str(given), weights=str(given)), COLOUR)

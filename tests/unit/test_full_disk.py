@@ -1,0 +1,120 @@
+"""A disk that is full while a run trains: warnings, and every report again once there is room."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigsgan.checkpoint import find_intact
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.memory import size
+from bigsgan.monitor import Reporter, open_rank_log
+from bigsgan.monitor.progress import Progress
+from tests.tiny import tiny_recipe
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 4 MiB."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("mounting a file system takes root")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    path = disk / "full"
+    with suppress(OSError), path.open("ab", buffering=0) as file:
+        while file.write(b"x" * 512):
+            pass
+    assert shutil.disk_usage(disk).free == 0
+    return path
+
+
+def rows(out: Path) -> list[int]:
+    return [json.loads(line)["nimg"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_reports_and_grids_warn_and_come_back(disk, caplog, capfd):
+    out = disk / "run"
+    reporter = Reporter(out, 0, 1000, 0)
+    reporter.report(8, {"loss/generator": 1.0})
+    full = fill(disk)
+    scalars = {f"series/{number}": 1.0 for number in range(400)}
+    for nimg in (16, 24):
+        reporter.report(nimg, scalars)
+        reporter.images("samples/ema", torch.rand(4, 3, 64, 64), 2, nimg)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 4
+    assert all("cannot be written: No space left on device" in text for text in warnings)
+    assert rows(out) == [8]
+    reporter.rewind(16)
+    full.unlink()
+    reporter.report(32, {"loss/generator": 2.0})
+    reporter.images("samples/ema", torch.rand(4, 3, 64, 64), 2, 32)
+    reporter.close()
+    assert rows(out) == [8, 16, 32]
+    assert [path.name for path in (out / "samples").iterdir()] == ["samples_ema_000000000032.png"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_logs_and_terminals_warn_of_nothing(disk, monkeypatch, capfd):
+    log = open_rank_log(disk / "logs", 0, lambda text: (_ for _ in ()).throw(OSError(errno.EPIPE, "Broken pipe")))
+    fill(disk)
+    for _ in range(100):
+        logging.getLogger("bigsgan.test").warning("x" * 1000)
+    log.close()
+    with open("/dev/full", "w") as stream:
+        progress = Progress(100, 0, stream)
+        progress.update(10, {})
+        progress.close()
+        with pytest.raises(OSError, match="No space"):
+            stream.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "num_bytes, text",
+    [(0, "0 bytes"), (2048, "2.0 KiB"), (3 << 19, "1.5 MiB"), (1 << 30, "1.0 GiB"), (5 << 40, "5.0 TiB")],
+)
+def test_sizes_are_in_a_unit_that_says_something(num_bytes, text):
+    assert size(num_bytes) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_a_run_on_a_full_disk(is_freed, disk, tmp_path):
+    """With reports, grids, checkpoints and stderr; only a last checkpoint that fails ends the run, by status 2."""
+    out = disk / "run"
+    settings = ["total_nimg=4096", "batch=8", "report_nimg=64", "sample_nimg=512", "checkpoint_nimg=512",
+                "checkpoints.keep=1", f"out={out}"]  # fmt: skip
+    tiny_recipe(tmp_path)  # writes it
+    command = [sys.executable, "launch/train.py", "--config", str(tmp_path / "tiny.yaml"), *settings]
+    with (disk / "stderr").open("w") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=REPOSITORY)
+        until = time.monotonic() + 120
+        while not list(out.glob("checkpoints/0*[0-9]")) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        assert process.poll() is None
+        full = fill(disk)
+        if is_freed:
+            time.sleep(3)
+            full.unlink()
+        status = process.wait(120)
+    assert status == (0 if is_freed else 2)
+    assert "Traceback" not in (disk / "stderr").read_text()
+    assert (find_intact(out).nimg == 4096) == is_freed
