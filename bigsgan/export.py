@@ -14,7 +14,7 @@ from bigsgan.atomic import replacing
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
-from bigsgan.trained import best_device, open_trained
+from bigsgan.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.training.sampling import check_batch, check_truncation, smaller_batch, stand_statistics, standing_batches
 
 
@@ -57,6 +57,7 @@ def main(
     with memory.naming_remedy(f"while the {network} was exported", remedy):
         device = best_device() if standing else torch.device("cpu")
         trained = open_trained(run, network, live is True, nimg, device)
+        _refuse_not_finite(trained, run)
         if truncation is not None:
             check_truncation(trained.recipe, truncation)
         header = {
@@ -75,6 +76,13 @@ def main(
     numel = sum(p.numel() for p in trained.network.parameters())
     about = f"{header['weights']} {network} at {trained.nimg} images seen"
     print(f"{out}: {about}, {numel / 1e6:.2f} M parameters, statistics {header['statistics']}")
+
+
+def _refuse_not_finite(trained: TrainedNetwork, run: Path) -> None:
+    for name, tensor in trained.network.state_dict().items():
+        if not tensor.isfinite().all():
+            problem = f"is not finite in its checkpoint at {trained.nimg} images ({name})"
+            raise UserError("--run", str(run), problem, "choose an earlier one with --nimg")
 
 
 def _write(network: LayerStack, header: dict[str, str], out: Path) -> None:

@@ -25,6 +25,9 @@ from bigsgan.errors import UserError
 _RECEIPT = ".written.json"
 """Ending of what a rank leaves beside its file for the one that writes the manifest."""
 
+_PIECE = 1 << 22
+"""Elements that are looked at together."""
+
 _POLL_SECONDS = 0.05
 _LINGER_SECONDS = 20.0
 _FAILURES = (OSError, UserError)
@@ -225,6 +228,7 @@ class _Job:
 
     def _write(self, parts: dict[str, list[Part]]) -> None:
         start = time.perf_counter()
+        _refuse_not_finite(parts)
         tensors = {tensor_name(entry, part): part.values for entry, own in parts.items() for part in own}
         path = self._partial / f"rank{self._ranks.rank():05d}.safetensors"
         sha256 = write_tensors(path, tensors, {"format": str(FORMAT)}, self._moved)
@@ -300,6 +304,19 @@ class _Task:
             self._work()
         except BaseException as error:
             self._error = error
+
+
+def _refuse_not_finite(parts: dict[str, list[Part]]) -> None:
+    """Refuse what a run could not resume from, so that no good tag is removed for it.
+
+    Raises:
+        UserError: A value is infinite or NaN.
+    """
+    for entry, own in parts.items():
+        for part in own:
+            if part.values.is_floating_point() and not all(p.isfinite().all() for p in part.values.split(_PIECE)):
+                problem = f"is not finite ({part.kind} of {part.name} from element {part.offset} on)"
+                raise UserError(f"state of the {entry}", None, problem, "lower the learning rates, or raise precision")
 
 
 def _attempt(work: Callable[[], Any]) -> str | None:

@@ -320,6 +320,22 @@ def test_what_is_not_complete_is_passed_over_for_an_older_one(tmp_path, what):
         checkpoint.newest(directory)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", ["master", "exp_avg_sq", "buffer"])
+def test_state_that_is_not_finite_evicts_no_good_tag(tmp_path, caplog, kind, value):
+    directory = tmp_path / "checkpoints"
+    assert save_one(directory, 64)
+    before = contents(directory)
+    bad = entry({"a": torch.ones(3), "b": torch.tensor([1.0, value])}, kind=kind)
+    assert not save(directory, 128, {"generator": bad}, keep=1)
+    assert contents(directory) == before
+    assert f"state of the generator: is not finite ({kind} of b from element 0 on); lower" in caplog.text
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
 def test_tags_of_other_versions_are_not_called_damaged(tmp_path):
     directory = tmp_path / "checkpoints"
     for nimg in (64, 128):
