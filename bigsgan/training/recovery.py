@@ -71,6 +71,8 @@ class Recovery:
         self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
         self._known = self._num_skipped()
         self._made: list[tuple[Attempt, comm.Later]] = []  # whose outcome the host does not know yet
+        self._restored: tuple[Path, int] | None = None  # the last tag that the run went back to, and its next update
+        self._bad: set[Path] = set()  # tags from which the next update fails, on other data too
 
     def failed(self, attempt: Attempt, at_once: bool) -> Attempt | None:
         """Return the first update since the last call that was not finite, the same on all ranks; None without one.
@@ -109,8 +111,11 @@ class Recovery:
             remedy = "lower the learning rates, raise precision, or look at the data of the updates that the log names"
             problem = f"rollbacks were not enough: update {update} is not finite ({report})"
             raise UserError("max_rollbacks", self._most, problem, remedy)
+        if self._restored is not None and self._restored[1] == update:
+            self._bad.add(self._restored[0])
         found = self._last_good(update, report)
         checkpoint.restore(found, self._entries, comm, self._moved)
+        self._restored = found.path, counters.update
         counters.rollbacks, counters.skipped = rollbacks, skipped
         self._rewind(counters.position)
         self._known, self._made = self._num_skipped(), []
@@ -118,10 +123,13 @@ class Recovery:
 
     def _last_good(self, update: int, report: str) -> checkpoint.Checkpoint:
         def choose(passed_over: Collection[Path]) -> checkpoint.Checkpoint:
-            newest = checkpoint.newest_or_none(self._directory, passed_over) if comm.rank() == 0 else None
+            passed = self._bad.union(passed_over)
+            newest = checkpoint.newest_or_none(self._directory, passed) if comm.rank() == 0 else None
             found: checkpoint.Checkpoint | None = comm.from_rank_zero(newest)
             if found is None or found.is_imported:
-                problem = f"is not finite, before there is a checkpoint to go back to ({report})"
+                problem = (
+                    f"is not finite, and there is no {'other ' * bool(self._bad)}checkpoint to go back to ({report})"
+                )
                 raise UserError(f"update {update}", None, problem, "lower the learning rates, or raise precision")
             return found
 

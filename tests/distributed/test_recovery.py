@@ -185,9 +185,15 @@ def test_too_many_rollbacks_end_the_run_with_a_report(ranks):
         assert "of the discriminator" in message
 
 
+def test_a_checkpoint_whose_next_update_fails_on_other_data_too_is_passed_over(ranks):
+    """The one before it is taken, and the run ends as if it had never seen the data of both failures."""
+    both = dict.fromkeys(NETWORKS, zero(2))
+    found = ranks(2).run(not_finite, [], both, "discriminator", 2, 16, False, (4,))
+    check_passed_over(found, ranks(2).run(passing_over, [], both, (4, 5)), (2, (4, 5)))
+    assert [each[3] for each in found] == [[0, 1, 2, 3, 4, 4, 4, 4, 2, 3, 4, 5]] * 2
+
+
 def test_before_the_first_checkpoint_there_is_nothing_to_go_back_to(ranks):
     both = {"generator": zero(0), "discriminator": zero(0)}
     for message in ranks(2).run(not_finite, [], both, "generator", 1, 40):
-        assert message.startswith(
-            "update 3: is not finite, before there is a checkpoint to go back to (rank 1: first in"
-        )
+        assert message.startswith("update 3: is not finite, and there is no checkpoint to go back to (rank 1: first in")
