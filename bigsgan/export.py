@@ -58,7 +58,6 @@ def main(
     with memory.naming_remedy(f"while the {network} was exported", remedy):
         device = best_device() if standing else torch.device("cpu")
         trained = open_trained(run, network, live is True, nimg, device)
-        _refuse_not_finite(trained, run)
         if truncation is not None:
             check_truncation(trained.recipe, truncation)
         header = {
