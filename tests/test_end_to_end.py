@@ -93,7 +93,7 @@ def test_evaluate(run, capsys):
     [
         (["--metrics", "fid"], "--metrics: 'fid' is no metric; write one of fid, cfid,"),
         (["--metrics", "ppl100"], "--metrics: 'ppl100' needs a generator with styles, and biggan has none"),
-        (["--features", "nothing"], "features: 'nothing' is no feature network and no file"),
+        (["--features", "nothing"], "--features: 'nothing' is no feature network and no file"),
         (["batch=3"], "argument: 'batch=3' changes more than where the data is read from"),
         (["--truncation", "nan"], "--truncation: nan is no threshold for resampling"),
         (["data.resolution=32"], "data.resolution: 32 differs from what the run's networks were made for"),

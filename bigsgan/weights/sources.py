@@ -107,7 +107,8 @@ def _read(option: str, path: Path) -> dict[str, ForeignNetwork]:
     try:
         check_stored(path)
     except ValueError as error:
-        raise UserError(option, str(path), f"cannot be read: {error}", "save the state dict anew") from None
+        what = "holds code, which is not run" if "/code/" in str(error) else f"cannot be read: {error}"  # TorchScript's
+        raise UserError(option, str(path), what, "save the state dict alone, by torch.save") from None
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _load(path)
     except OSError as error:

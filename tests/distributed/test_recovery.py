@@ -189,7 +189,7 @@ def test_a_checkpoint_whose_next_update_fails_on_other_data_too_is_passed_over(r
     """The one before it is taken, and the run ends as if it had never seen the data of both failures."""
     both = dict.fromkeys(NETWORKS, zero(2))
     found = ranks(2).run(not_finite, [], both, "discriminator", 2, 16, False, (4,))
-    check_passed_over(found, ranks(2).run(passing_over, [], both, (4, 5)), (2, (4, 5)))
+    check_passed_over(found, ranks(2).run(passing_over, [], both, [(32, 48)]), (2, ((32, 48),)))
     assert [each[3] for each in found] == [[0, 1, 2, 3, 4, 4, 4, 4, 2, 3, 4, 5]] * 2
 
 

@@ -292,7 +292,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "plan --gpus 9223372036854775807": ("--gpus", "is no number of ranks", "give 1 to 1048576"),
     "sample": ("--run, --out", "is missing", "see `bigsgan sample --help`"),
     "sample --run run": ("--out", "is missing", "see `bigsgan sample --help`"),
-    "sample --run run --out x.png --num ten": ("--num", "'ten' is not an integer", "write an integer such as 100"),
+    "sample --run run --out x.png --num ten": ("--num", "'ten' is not an integer", "write an integer such as 1"),
     "sample --run run --out x.png --num 1.5": ("--num", "'1.5' is not an integer", "write an integer"),
     "sample --run run --out x.png --truncation all": ("--truncation", "'all' is not a number", "write a number"),
     "sample --run run --out x.png 10": ("argument", "'10' is not expected by `bigsgan sample`", "see `bigsgan sample"),

@@ -161,7 +161,7 @@ def compressed(path: Path) -> Path:
 
 def test_compressed_weights_are_not_inflated(tmp_path):
     path = compressed(tmp_path / "x.pth")
-    with pytest.raises(UserError, match=r"--weights: .*x.pth' cannot be read \(its member .* is compressed"):
+    with pytest.raises(UserError, match=r"--weights: .*x.pth' cannot be read: its member .* is compressed"):
         read_source("r3gan", path, None)
     with pytest.raises(UserError, match=r"x.pth' does not hold the network's weights \(its member .* is compressed"):
         load_weights(torch.nn.Linear(1, 1), path)
