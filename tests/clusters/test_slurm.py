@@ -125,7 +125,7 @@ for word; do case $word in out=*) out=${word#out=} ;; --print) echo ${out:-run};
 [ -z "${SLURM_RESTART_COUNT:-}" ] || [ $out = endless ] || exit 0
 trap 'sleep 0.5; exit 85' TERM USR1
 touch $out.$SLURM_PROCID${SLURM_ARRAY_TASK_ID:+.$SLURM_ARRAY_TASK_ID}.started
-[ $out != endless ] || exit 85
+[ $out != endless ] || { sleep 3; exit 85; }  # the other rank has come then: srun ends it with the first
 while :; do sleep 0.1; done
 """
 PREEMPTION = """PreemptType=preempt/partition_prio

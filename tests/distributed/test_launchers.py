@@ -63,7 +63,7 @@ def test_a_dry_run_under_deepspeed(tmp_path):
 def test_what_every_rank_meets_after_the_start_is_answered_once(tmp_path):
     launcher = "deepspeed"
     (tmp_path / "images" / "one").mkdir(parents=True)
-    result = launch(launcher, tmp_path, "data.kind=folder", "data.root=images")
+    result = launch(launcher, tmp_path, "data.kind=folder", "data.root=images", "metrics=null")
     problem, remedy = "10 but images has 1 class folders (one)", "set data.num_classes=1, or 0 to train without classes"
     check(launcher, result, f"data.num_classes: {problem}; {remedy}")
 
