@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from bigsgan.errors import FORWARDING_SECONDS
@@ -138,7 +138,8 @@ class Watchdog:
         text = describe(before, self._beats(board), self._timeout, self._world_size)
         speaks = board.ask("add", "speaker", 1) in (1, None)  # the first, or where nobody can be asked
         if speaks:
-            print(f"bigsgan: {text}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # of a full disk that it goes to: the run has to end all the same
+                print(f"bigsgan: {text}", file=sys.stderr, flush=True)
         # In a thread, as it may be the file system that hangs.
         logging_ = threading.Thread(target=self._log_stacks, args=(text,), daemon=True)
         logging_.start()

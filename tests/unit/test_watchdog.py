@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,17 @@ def test_only_a_phase_that_lasts_ends_the_run(tmp_path, capfd, progresses):
     )
     assert "test_only_a_phase_that_lasts_ends_the_run" in printed
     assert "test_watchdog.py" in (tmp_path / "rank00000.log").read_text()
+
+
+def test_a_terminal_that_takes_nothing_does_not_keep_a_run_from_ending(tmp_path, monkeypatch):
+    """Such as a file on a full disk."""
+    ended = threading.Event()
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", full)
+        with Watchdog(0, 1, 0.3, rank_log(tmp_path / "rank00000.log"), Board, end=ended.set).watching():
+            assert ended.wait(15)
+        with suppress(OSError):
+            full.close()
 
 
 @pytest.mark.parametrize("phase, mover", [("checkpoint", "this rank"), ("rollback", "another")])
