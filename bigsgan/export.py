@@ -15,7 +15,7 @@ from bigsgan.atomic import replacing
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.errors import UserError
-from bigsgan.trained import best_device, open_trained
+from bigsgan.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.training.sampling import check_batch, check_truncation, smaller_batch, stand_statistics, standing_batches
 
 
@@ -72,14 +72,18 @@ def main(
                 trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device)
             )
             header.update({} if truncation is None else {"truncation": str(truncation)})
-        state = {name: tensor.cpu().contiguous() for name, tensor in trained.network.state_dict().items()}
-        if name := first_not_finite(state):
-            problem = f"holds a {network} at {trained.nimg} images whose {name} is not finite"
-            raise UserError("--run", str(run), problem, "choose an older checkpoint by --nimg")
-        _write(state, header, out)
+        _write(_finite_state(trained, network, run), header, out)
     numel = sum(p.numel() for p in trained.network.parameters())
     about = f"{header['weights']} {network} at {trained.nimg} images seen"
     print(f"{out}: {about}, {numel / 1e6:.2f} M parameters, statistics {header['statistics']}")
+
+
+def _finite_state(trained: TrainedNetwork, network: str, run: Path) -> dict[str, Tensor]:
+    state = {name: tensor.cpu().contiguous() for name, tensor in trained.network.state_dict().items()}
+    if name := first_not_finite(state):
+        problem = f"holds a {network} at {trained.nimg} images whose {name} is not finite"
+        raise UserError("--run", str(run), problem, "choose an older checkpoint by --nimg")
+    return state
 
 
 def _write(state: dict[str, Tensor], header: dict[str, str], out: Path) -> None:

@@ -308,9 +308,8 @@ def _check_recipe(recipe: Recipe) -> None:
         recipe.augmentation.check(recipe.data)
     if recipe.deterministic and recipe.augmentation and recipe.augmentation.kind == "ada":
         problem = "has no deterministic backward pass on a GPU (torch's grid_sample)"
-        raise UserError(
-            "augmentation.kind", "ada", problem, "set deterministic=false, or augmentation.kind=diffaugment"
-        )
+        remedy = "set deterministic=false, or augmentation.kind=diffaugment"
+        raise UserError("augmentation.kind", "ada", problem, remedy)
     _check_init(recipe)
     _check_pairs(recipe)
     _check_objective(recipe)
