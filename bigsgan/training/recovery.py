@@ -71,8 +71,8 @@ class Recovery:
         self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
         self._known = self._num_skipped()
         self._made: list[tuple[Attempt, comm.Later]] = []  # whose outcome the host does not know yet
-        self._restored: tuple[Path, int] | None = None  # the last tag that the run went back to, and its next update
-        self._bad: set[Path] = set()  # tags from which the next update fails, on other data too
+        self._restored: tuple[str, int] | None = None  # seal of the last tag that was restored, and its next update
+        self._bad: set[str] = set()  # seals of tags from which the next update fails, on other data too
 
     def failed(self, attempt: Attempt, at_once: bool) -> Attempt | None:
         """Return the first update since the last call that was not finite, the same on all ranks; None without one.
@@ -115,7 +115,7 @@ class Recovery:
             self._bad.add(self._restored[0])
         found = self._last_good(update, report)
         checkpoint.restore(found, self._entries, comm, self._moved)
-        self._restored = found.path, counters.update
+        self._restored = found.manifest["sha256"], counters.update
         counters.rollbacks, counters.skipped = rollbacks, skipped
         self._rewind(counters.position)
         self._known, self._made = self._num_skipped(), []
@@ -123,8 +123,7 @@ class Recovery:
 
     def _last_good(self, update: int, report: str) -> checkpoint.Checkpoint:
         def choose(passed_over: Collection[Path]) -> checkpoint.Checkpoint:
-            passed = self._bad.union(passed_over)
-            newest = checkpoint.newest_or_none(self._directory, passed) if comm.rank() == 0 else None
+            newest = self._newest_not_bad(passed_over) if comm.rank() == 0 else None
             found: checkpoint.Checkpoint | None = comm.from_rank_zero(newest)
             if found is None or found.is_imported:
                 problem = (
@@ -136,6 +135,15 @@ class Recovery:
         return checkpoint.first_intact(
             choose, lambda found: found, lambda found: checkpoint.damage(found, comm, moved=self._moved)
         )
+
+    def _newest_not_bad(self, passed_over: Collection[Path]) -> checkpoint.Checkpoint | None:
+        """Known by its seal and not by its path: a run that went further back saves the same images again."""
+        passed = set(passed_over)
+        while found := checkpoint.newest_or_none(self._directory, passed):
+            if found.manifest["sha256"] not in self._bad:
+                break
+            passed.add(found.path)
+        return found
 
     def _rewind(self, position: int) -> None:
         for images in (self._reals, self._source):

@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from bigsgan import checkpoint, comm
 from bigsgan.adversarial import AdversarialStep
@@ -21,6 +22,7 @@ from bigsgan.train import _alone_in
 from bigsgan.training.loop import training_loop
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.stopping import StopRequests
+from tests.alone import entry, save
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -191,6 +193,20 @@ def test_a_checkpoint_whose_next_update_fails_on_other_data_too_is_passed_over(r
     found = ranks(2).run(not_finite, [], both, "discriminator", 2, 16, False, (4,))
     check_passed_over(found, ranks(2).run(passing_over, [], both, [(32, 48)]), (2, ((32, 48),)))
     assert [each[3] for each in found] == [[0, 1, 2, 3, 4, 4, 4, 4, 2, 3, 4, 5]] * 2
+
+
+def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
+    """The run that went further back comes to the same number of images again."""
+    step = SimpleNamespace(**dict.fromkeys(NETWORKS, SimpleNamespace(scales_loss=True)))
+    recovery = Recovery(step, None, None, None, {}, tmp_path, 1, lambda num: None)
+    for nimg in (16, 32):
+        assert save(tmp_path, nimg, {"generator": entry({"a": torch.full((3,), float(nimg))})})
+    assert recovery._newest_not_bad([]).nimg == 32
+    recovery._bad.add(checkpoint.newest(tmp_path).manifest["sha256"])
+    assert recovery._newest_not_bad([]).nimg == 16
+    assert recovery._newest_not_bad([tmp_path / "000000000016"]) is None
+    assert save(tmp_path, 32, {"generator": entry({"a": torch.full((3,), 33.0)})})
+    assert recovery._newest_not_bad([]).nimg == 32
 
 
 def test_before_the_first_checkpoint_there_is_nothing_to_go_back_to(ranks):
