@@ -41,9 +41,10 @@ def test_ranks_that_have_not_come_are_named(monkeypatch, capsys):
 
 def test_deepspeed_has_told_its_processes_of_the_hosts():
     info = base64.urlsafe_b64encode(json.dumps({"node1": [0, 1], "node2": [0]}).encode()).decode()
-    command = [sys.executable, "-c", "import time; time.sleep(60)", f"--world_info={info}", "more"]
-    with subprocess.Popen(command) as process:
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", f"--world_info={info}", "more"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
+            assert process.stdout.readline() == b"\n"  # before that its command line may be this process's
             assert roll_call.hosts_of_ranks(process.pid) == ["node1", "node1", "node2"]
         finally:
             process.kill()
