@@ -15,13 +15,27 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from bigsgan.errors import EXIT_BAD_INPUT, UserError
 
 CONNECT_SECONDS, PATIENCE_SECONDS = 10, 45
+REMEDY = "mend or remove these hosts; all need ssh without a password, the same paths and the same packages"
 _PACKAGES = ("bigsgan", "torch", "deepspeed")
 _PROBE = "import json; from bigsgan.preflight import versions; print(json.dumps(versions()))"
 _NO_PYTHON, _NO_DIRECTORY, _SSH_FAILED = 127, 64, 255
+
+
+class Problem(NamedTuple):
+    """What is wrong with a host."""
+
+    host: str
+    found: str
+    sure: bool
+    """False for a host that was only too slow to answer."""
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.found}"
 
 
 def check(hostfile: Path) -> list[str]:
@@ -31,12 +45,19 @@ def check(hostfile: Path) -> list[str]:
         UserError: With every host that does not answer, or not as this one would.
     """
     hosts = read_hosts(hostfile)
-    with ThreadPoolExecutor(len(hosts)) as threads:
-        problems = [f"{host} {found}" for host, found in zip(hosts, threads.map(_problem, hosts), strict=True) if found]
-    if problems:
-        remedy = "mend or remove these hosts; all need ssh without a password, the same paths and the same packages"
-        raise UserError(str(hostfile), None, "; ".join(problems), remedy)
+    if problems := look_at(hosts):
+        raise UserError(str(hostfile), None, "; ".join(map(str, problems)), REMEDY)
     return hosts
+
+
+def look_at(hosts: Sequence[str]) -> list[Problem]:
+    """Look at all hosts at once over ssh, and return what is wrong with those that are not as this one.
+
+    Raises:
+        UserError: There is no ssh here.
+    """
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        return [problem for problem in threads.map(_problem, hosts) if problem]
 
 
 def read_hosts(hostfile: Path) -> list[str]:
@@ -65,8 +86,7 @@ def read_hosts(hostfile: Path) -> list[str]:
     return hosts
 
 
-def _problem(host: str) -> str | None:
-    """What is wrong with a host, as words behind its name."""
+def _problem(host: str) -> Problem | None:
     python = f"{shlex.quote(sys.executable)} -c {shlex.quote(_PROBE)}"
     path = f"PYTHONPATH={shlex.quote(os.environ.get('PYTHONPATH', ''))}"
     remote = f"cd {shlex.quote(os.getcwd())} || exit {_NO_DIRECTORY}; {path} {python}"
@@ -78,7 +98,13 @@ def _problem(host: str) -> str | None:
     except FileNotFoundError:
         raise UserError("ssh", None, "is not installed", "install an ssh client") from None
     except subprocess.TimeoutExpired:
-        return f"does not answer within {PATIENCE_SECONDS} s"
+        return Problem(host, f"does not answer within {PATIENCE_SECONDS} s", sure=False)
+    found = _found(done)
+    return Problem(host, found, sure=True) if found else None
+
+
+def _found(done: subprocess.CompletedProcess[str]) -> str | None:
+    """What an answer says is wrong."""
     said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     if done.returncode == _SSH_FAILED:
         return f"cannot be reached: {said}"

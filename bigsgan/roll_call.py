@@ -1,4 +1,4 @@
-"""Names the ranks that have not come while the others wait for them to join."""
+"""Names the ranks that have not come while the others wait for them to join, and ends where their host never can."""
 
 from __future__ import annotations
 
@@ -8,47 +8,76 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
-from bigsgan import launched
+from bigsgan import launched, preflight
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, speak
 
-_PATIENCE_SECONDS = 30.0
+_FIRST_LOOK_SECONDS, _PATIENCE_SECONDS = 15.0, 30.0
 _CONNECTION = timedelta(minutes=30)
 _MOST_NAMED = 8
 
 
 @contextmanager
-def taken(patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
-    """Have ranks tell inside the block that they have come; every ``patience`` seconds rank 0 prints which have not."""
+def taken(first_look: float = _FIRST_LOOK_SECONDS, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
+    """Have ranks tell inside the block that they have come; every ``patience`` seconds rank 0 prints which have not.
+
+    After ``first_look`` seconds it looks over ssh at the hosts of those that are missing under `deepspeed`, and ends this
+    process with a message and status 2, upon which the launcher ends the others, where one of them cannot run a rank.
+    """
     if launched.world_size() == 1 or not os.environ.get("RANK"):
         yield
         return
     joined = threading.Event()
-    threading.Thread(target=_take, args=(joined, patience), daemon=True).start()
+    threading.Thread(target=_take, args=(joined, first_look, patience), daemon=True).start()
     try:
         yield
     finally:
         joined.set()
 
 
-def _take(joined: threading.Event, patience: float) -> None:
+def _take(joined: threading.Event, first_look: float, patience: float) -> None:
     rank = launched.rank()
     try:
         store = _open_store(rank)
         store.set(_key(rank), socket.gethostname())
-        while rank == 0 and not joined.wait(patience):
-            missing = [other for other in range(launched.world_size()) if not store.check([_key(other)])]
-            if missing and not joined.is_set():
-                named = _named(missing, hosts_of_ranks())
+        if rank != 0 or joined.wait(first_look):
+            return
+        hosts = hosts_of_ranks()
+        problems = _hosts_without_ranks(_missing(store), hosts)
+        if problems and not joined.is_set():
+            speak(UserError("hosts", None, "; ".join(map(str, problems)), preflight.REMEDY))
+            os._exit(EXIT_BAD_INPUT)  # the main thread waits inside of torch
+        while not joined.wait(patience):
+            if (missing := _missing(store)) and not joined.is_set():
+                named = _named(missing, hosts)
                 text = f"rank 0 on {socket.gethostname()} still waits for {named}: look at the messages of that host"
                 print(f"bigsgan: {text}", file=sys.stderr, flush=True)
     except RuntimeError:  # joining meets the same, and tells of it
         return
+
+
+def _missing(store: dist.Store) -> list[int]:
+    return [rank for rank in range(launched.world_size()) if not store.check([_key(rank)])]
+
+
+def _hosts_without_ranks(missing: Sequence[int], hosts: Sequence[str]) -> list[preflight.Problem]:
+    """What is surely wrong with hosts of missing ranks, none where ssh does not even lead back to this host."""
+    absent = {hosts[rank] for rank in missing if rank < len(hosts)} - set(hosts[:1])
+    if not absent:
+        return []
+    try:
+        problems = preflight.look_at([hosts[0], *sorted(absent)])
+    except UserError:  # no ssh
+        return []
+    if any(problem.host == hosts[0] for problem in problems):
+        return []
+    return [problem for problem in problems if problem.sure]
 
 
 def _open_store(rank: int) -> dist.Store:
@@ -74,6 +103,6 @@ def hosts_of_ranks(parent: int | None = None) -> list[str]:
     return [host for host, devices in slots.items() for _ in devices]
 
 
-def _named(ranks: list[int], hosts: list[str]) -> str:
+def _named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     shown = [f"{rank} ({hosts[rank]})" if rank < len(hosts) else str(rank) for rank in ranks[:_MOST_NAMED]]
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{', ...' if len(ranks) > _MOST_NAMED else ''}"

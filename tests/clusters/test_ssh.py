@@ -19,15 +19,21 @@ def test_deepspeed_on_two_hosts(tmp_path):
     script = """
         start="deepspeed --hostfile hosts --master_addr node1 $REPOSITORY/launch/train.py --config tiny.yaml"
         python -m bigsgan.preflight wrong || echo "wrong $?"
+        ${start/hosts/wrong} out=never > never.log 2>&1 || echo "never $? after less than $((SECONDS / 60 + 1)) minutes"
+        SECONDS=0
         $start batch=3 > bad.log 2>&1 || echo "bad $? after less than $((SECONDS / 60 + 1)) minutes"
         python -m bigsgan.preflight hosts
         $start out=run total_nimg=64 checkpoint_nimg=64
     """
     done = laboratory.run("ssh", script, tmp_path)
     assert done.returncode == 0
-    assert done.stdout.splitlines()[:3] == [
-        "wrong 2", "bad 2 after less than 1 minutes", "2 hosts are ready: node1, node2"
-    ]  # fmt: skip
+    assert done.stdout.splitlines()[:4] == [
+        "wrong 2",
+        "never 255 after less than 1 minutes",  # pdsh returns the highest status, which is of its own ssh
+        "bad 2 after less than 1 minutes",
+        "2 hosts are ready: node1, node2",
+    ]
+    assert "bigsgan: hosts: node9 cannot be reached: " in (tmp_path / "never.log").read_text()
     assert "bigsgan: wrong: node9 cannot be reached: " in done.stderr
     bad = (tmp_path / "bad.log").read_text()
     assert bad.count("bigsgan: batch: 3 does not divide into 1 micro-batches on 2 ranks for the generator") == 1, bad

@@ -9,9 +9,41 @@ import subprocess
 import sys
 import time
 
+import pytest
 import torch.distributed as dist
 
 from bigsgan import roll_call
+from bigsgan.errors import UserError
+from bigsgan.preflight import Problem
+
+
+@pytest.mark.parametrize(
+    ("found", "ends"),
+    [
+        ({"node9": True}, ["node9"]),
+        ({"node2": True, "node9": True}, ["node2", "node9"]),
+        ({"node2": False, "node9": True}, ["node9"]),  # a host that is only slow may still come
+        ({"node1": True, "node9": True}, []),  # ssh does not even lead to this host: it says nothing of others
+    ],
+)
+def test_a_host_that_cannot_run_ranks_is_told_from_one_that_is_slow(found, ends, monkeypatch):
+    def look_at(hosts):
+        assert hosts == ["node1", "node2", "node9"]
+        return [Problem(host, "has no python", found[host]) for host in hosts if host in found]
+
+    monkeypatch.setattr(roll_call.preflight, "look_at", look_at)
+    hosts = ["node1", "node1", "node2", "node9", "node9"]
+    assert [problem.host for problem in roll_call._hosts_without_ranks([1, 2, 3, 4], hosts)] == ends
+    assert roll_call._hosts_without_ranks([1, 2, 3], []) == []  # another launcher
+    assert roll_call._hosts_without_ranks([1], hosts) == []
+
+
+def test_without_ssh_nothing_is_known_of_hosts(monkeypatch):
+    def look_at(hosts):
+        raise UserError("ssh", None, "is not installed", "install an ssh client")
+
+    monkeypatch.setattr(roll_call.preflight, "look_at", look_at)
+    assert roll_call._hosts_without_ranks([1], ["node1", "node2"]) == []
 
 
 def test_ranks_that_have_not_come_are_named(monkeypatch, capsys):
@@ -22,7 +54,8 @@ def test_ranks_that_have_not_come_are_named(monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     monkeypatch.setattr(roll_call, "hosts_of_ranks", lambda: ["node1", "node1", "node2", "node9"])
-    with roll_call.taken(patience=0.5):
+    monkeypatch.setattr(roll_call.preflight, "look_at", lambda hosts: [Problem("node2", "does not answer", sure=False)])
+    with roll_call.taken(first_look=0.3, patience=0.5):
         store = roll_call._open_store(1)  # as another process does
         store.set("1", "node1")
         own = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, multi_tenant=True)
