@@ -27,8 +27,8 @@ _MOST_NAMED = 8
 def taken(first_look: float = _FIRST_LOOK_SECONDS, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
     """Have ranks tell inside the block that they have come; every ``patience`` seconds rank 0 prints which have not.
 
-    After ``first_look`` seconds it looks over ssh at the hosts of those that are missing under `deepspeed`, and ends this
-    process with a message and status 2, upon which the launcher ends the others, where one of them cannot run a rank.
+    After ``first_look`` seconds it looks over ssh at the hosts of the missing ranks, where `deepspeed` has told them.
+    Where one cannot run a rank it ends this process with a message and status 2, and the launcher ends the others.
     """
     if launched.world_size() == 1 or not os.environ.get("RANK"):
         yield

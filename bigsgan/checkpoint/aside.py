@@ -85,6 +85,6 @@ def _problem(needs: list[_Need]) -> str | None:
         num_bytes = sum(need.num_bytes for need in here)
         free = min((need.free for need in here if need.free is not None), default=None)
         if free is not None and num_bytes > _MOST * free:
-            copies = f"copies of the state of {len(here)} ranks take {num_bytes / 2**30:.1f} GiB on {host}"
-            return f"{copies}, where {free / 2**30:.1f} GiB are free"
+            copies = f"copies of the state of {len(here)} ranks take {memory.size(num_bytes)} on {host}"
+            return f"{copies}, where {memory.size(free)} are free"
     return None

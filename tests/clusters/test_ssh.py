@@ -147,7 +147,7 @@ def test_pods_of_the_manifest_are_drained_and_refuse_bad_input(tmp_path):
         wait $first || echo "first $?"
         wait $second || echo "second $?"
         mv second.log second_bad.log
-        start="{manifest_command("total_nimg=800", "report_nimg=80", "checkpoint_nimg=64")}"
+        start="{manifest_command("total_nimg=400", "report_nimg=80", "checkpoint_nimg=32")}"
         both "$start" first.log
         wait_for grep -qrs '"world_size": 2' run/checkpoints
         ssh node2 "pkill -TERM -f '[b]igsgan.elastic'"
@@ -166,4 +166,4 @@ def test_pods_of_the_manifest_are_drained_and_refuse_bad_input(tmp_path):
     assert told == [f"bigsgan: batch: {problem}; set batch to a multiple of 2, such as batch=4"]
     assert "stopped by SIGTERM at " in logs["first"]
     assert "going on from " in logs["first"]
-    assert checkpoint.find_intact(tmp_path / "run").nimg == 800
+    assert checkpoint.find_intact(tmp_path / "run").nimg == 400

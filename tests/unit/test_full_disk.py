@@ -100,7 +100,7 @@ def test_sizes_are_in_a_unit_that_says_something(num_bytes, text):
 def test_a_run_on_a_full_disk(is_freed, disk, tmp_path):
     """With reports, grids, checkpoints and stderr; only a last checkpoint that fails ends the run, by status 2."""
     out = disk / "run"
-    settings = ["total_nimg=4096", "batch=8", "report_nimg=64", "sample_nimg=512", "checkpoint_nimg=512",
+    settings = ["total_nimg=2048", "batch=8", "report_nimg=64", "sample_nimg=256", "checkpoint_nimg=256",
                 "checkpoints.keep=1", f"out={out}"]  # fmt: skip
     tiny_recipe(tmp_path)  # writes it
     command = [sys.executable, "launch/train.py", "--config", str(tmp_path / "tiny.yaml"), *settings]
@@ -117,4 +117,4 @@ def test_a_run_on_a_full_disk(is_freed, disk, tmp_path):
         status = process.wait(120)
     assert status == (0 if is_freed else 2)
     assert "Traceback" not in (disk / "stderr").read_text()
-    assert (find_intact(out).nimg == 4096) == is_freed
+    assert (find_intact(out).nimg == 2048) == is_freed
