@@ -108,6 +108,7 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     stage = _stage(path, zero)
     precision = _precision(path, content)
     _check_precision(path, content, stage, precision)
+    _check_scaling(path, content, stage)
     optimizer = _offload(path, zero, "offload_optimizer")
     if optimizer != "none" and stage == 0:
         where = f"{path}: zero_optimization.offload_optimizer.device"
@@ -152,6 +153,16 @@ def _check_precision(path: Path, content: dict[str, Any], stage: int, precision:
     if stage == 0 and accumulates is not None and _SHORT.get(accumulates, accumulates) != precision:
         where, problem = f"{path}: data_types.grad_accum_dtype", f"does not go with {precision} at ZeRO stage 0"
         raise UserError(where, accumulates, problem, "set zero_optimization.stage to 1")
+
+
+def _check_scaling(path: Path, content: dict[str, Any], stage: int) -> None:
+    """Refuse what DeepSpeed 0.19 asserts of gradients that are reduce-scattered."""
+    if stage < 2 or content["zero_optimization"].get("reduce_scatter", True) is False:
+        return
+    for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
+        if (value := content.get(key, "auto")) not in ("auto", default):
+            problem = f"is not supported by DeepSpeed 0.19 at ZeRO stage {stage}, whose gradients are reduce-scattered"
+            raise UserError(f"{path}: {key}", value, problem, "remove it, or set zero_optimization.stage to 1")
 
 
 def _read_json(field: str, path: Path) -> dict[str, Any]:

@@ -97,6 +97,9 @@ def _or_null(rule: Rule) -> Rule:
 _EVEN = Rule("an even number of at least 2", lambda value: _whole(2).fits(value) and value % 2 == 0)
 _BOOL = Rule("true or false", lambda value: isinstance(value, bool))
 _OFF = Rule("false: it is not supported", lambda value: value is False)
+_CONTIGUOUS = Rule(
+    "true: DeepSpeed 0.19 fails without it where it reduces one gradient alone", lambda value: value is True
+)
 _ZERO = Rule("0: it is not supported", lambda value: type(value) is int and value == 0)
 _TEXT = Rule("a text", lambda value: isinstance(value, str) and bool(value))
 _NAMES = Rule("a list of names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
@@ -145,7 +148,7 @@ LEAF_MODULE = Section({"classes": _NAMES, "names": _NAMES, "name_suffixes": _NAM
 ZERO = Section(
     {
         "stage": _CHECKED,
-        "contiguous_gradients": _BOOL,
+        "contiguous_gradients": _CONTIGUOUS,
         "reduce_scatter": _BOOL,
         "reduce_bucket_size": _whole(1),
         "use_multi_rank_bucket_allreduce": _BOOL,

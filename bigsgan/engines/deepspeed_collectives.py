@@ -126,7 +126,7 @@ def _scatter_gradients(optimizer: DeepSpeedZeroOptimizer, file: DeepSpeedFile) -
 
     As it comes DeepSpeed all-reduces them (zero/stage_1_and_2.py), which sends twice as much. With
     ``use_multi_rank_bucket_allreduce`` in the file, true or false, it is left to do as that says; with
-    ``reduce_scatter`` or ``contiguous_gradients`` false it never comes here, and all-reduces.
+    ``reduce_scatter`` false it never comes here, and all-reduces.
     """
     if (
         dist.get_world_size(optimizer.dp_process_group) > 1

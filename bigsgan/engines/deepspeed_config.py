@@ -108,15 +108,14 @@ def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
 def reduces_by_group(file: DeepSpeedFile) -> bool:
     """Whether ZeRO's own optimizer reduces group by group (engines/grouped_gradients.py), and not as DeepSpeed does it.
 
-    DeepSpeed does with an optimizer on the host, and where the file asks for a way of its own: ``contiguous_gradients``
-    or ``reduce_scatter`` false, ``use_multi_rank_bucket_allreduce``, or ``parameter_alignment``. Float32 accumulation
-    of bf16 at stage 1 has another optimizer (bf16_optimizer.py), which has the groups, but reduces as DeepSpeed does.
+    DeepSpeed does with an optimizer on the host, and where the file asks for a way of its own: ``reduce_scatter``
+    false, ``use_multi_rank_bucket_allreduce``, or ``parameter_alignment``. Float32 accumulation of bf16 at stage 1 has
+    another optimizer (bf16_optimizer.py), which has the groups, but reduces as DeepSpeed does.
     """
     zero = file.content.get("zero_optimization", {})
     return (
         file.stage in (1, 2)
         and file.offload_optimizer == "none"
-        and zero.get("contiguous_gradients", True) is not False
         and zero.get("reduce_scatter", True) is not False
         and "use_multi_rank_bucket_allreduce" not in zero
         and not zero.get("parameter_alignment", False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import typing
 from typing import Any
 
@@ -19,9 +21,12 @@ from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerC
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from deepspeed.utils.logging import log_levels
 
+from bigsgan.checkpoint import find_intact
+from bigsgan.config import NETWORKS
 from bigsgan.config import deepspeed_keys as keys
-from bigsgan.config.deepspeed_file import read_deepspeed_file
+from bigsgan.config.deepspeed_file import REPOSITORY, read_deepspeed_file
 from bigsgan.errors import UserError
+from tests.tiny import tiny_recipe
 
 MODELS = {
     DeepSpeedZeroConfig: keys.ZERO,
@@ -107,6 +112,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "half a bucket": (zero(reduce_bucket_size=5.5), "zero_optimization.reduce_bucket_size: 5.5 must be a whole number"),
     "odd": (zero(allgather_bucket_size=3), "allgather_bucket_size: 3 must be an even number of at least 2"),
     "infinite": ('{"zero_optimization": {"reduce_bucket_size": 1e999}}', "reduce_bucket_size: inf must be a whole"),
+    "gradients apart": (zero(contiguous_gradients=False), "zero_optimization.contiguous_gradients: False must be true"),
+    "predivided and scattered": ({**zero(), "gradient_predivide_factor": 2}, "gradient_predivide_factor: 2 is not "
+                                 "supported by DeepSpeed 0.19 at ZeRO stage 3"),
+    "prescaled and scattered": ({**zero(), "prescale_gradients": True}, "prescale_gradients: True is not supported"),
     "no group": (zero(sub_group_size=0), "zero_optimization.sub_group_size: 0 must be a whole number of at least 1"),
     "a boolean": (zero(overlap_comm="x"), "zero_optimization.overlap_comm: 'x' must be true or false, or null"),
     "one": (zero(reduce_scatter=1), "zero_optimization.reduce_scatter: 1 must be true or false"),
@@ -150,3 +159,24 @@ def test_what_files_in_use_hold_is_taken(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(content))
     assert read_deepspeed_file("generator", str(path), None, {}).stage == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [(0, 1), (2, 3)])
+def test_what_deepspeed_reports_of_itself_may_be_on(tmp_path, stages):
+    reports = {
+        "flops_profiler": {"enabled": True, "profile_step": 1, "module_depth": -1, "top_modules": 1, "detailed": True},
+        "comms_logger": {"enabled": True, "verbose": True, "prof_all": True, "debug": True},
+        "dump_state": True, "wall_clock_breakdown": True, "memory_breakdown": stages[0] == 0, "steps_per_print": 1,
+        "communication_data_type": "fp32", "disable_allgather": True, "log_level": "debug",
+    }  # fmt: skip
+    tiny_recipe(tmp_path)  # writes it
+    settings = ["total_nimg=8", f"out={tmp_path / 'run'}"]
+    for network, stage in zip(NETWORKS, stages, strict=True):
+        path = tmp_path / f"{network}.json"
+        path.write_text(json.dumps({"zero_optimization": {"stage": stage}, **reports}))
+        settings.append(f"engines.{network}.ds_config={path}")
+    command = [sys.executable, "launch/train.py", "--config", str(tmp_path / "tiny.yaml"), *settings]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert find_intact(tmp_path / "run").nimg == 8
