@@ -161,8 +161,13 @@ def test_what_files_in_use_hold_is_taken(tmp_path):
     assert read_deepspeed_file("generator", str(path), None, {}).stage == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stages", [(0, 1), (2, 3)])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        pytest.param((2, 3), marks=pytest.mark.slow),
+        pytest.param((0, 1), marks=pytest.mark.nightly),
+    ],  # memory_breakdown is slow
+)
 def test_what_deepspeed_reports_of_itself_may_be_on(tmp_path, stages):
     reports = {
         "flops_profiler": {"enabled": True, "profile_step": 1, "module_depth": -1, "top_modules": 1, "detailed": True},

@@ -1,5 +1,6 @@
 """The Kubernetes manifests fit the published schema, and say what a run needs."""
 
+import jsonschema
 import pytest
 import yaml
 from kubernetes_validate import validate
@@ -11,6 +12,36 @@ from bigsgan.errors import EXIT_BAD_INPUT
 VERSION = "1.30"
 PLACE = REPOSITORY / "launch" / "k8s"
 NAMES = {"train.yaml": ["Service", "PersistentVolumeClaim", "Job"], "jobset.yaml": ["JobSet"]}
+
+WHOLE = {"type": "integer", "minimum": 0}
+
+
+def _object(required=(), **properties):
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+RULE = _object(
+    ["action"],
+    name={"type": "string", "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
+    action={"enum": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]},
+    onJobFailureReasons={"type": "array", "items": {"type": "string"}},
+    targetReplicatedJobs={"type": "array", "items": {"type": "string"}},
+)
+# Of a JobSet's own fields those that jobset.x-k8s.io_jobsets.yaml has in all of v0.6 to v0.9.
+JOB_SET = _object(
+    ["replicatedJobs"],
+    network=_object(
+        enableDNSHostnames={"type": "boolean"},
+        publishNotReadyAddresses={"type": "boolean"},
+        subdomain={"type": "string"},
+    ),
+    ttlSecondsAfterFinished=WHOLE,
+    failurePolicy=_object(maxRestarts=WHOLE, rules={"type": "array", "items": RULE}),
+    replicatedJobs={
+        "type": "array",
+        "items": _object(["name", "template"], name={"type": "string"}, replicas=WHOLE, template={"type": "object"}),
+    },
+)
 
 
 def documents(name):
@@ -30,11 +61,13 @@ def job(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_document_fits_the_schema(name):
-    """But a JobSet, which is no part of Kubernetes: its Job is looked at."""
+    """A JobSet is no part of Kubernetes: its own fields are checked, and its Job."""
     found = documents(name)
     assert [document["kind"] for document in found] == NAMES[name]
     for document in found:
-        if document["kind"] != "JobSet":
+        if document["kind"] == "JobSet":
+            jsonschema.validate(document["spec"], JOB_SET)
+        else:
             validate(document, VERSION, strict=True)
     validate(job(name)[0], VERSION, strict=True)
 
