@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be no UTF-8
     words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0].startswith("--local_rank="):  # `deepspeed --no_python bigsgan train` puts it there
+        words = words[1:]
     trains = list(words[:1]) == ["train"]
     launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
     requests = StopRequests(launched, STOPPING if trains else ())

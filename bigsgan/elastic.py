@@ -19,7 +19,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher import api
 
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
 
 EXIT_STOPPED = 85
@@ -52,10 +51,10 @@ def main(arguments: Sequence[str]) -> int:
     at = list(arguments).index("--")
     # torch 2.15 remembers the store of its first meeting, where ranks that meet again after a loss would wait for ever.
     os.environ.setdefault(_SHARED_STORE, "1")
-    script = [str(REPOSITORY / "launch" / "train.py"), f"--stopped-status={EXIT_STOPPED}", *arguments[at + 1 :]]
+    module = ["--module", "bigsgan", "train", f"--stopped-status={EXIT_STOPPED}", *arguments[at + 1 :]]
     vars(api)["LocalElasticAgent"] = Agent  # what run makes; there is no option for it
     try:
-        run.run(run.parse_args([*_DEFAULTS, *arguments[:at], *script]))
+        run.run(run.parse_args([*_DEFAULTS, *arguments[:at], *module]))
     except ChildFailedError as error:
         failures = error.failures.values()
         if _is_bad_input(failures):

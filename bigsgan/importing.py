@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bigsgan import checkpoint
+from bigsgan import checkpoint, shipped
 from bigsgan.config import NETWORKS, Recipe, parse_recipe, plan_run
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import RECIPE_FILE, refuse_directory, write_recipe
 from bigsgan.config.sections import Checkpoints
 from bigsgan.config.yaml_file import read_yaml
@@ -58,7 +57,7 @@ def main(source: str, weights: Path, discriminator: Path | None, out: Path, norm
     print(f"{out}: a {recipe.generator.family} generator of {numel:.2f} M numbers, {also}")
     print(_settings(name, recipe, nimg))
     print(f"look at it:    bigsgan sample --run {out} --out samples.png")
-    print(f"train on:      deepspeed launch/train.py --config {out / RECIPE_FILE} data.root=...")
+    print(f"train on:      {shipped.train_command()} --config {out / RECIPE_FILE} data.root=...")
 
 
 def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[str, Recipe]:
@@ -73,7 +72,7 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[str, Recipe]:
         The name of the recipe whose settings were taken, and the recipe.
     """
     family = found.sections["generator"]["family"]
-    trees = {name: read_yaml(REPOSITORY / "launch" / "recipes" / f"{name}.yaml") for name in _RECIPES[family]}
+    trees = {name: read_yaml(shipped.recipe(name)) for name in _RECIPES[family]}
     name = min(trees, key=lambda name: _distance(trees[name]["data"], found.data))
     tree = trees[name]
     tree["out"] = str(out)

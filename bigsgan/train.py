@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bigsgan import checkpoint, comm, memory, roll_call
+from bigsgan import checkpoint, comm, memory, roll_call, shipped
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
 from bigsgan.adversarial.extras import Extras, build_extras
 from bigsgan.alike import check_plans, open_alike
@@ -368,7 +368,7 @@ def _closing_lines(out: Path, run: Run) -> str:
             f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
             f"  TensorBoard  {out / 'tensorboard'}",
             f"look at it:    tensorboard --logdir {out.parent}",
-            f"go on:         deepspeed launch/train.py --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
+            f"go on:         {shipped.train_command()} --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
         ]
     )
 

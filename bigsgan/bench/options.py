@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from bigsgan import launched
+from bigsgan import launched, shipped
 from bigsgan.bench.lazy import whole_cycles
 from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
 from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
@@ -63,7 +63,7 @@ def add_commands(parser: argparse.ArgumentParser, add_recipe: Callable[[argparse
     command = commands.add_parser("generate", help=text)
     command.add_argument("--run", dest="run_directory", metavar="DIR", help="average of a run (default: first weights)")
     add_recipe(command)
-    command.set_defaults(default_config=command.get_default("config"), config=None)  # to tell where it is given
+    command.set_defaults(config=None)  # to tell where it is given
     text = "images at a time (default 1,8,64)"
     command.add_argument("--batches", type=_batches, default=[1, 8, 64], metavar="1,8,64", help=text)
     for flag, choices in (("--precisions", PRECISIONS), ("--modes", MODES)):
@@ -143,7 +143,8 @@ def bench_generate(options: argparse.Namespace) -> int:
         raise UserError("--config", options.config, "is not of the run, which has a recipe", "leave it out, or --run")
     recipe = None
     if run is None:
-        recipe = load_recipe(Path(options.config or options.default_config), options.overrides)
+        config = Path(options.config) if options.config else shipped.recipe(shipped.DEFAULT_RECIPE)
+        recipe = load_recipe(config, options.overrides)
     with _logs_aside():
         module = importlib.import_module("bigsgan.bench.generate")
     asked = module.Options(

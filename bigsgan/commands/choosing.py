@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+import shtab
+
 from bigsgan.bench import options as bench
 from bigsgan.commands import data, evaluate, export, import_, plan, sample, submit, train
 from bigsgan.commands.parsing import Parser, add_recipe, expand_paths
 from bigsgan.errors import UserError
+from bigsgan.preflight import versions
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -35,6 +38,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _parser() -> Parser:
     parser = Parser(prog="bigsgan", description="The `bigsgan` command.")
+    text = "print a shell's completions, such as for `source <(bigsgan --print-completion bash)`"
+    shtab.add_argument_to(parser, "--print-completion", help=text)
+    parser.add_argument("--version", action="version", version=f"bigsgan {versions().get('bigsgan', 'not installed')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (train, submit, plan, sample, evaluate, export, import_):
         command.add(commands)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
-from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan import shipped
 from bigsgan.errors import UserError
 from bigsgan.paths import expanded
-
-DEFAULT_RECIPE = REPOSITORY / "launch" / "recipes" / "digits.yaml"
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,8 +59,15 @@ def expand_paths(options: argparse.Namespace) -> None:
 
 def add_recipe(command: argparse.ArgumentParser) -> None:
     """Options that choose a recipe."""
-    command.add_argument("--config", default=str(DEFAULT_RECIPE), help="recipe (YAML); the default trains the digits")
+    text = "recipe: a YAML file, or the name of one that ships (default: digits)"
+    command.add_argument("--config", default=shipped.DEFAULT_RECIPE, type=recipe_path, help=text)
     command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
+
+
+def recipe_path(word: str) -> str:
+    """A recipe's path; the name of one that ships, where there is no such file."""
+    name = word.removesuffix(".yaml")
+    return str(shipped.recipe(name)) if name in shipped.recipe_names() and not os.path.exists(word) else word
 
 
 def add_run(command: argparse.ArgumentParser) -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
 from bigsgan.config import Recipe, load_recipe, plan_run
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import UserError
+from bigsgan.shipped import SLURM
 from bigsgan.sweep import read_sweep
 
-SCRIPTS = REPOSITORY / "launch" / "slurm"
 _PASSED_ON = ("account", "partition", "time")
 
 
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     command = _command(options, len(tasks))
     if options.dry_run:
         print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command)]))
-        print((SCRIPTS / "train.sbatch").read_text(), end="")
+        print((SLURM / "train.sbatch").read_text(), end="")
         return 0
     if shutil.which(command[0]) is None:
         remedy = "submit from a login node, or look at the job with --dry-run"
@@ -140,7 +139,7 @@ def _check_environment(variables: dict[str, str]) -> None:
     """
     given = variables.get("BIGSGAN_SITE") or os.environ.get("BIGSGAN_SITE")
     field = "--site" if "BIGSGAN_SITE" in variables else "BIGSGAN_SITE"
-    site = Path(given) if given else SCRIPTS / "site.sh"
+    site = Path(given) if given else SLURM / "site.sh"
     if not site.is_file():
         if given:
             remedy = "give the path of a copy of launch/slurm/site.example.sh"
@@ -164,5 +163,5 @@ def _command(options: argparse.Namespace, num_tasks: int) -> list[str]:
     command += [f"--{name}={value}" for name in _PASSED_ON if (value := getattr(options, name)) is not None]
     if options.sweep:
         command.append(f"--array={options.array or f'1-{num_tasks}'}")
-    command += [*options.others, str(SCRIPTS / "train.sbatch"), "--config", options.config]
+    command += [*options.others, str(SLURM / "train.sbatch"), "--config", options.config]
     return command + (["--sweep", str(options.sweep)] if options.sweep else []) + options.overrides

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from bigsgan.config.deepspeed_keys import FILE, check_values
 from bigsgan.errors import UserError
 from bigsgan.paths import read_text
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from bigsgan.shipped import ROOT
 
 _MOST_BYTES = 1 << 20
 
@@ -75,11 +74,12 @@ class DeepSpeedFile:
 
 
 def find_deepspeed_file(name: str, recipe_dir: Path | None) -> Path | None:
-    """Look ``name`` up in the working directory, beside the recipe, and in the repository."""
-    for base in (Path.cwd(), recipe_dir, REPOSITORY):
+    """Look ``name`` up in the working directory, beside the recipe, and among those that ship, by path or by name."""
+    shipped = ROOT / "ds_configs" / f"{name.removesuffix('.json')}.json"
+    for path in (Path.cwd() / name, *([recipe_dir / name] if recipe_dir else []), ROOT / name, shipped):
         # os.path, because Path.is_file raises where a name is too long or a directory may not be read.
-        if base is not None and os.path.isfile(base / name):
-            return (base / name).resolve()
+        if os.path.isfile(path):
+            return path.resolve()
     return None
 
 
@@ -99,7 +99,7 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     field = f"engines.{network}.ds_config"
     path = find_deepspeed_file(name, recipe_dir)
     if path is None:
-        remedy = "give the path of a DeepSpeed JSON file, such as ds_configs/zero1.json"
+        remedy = "give the path of a DeepSpeed JSON file, or the name of one that ships, such as zero1"
         raise UserError(field, name, "does not exist", remedy)
     content = _read_json(field, path)
     _check_owner(field, network, path, content, derived)

@@ -95,7 +95,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, _MOST_BYTES)
     except FileNotFoundError:
-        raise UserError("--config", str(path), "does not exist", "give the path of a recipe") from None
+        remedy = "give its path, or the name of a recipe that ships, such as digits"
+        raise UserError("--config", str(path), "does not exist", remedy) from None
     except (OSError, ValueError) as error:
         raise UserError("--config", str(path), f"cannot be read ({error})", "give a readable text file") from None
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsgan.config.deepspeed_file import REPOSITORY
+from tests import REPOSITORY
 
 LAB = Path(__file__).with_name("lab.sh")
 TIMEOUT = 540

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from bigsgan import checkpoint
-from bigsgan.config.deepspeed_file import REPOSITORY
+from tests import REPOSITORY
 from tests.clusters import laboratory
 from tests.tiny import tiny_recipe
 
@@ -67,7 +67,7 @@ def test_the_hosts_that_are_left_go_on(loss, tmp_path):
     """The second host is lost: the job resumes from its checkpoint with half the ranks, in which the batch divides."""
     tiny_recipe(tmp_path)
     script = f"""
-        {AGENT.replace("LAST_CALL", "20")} {ON_SECOND}
+        {AGENT.replace("LAST_CALL", "10")} {ON_SECOND}
         start="$start total_nimg=128 report_nimg=8 checkpoint_nimg=8"
         on_second "$start" &
         $start > first.log 2>&1 &
@@ -101,7 +101,7 @@ def test_a_lost_host_returns(tmp_path):
         on_second "$start" &
         wait_for told "1 -> 2" 1
         wait_for grep -qrs '"world_size": 2' run/checkpoints
-        ssh node2 "pkill -KILL -f '[b]igsgan.elastic|[l]aunch/train.py'"
+        ssh node2 "pkill -KILL -f '[-]m bigsgan'"
         wait_for told "2 -> 1" 1
         on_second "$start" &
         second=$!

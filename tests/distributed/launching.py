@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from bigsgan.config.deepspeed_file import REPOSITORY
+from tests import REPOSITORY
 
 SCRIPT = str(REPOSITORY / "launch" / "train.py")
 STATUS = {"deepspeed": 2, "torchrun": 1}

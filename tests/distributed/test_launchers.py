@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from bigsgan.checkpoint.tags import sealed
-from bigsgan.config.deepspeed_file import REPOSITORY
+from tests import REPOSITORY
 from tests.distributed import launching
 from tests.distributed.launching import STATUS, TIMEOUT, launch, rank_processes, started
 from tests.tiny import tiny_recipe

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from bigsgan.config import NETWORKS, load_recipe
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.engines import deepspeed_private
 from bigsgan.models.build import build_network
-from tests import reference
+from tests import REPOSITORY, reference
 from tests.distributed import allocations, scenarios
 from tests.distributed.pool import RankPool
 from tests.distributed.test_equivalence import SAME, SEEDS

@@ -20,9 +20,9 @@ import pytest
 
 from bigsgan import cli, errors
 from bigsgan.commands import choosing
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.errors import UserError
+from tests import REPOSITORY
 
 RECIPE = """
 out: run
@@ -279,9 +279,17 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train --confg x": ("--confg", "is no option of `bigsgan train`", "see `bigsgan train --help`"),
     "train --lr=1": ("--lr", "is no option of `bigsgan train`", "see `bigsgan train --help`"),
     "train --config": ("--config", "expected one argument", "see `bigsgan train --help`"),
-    "train --config missing.yaml": ("--config", "'missing.yaml' does not exist", "give the path of a recipe"),
+    "train --config missing.yaml": (
+        "--config",
+        "'missing.yaml' does not exist",
+        "give its path",
+    ),
     "train --config .": ("--config", "'.' cannot be read", "give a readable text file"),
-    "train --dry-run --config missing.yaml": ("--config", "'missing.yaml' does not exist", "give the path of a recipe"),
+    "train --dry-run --config missing.yaml": (
+        "--config",
+        "'missing.yaml' does not exist",
+        "give its path",
+    ),
     "train batch=63 --local_rank=0 accumulation=2": ("batch", "63 does not divide into 2 micro-batches", "batch=64"),
     "train --config ~nobody_of_that_name/x": ("--config", "names a home directory that does not", "the whole path"),
     "sample --run ~nobody_of_that_name --out x": ("--run", "names a home directory that does not", "the whole path"),
@@ -501,7 +509,7 @@ def test_other_ranks_wait_and_speak_only_where_rank_0_did_not_end_them(monkeypat
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
-        check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path")
+        check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give its path")
     (to_be_ended, before), (_, after), (to_be_forwarded, last) = waits
     assert before == 0 < after < last  # rank 1 before it speaks and behind that, rank 0 behind that
     assert to_be_ended > 10 * to_be_forwarded

@@ -26,13 +26,13 @@ from bigsgan.bench.variants import VARIANTS, Planned
 from bigsgan.checkpoint import saver
 from bigsgan.checkpoint.tags import checksum, sealed
 from bigsgan.config import NETWORKS
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.engines import compiling, deepspeed_config
 from bigsgan.errors import UserError
 from bigsgan.locking import hold
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
+from tests import REPOSITORY
 from tests.alone import save, whole
 from tests.tiny import FAMILIES, tiny_plan, tiny_recipe, zero
 

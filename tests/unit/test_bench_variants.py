@@ -8,9 +8,9 @@ from bigsgan.bench.train import _on_machine
 from bigsgan.bench.variants import VARIANTS, chosen_variants, plan_variants
 from bigsgan.cli import main
 from bigsgan.config import NETWORKS
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.engines import compiling
 from bigsgan.errors import UserError
+from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 
 BASELINES = {"baseline", "baseline_fp32", "baseline_tf32"}

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bigsgan.config.deepspeed_file import REPOSITORY, DeepSpeedFile, read_deepspeed_file
+from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.errors import UserError
+from tests import REPOSITORY
 
 DERIVED = {
     "train_batch_size": 64,
@@ -146,4 +147,7 @@ def test_a_file_that_is_not_there(name):
         read_deepspeed_file("discriminator", name, None, DERIVED)
     assert caught.value.field == "engines.discriminator.ds_config"
     assert caught.value.value == name
-    assert "does not exist; give the path of a DeepSpeed JSON file, such as ds_configs/zero1.json" in str(caught.value)
+    assert (
+        "does not exist; give the path of a DeepSpeed JSON file, or the name of one that ships, such as zero1"
+        in str(caught.value)
+    )

@@ -24,8 +24,9 @@ from deepspeed.utils.logging import log_levels
 from bigsgan.checkpoint import find_intact
 from bigsgan.config import NETWORKS
 from bigsgan.config import deepspeed_keys as keys
-from bigsgan.config.deepspeed_file import REPOSITORY, read_deepspeed_file
+from bigsgan.config.deepspeed_file import read_deepspeed_file
 from bigsgan.errors import UserError
+from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 
 MODELS = {

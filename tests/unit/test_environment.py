@@ -16,8 +16,8 @@ import torch
 from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
 
 from bigsgan import launched
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import UserError
+from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 
 TRAIN = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "--config", "tiny.yaml"]

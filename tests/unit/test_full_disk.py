@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from bigsgan.checkpoint import find_intact
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.memory import size
 from bigsgan.monitor import Reporter, open_rank_log
 from bigsgan.monitor.progress import Progress
+from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 
 

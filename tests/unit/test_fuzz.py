@@ -27,11 +27,11 @@ from hypothesis import strategies as st
 from bigsgan import cli
 from bigsgan.checkpoint.tags import sealed
 from bigsgan.commands import choosing
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.deepspeed_keys import FILE
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
+from tests import REPOSITORY
 from tests.alone import save, whole
 from tests.tiny import tiny_recipe
 from tests.unit.test_bad_input import RECIPE, WentOnError

@@ -21,6 +21,7 @@ LEVELS: list[set[str]] = [
         "bigsgan.errors",
         "bigsgan.paths",
         "bigsgan.placement",
+        "bigsgan.shipped",
         "bigsgan.signals",
         "bigsgan.table",
         "bigsgan.tf32",
@@ -60,6 +61,7 @@ LEVELS: list[set[str]] = [
     {"bigsgan.bench"},
     {"bigsgan.commands"},
     {"bigsgan", "bigsgan.cli"},
+    {"bigsgan.__main__"},
 ]
 MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.comm")
 

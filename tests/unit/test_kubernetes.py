@@ -5,9 +5,9 @@ import pytest
 import yaml
 from kubernetes_validate import validate
 
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.elastic import EXIT_STOPPED
 from bigsgan.errors import EXIT_BAD_INPUT
+from tests import REPOSITORY
 
 VERSION = "1.30"
 PLACE = REPOSITORY / "launch" / "k8s"

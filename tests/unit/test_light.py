@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bigsgan.config import load_recipe
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
@@ -24,6 +23,7 @@ from bigsgan.models.layers import SpectralConv2d, moving_state
 from bigsgan.models.light import Makers, SqueezeAndExcitation, pair, single
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.plain import Conv2d, ConvTranspose2d, Linear
+from tests import REPOSITORY
 
 META = torch.device("meta")
 FORMS = ["standard", "depthwise_separable", "grouped", "inverted_residual"]

@@ -6,8 +6,8 @@ import pytest
 
 from bigsgan.cli import main
 from bigsgan.config import load_recipe, plan_run
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.plan import count_network, describe_networks
+from tests import REPOSITORY
 from tests.tiny import tiny_plan
 
 RECIPES = REPOSITORY / "launch" / "recipes"

@@ -11,15 +11,15 @@ import time
 
 import pytest
 
+from bigsgan import shipped
 from bigsgan.cli import main
-from bigsgan.commands.parsing import DEFAULT_RECIPE
 from bigsgan.config import NETWORKS, load_recipe, plan_run
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.errors import UserError
 from bigsgan.planner import report
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layouts import USABLE, Resources, Surveyor
 from bigsgan.planner.memory import predict
+from tests import REPOSITORY
 
 GIB = 2**30
 WIDE = [
@@ -32,7 +32,7 @@ WIDE = [
 
 def survey(gpus, memory, overrides=(), host=None, nodes=1):
     resources = Resources(gpus, nodes, int(memory), None if host is None else int(host))
-    return Surveyor(DEFAULT_RECIPE, merged(WIDE, overrides), resources).survey(), resources
+    return Surveyor(shipped.recipe("digits"), merged(WIDE, overrides), resources).survey(), resources
 
 
 def merged(own, overrides):
@@ -69,7 +69,7 @@ def test_overrides_to_paste_give_what_was_predicted():
     own = ["engines.generator.activation_checkpointing=true", "accumulation=2"]
     found, _ = survey(2, GIB, own)
     for layout in found.layouts:
-        plan = plan_run(load_recipe(DEFAULT_RECIPE, layout.overrides), 2)
+        plan = plan_run(load_recipe(shipped.recipe("digits"), layout.overrides), 2)
         assert plan.recipe.accumulation == layout.accumulation >= 2
         assert plan.recipe.engine("generator").activation_checkpointing == layout.recomputes
         assert predict(plan, Traces()).peak == layout.prediction.peak

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bigsgan.config import load_recipe
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator
 from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
@@ -27,6 +26,7 @@ from bigsgan.weights.r3gan import (
     generator_section,
     generator_state,
 )
+from tests import REPOSITORY
 
 META = torch.device("meta")
 RECORDS = Path(__file__).resolve().parents[1] / "data"

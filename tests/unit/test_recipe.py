@@ -9,7 +9,6 @@ import yaml
 
 from bigsgan.cli import main
 from bigsgan.config import Recipe, load_recipe, plan_run
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
     BIGGAN_GENERATOR,
@@ -18,6 +17,7 @@ from bigsgan.config.families.biggan import (
 )
 from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
+from tests import REPOSITORY
 
 RECIPES = sorted((REPOSITORY / "launch" / "recipes").glob("*.yaml"))
 

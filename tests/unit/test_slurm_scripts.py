@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsgan.config.deepspeed_file import REPOSITORY
+from tests import REPOSITORY
 
 SCRIPTS = REPOSITORY / "launch" / "slurm"
 STATE = "JobState=RUNNING Requeue=1 Restarts=0"

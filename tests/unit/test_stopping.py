@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.signals import STOPPING
 from bigsgan.training import stopping
 from bigsgan.training.stopping import StopRequests
+from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bigsgan.config import load_recipe, plan_run
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator, stylegan2_channels
 from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
@@ -22,6 +21,7 @@ from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.stylegan2 import HALF_TYPES, discriminator_layers, generator_layers
 from bigsgan.models.stylegan2_layers import Conv2d, SynthesisLayer, ToRGB
+from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 
 META = torch.device("meta")

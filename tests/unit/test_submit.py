@@ -15,7 +15,7 @@ printf '%s\\n' "$@" > submitted
 echo "restarts ${BIGSGAN_RESTARTS-} site ${BIGSGAN_SITE-}" >> submitted
 exit ${SBATCH_STATUS:-0}
 """
-SCRIPT = str(submit.SCRIPTS / "train.sbatch")
+SCRIPT = str(submit.SLURM / "train.sbatch")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from bigsgan.config import load_recipe
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
@@ -22,6 +21,7 @@ from bigsgan.weights.pix2pix import (
     generator_section,
     generator_state,
 )
+from tests import REPOSITORY
 
 
 class Maker:

@@ -98,7 +98,7 @@ def test_what_is_not_valid_yaml_is_refused_with_its_place(tmp_path, name):
 def test_a_file_that_is_no_mapping_is_missing_or_is_not_text_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"\['a', 'b'\] is no mapping; write `key: value` lines"):
         read(tmp_path, "- a\n- b\n")
-    with pytest.raises(UserError, match=r"--config: .*missing.yaml' does not exist; give the path of a recipe"):
+    with pytest.raises(UserError, match=r"--config: .*missing.yaml' does not exist; give its path"):
         read_yaml(tmp_path / "missing.yaml")
     with pytest.raises(UserError, match=r"--config: .* cannot be read .*directory"):
         read_yaml(tmp_path)

@@ -1,0 +1,121 @@
+"""The wheel, in an environment and a directory of its own; the packages that it needs are those of this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bigsgan import shipped
+from bigsgan.cli import main
+from tests import REPOSITORY
+
+
+def test_recipes_are_known_by_name(capsys, tmp_path, monkeypatch):
+    assert shipped.recipe_names() == sorted(path.stem for path in (REPOSITORY / "launch" / "recipes").iterdir())
+    monkeypatch.chdir(tmp_path)
+    for name in shipped.recipe_names():
+        assert main(["train", "--config", name, "--print", "total_nimg"]) == 0
+        written = yaml.safe_load((REPOSITORY / "launch" / "recipes" / f"{name}.yaml").read_text())
+        assert int(capsys.readouterr().out) == written["total_nimg"]
+
+
+def test_a_file_goes_before_a_recipe_of_its_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("digits").write_text(shipped.recipe("digits").read_text().replace("seed: 0", "seed: 192"))
+    assert main(["train", "--config", "digits", "--print", "seed"]) == 0
+    assert capsys.readouterr().out == "192\n"
+
+
+@pytest.mark.parametrize("name", ["zero2_bf16", "zero2_bf16.json", "ds_configs/zero2_bf16.json"])
+def test_deepspeed_files_are_known_by_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--dry-run", f"engines.generator.ds_config={name}"]) == 0
+
+
+def test_a_shell_completes_the_commands(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", "bash"])
+    script = capsys.readouterr().out
+    assert ended.value.code == 0
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    ask = f"{script}\nCOMP_WORDS=(bigsgan ex); COMP_CWORD=1; _shtab_bigsgan 2>/dev/null; echo ${{COMPREPLY[@]}}"
+    assert subprocess.run(["bash", "-c", ask], text=True, capture_output=True).stdout.split() == ["export"]
+
+
+def test_an_unknown_shell_is_refused(capsys):
+    assert main(["--print-completion", "elvish"]) == 2
+    assert "bigsgan: --print-completion: 'elvish' is none of the choices" in capsys.readouterr().err
+
+
+def plain_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RANK", "WORLD_SIZE")}
+
+
+def docker_steps() -> list[tuple[str, str]]:
+    """Instructions of the Dockerfile, as keyword and rest."""
+    text = (REPOSITORY / "launch" / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.split()[0], line.partition(" ")[2]) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The bin directory of a virtual environment that the Dockerfile's commands make, but for those of apt-get."""
+    place, source = tmp_path_factory.mktemp("package"), tmp_path_factory.mktemp("source")
+    taken = (
+        "bigsgan",
+        "ds_configs",
+        "launch",
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+    )  # setuptools writes beside them
+    subprocess.run(["cp", "-a", *taken, source], cwd=REPOSITORY, check=True)
+    own = next(path for path in sys.path if path.endswith("site-packages"))
+    environment = {**plain_environment(), "PIP_NO_DEPS": "1", "PATH": f"{sys.base_prefix}/bin:{os.environ['PATH']}"}
+    for keyword, rest in docker_steps():
+        rest = rest.replace("/opt/bigsgan", str(place)).replace("/src", str(source))
+        if keyword == "ENV":
+            name, _, value = rest.partition("=")
+            environment[name] = subprocess.check_output(
+                ["bash", "-c", f"echo {value}"], env=environment, text=True
+            ).strip()
+        if keyword == "RUN" and "apt-get" not in rest:
+            subprocess.run(["bash", "-c", rest], check=True, timeout=300, env=environment)
+        for packages in place.glob("lib/python*/site-packages"):
+            (packages / "others.pth").write_text(f"{own}\n")  # behind its own
+    return place / "bin"
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_in_an_empty_directory(installed, tmp_path):
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RANK", "WORLD_SIZE")
+    }
+    environment["PATH"] = os.pathsep.join([str(installed), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+    def run(*words: str) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    where = run(str(installed / "python"), "-c", "import bigsgan; print(bigsgan.__file__)")
+    package = Path(where.strip()).parent
+    assert package.is_relative_to(installed.parent)
+    assert (package / "py.typed").is_file()
+    assert (package / "shipped" / "slurm" / "job.sh").is_file()
+    assert run(str(installed / "python"), "-m", "bigsgan", "--version").startswith("bigsgan 0.")
+    asked = ["engines.generator.ds_config=zero2_bf16", "data.kind=synthetic", "data.root=null"]
+    assert "ds_config: zero2_bf16" in run("bigsgan", "train", "--dry-run", "--config", "biggan128_imagenet", *asked)
+    assert "cheapest that fits: ZeRO" in run("bigsgan", "plan", "--gpus", "2", "--gpu-memory", "1")
+    settings = ["report_nimg=64", "sample_nimg=128", "metrics=null"]
+    assert "bigsgan train --config runs/digits/config.yaml" in run("bigsgan", "train", "total_nimg=128", *settings)
+    run("deepspeed", "--no_python", "--num_gpus", "1", "bigsgan", "train", "total_nimg=192", *settings)
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["nimg"] for row in rows] == [64, 128, 192]
