@@ -51,6 +51,7 @@ def run(tmp_path_factory):
     return directory, train(directory, 32)
 
 
+@pytest.mark.smoke
 def test_metrics_are_measured_on_the_way(run):
     directory, output = run
     rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -113,6 +114,7 @@ def test_last_lines_say_where_things_are(run):
     assert "total_nimg=64" in output
 
 
+@pytest.mark.smoke
 def test_metrics_hold_what_tensorboard_shows(run):
     directory, _ = run
     rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -228,6 +230,7 @@ def test_an_export_without_standing_statistics_is_what_was_saved(run, tmp_path):
             assert torch.equal(exported[key.split("/")[2].removesuffix("@0")].flatten(), saved[key])
 
 
+@pytest.mark.smoke
 def test_sample_and_export(run, tmp_path, capsys):
     directory, _ = run
     grid, weights = tmp_path / "grid.png", tmp_path / "g.safetensors"

@@ -58,7 +58,7 @@ def cells():
         both = (world_size, accumulation) == (2, 2)
         quick = both and penalty == ("finite_difference" if stage == 0 else "exact")
         slow = (both and penalty != "none") or (world_size, accumulation, penalty) == (1, 2, "exact")
-        marks = () if quick else pytest.mark.slow if slow else pytest.mark.nightly
+        marks = pytest.mark.smoke if quick else pytest.mark.slow if slow else pytest.mark.nightly
         yield pytest.param(stage, world_size, accumulation, penalty, marks=marks)
 
 
