@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
+from torch._dynamo import callback as dynamo_callback
 from torch._dynamo import config as dynamo
 from torch.torch_version import TorchVersion
 from torch.utils._triton import has_triton
@@ -31,6 +33,34 @@ _VARIANTS = 16
 """Of one piece of code: by whether state moves, what has gradients, and the number of samples in each phase."""
 
 
+class _Watch:
+    """Knows since when torch compiles, from the callbacks that it has for that."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+
+    def register(self) -> None:
+        handler = dynamo_callback.callback_handler
+        if self._begin not in handler.start_callbacks:  # torch's reset takes them away
+            handler.register_start_callback(self._begin)
+            handler.register_end_callback(self._end)
+
+    def _begin(self, arguments: Any) -> None:
+        self.since = time.monotonic()
+
+    def _end(self, arguments: Any) -> None:
+        self.since = None
+
+
+_watch = _Watch()
+
+
+def seconds_compiling() -> float:
+    """How long torch has been compiling for this process's networks; 0 where it does not now."""
+    since = _watch.since
+    return 0.0 if since is None else time.monotonic() - since
+
+
 def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
     """The network's function, compiled for each number of samples that it meets; the parameters stay the network's.
 
@@ -39,6 +69,7 @@ def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Calla
         unit: ``whole``, or ``layers`` for one after the other, whose gradients then arrive one layer after the other.
         cuda_graphs: Replay as CUDA graphs; what a pass yields then lasts until ``begin_update``.
     """
+    _watch.register()
     num_graphs = _VARIANTS * len(network.layers)  # layers share code, which torch else gives up after 8 graphs of
     dynamo.recompile_limit = max(dynamo.recompile_limit, num_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2 * num_graphs)

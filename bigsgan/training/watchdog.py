@@ -20,6 +20,9 @@ from bigsgan.monitor import RankLog
 MOVING = frozenset({"checkpoint", "rollback"})
 """Phases in which ranks write, read and wait for large files: they may last as long as any rank's files move."""
 
+_LONGEST_COMPILATION_SECONDS = 3600.0
+"""Of one piece of code; as long torch.compile may keep the ranks waiting."""
+
 _POLLS = 8
 """Looks at the run in the time after which it counts as hanging."""
 
@@ -70,6 +73,7 @@ class Watchdog:
         timeout: float,
         rank_log: RankLog,
         open_board: Callable[[], Board],
+        seconds_compiling: Callable[[], float] = lambda: 0.0,
         end: Callable[[], Any] = lambda: os._exit(1),
     ) -> None:
         """Prepare a watch.
@@ -81,14 +85,18 @@ class Watchdog:
                 a run counts as hanging.
             rank_log: Knows the phase and what has moved; gets the stacks of a rank that hangs.
             open_board: Called in the thread, before the watch begins.
+            seconds_compiling: How long this rank has been compiling; 0 where it does not. While a rank compiles, the
+                others wait for it.
             end: Ends this process.
         """
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
         self._rank_log, self._open_board, self._end = rank_log, open_board, end
+        self._seconds_compiling = seconds_compiling
         self._stopped = threading.Event()
         self._main = threading.get_ident()
         self._count = 0
         self._told = self._moved = 0  # bytes of this rank that the others know of, and of all ranks
+        self._compiled = 0  # looks at which a rank was compiling
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -117,14 +125,17 @@ class Watchdog:
                     self._give_up(board, before)
                     return
 
-    def _progress(self, board: _Courteous) -> tuple[int, int]:
+    def _progress(self, board: _Courteous) -> tuple[int, int, int]:
         """What changes as long as the run goes on."""
         phase, num_phases, moved = self._rank_log.phase, self._rank_log.num_phases, self._rank_log.num_moved
         # One sum, as each rank cannot ask each other one. A board that is silent knows of this rank alone.
         total = board.ask("add", "moved", moved - self._told)
         self._moved = self._moved + moved - self._told if total is None else total
         self._told = moved
-        return num_phases, self._moved if phase in MOVING else 0
+        compiles = 0 < self._seconds_compiling() < _LONGEST_COMPILATION_SECONDS
+        total = board.ask("add", "compiled", int(compiles))
+        self._compiled = self._compiled + compiles if total is None else total
+        return num_phases, self._moved if phase in MOVING else 0, self._compiled
 
     def _beat(self, board: _Courteous) -> None:
         self._count += 1

@@ -14,6 +14,7 @@ from bigsgan import checkpoint
 from bigsgan.checkpoint import files
 from bigsgan.config.sections import Checkpoints
 from bigsgan.monitor import RankLog
+from bigsgan.training import watchdog
 from bigsgan.training.watchdog import Watchdog, _Beat, describe
 from tests.alone import entry
 
@@ -101,6 +102,38 @@ def test_a_terminal_that_takes_nothing_does_not_keep_a_run_from_ending(tmp_path,
             assert ended.wait(15)
         with suppress(OSError):
             full.close()
+
+
+@pytest.mark.parametrize("compiler", ["this rank", "another"])
+def test_the_ranks_wait_for_one_that_compiles(tmp_path, monkeypatch, compiler):
+    ended, compiled = threading.Event(), threading.Event()
+    log, board = rank_log(tmp_path / "rank00000.log"), Board()
+
+    def seconds() -> float:
+        return 0.0 if compiled.is_set() or compiler == "another" else 1.0
+
+    def compile_elsewhere() -> None:
+        while compiler == "another" and not compiled.wait(0.05):
+            board.add("compiled", 1)
+
+    log.phase = "update 0"
+    with Watchdog(0, 1, 0.4, log, lambda: board, seconds, end=ended.set).watching():
+        other = threading.Thread(target=compile_elsewhere)
+        other.start()
+        assert not ended.wait(1.2)
+        compiled.set()
+        other.join()
+        assert ended.wait(10)
+
+
+def test_a_compilation_without_an_end_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "_LONGEST_COMPILATION_SECONDS", 0.5)
+    ended, start = threading.Event(), time.monotonic()
+    log = rank_log(tmp_path / "rank00000.log")
+    seconds = lambda: time.monotonic() - start  # noqa: E731
+    with Watchdog(0, 1, 0.4, log, Board, seconds, end=ended.set).watching():
+        assert not ended.wait(0.6)
+        assert ended.wait(10)
 
 
 @pytest.mark.parametrize("phase, mover", [("checkpoint", "this rank"), ("rollback", "another")])
