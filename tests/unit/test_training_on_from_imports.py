@@ -12,13 +12,8 @@ from safetensors.torch import load_file
 from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.importing import make_recipe
-from bigsgan.models.augment import AdaptiveAugment
-from bigsgan.models.build import build_network
-from bigsgan.models.network import initialize
 from bigsgan.trained import open_trained
-from bigsgan.weights import sources
 from bigsgan.weights.sources import Found
-from bigsgan.weights.stylegan_pickle import ForeignNetwork
 from tests.unit.test_r3gan_pickle import classes, snapshot
 
 __all__ = ["classes"]
@@ -49,8 +44,8 @@ def test_settings_are_those_of_the_nearest_recipe(tmp_path, family, resolution, 
     if family == "stylegan2":
         sections["discriminator"] = {"family": family, "mbstd_group": 4}
     found = Found({"resolution": resolution, "num_classes": num_classes, "image_channels": 3}, sections, {})
-    chosen, recipe = make_recipe(found, tmp_path / "run")
-    assert chosen == name
+    recipe, text = make_recipe(found, tmp_path / "run")
+    assert text.startswith(f"settings:      from launch/recipes/{name}.yaml, the nearest to {resolution}x{resolution} ")
     if r1 is not None:
         assert recipe.objective.r1.weight == r1
     if name == "stylegan2_cifar":
@@ -61,36 +56,27 @@ def test_settings_are_those_of_the_nearest_recipe(tmp_path, family, resolution, 
 
 
 def test_settings_are_said(classes, tmp_path, capsys):
-    weights = tmp_path / "network-snapshot-030000.pkl"
-    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [])))
+    weights = tmp_path / "network-snapshot-029999.pkl"
+    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [], 30_000_000)))
     run = tmp_path / "run"
     assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
     text = capsys.readouterr().out
-    assert "settings:      launch/recipes/r3gan_cifar10.yaml, the nearest to 16x16 and 0 classes" in text
-    assert "R1 0.05, no path length, learning rates 0.0002 and 0.0002, EMA half-life 5000000" in text
-    assert "30000000 images seen (from the file's name); the EMA is kept, optimizers begin anew" in text
+    assert "settings:      from the snapshot:\n" not in text
+    assert "from launch/recipes/r3gan_cifar10.yaml, the nearest to 16x16 and 0 classes:\n" in text
+    for setting in ("objective.r1.weight=0.05", "optimizer.discriminator.lr=0.0002", "ema.half_life_nimg=5000000"):
+        assert f" {setting} " in text.replace("\n", " ")
+    assert "state:         30000000 images seen, as said in the snapshot; the EMA is kept\n" in text
+    assert "Adam of the generator goes on after 3 updates\n" in text
+    assert "Adam of the discriminator goes on after 4 updates\n" in text
     recipe = read_saved_recipe(run)
     assert (recipe.ema.warmup_nimg, recipe.total_nimg) == (20_000_000, 50_000_000)
     assert open_trained(run, "generator", False, None, CPU).nimg == 30_000_000
 
 
-def test_the_probability_of_augmentations_goes_on(tmp_path, monkeypatch):
-    snapshot_file, read = ROOT / "tests" / "data" / "stylegan2" / "snapshot.pkl", sources.read_networks
-    pipe = ForeignNetwork("AugmentPipe", {}, {"p": torch.tensor(0.37)})
-    monkeypatch.setattr(sources, "read_networks", lambda path: {**read(path), "augment_pipe": pipe})
-    found = sources.read_source("stylegan2-ada", snapshot_file, None)
-    recipe = make_recipe(found, tmp_path / "run")[1]
-    network = build_network(recipe, "discriminator")
-    initialize(network, 0)
-    p = next(module.p for module in network.modules() if isinstance(module, AdaptiveAugment))
-    torch.testing.assert_close(p, torch.tensor([0.37]))
-    assert recipe.augmentation.target == 0.6
-
-
 @pytest.mark.slow
 def test_the_average_and_the_images_seen_go_on(classes, tmp_path):
     weights, run = tmp_path / "network-snapshot-000003.pkl", tmp_path / "run"
-    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [])))
+    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [], 3_000)))
     assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
     before = [open_trained(run, "generator", live, None, CPU).network for live in (False, True)]
     half_life = 64
