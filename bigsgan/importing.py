@@ -36,7 +36,10 @@ _RECIPES = {
     "pix2pix": ("pix2pix_facades",),
 }
 
-_LEARNING = ("batch", "accumulation", "total_nimg", "objective", "augmentation", "optimizer", "ema", "data.horizontal")
+_LEARNING = (
+    *("batch", "accumulation", "total_nimg", "objective", "augmentation", "optimizer", "ema", "data.horizontal_flip"),
+    "generator.style_mixing",
+)
 """How keys begin that change what is learnt, which an import says."""
 
 _MOST_NIMG = 10**12
@@ -184,7 +187,7 @@ def _state_taken(recipe: Recipe, found: Found, nimg: int, in_name: bool) -> str:
     seen = f"{nimg} images seen, as said {where}" if where else "images seen are not known: counted from 0"
     optimizers = [f"Adam of the {n} goes on after {moments.steps} updates" for n, moments in found.moments.items()]
     optimizers += [f"Adam of the {n} begins anew ({problem})" for n, problem in found.without_moments.items()]
-    lines = [f"{seen}; the EMA is kept", *(optimizers or ["optimizer state: not taken, both begin anew"])]
+    lines = [f"{seen}; the EMA is kept", *(optimizers or ["optimizer state: not taken, Adam begins anew"])]
     if found.augmentation_p is not None and recipe.augmentation and recipe.augmentation.final_p is None:
         lines.append(f"augmentation at p {recipe.augmentation.p:g}, as in the snapshot")
     return "\n".join(f"{'state:' if i == 0 else '':<15}{line}" for i, line in enumerate(lines))

@@ -72,7 +72,7 @@ def trained(network: nn.Module, updates: int) -> dict[str, Any]:
     for seed in range(updates):
         generator = torch.Generator().manual_seed(seed)
         for parameter in network.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = 0.01 * torch.randn(parameter.shape, generator=generator)
         adam.step()
     with torch.no_grad():
         for parameter, old in zip(network.parameters(), before, strict=True):
@@ -92,7 +92,7 @@ def snapshot(
         return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
 
     g, d = part("generator."), part("discriminator.")
-    live = {name: value + 1 for name, value in g.items()}
+    live = {name: value * 1.25 for name, value in g.items()}
     networks = built(classes, live, g16), built(classes, d, d16)
     return {
         "G": networks[0],

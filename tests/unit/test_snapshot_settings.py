@@ -80,7 +80,7 @@ def test_it_is_said_where_each_setting_is_from(tmp_path, capsys):
         "training_set_kwargs.max_size", "training_set_kwargs.path",
     ]  # fmt: skip
     assert "3000 images seen, as said in the file's name; the EMA is kept" in text
-    assert "optimizer state: not taken, both begin anew" in text
+    assert "optimizer state: not taken, Adam begins anew" in text
     assert "augmentation at p 0.37, as in the snapshot" in text
 
 
