@@ -9,7 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from bigsgan.weights.settings import OPTION, Options, Settings, not_of
+from bigsgan.errors import UserError
+from bigsgan.weights.settings import NONE, OPTION, Options, Settings, not_of
 from bigsgan.weights.tensor_file import read_content
 
 _USUAL: dict[str, Any] = {
@@ -40,7 +41,10 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
     Raises:
         UserError: The file cannot be read, is something else, or has a value of another type.
     """
-    content = read_content(OPTION, path)
+    try:
+        content = read_content(OPTION, path)
+    except UserError as error:
+        raise UserError(OPTION, str(path), error.problem, f"give another file, or {OPTION} {NONE}") from None
     config = content.get("config") if isinstance(content, dict) else None
     if not isinstance(config, dict) or "num_D_steps" not in config or not all(isinstance(key, str) for key in config):
         raise not_of(path, "BigGAN-PyTorch")

@@ -1,5 +1,6 @@
 """Training on from an import: the settings of the nearest recipe, the images seen, and the EMA that was imported."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from safetensors.torch import load_file
 from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.importing import make_recipe
+from bigsgan.models.augment import AdaptiveAugment
 from bigsgan.trained import open_trained
 from bigsgan.weights.sources import Found
+from tests.snapshots import write_options, write_snapshot
 from tests.unit.test_r3gan_pickle import classes, snapshot
 
 __all__ = ["classes"]
@@ -99,3 +102,32 @@ def test_the_average_and_the_images_seen_go_on(classes, tmp_path):
         torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=1e-5)
     for name, tensor in live.network.named_parameters():
         torch.testing.assert_close(tensor, still[name], atol=1e-6, rtol=0)
+
+
+def test_a_stylegan_snapshot_goes_on_with_its_settings(tmp_path):
+    """The average, p, the images seen and what depends on them follow the snapshot and the file beside it."""
+    average = write_snapshot(tmp_path / "network-snapshot-000003.pkl")
+    write_options(tmp_path, ada_interval=1, ada_kimg=1, ada_target=0.99)
+    run, weights = tmp_path / "run", str(tmp_path / "network-snapshot-000003.pkl")
+    assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(run)]) == 0
+    overrides = ["data.kind=synthetic", "total_nimg=3016", "checkpoint_nimg=8", "report_nimg=8"]
+    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    reports = [report for report in reports if "ema_decay" in report]
+    assert [report["nimg"] for report in reports] == [3_008, 3_016]
+    expected = average["synthesis.b8.conv0.weight"]
+    for report in reports:
+        decay = 0.5 ** (8 / (0.05 * report["nimg"]))  # the ramp, as the images seen are few for a half-life of 2,500
+        assert report["ema_decay"] == pytest.approx(decay)
+        assert (report["lr/generator"], report["lr/discriminator"]) == (0.002, 0.003)
+        live = dict(open_trained(run, "generator", True, report["nimg"], CPU).network.named_parameters())
+        expected = decay * expected + (1 - decay) * live["layers.2.conv0.weight"].detach()
+    found = dict(open_trained(run, "generator", False, None, CPU).network.named_parameters())
+    torch.testing.assert_close(found["layers.2.conv0.weight"].detach(), expected, atol=1e-6, rtol=1e-5)
+    assert (found["layers.2.conv0.weight"] - average["synthesis.b8.conv0.weight"]).abs().max() > 1e-3
+    d = open_trained(run, "discriminator", False, None, CPU).network
+    (p,) = (module.p for module in d.modules() if isinstance(module, AdaptiveAugment))
+    moved = (float(p) - 0.37) / 0.008  # an adjustment is 8 images of 1,000
+    assert abs(moved) == pytest.approx(2, abs=1e-3) or abs(moved) == pytest.approx(0, abs=1e-3)
