@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bigsgan.errors import UserError
-from bigsgan.weights import biggan_pytorch, biggan_settings, nvidia_settings, pix2pix, r3gan, studiogan, stylegan
+from bigsgan.weights import (
+    biggan_pytorch,
+    biggan_settings,
+    nvidia_settings,
+    pix2pix,
+    pix2pix_settings,
+    r3gan,
+    studiogan,
+    stylegan,
+)
 from bigsgan.weights.optimizer_state import Moments, adam_moments
 from bigsgan.weights.settings import NONE, OPTION, Settings
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, Snapshot, read_snapshot
@@ -125,6 +134,7 @@ def _file_settings(
     beside = {
         **dict.fromkeys(("stylegan2-ada", "stylegan3-style2", "r3gan"), weights.with_name(nvidia_settings.FILE)),
         "biggan-pytorch": biggan_settings.file_beside(weights),
+        "pix2pix": weights.with_name(pix2pix_settings.FILE),
     }
     if given is not None and given != NONE and source not in beside:
         raise UserError(OPTION, given, f"is not read for {source}", "leave it out")
@@ -133,6 +143,8 @@ def _file_settings(
         return Settings(), None
     if source == "biggan-pytorch":
         return biggan_settings.file_settings(path, norm_eps)
+    if source == "pix2pix":
+        return pix2pix_settings.file_settings(path), None
     return nvidia_settings.file_settings(source, path), None
 
 

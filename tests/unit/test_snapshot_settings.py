@@ -227,8 +227,8 @@ def test_a_missing_file_is_refused_where_it_was_named(tmp_path, capsys):
     write_snapshot(tmp_path / NAME)
     assert "cannot be read (No such file" in refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"))
     assert "cannot be read" in refusal(capsys, tmp_path, "--settings", str(tmp_path))
-    message = refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"), source="pix2pix")
-    assert "is not read for pix2pix; leave it out" in message
+    message = refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"), source="studiogan")
+    assert "is not read for studiogan; leave it out" in message
 
 
 def test_names_in_a_file_do_not_move_the_cursor(tmp_path, capsys):
