@@ -75,10 +75,7 @@ def main(
         raise UserError("--weights", str(weights), f"has seen {nimg} images, it says", "give another snapshot")
     recipe, chosen = make_recipe(found, out, nimg)
     files = checked(found.settings, lambda: plan_run(recipe, 1).deepspeed_files)
-    entries = {
-        name: _Entry(recipe, name, state, found.moments.get(name) if name != "average" else None)
-        for name, state in found.states.items()
-    }
+    entries = {name: _Entry(recipe, name, state, found.moments.get(name)) for name, state in found.states.items()}
     write_recipe(recipe, out, files)
     saver = checkpoint.Saver(out / "checkpoints", checkpoint.OneRank(), Checkpoints(background=False))
     if not saver.save(nimg, entries, checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})):
@@ -211,7 +208,7 @@ def _partner(generator: dict[str, Any]) -> dict[str, Any]:
 class _Entry:
     """Parameters and buffers of one network, whole, as an entry of a checkpoint."""
 
-    def __init__(self, recipe: Recipe, name: str, state: Mapping[str, Tensor], moments: Moments | None) -> None:
+    def __init__(self, recipe: Recipe, name: str, state: Mapping[str, Tensor], moments: Moments | None = None) -> None:
         network = "discriminator" if name == "discriminator" else "generator"
         stack = build_network(recipe, network)
         initialize(stack, initial_seed(recipe, network))
