@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config.augmentation import ADA_PIPELINES
-from bigsgan.weights.settings import Options, Settings, not_of, read_options
+from bigsgan.weights.settings import SNAPSHOT, Options, Settings, not_of, read_options
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, Snapshot
 
 FILE = "training_options.json"
@@ -72,7 +72,7 @@ def snapshot_settings(snapshot: Snapshot) -> Settings:
             left.append("augment_pipe's arguments")
     elif known is not None and not snapshot.optimizers:  # R3GAN's do not hold their augmentations
         keys["augmentation"] = None
-    return Settings("the snapshot", keys, tuple(left))
+    return Settings(SNAPSHOT, keys, tuple(left))
 
 
 def augmentation_p(pipe: ForeignNetwork | None) -> float | None:

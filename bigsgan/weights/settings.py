@@ -13,6 +13,7 @@ from bigsgan.paths import read_text
 
 OPTION = "--settings"
 NONE = "none"
+SNAPSHOT = "the snapshot"
 _MOST_BYTES = 1 << 20
 _REMEDY = f"mend or remove that file, or give {OPTION} {NONE}"
 
@@ -21,7 +22,7 @@ class Settings(NamedTuple):
     """What the trainer of weights was set to.
 
     Attributes:
-        origin: Where that was read.
+        origin: The file that says it, or ``SNAPSHOT``.
         keys: By dotted key of a recipe, a value, a whole section, or None for no such section.
         left: Names, there, of settings that no recipe has or that belong to the other machine.
     """
@@ -113,7 +114,7 @@ def not_of(path: Path, what: str) -> UserError:
 
 
 def checked(settings: Sequence[Settings], make: Callable[[], Any]) -> Any:
-    """Make something of settings, the last of which are to blame for what is wrong.
+    """Make something of settings; where they are in a file, that is to blame for what is wrong.
 
     Raises:
         UserError: It cannot be made.
@@ -121,10 +122,10 @@ def checked(settings: Sequence[Settings], make: Callable[[], Any]) -> Any:
     try:
         return make()
     except UserError as error:
-        if not settings:
+        files = [each.origin for each in settings if each.origin != SNAPSHOT]
+        if not files:
             raise
-        problem = f"gives a recipe that does not fit: {error}"
-        raise UserError(OPTION, settings[-1].origin, problem, _REMEDY) from None
+        raise UserError(OPTION, files[0], f"gives a recipe that does not fit: {error}", _REMEDY) from None
 
 
 def _two_levels(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,6 +93,7 @@ def read_source(
     """
     if norm_eps is not None and source != "biggan-pytorch":
         raise UserError("--bn-eps", norm_eps, f"is an argument of biggan-pytorch, not of {source}", "leave it out")
+    check_file("--weights", weights)
     in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
     snapshot = _read("--weights", weights)
     networks = snapshot.networks
@@ -139,7 +141,7 @@ def _file_settings(
     if given is not None and given != NONE and source not in beside:
         raise UserError(OPTION, given, f"is not read for {source}", "leave it out")
     path = beside.get(source) if given is None else Path(given)
-    if given == NONE or path is None or (given is None and not path.is_file()):
+    if given == NONE or path is None or (given is None and not os.path.isfile(path)):
         return Settings(), None
     if source == "biggan-pytorch":
         return biggan_settings.file_settings(path, norm_eps)

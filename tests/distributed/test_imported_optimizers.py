@@ -58,3 +58,15 @@ def test_adam_goes_on(ranks, classes, tmp_path, stage):
             torch.testing.assert_close(steps_made, LR * squares.sqrt() / denominator, rtol=0.05, atol=2e-6)
             moved += int((steps_made > LR / 100).sum())
         assert moved > 10
+
+
+def test_another_optimizer_and_other_classes_begin_anew(ranks, classes, tmp_path):
+    import_of(classes, tmp_path)
+    sgd = "optimizer.generator={kind: sgd, lr: 1e-3}"
+    overrides = [sgd if text.startswith("optimizer.generator") else text for text in OVERRIDES]
+    ds = {"generator": zero(1), "discriminator": zero(1)}
+    results = ranks(2).run(imported.train_on, str(tmp_path / "run"), ds, [*overrides, "data.num_classes=3"], 1)
+    for rank in results:
+        assert rank["moments before"] == {"generator": {}, "discriminator": {}}
+        assert rank["steps"] == {"generator": [], "discriminator": []}
+        assert rank["moments after"]["discriminator"]

@@ -227,8 +227,15 @@ def test_a_missing_file_is_refused_where_it_was_named(tmp_path, capsys):
     write_snapshot(tmp_path / NAME)
     assert "cannot be read (No such file" in refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"))
     assert "cannot be read" in refusal(capsys, tmp_path, "--settings", str(tmp_path))
+    assert "names a home directory that does not exist" in refusal(capsys, tmp_path, "--settings", "~nobody-at-all/x")
     message = refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"), source="studiogan")
     assert "is not read for studiogan; leave it out" in message
+
+
+@pytest.mark.parametrize("weights", ["/", ".", ""])
+def test_weights_that_are_a_directory(tmp_path, capsys, weights):
+    assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("bigsgan: --weights: ")
 
 
 def test_names_in_a_file_do_not_move_the_cursor(tmp_path, capsys):
