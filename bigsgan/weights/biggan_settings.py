@@ -19,7 +19,7 @@ _USUAL: dict[str, Any] = {
 }  # fmt: skip
 """Arguments that no recipe has, and their values that ask for nothing else; what only reports is not named."""
 
-_MOST_UPDATES = 1 << 40
+_MOST_UPDATES, _MOST_IMAGES = 1 << 40, 1 << 20
 
 
 def file_beside(weights: Path) -> Path:
@@ -80,7 +80,7 @@ def _batches(options: Options) -> dict[str, Any] | None:
     """Batch and micro-batches; None where the two networks' updates take different numbers of images."""
     names = ("batch_size", "num_D_accumulations", "num_G_accumulations")
     at_once, d_parts, g_parts = (options.value(name) for name in names)
-    if not all(type(n) is int and n > 0 for n in (at_once, d_parts, g_parts)):
+    if not all(type(n) is int and 0 < n < _MOST_IMAGES for n in (at_once, d_parts, g_parts)):
         return None
     g_at_once = max(at_once, int(options.number("G_batch_size") or 0))
     if g_at_once * g_parts != at_once * d_parts:

@@ -70,7 +70,7 @@ def snapshot_settings(snapshot: Snapshot) -> Settings:
         if keys["augmentation.pipeline"] is None:
             del keys["augmentation.pipeline"]
             left.append("augment_pipe's arguments")
-    elif known is not None and not snapshot.optimizers:  # R3GAN's do not hold their augmentations
+    elif known is not None and snapshot.unaugmented:
         keys["augmentation"] = None
     return Settings(SNAPSHOT, keys, tuple(left))
 
@@ -152,7 +152,7 @@ def _adam(options: Options, letter: str) -> dict[str, Any] | None:
 
 def _as_floats(value: Any) -> Any:
     """A list of integers, such as ``[0, 0.99]``, is one of numbers."""
-    return [float(n) if type(n) is int else n for n in value] if isinstance(value, list) else value
+    return [float(n) if n in (0, 1) else n for n in value] if isinstance(value, list) else value
 
 
 def _augmentation(options: Options) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,8 @@ OPTION = "--settings"
 NONE = "none"
 SNAPSHOT = "the snapshot"
 _MOST_BYTES = 1 << 20
+_LARGEST = 10**12
+"""Of all numbers, which are then safe to calculate with."""
 _REMEDY = f"mend or remove that file, or give {OPTION} {NONE}"
 
 
@@ -61,9 +62,10 @@ class Options:
         """
         value = self.value(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is None or (is_number and (isinstance(value, int) or math.isfinite(value))):
+        if value is None or (is_number and abs(value) <= _LARGEST):  # not so for NaN
             return value
-        raise UserError(OPTION, str(self.path), f"has {name} {_short(value)}, which is no number", _REMEDY)
+        problem = f"has {name} {_short(value)}, which is no number" + (f" up to {_LARGEST:g}" if is_number else "")
+        raise UserError(OPTION, str(self.path), problem, _REMEDY)
 
     def section(self, name: str) -> dict[str, Any]:
         """All settings of a section, without its name."""
@@ -143,5 +145,7 @@ def _printable(name: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return "of many digits"  # Python refuses to write those of thousands
+    text = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
     return text if len(text) <= 40 else f"{text[:37]}..."

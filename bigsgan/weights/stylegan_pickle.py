@@ -60,12 +60,14 @@ class Snapshot(NamedTuple):
         training_set: Settings of the data, or None where they are not known, as in a pickle converted from TensorFlow.
         nimg: Images seen, in R3GAN's.
         optimizers: State dicts of the optimizers of ``G`` and ``D``, in R3GAN's.
+        unaugmented: Whether it says that there were no augmentations, as converted pickles do too.
     """
 
     networks: dict[str, ForeignNetwork]
     training_set: dict[str, Any] | None = None
     nimg: int | None = None
     optimizers: Mapping[str, dict[str, Any]] = MappingProxyType({})
+    unaugmented: bool = False
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -104,6 +106,7 @@ def _snapshot(content: dict[Any, Any]) -> Snapshot:
         training_set if isinstance(training_set, dict) else None,
         nimg if type(nimg) is int and nimg >= 0 else None,
         {name: _optimizer(content[f"{name}_opt_state"]) for name in ("G", "D") if f"{name}_opt_state" in content},
+        content.get("augment_pipe", ...) is None,
     )
 
 

@@ -64,6 +64,12 @@ def test_what_no_recipe_has_is_named(tmp_path, capsys):
     assert "images seen are not known: counted from 0" in text
 
 
+def test_a_batch_beyond_all_is_left(tmp_path, capsys):
+    write(tmp_path, batch_size=9**400)
+    assert imported(tmp_path).batch == 2048
+    assert "batch_size" in words(capsys.readouterr().out, "not taken:")
+
+
 def test_other_micro_batches_for_g(tmp_path):
     write(tmp_path, G_batch_size=32, num_G_accumulations=2)
     recipe = imported(tmp_path)
@@ -95,6 +101,10 @@ HOSTILE = {
     "no settings": (lambda path: {"weight": torch.zeros(3)}, "holds no settings of BigGAN-PyTorch"),
     "a number": (lambda path: {"config": {**CONFIG, "G_lr": "fast"}}, "has G_lr 'fast', which is no number"),
     "a batch": (lambda path: {"config": {**CONFIG, "num_D_steps": 0}}, "does not fit: objective.d_steps"),
+    "digits": (
+        lambda path: {"config": {**CONFIG, "G_ortho": 9**400}},
+        "has G_ortho of many digits, which is no number",
+    ),
     "names": (lambda path: {"config": {**CONFIG, 3: 4}}, "holds no settings of BigGAN-PyTorch"),
     "an iteration": (lambda path: {"config": CONFIG, "itr": 1 << 39}, "images, it says"),
 }

@@ -90,3 +90,15 @@ def test_what_no_recipe_has_is_named_and_the_shipped_ones_stays(classes, tmp_pat
 
 def test_without_augmentations_there_are_none(classes, tmp_path):
     assert imported(classes, tmp_path, augment_kwargs=...).augmentation is None
+
+
+def test_a_snapshot_without_optimizers_and_settings_has_the_shipped_ones(classes, tmp_path, capsys):
+    content = snapshot(classes, load_file(RECORDS / "r3gan_unconditional.safetensors"), [], [])
+    content = {key: value for key, value in content.items() if not key.endswith("opt_state")}
+    content["training_set_kwargs"]["xflip"] = False
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    arguments = ["--weights", str(tmp_path / "x.pkl"), "--out", str(tmp_path / "run")]
+    assert main(["import", "--from", "r3gan", *arguments]) == 0
+    recipe = read_saved_recipe(tmp_path / "run")
+    assert (recipe.data.horizontal_flip, recipe.augmentation.final_p) == (False, 0.55)
+    assert words(capsys.readouterr().out, "from the snapshot:") == ["data.horizontal_flip=false"]
