@@ -131,3 +131,22 @@ def test_a_stylegan_snapshot_goes_on_with_its_settings(tmp_path):
     (p,) = (module.p for module in d.modules() if isinstance(module, AdaptiveAugment))
     moved = (float(p) - 0.37) / 0.008  # an adjustment is 8 images of 1,000
     assert abs(moved) == pytest.approx(2, abs=1e-3) or abs(moved) == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_schedules_begin_where_the_snapshot_stood(classes, tmp_path):
+    """Half-way of R3GAN's 20 M images, each scheduled number is half-way between its values."""
+    weights, run = tmp_path / "x.pkl", tmp_path / "run"
+    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [], 10_000_000)))
+    assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
+    overrides = ["data.kind=synthetic", "batch=8", "total_nimg=10000008"]
+    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (report,) = (report for report in reports if "ema_decay" in report)
+    assert report["nimg"] == 10_000_008
+    expected = {"lr/generator": 1.25e-4, "beta2/discriminator": 0.945, "penalty_weight/r1": 0.0275}
+    expected |= {"augmentation": 0.275, "ema_decay": 0.5 ** (8 / 2_500_000)}
+    for name, value in expected.items():
+        assert report[name] == pytest.approx(value, rel=1e-5), name
