@@ -79,11 +79,11 @@ class Options:
 
     def left(self) -> tuple[str, ...]:
         """Names of the settings in the file that were not taken, but for those that are off; a section's once."""
-        left = {name for name, value in self._given.items() if value is not None and value is not False} - self._taken
+        left = {name for name, value in self._given.items() if value} - self._taken
         found: dict[str, None] = {}
         for name in sorted(left):
             section = name.partition(".")[0]
-            whole = all(key in left for key in self._given if key.startswith(f"{section}."))
+            whole = not any(key.startswith(f"{section}.") for key in self._taken & self._given.keys())
             found[_printable(section if whole else name)] = None
         return tuple(found)
 

@@ -66,7 +66,11 @@ def test_each_setting_of_the_file_is_the_recipes(tmp_path):
 
 def test_it_is_said_where_each_setting_is_from(tmp_path, capsys):
     write_snapshot(tmp_path / NAME)
-    write_options(tmp_path, loss_kwargs={**OPTIONS["loss_kwargs"], "pl_no_weight_grad": True})
+    write_options(
+        tmp_path,
+        loss_kwargs={**OPTIONS["loss_kwargs"], "pl_no_weight_grad": True, "blur_init_sigma": 0},
+        resume_pkl=None,
+    )
     imported(tmp_path)
     text = capsys.readouterr().out
     theirs = words(text, f"from {tmp_path / 'training_options.json'} and the snapshot:")
