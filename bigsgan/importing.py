@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,15 @@ from torch import Tensor
 
 from bigsgan import checkpoint, shipped
 from bigsgan.config import NETWORKS, Recipe, parse_recipe, plan_run
-from bigsgan.config.run_directory import RECIPE_FILE, refuse_directory, write_recipe
+from bigsgan.config.run_directory import RECIPE_FILE, flat, refuse_directory, write_recipe
 from bigsgan.config.sections import Checkpoints
-from bigsgan.config.yaml_file import read_yaml
+from bigsgan.config.yaml_file import apply_override, read_yaml
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
+from bigsgan.training.state import BUFFER, MASTER, STEP
+from bigsgan.weights.optimizer_state import Moments
+from bigsgan.weights.settings import checked
 from bigsgan.weights.sources import Found, read_source
 
 # Recipes that ship for a family, with whose settings imported networks train on until the user says otherwise.
@@ -30,11 +35,29 @@ _RECIPES = {
     "pix2pix": ("pix2pix_facades",),
 }
 
+_LEARNING = (
+    *("batch", "accumulation", "total_nimg", "objective", "augmentation", "optimizer", "ema", "data.horizontal_flip"),
+    "generator.style_mixing",
+)
+"""How keys begin that change what is learnt, which an import says."""
+
+_MOST_NIMG = 10**12
+"""Checkpoints are named after images in twelve digits."""
+
+_MOST_NAMES = 60
+
 _SIZES = ("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm")
 
 
-def main(source: str, weights: Path, discriminator: Path | None, out: Path, norm_eps: float | None = None) -> None:
-    """Write a run directory at the images seen that a snapshot's name tells, else at 0.
+def main(
+    source: str,
+    weights: Path,
+    discriminator: Path | None,
+    out: Path,
+    norm_eps: float | None = None,
+    settings_file: str | None = None,
+) -> None:
+    """Write a run directory at the images seen that a snapshot or its name tells, else at 0.
 
     Where there is no discriminator, training on begins with a new one.
 
@@ -44,32 +67,40 @@ def main(source: str, weights: Path, discriminator: Path | None, out: Path, norm
     if os.path.lexists(out / RECIPE_FILE):
         raise UserError("--out", str(out), "holds a run already", "give another directory")
     refuse_directory(out, "--out")
-    found = read_source(source, weights, discriminator, norm_eps)
-    nimg = _images_seen(weights)
-    name, recipe = make_recipe(found, out, nimg)
-    entries = {name: _Entry(recipe, name, state) for name, state in found.states.items()}
-    write_recipe(recipe, out, plan_run(recipe, 1).deepspeed_files)
+    found = read_source(source, weights, discriminator, norm_eps, settings_file)
+    in_name = _images_in_name(weights)
+    nimg = found.nimg if found.nimg is not None else in_name
+    if nimg >= _MOST_NIMG:
+        raise UserError("--weights", str(weights), f"has seen {nimg} images, it says", "give another snapshot")
+    recipe, chosen = make_recipe(found, out, nimg)
+    files = checked(found.settings, lambda: plan_run(recipe, 1).deepspeed_files)
+    entries = {name: _Entry(recipe, name, state, found.moments.get(name)) for name, state in found.states.items()}
+    write_recipe(recipe, out, files)
     saver = checkpoint.Saver(out / "checkpoints", checkpoint.OneRank(), Checkpoints(background=False))
     if not saver.save(nimg, entries, checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})):
         raise UserError("--out", str(out), "could not be written (the warnings above say why)", "make room")
     numel = sum(tensor.numel() for tensor in found.states["generator"].values()) / 1e6
     also = "and its discriminator" if "discriminator" in entries else "without a discriminator"
     print(f"{out}: a {recipe.generator.family} generator of {numel:.2f} M numbers, {also}")
-    print(_settings(name, recipe, nimg))
+    print(chosen)
+    print(_state_taken(recipe, found, nimg, bool(in_name)))
     print(f"look at it:    bigsgan sample --run {out} --out samples.png")
     print(f"train on:      {shipped.train_command()} --config {out / RECIPE_FILE} data.root=...")
 
 
-def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[str, Recipe]:
-    """The recipe that comes closest by family, resolution and classes, with the networks that the weights fit.
+def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
+    """The recipe that comes closest by family, resolution and classes, with what is known of the weights' training.
 
     Args:
-        found: The weights.
+        found: The weights, and the settings that they were trained with.
         out: The run directory.
         nimg: Images that the weights had seen, where that is known.
 
     Returns:
-        The name of the recipe whose settings were taken, and the recipe.
+        The recipe, and text that says where its settings are from.
+
+    Raises:
+        UserError: The settings do not make a recipe.
     """
     family = found.sections["generator"]["family"]
     trees = {name: read_yaml(shipped.recipe(name)) for name in _RECIPES[family]}
@@ -83,15 +114,37 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[str, Recipe]:
     for network in NETWORKS:
         tree[network] = found.sections.get(network) or _partner(found.sections["generator"])
     tree["generator"] = {**kept, **tree["generator"]}
-    if found.augmentation_p is not None and "target" in tree.get("augmentation", {}):
-        tree["augmentation"]["p"] = found.augmentation_p
+    settled = flat(tree)
+    known = _known_keys(found)
+    for key, value in known.items():
+        apply_override(tree, key.split("."), value)
+    _go_on(tree, found, nimg)
+    recipe: Recipe = checked(found.settings, lambda: parse_recipe(tree))
+    return recipe, _settings(name, recipe, settled, flat(known), found)
+
+
+def _known_keys(found: Found) -> dict[str, Any]:
+    """Keys of a recipe that settings tell, the file's before the snapshot's."""
+    keys: dict[str, Any] = {}
+    for settings in found.settings:
+        for key, value in settings.keys.items():
+            if not isinstance(value, Mapping | None):
+                keys[key] = value
+            else:  # a whole section replaces what was said of its keys
+                keys = {other: each for other, each in keys.items() if not other.startswith(f"{key}.")} | {key: value}
+    return keys
+
+
+def _go_on(tree: dict[str, Any], found: Found, nimg: int) -> None:
+    """Let ADA's p, the duration and the average go on from where they stand."""
+    augmentation = tree.get("augmentation") or {}
+    if found.augmentation_p is not None and "final_p" not in augmentation and augmentation:
+        apply_override(tree, ["augmentation", "p"], found.augmentation_p)
     if nimg >= tree["total_nimg"]:
         tree["total_nimg"] = 2 * nimg
-    if (
-        not nimg
-    ):  # the average is an old one, though no image is counted: what shortens a young one's memory is left out
+    if not nimg:
+        # The average is an old one, though no image is counted: what shortens a young one's memory is left out.
         tree["ema"] = {"half_life_nimg": tree["ema"]["half_life_nimg"]}
-    return name, parse_recipe(tree)
 
 
 def _distance(data: dict[str, Any], found: dict[str, Any]) -> tuple[float, bool, int]:
@@ -101,32 +154,49 @@ def _distance(data: dict[str, Any], found: dict[str, Any]) -> tuple[float, bool,
     return apart, bool(classes) != bool(found_classes), abs(classes - found_classes)
 
 
-def _images_seen(weights: Path) -> int:
+def _images_in_name(weights: Path) -> int:
     """Images that a snapshot's name tells, as NVIDIA's and R3GAN's training loops write it; else 0."""
     found = re.fullmatch(r"network-snapshot-([0-9]{6,9})\.pkl", weights.name)
     return 1000 * int(found[1]) if found else 0
 
 
-def _settings(name: str, recipe: Recipe, nimg: int) -> str:
-    """What training on would do, and why."""
-    data, objective, ema = recipe.data, recipe.objective, recipe.ema
-    r1 = f"R1 {objective.r1.weight}" if objective.r1 else "no R1"
-    path_length = f"path length {objective.path_length.weight}" if objective.path_length else "no path length"
-    lr = f"learning rates {recipe.optimizer.generator.lr} and {recipe.optimizer.discriminator.lr}"
-    augmentation = (
-        f", augmentation at p {recipe.augmentation.p:g}"
-        if recipe.augmentation and recipe.augmentation.target is not None
-        else ""
-    )
-    seen = f"{nimg} images seen (from the file's name)" if nimg else "images seen are not known: counted from 0"
-    return "\n".join(
-        [
-            f"settings:      launch/recipes/{name}.yaml, the nearest to {data.resolution}x{data.resolution} "
-            f"and {data.num_classes} classes; settings in the file are not read",
-            f"               {r1}, {path_length}, {lr}, EMA half-life {ema.half_life_nimg}",
-            f"               {seen}; the EMA is kept, optimizers begin anew{augmentation}",
-        ]
-    )
+def _settings(name: str, recipe: Recipe, settled: Mapping[str, Any], known: Mapping[str, Any], found: Found) -> str:
+    """Which settings are whose, of those that change what is learnt, and which have no place."""
+    values = flat(recipe.model_dump())
+    theirs = {key: value for key, value in known.items() if key in values and values[key] == value}
+    ours = {key: values[key] for key in values if key in settled and key not in theirs and key.startswith(_LEARNING)}
+    origins = " and ".join(settings.origin for settings in reversed(found.settings) if settings.keys)
+    nearest = f"the nearest to {recipe.data.resolution}x{recipe.data.resolution} and {recipe.data.num_classes} classes"
+    lines = [f"from {origins}:", *_listed(theirs)] if theirs else []
+    lines += [f"from launch/recipes/{name}.yaml, {nearest}:", *_listed(ours)]
+    left = [name for settings in found.settings for name in settings.left]
+    left += [key for key in known if key not in theirs and key != "augmentation.p"]  # as an import has to go on
+    if left:
+        more = [f"and {len(left) - _MOST_NAMES} more"] if len(left) > _MOST_NAMES else []
+        lines += ["not taken:", *_wrapped(left[:_MOST_NAMES] + more)]
+    return "\n".join(f"{'settings:' if i == 0 else '':<15}{line}" for i, line in enumerate(lines))
+
+
+def _state_taken(recipe: Recipe, found: Found, nimg: int, in_name: bool) -> str:
+    """What of the training's state goes on, besides the networks."""
+    where = "in the snapshot" if found.nimg is not None else "in the file's name" if in_name else ""
+    seen = f"{nimg} images seen, as said {where}" if where else "images seen are not known: counted from 0"
+    optimizers = [f"Adam of the {n} goes on after {moments.steps} updates" for n, moments in found.moments.items()]
+    optimizers += [f"Adam of the {n} begins anew ({problem})" for n, problem in found.without_moments.items()]
+    lines = [f"{seen}; the EMA is kept", *(optimizers or ["optimizer state: not taken, Adam begins anew"])]
+    if found.augmentation_p is not None and recipe.augmentation and recipe.augmentation.final_p is None:
+        lines.append(f"augmentation at p {recipe.augmentation.p:g}, as in the snapshot")
+    return "\n".join(f"{'state:' if i == 0 else '':<15}{line}" for i, line in enumerate(lines))
+
+
+def _listed(values: Mapping[str, Any]) -> list[str]:
+    """Keys and values as overrides are written."""
+    shown = {key: "null" if value is None else json.dumps(value).replace(" ", "") for key, value in values.items()}
+    return _wrapped([f"{key}={value}" for key, value in shown.items()])
+
+
+def _wrapped(words: Sequence[str]) -> list[str]:
+    return textwrap.wrap(" ".join(words), 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _partner(generator: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +207,7 @@ def _partner(generator: dict[str, Any]) -> dict[str, Any]:
 class _Entry:
     """Parameters and buffers of one network, whole, as an entry of a checkpoint."""
 
-    def __init__(self, recipe: Recipe, name: str, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, recipe: Recipe, name: str, state: Mapping[str, Tensor], moments: Moments | None = None) -> None:
         network = "discriminator" if name == "discriminator" else "generator"
         stack = build_network(recipe, network)
         initialize(stack, initial_seed(recipe, network))
@@ -150,12 +220,16 @@ class _Entry:
             raise UserError(field, None, problem, "give the two networks of one training")
         stack.load_state_dict(dict(state), strict=False)
         self._parameters, self._buffers = dict(stack.named_parameters()), dict(stack.named_buffers())
+        self._moments = moments
 
     def parts(self) -> list[checkpoint.Part]:
-        """Float32 parameters, and buffers."""
-        masters = [checkpoint.Part("master", n, 0, p.detach().float().flatten()) for n, p in self._parameters.items()]
-        return masters + [checkpoint.Part("buffer", n, 0, b.flatten()) for n, b in self._buffers.items()]
+        """Float32 parameters, buffers, and what Adam keeps of the parameters."""
+        found = [checkpoint.Part(MASTER, n, 0, p.detach().float().flatten()) for n, p in self._parameters.items()]
+        found += [checkpoint.Part(BUFFER, n, 0, b.flatten()) for n, b in self._buffers.items()]
+        for kind, values in (self._moments.values if self._moments else {}).items():
+            found += [checkpoint.Part(kind, n, 0, values[n].flatten()) for n in self._parameters]
+        return found
 
     def numbers(self) -> dict[str, float]:
-        """Return none."""
-        return {}
+        """Updates that Adam has made."""
+        return {STEP: self._moments.steps} if self._moments else {}

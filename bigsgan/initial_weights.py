@@ -13,7 +13,7 @@ from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.training.ema import ShardedAverage
-from bigsgan.training.state import AverageState, load_buffers, load_shard
+from bigsgan.training.state import STEP, AverageState, load_buffers, load_optimizer, load_shard
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class InitialWeights(NamedTuple):
         recipe: Of the run that they were trained in.
         checkpoint: Of that run.
         live: Take the generator as it was trained and not its average.
-        own: The run directory is that of an import, whose EMA and count of images go on.
+        own: The run directory is that of an import, whose EMA, count of images and optimizer state go on.
     """
 
     recipe: Recipe
@@ -47,7 +47,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[
     Raises:
         UserError: The networks differ in more than their classes.
     """
-    other, found, live, _ = initial
+    other, found, live, own = initial
     # What the recipe asks for, with the other run's classes: that has to be the other run's network.
     same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": other.data.num_classes})})
     reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
@@ -62,7 +62,14 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[
         kept = {name for name, shape in ours.items() if theirs.get(name) == shape}
         if left := sorted(ours.keys() - kept):
             _log.warning("%s: %d tensors of other classes begin anew, such as %s", network, len(left), left[0])
-        _fill(engines[network], reader.entry(entry), kept)
+        saved = reader.entry(entry)
+        _fill(engines[network], saved, kept)
+        if not own or STEP not in saved.numbers:
+            continue
+        if left or getattr(recipe.optimizer, network).kind != "adam":
+            _log.warning("%s: the imported optimizer state does not fit: it begins anew", network)
+        else:
+            load_optimizer(saved, engines[network])
 
 
 def load_imported_average(recipe: Recipe, initial: InitialWeights, engine: Engine, average: ShardedAverage) -> None:

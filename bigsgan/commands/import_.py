@@ -19,6 +19,9 @@ def add(commands: Commands) -> None:
     command.add_argument("--weights", required=True, help="pickle, or state dict of the generator")
     command.add_argument("--discriminator", help="state dict of the discriminator, if it has a file of its own")
     command.add_argument("--bn-eps", type=float, help="BN_eps of a BigGAN-PyTorch generator, if it was not 1e-5")
+    command.add_argument(
+        "--settings", help="file of what the weights were trained with, if not beside them; none takes no settings"
+    )
     command.add_argument("--out", required=True, help="run directory to make")
     command.set_defaults(run=run)
 
@@ -33,5 +36,6 @@ def run(options: argparse.Namespace) -> int:
         discriminator=None if options.discriminator is None else Path(options.discriminator),
         out=Path(options.out),
         norm_eps=options.bn_eps,
+        settings_file=options.settings,
     )
     return 0

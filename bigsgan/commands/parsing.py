@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 _PATHS = {
     "config": "--config", "run_directory": "--run", "out": "--out", "plot": "--plot", "source": "SRC",
     "destination": "DST", "input": "--input", "weights": "--weights", "discriminator": "--discriminator",
-    "features": "--features",
+    "features": "--features", "settings": "--settings",
 }  # fmt: skip
 """Options and arguments that are paths: their attribute, and how messages call them."""
 

@@ -49,20 +49,9 @@ class EngineState:
     def load(self, saved: SavedValues) -> None:
         """Restore masters, optimizer state, buffers and counters, and bring the parameters up to date."""
         load_buffers(saved, dict(self._engine.network.named_buffers()))
-        kinds = sorted(saved.kinds - {MASTER, BUFFER})
-        for i, shard in enumerate(self._engine.shards()):
+        for shard in self._engine.shards():
             load_shard(saved, shard)
-            state: dict[str, Any] = {}
-            for kind in kinds:
-                # What the optimizer never moved, as nothing gave it a gradient, was not saved.
-                known = [piece for piece in shard.pieces if saved.has(kind, piece.name)]
-                if known or not shard.pieces:
-                    state[kind] = torch.zeros_like(shard.master)
-                    load_shard(saved, shard._replace(pieces=known), kind, state[kind])
-            if state and STEP in saved.numbers:
-                state["step"] = saved.numbers[STEP]
-            if state:
-                self._engine.load_optimizer_state(i, state)
+        load_optimizer(saved, self._engine)
         self._engine.publish()
         self._engine.load_scalars({key: value for key, value in saved.numbers.items() if key != STEP})
 
@@ -107,6 +96,24 @@ def load_shard(saved: SavedValues, shard: Shard, kind: str = MASTER, out: Tensor
     values = shard.master if out is None else out
     for piece in shard.pieces:
         saved.read(kind, piece.name, piece.offset, values[piece.start : piece.start + piece.numel])
+
+
+@torch.no_grad()
+def load_optimizer(saved: SavedValues, engine: Engine) -> None:
+    """Restore the optimizer's state, if any was saved."""
+    kinds = sorted(saved.kinds - {MASTER, BUFFER})
+    for i, shard in enumerate(engine.shards()):
+        state: dict[str, Any] = {}
+        for kind in kinds:
+            # What the optimizer never moved, as nothing gave it a gradient, was not saved.
+            known = [piece for piece in shard.pieces if saved.has(kind, piece.name)]
+            if known or not shard.pieces:
+                state[kind] = torch.zeros_like(shard.master)
+                load_shard(saved, shard._replace(pieces=known), kind, state[kind])
+        if state and STEP in saved.numbers:
+            state["step"] = saved.numbers[STEP]
+        if state:
+            engine.load_optimizer_state(i, state)
 
 
 def _buffer_parts(engine: Engine, buffers: dict[str, Tensor]) -> Iterator[Part]:

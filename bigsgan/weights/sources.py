@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
-import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from bigsgan.errors import UserError
-from bigsgan.paths import check_regular, check_stored
-from bigsgan.weights import biggan_pytorch, pix2pix, r3gan, studiogan, stylegan
-from bigsgan.weights.stylegan_pickle import ForeignNetwork, read_networks
+from bigsgan.weights import (
+    biggan_pytorch,
+    biggan_settings,
+    nvidia_settings,
+    pix2pix,
+    pix2pix_settings,
+    r3gan,
+    studiogan,
+    stylegan,
+)
+from bigsgan.weights.optimizer_state import Moments, adam_moments
+from bigsgan.weights.settings import NONE, OPTION, Settings
+from bigsgan.weights.stylegan_pickle import ForeignNetwork, Snapshot, read_snapshot
+from bigsgan.weights.tensor_file import check_file, read_content
 
 SOURCES: dict[str, ModuleType] = {
     "biggan-pytorch": biggan_pytorch,
@@ -45,16 +54,30 @@ class Found(NamedTuple):
         data: Keys of the recipe's section that shapes tell.
         sections: By network, its section.
         states: By entry of a checkpoint (generator, average, discriminator), parameters and buffers under our names.
+        settings: What the weights were trained with, as far as it is known: first the snapshot's, then the file's.
         augmentation_p: Probability of ADA's augmentations, where a pickle holds them.
+        nimg: Images seen, where the files hold them.
+        moments: By network, the optimizer's state.
+        without_moments: By network, why an optimizer's state that is there was not taken.
     """
 
     data: dict[str, Any]
     sections: dict[str, dict[str, Any]]
     states: dict[str, dict[str, Tensor]]
+    settings: tuple[Settings, ...] = ()
     augmentation_p: float | None = None
+    nimg: int | None = None
+    moments: Mapping[str, Moments] = MappingProxyType({})
+    without_moments: Mapping[str, str] = MappingProxyType({})
 
 
-def read_source(source: str, weights: Path, discriminator: Path | None, norm_eps: float | None = None) -> Found:
+def read_source(
+    source: str,
+    weights: Path,
+    discriminator: Path | None,
+    norm_eps: float | None = None,
+    settings_file: str | None = None,
+) -> Found:
     """Read published weights.
 
     Args:
@@ -62,18 +85,26 @@ def read_source(source: str, weights: Path, discriminator: Path | None, norm_eps
         weights: The generator's state dict, or a pickle with all networks.
         discriminator: The discriminator's state dict, if it has a file of its own.
         norm_eps: What BigGAN-PyTorch's generator was trained with as ``BN_eps``; None for its default.
+        settings_file: Path of what the trainer was set to, ``none`` to take no settings, or None for the file that the
+            trainer puts beside the weights, if it is there.
 
     Raises:
         UserError: A file cannot be read, holds code, or is not of that source.
     """
     if norm_eps is not None and source != "biggan-pytorch":
         raise UserError("--bn-eps", norm_eps, f"is an argument of biggan-pytorch, not of {source}", "leave it out")
-    networks = _read("--weights", weights)
+    check_file("--weights", weights)
+    in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
+    snapshot = _read("--weights", weights)
+    networks = snapshot.networks
     if discriminator is not None:
-        others = _read("--discriminator", discriminator)
+        others = _read("--discriminator", discriminator).networks
         if "D" not in others and len(others) != 1:
             raise UserError("--discriminator", str(discriminator), "holds no discriminator", "give the file of one")
         networks["D"] = others.get("D") or next(iter(others.values()))
+        snapshot = snapshot._replace(
+            optimizers={name: each for name, each in snapshot.optimizers.items() if name == "G"}
+        )
     average = networks.get("G_ema", networks.get("G"))
     if average is None:
         raise UserError("--weights", str(weights), "holds no generator", "give the file of a generator")
@@ -86,8 +117,58 @@ def read_source(source: str, weights: Path, discriminator: Path | None, norm_eps
     if "D" in networks:
         sections["discriminator"] = _section(module.discriminator_section, networks["D"])
         states["discriminator"] = module.discriminator_state(networks["D"].state)
-    p = networks["augment_pipe"].state.get("p") if "augment_pipe" in networks else None
-    return Found(module.data_section(average.state), sections, states, None if p is None else float(p))
+    own = [] if settings_file == NONE else [nvidia_settings.snapshot_settings(snapshot)]
+    return Found(
+        module.data_section(average.state),
+        sections,
+        states,
+        tuple(found for found in [*own, in_file] if found.keys or found.left),
+        nvidia_settings.augmentation_p(networks.get("augment_pipe")),
+        snapshot.nimg if snapshot.nimg is not None else nimg,
+        *_moments(module, snapshot),
+    )
+
+
+def _file_settings(
+    source: str, weights: Path, given: str | None, norm_eps: float | None
+) -> tuple[Settings, int | None]:
+    """Settings in a file of their own, and the images seen that it tells."""
+    beside = {
+        **dict.fromkeys(("stylegan2-ada", "stylegan3-style2", "r3gan"), weights.with_name(nvidia_settings.FILE)),
+        "biggan-pytorch": biggan_settings.file_beside(weights),
+        "pix2pix": weights.with_name(pix2pix_settings.FILE),
+    }
+    if given is not None and given != NONE and source not in beside:
+        raise UserError(OPTION, given, f"is not read for {source}", "leave it out")
+    path = beside.get(source) if given is None else Path(given)
+    if given == NONE or path is None or (given is None and not os.path.isfile(path)):
+        return Settings(), None
+    if source == "biggan-pytorch":
+        return biggan_settings.file_settings(path, norm_eps)
+    if source == "pix2pix":
+        return pix2pix_settings.file_settings(path), None
+    return nvidia_settings.file_settings(source, path), None
+
+
+def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments], dict[str, str]]:
+    """States of optimizers under our names, and of those that cannot be taken the reasons."""
+    taken, left = {}, {}
+    for theirs, ours, convert in (
+        ("G", "generator", module.generator_state),
+        ("D", "discriminator", module.discriminator_state),
+    ):
+        network = snapshot.networks.get(theirs)
+        if theirs not in snapshot.optimizers or network is None:
+            continue
+        try:
+            moments = adam_moments(snapshot.optimizers[theirs], network)
+        except ValueError as error:
+            left[ours] = str(error)
+            continue
+        # A network with moments in the place of its parameters, whose names and layouts change as theirs do.
+        values = {kind: convert({**network.state, **each}) for kind, each in moments.values.items()}
+        taken[ours] = Moments(moments.steps, values)
+    return taken, left
 
 
 def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
@@ -96,49 +177,12 @@ def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
     return describe(network.state)
 
 
-def _read(option: str, path: Path) -> dict[str, ForeignNetwork]:
-    """Networks in a file, by name: a state dict alone is G's."""
-    try:
-        check_regular(path)
-    except OSError as error:
-        raise UserError(option, str(path), f"cannot be read ({error.strerror})", "give another file") from None
+def _read(option: str, path: Path) -> Snapshot:
+    """What a file holds: a state dict alone is G's."""
+    check_file(option, path)
     if path.suffix == ".pkl":
-        return dict(read_networks(path))
-    try:
-        check_stored(path)
-    except ValueError as error:
-        what = "holds code, which is not run" if "/code/" in str(error) else f"cannot be read: {error}"  # TorchScript's
-        raise UserError(option, str(path), what, "save the state dict alone, by torch.save") from None
-    try:
-        content = load_file(path) if path.suffix == ".safetensors" else _load(path)
-    except OSError as error:
-        raise UserError(option, str(path), f"cannot be read ({error.strerror or error})", "give another file") from None
-    except Exception as error:  # damaged bytes make the reader raise whatever it likes
-        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = "cannot be read: it is damaged, or of another format"
-        if asked or "weights_only" in str(error):  # never torch's text, whose advice is to run the code
-            what = f"holds code{f' ({asked[1]})' if asked else ''}, which is not run"
-        remedy = "give a state dict, as .pth or .safetensors, in which there are tensors alone"
-        raise UserError(option, str(path), what, remedy) from None
-    return {"G": ForeignNetwork("", {}, _state(option, path, content))}
-
-
-def _load(path: Path) -> Any:
-    """Load a file of tensors and plain values; NumPy's numbers, such as a trainer's best score, are passed over."""
-    numpy = [*(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")), "numpy.dtype"]
-    with warnings.catch_warnings(), torch.serialization.safe_globals([(_PassedOver, name) for name in numpy]):
-        warnings.simplefilter("ignore")  # of torch, about a pickle's version
-        return torch.load(path, "cpu", weights_only=True)
-
-
-class _PassedOver:
-    """Stands for a value that is not needed."""
-
-    def __init__(self, *arguments: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
+        return read_snapshot(path)
+    return Snapshot({"G": ForeignNetwork("", {}, _state(option, path, read_content(option, path)))})
 
 
 def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:

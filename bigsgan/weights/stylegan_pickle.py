@@ -14,10 +14,11 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -42,15 +43,35 @@ class ForeignNetwork:
         init_kwargs: What the original was made with, and the defaults of stylegan2-ada-pytorch where stylegan3 has
             others. Values that are not plain Python are placeholders.
         state: Parameters and buffers by their names, on the host.
+        parameters: Names of the parameters, in PyTorch's order, which optimizers number them by; empty if not known.
     """
 
     class_name: str
     init_kwargs: dict[str, Any]
     state: dict[str, Tensor]
+    parameters: tuple[str, ...] = ()
 
 
-def read_networks(path: Path) -> dict[str, ForeignNetwork]:
-    """Read the networks of a pickle, by their names in it: ``G``, ``D`` and ``G_ema``.
+class Snapshot(NamedTuple):
+    """What a training loop saved.
+
+    Attributes:
+        networks: By their names in it: ``G``, ``D``, ``G_ema`` and ``augment_pipe``.
+        training_set: Settings of the data, or None where they are not known, as in a pickle converted from TensorFlow.
+        nimg: Images seen, in R3GAN's.
+        optimizers: State dicts of the optimizers of ``G`` and ``D``, in R3GAN's.
+        unaugmented: Whether it says that there were no augmentations, as converted pickles do too.
+    """
+
+    networks: dict[str, ForeignNetwork]
+    training_set: dict[str, Any] | None = None
+    nimg: int | None = None
+    optimizers: Mapping[str, dict[str, Any]] = MappingProxyType({})
+    unaugmented: bool = False
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Read a pickle of a training loop.
 
     Raises:
         UserError: The file cannot be read, is of another kind, is damaged, or asks for code.
@@ -60,11 +81,7 @@ def read_networks(path: Path) -> dict[str, ForeignNetwork]:
             content = _Unpickler(file).load()
         if not isinstance(content, dict):
             raise pickle.UnpicklingError("it holds no dictionary")
-        return {
-            str(name): ForeignNetwork(value.class_name, _arguments(value), dict(_tensors(value)))
-            for name, value in content.items()
-            if isinstance(value, _Persistent) and "_modules" in value.attributes
-        }
+        return _snapshot(content)
     except _TensorFlowError:
         remedy = "convert it with legacy.py of stylegan2-ada-pytorch or stylegan3 first"
         raise UserError(str(path), None, "is a legacy pickle of TensorFlow, which is not supported", remedy) from None
@@ -75,6 +92,46 @@ def read_networks(path: Path) -> dict[str, ForeignNetwork]:
         raise UserError(
             str(path), None, problem, "give a snapshot of stylegan2-ada-pytorch, stylegan3 or R3GAN"
         ) from None
+
+
+def _snapshot(content: dict[Any, Any]) -> Snapshot:
+    networks = {
+        str(name): _network(value)
+        for name, value in content.items()
+        if isinstance(value, _Persistent) and "_modules" in value.attributes
+    }
+    training_set, nimg = content.get("training_set_kwargs"), content.get("cur_nimg")
+    return Snapshot(
+        networks,
+        training_set if isinstance(training_set, dict) else None,
+        nimg if type(nimg) is int and nimg >= 0 else None,
+        {name: _optimizer(content[f"{name}_opt_state"]) for name in ("G", "D") if f"{name}_opt_state" in content},
+        content.get("augment_pipe", ...) is None,
+    )
+
+
+def _network(module: _Persistent) -> ForeignNetwork:
+    named = list(_tensors(module))
+    parameters = tuple(name for is_parameter, name, _ in named if is_parameter)
+    state = {name: tensor for _, name, tensor in named}
+    return ForeignNetwork(module.class_name, _arguments(module), state, parameters)
+
+
+def _optimizer(saved: Any) -> dict[str, Any]:
+    """An optimizer's state dict with its tensors, as far as it is laid out as PyTorch does."""
+
+    def opened(value: Any) -> Any:
+        return value.content if isinstance(value, _Boxed) else value
+
+    state, groups = (saved.get(key) if isinstance(saved, dict) else None for key in ("state", "param_groups"))
+    return {
+        "param_groups": groups,
+        "state": {
+            number: {kind: opened(value) for kind, value in values.items()}
+            for number, values in _plain(state).items()
+            if isinstance(values, dict)
+        },
+    }
 
 
 class _TensorFlowError(pickle.UnpicklingError):
@@ -262,6 +319,8 @@ def _arguments(network: _Persistent) -> dict[str, Any]:
     positional = dict(zip(names, places, strict=False)) if isinstance(places, tuple) else {}
     given = {**positional, **_dictionary(network, "_init_kwargs")}
     last = children.get("mapping" if "synthesis" in children else "b4")
+    if last is None:  # neither of the two networks: the augmentations
+        return given
     layers = _dictionary(last, "_modules").values() if isinstance(last, _Persistent) else ()
     if not given or any(isinstance(layer, _Persistent) and "in_features" in layer.attributes for layer in layers):
         return given
@@ -276,18 +335,19 @@ def _plain(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _tensors(network: _Persistent) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers of a module and all within it, under PyTorch's names."""
+def _tensors(network: _Persistent) -> Iterator[tuple[bool, str, Tensor]]:
+    """Parameters (True) and buffers of a module and all within it, under PyTorch's names and in its order."""
     seen: set[int] = set()
 
-    def walk(module: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def walk(module: Any, prefix: str) -> Iterator[tuple[bool, str, Tensor]]:
         # A module that is its own child would never end, and one that is there twice at many levels hardly ever.
         if not isinstance(module, _Persistent) or id(module) in seen:
             raise pickle.UnpicklingError("its modules form no tree")
         seen.add(id(module))
-        for name, tensor in {**_dictionary(module, "_parameters"), **_dictionary(module, "_buffers")}.items():
+        parameters = _dictionary(module, "_parameters")
+        for name, tensor in {**parameters, **_dictionary(module, "_buffers")}.items():
             if isinstance(tensor, _Boxed) and isinstance(tensor.content, Tensor):
-                yield f"{prefix}{name}", tensor.content.contiguous()
+                yield name in parameters, f"{prefix}{name}", tensor.content.contiguous()
             elif tensor is not None:
                 raise pickle.UnpicklingError(f"{prefix}{name} is no tensor")
         for name, child in _dictionary(module, "_modules").items():

@@ -65,25 +65,43 @@ def built(classes: dict[str, type[nn.Module]], state: dict[str, torch.Tensor], b
     return root.eval().requires_grad_(False)
 
 
+def trained(network: nn.Module, updates: int) -> dict[str, Any]:
+    """The state dict of an optimizer after random gradients."""
+    adam = torch.optim.Adam(network.parameters(), lr=float(np.float64(2e-4)), betas=(0.0, 0.9))
+    before = [parameter.clone() for parameter in network.parameters()]
+    for seed in range(updates):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in network.parameters():
+            parameter.grad = 0.01 * torch.randn(parameter.shape, generator=generator)
+        adam.step()
+    with torch.no_grad():
+        for parameter, old in zip(network.parameters(), before, strict=True):
+            parameter.copy_(old)
+            parameter.grad = None
+    return adam.state_dict()
+
+
 def snapshot(
-    classes: dict[str, type[nn.Module]], record: dict[str, torch.Tensor], g16: list[int], d16: list[int]
+    classes: dict[str, type[nn.Module]],
+    record: dict[str, torch.Tensor],
+    g16: list[int],
+    d16: list[int],
+    nimg: int = 3_200_000,
 ) -> dict:
     def part(prefix: str) -> dict[str, torch.Tensor]:
         return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
 
     g, d = part("generator."), part("discriminator.")
-    live = {name: value + 1 for name, value in g.items()}
-    adam = torch.optim.Adam([nn.Parameter(torch.ones(3))], lr=float(np.float64(2e-4)), betas=(0.0, 0.9))
-    adam.param_groups[0]["params"][0].grad = torch.ones(3)
-    adam.step()
+    live = {name: value * 1.25 for name, value in g.items()}
+    networks = built(classes, live, g16), built(classes, d, d16)
     return {
-        "G": built(classes, live, g16),
-        "D": built(classes, d, d16),
+        "G": networks[0],
+        "D": networks[1],
         "G_ema": built(classes, g, g16),
         "training_set_kwargs": {"class_name": "training.dataset.ImageFolderDataset", "use_labels": True},
-        "cur_nimg": 3_200_000,
-        "G_opt_state": adam.state_dict(),
-        "D_opt_state": {**adam.state_dict(), "lr": np.float64(1e-4)},
+        "cur_nimg": nimg,
+        "G_opt_state": trained(networks[0], 3),
+        "D_opt_state": {**trained(networks[1], 4), "lr": np.float64(1e-4)},
     }
 
 

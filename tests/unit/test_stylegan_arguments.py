@@ -103,7 +103,7 @@ def test_a_converted_discriminator_becomes_a_run(tmp_path):
     d_section = discriminator_section(d_state, arguments_of("discriminator_converted"))
     data = {**data_section(g_state), **data_section(d_state)}
     found = Found(data, {"generator": generator_section(g_state), "discriminator": d_section}, {})
-    _, recipe = importing.make_recipe(found, tmp_path / "run")
+    recipe, _ = importing.make_recipe(found, tmp_path / "run")
     assert (recipe.discriminator.mapping_layers, recipe.discriminator.mbstd_group) == (0, None)
     plan_run(recipe, 1)
     with pytest.raises(

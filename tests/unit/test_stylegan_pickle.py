@@ -24,13 +24,13 @@ from torch.testing import assert_close
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.errors import UserError
 from bigsgan.weights.stylegan import discriminator_section, discriminator_state, generator_section, generator_state
-from bigsgan.weights.stylegan_pickle import read_networks
+from bigsgan.weights.stylegan_pickle import read_snapshot
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "stylegan2"
 
 
 def test_a_snapshot_is_read_without_running_its_source():
-    networks = read_networks(DATA / "snapshot.pkl")
+    networks = read_snapshot(DATA / "snapshot.pkl").networks
     assert {name: network.class_name for name, network in networks.items()} == {
         "G": "Generator", "D": "Discriminator", "G_ema": "Generator",
     }  # fmt: skip
@@ -42,7 +42,7 @@ def test_a_snapshot_is_read_without_running_its_source():
 
 
 def test_a_snapshot_says_what_shapes_do_not():
-    networks = read_networks(DATA / "snapshot.pkl")
+    networks = read_snapshot(DATA / "snapshot.pkl").networks
     g, d = networks["G_ema"], networks["D"]
     precision = {"conv_clamp": 256.0, "half_resolutions": 1, "half_type": "fp16"}
     sizes = {"family": "stylegan2", "channel_base": 32, "channel_max": 4, "mapping_lr_multiplier": 0.01, **precision}
@@ -75,7 +75,7 @@ def test_arguments_left_out_are_the_projects_own_defaults(tmp_path):
         "D": network_of("D", {}, c_dim=0),
         "G_ema": network_of("G", {"in_features": 4}, z_dim=4),
     }
-    found = {name: network.init_kwargs for name, network in read_networks(written(tmp_path, content)).items()}
+    found = {name: network.init_kwargs for name, network in read_snapshot(written(tmp_path, content)).networks.items()}
     mapping, synthesis = {"w_avg_beta": 0.995}, {"num_fp16_res": 0, "conv_clamp": 8}
     assert found["G"] == {"z_dim": 4, "mapping_kwargs": mapping, "synthesis_kwargs": synthesis}
     assert found["D"] == {"c_dim": 0, "num_fp16_res": 0, "conv_clamp": None}
@@ -88,7 +88,7 @@ def test_arguments_by_position_get_their_names(tmp_path):
         "G": network_of("G", {}, 4, 0, 4, 8, 1, mapping, synthesis_kwargs=synthesis),
         "D": network_of("D", {"in_features": 4}, 0, 8, 1, "orig", 32, 4, 1, 16, None, {}, {}, {"mbstd_group_size": 2}),
     }
-    found = {name: network.init_kwargs for name, network in read_networks(written(tmp_path, content)).items()}
+    found = {name: network.init_kwargs for name, network in read_snapshot(written(tmp_path, content)).networks.items()}
     assert found["G"].items() >= {"z_dim": 4, "mapping_kwargs": mapping, "synthesis_kwargs": synthesis}.items()
     assert found["D"].items() >= {"architecture": "orig", "conv_clamp": 16, "num_fp16_res": 1}.items()
     assert found["D"]["epilogue_kwargs"] == {"mbstd_group_size": 2}
@@ -97,7 +97,7 @@ def test_arguments_by_position_get_their_names(tmp_path):
 def test_a_legacy_pickle_is_refused_by_name(tmp_path):
     network = call(mention("dnnlib.tflib.network", "Network"))
     with pytest.raises(UserError, match=r"legacy pickle of TensorFlow.*convert it with legacy\.py") as caught:
-        read_networks(written(tmp_path, (network, network, network)))
+        read_snapshot(written(tmp_path, (network, network, network)))
     assert "\n" not in str(caught.value)
 
 
@@ -176,7 +176,8 @@ def tensor(offset: Any = 0, size: Any = (2, 2), stride: Any = (2, 1), storage: C
 def test_the_pickles_made_here_have_the_layout_that_is_read(tmp_path):
     inner = module(_buffers={"w_avg": tensor(2, (2,), (1,))})
     g = module(_parameters={"weight": tensor(), "none": None}, _modules={"inner": inner, "none": None})
-    networks = read_networks(written(tmp_path, {"G": g, "other": 3, "easy": Code(EASY + b")" + pickle.NEWOBJ)}))
+    content = {"G": g, "other": 3, "easy": Code(EASY + b")" + pickle.NEWOBJ)}
+    networks = read_snapshot(written(tmp_path, content)).networks
     assert networks.keys() == {"G"}
     assert_close(
         networks["G"].state, {"weight": torch.tensor([[0.0, 1], [2, 3]]), "inner.w_avg": torch.tensor([2.0, 3])}
@@ -189,7 +190,7 @@ def test_tensors_of_a_gpu_come_to_the_host(tmp_path):
     assert b"cuda:0" in there
     weight = tensor(storage=call(STORAGE, there))
     g = module(_parameters={"weight": weight}, _non_persistent_buffers_set=call(mention("builtins", "set"), ()))
-    found = read_networks(written(tmp_path, {"G": g}))["G"].state["weight"]
+    found = read_snapshot(written(tmp_path, {"G": g})).networks["G"].state["weight"]
     assert_close(found, torch.tensor([[0.0, 1], [2, 3]]))
 
 
@@ -269,10 +270,10 @@ def test_a_pickle_that_asks_for_more_is_refused_and_runs_nothing(tmp_path, name,
     path = written(tmp_path, {"G": evil if place == "top" else module(_init_kwargs={"z_dim": evil})})
     pickletools.dis(path.read_bytes(), out=io.StringIO())  # it is well-formed
     if place == "argument" and name in HARMLESS:
-        assert read_networks(path)["G"].state == {}
+        assert read_snapshot(path).networks["G"].state == {}
     else:
         with pytest.raises(UserError, match="is no pickle of StyleGAN or R3GAN that can be read safely"):
-            read_networks(path)
+            read_snapshot(path)
     assert not mark.exists()
 
 
@@ -288,11 +289,11 @@ def test_files_that_are_no_pickles_are_refused(tmp_path):
     for content in (b"", b"not a pickle", whole[:-1], whole[: len(whole) // 2], pickle.dumps([1, 2])):
         path.write_bytes(content)
         with pytest.raises(UserError, match="is no pickle of StyleGAN or R3GAN"):
-            read_networks(path)
+            read_snapshot(path)
     with pytest.raises(UserError, match=r"missing\.pkl: cannot be read"):
-        read_networks(tmp_path / "missing.pkl")
+        read_snapshot(tmp_path / "missing.pkl")
 
 
 def test_a_dotted_name_is_named_in_the_refusal(tmp_path):
     with pytest.raises(UserError, match=r"it asks for os\.system"):
-        read_networks(written(tmp_path, {"G": call(SYSTEM, "true")}))
+        read_snapshot(written(tmp_path, {"G": call(SYSTEM, "true")}))

@@ -1,5 +1,6 @@
 """Training on from an import: the settings of the nearest recipe, the images seen, and the EMA that was imported."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -13,12 +14,9 @@ from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.importing import make_recipe
 from bigsgan.models.augment import AdaptiveAugment
-from bigsgan.models.build import build_network
-from bigsgan.models.network import initialize
 from bigsgan.trained import open_trained
-from bigsgan.weights import sources
 from bigsgan.weights.sources import Found
-from bigsgan.weights.stylegan_pickle import ForeignNetwork
+from tests.snapshots import write_options, write_snapshot
 from tests.unit.test_r3gan_pickle import classes, snapshot
 
 __all__ = ["classes"]
@@ -49,8 +47,8 @@ def test_settings_are_those_of_the_nearest_recipe(tmp_path, family, resolution, 
     if family == "stylegan2":
         sections["discriminator"] = {"family": family, "mbstd_group": 4}
     found = Found({"resolution": resolution, "num_classes": num_classes, "image_channels": 3}, sections, {})
-    chosen, recipe = make_recipe(found, tmp_path / "run")
-    assert chosen == name
+    recipe, text = make_recipe(found, tmp_path / "run")
+    assert text.startswith(f"settings:      from launch/recipes/{name}.yaml, the nearest to {resolution}x{resolution} ")
     if r1 is not None:
         assert recipe.objective.r1.weight == r1
     if name == "stylegan2_cifar":
@@ -61,36 +59,27 @@ def test_settings_are_those_of_the_nearest_recipe(tmp_path, family, resolution, 
 
 
 def test_settings_are_said(classes, tmp_path, capsys):
-    weights = tmp_path / "network-snapshot-030000.pkl"
-    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [])))
+    weights = tmp_path / "network-snapshot-029999.pkl"
+    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [], 30_000_000)))
     run = tmp_path / "run"
     assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
     text = capsys.readouterr().out
-    assert "settings:      launch/recipes/r3gan_cifar10.yaml, the nearest to 16x16 and 0 classes" in text
-    assert "R1 0.05, no path length, learning rates 0.0002 and 0.0002, EMA half-life 5000000" in text
-    assert "30000000 images seen (from the file's name); the EMA is kept, optimizers begin anew" in text
+    assert "settings:      from the snapshot:\n" not in text
+    assert "from launch/recipes/r3gan_cifar10.yaml, the nearest to 16x16 and 0 classes:\n" in text
+    for setting in ("objective.r1.weight=0.05", "optimizer.discriminator.lr=0.0002", "ema.half_life_nimg=5000000"):
+        assert f" {setting} " in text.replace("\n", " ")
+    assert "state:         30000000 images seen, as said in the snapshot; the EMA is kept\n" in text
+    assert "Adam of the generator goes on after 3 updates\n" in text
+    assert "Adam of the discriminator goes on after 4 updates\n" in text
     recipe = read_saved_recipe(run)
     assert (recipe.ema.warmup_nimg, recipe.total_nimg) == (20_000_000, 50_000_000)
     assert open_trained(run, "generator", False, None, CPU).nimg == 30_000_000
 
 
-def test_the_probability_of_augmentations_goes_on(tmp_path, monkeypatch):
-    snapshot_file, read = ROOT / "tests" / "data" / "stylegan2" / "snapshot.pkl", sources.read_networks
-    pipe = ForeignNetwork("AugmentPipe", {}, {"p": torch.tensor(0.37)})
-    monkeypatch.setattr(sources, "read_networks", lambda path: {**read(path), "augment_pipe": pipe})
-    found = sources.read_source("stylegan2-ada", snapshot_file, None)
-    recipe = make_recipe(found, tmp_path / "run")[1]
-    network = build_network(recipe, "discriminator")
-    initialize(network, 0)
-    p = next(module.p for module in network.modules() if isinstance(module, AdaptiveAugment))
-    torch.testing.assert_close(p, torch.tensor([0.37]))
-    assert recipe.augmentation.target == 0.6
-
-
 @pytest.mark.slow
 def test_the_average_and_the_images_seen_go_on(classes, tmp_path):
     weights, run = tmp_path / "network-snapshot-000003.pkl", tmp_path / "run"
-    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [])))
+    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [], 3_000)))
     assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
     before = [open_trained(run, "generator", live, None, CPU).network for live in (False, True)]
     half_life = 64
@@ -113,3 +102,51 @@ def test_the_average_and_the_images_seen_go_on(classes, tmp_path):
         torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=1e-5)
     for name, tensor in live.network.named_parameters():
         torch.testing.assert_close(tensor, still[name], atol=1e-6, rtol=0)
+
+
+def test_a_stylegan_snapshot_goes_on_with_its_settings(tmp_path):
+    """The average, p, the images seen and what depends on them follow the snapshot and the file beside it."""
+    average = write_snapshot(tmp_path / "network-snapshot-000003.pkl")
+    write_options(tmp_path, ada_interval=1, ada_kimg=1, ada_target=0.99)
+    run, weights = tmp_path / "run", str(tmp_path / "network-snapshot-000003.pkl")
+    assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(run)]) == 0
+    overrides = ["data.kind=synthetic", "total_nimg=3016", "checkpoint_nimg=8", "report_nimg=8"]
+    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    reports = [report for report in reports if "ema_decay" in report]
+    assert [report["nimg"] for report in reports] == [3_008, 3_016]
+    expected = average["synthesis.b8.conv0.weight"]
+    for report in reports:
+        decay = 0.5 ** (8 / (0.05 * report["nimg"]))  # the ramp, as the images seen are few for a half-life of 2,500
+        assert report["ema_decay"] == pytest.approx(decay)
+        assert (report["lr/generator"], report["lr/discriminator"]) == (0.002, 0.003)
+        live = dict(open_trained(run, "generator", True, report["nimg"], CPU).network.named_parameters())
+        expected = decay * expected + (1 - decay) * live["layers.2.conv0.weight"].detach()
+    found = dict(open_trained(run, "generator", False, None, CPU).network.named_parameters())
+    torch.testing.assert_close(found["layers.2.conv0.weight"].detach(), expected, atol=1e-6, rtol=1e-5)
+    assert (found["layers.2.conv0.weight"] - average["synthesis.b8.conv0.weight"]).abs().max() > 1e-3
+    d = open_trained(run, "discriminator", False, None, CPU).network
+    (p,) = (module.p for module in d.modules() if isinstance(module, AdaptiveAugment))
+    moved = (float(p) - 0.37) / 0.008  # an adjustment is 8 images of 1,000
+    assert abs(moved) == pytest.approx(2, abs=1e-3) or abs(moved) == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_schedules_begin_where_the_snapshot_stood(classes, tmp_path):
+    """Half-way of R3GAN's 20 M images, each scheduled number is half-way between its values."""
+    weights, run = tmp_path / "x.pkl", tmp_path / "run"
+    weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [], 10_000_000)))
+    assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
+    overrides = ["data.kind=synthetic", "batch=8", "total_nimg=10000008"]
+    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (report,) = (report for report in reports if "ema_decay" in report)
+    assert report["nimg"] == 10_000_008
+    expected = {"lr/generator": 1.25e-4, "beta2/discriminator": 0.945, "penalty_weight/r1": 0.0275}
+    expected |= {"augmentation": 0.275, "ema_decay": 0.5 ** (8 / 2_500_000)}
+    for name, value in expected.items():
+        assert report[name] == pytest.approx(value, rel=1e-5), name

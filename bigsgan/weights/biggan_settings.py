@@ -1,0 +1,102 @@
+"""What BigGAN-PyTorch's ``state_dict.pth`` says of the training: its arguments, and the updates made.
+
+One batch there is ``batch_size`` times ``num_D_accumulations`` images, and so are two of D's steps one each.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from bigsgan.errors import UserError
+from bigsgan.weights.settings import NONE, OPTION, Options, Settings, not_of
+from bigsgan.weights.tensor_file import read_content
+
+_USUAL: dict[str, Any] = {
+    "z_var": 1.0, "G_fp16": False, "D_fp16": False, "G_mixed_precision": False, "D_mixed_precision": False,
+    "num_G_SVs": 1, "num_D_SVs": 1, "num_G_SV_itrs": 1, "num_D_SV_itrs": 1, "which_train_fn": "GAN", "ema": True,
+}  # fmt: skip
+"""Arguments that no recipe has, and their values that ask for nothing else; what only reports is not named."""
+
+_MOST_UPDATES, _MOST_IMAGES = 1 << 40, 1 << 20
+
+
+def file_beside(weights: Path) -> Path:
+    """Where it lies beside ``G.pth``, ``G_ema.pth``, or a copy of these such as ``G_ema_best0.pth``."""
+    suffix = weights.stem.removeprefix("G").removeprefix("_ema")
+    return weights.with_name(f"state_dict{suffix}.pth")
+
+
+def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | None]:
+    """What the file says.
+
+    Args:
+        path: Of the file.
+        norm_eps: ``BN_eps`` where the user has given it, which the file's does not replace.
+
+    Returns:
+        The settings, and the images seen by G; None where the file does not tell them.
+
+    Raises:
+        UserError: The file cannot be read, is something else, or has a value of another type.
+    """
+    try:
+        content = read_content(OPTION, path)
+    except UserError as error:
+        raise UserError(OPTION, str(path), error.problem, f"give another file, or {OPTION} {NONE}") from None
+    config = content.get("config") if isinstance(content, dict) else None
+    if not isinstance(config, dict) or "num_D_steps" not in config or not all(isinstance(key, str) for key in config):
+        raise not_of(path, "BigGAN-PyTorch")
+    options = Options(path, config, {})
+    keys: dict[str, Any] = {"objective.d_steps": options.value("num_D_steps"), "seed": options.value("seed")}
+    keys["data.horizontal_flip"] = options.value("augment")
+    if norm_eps is None:
+        keys["generator.norm_eps"] = options.number("BN_eps")
+    for network, letter in (("generator", "G"), ("discriminator", "D")):
+        keys[f"objective.orthogonal.{network}"] = _half(options.number(f"{letter}_ortho"))
+        betas = [options.number(f"{letter}_B{i}") for i in (1, 2)]
+        if (lr := options.number(f"{letter}_lr")) is not None and None not in betas:
+            section = {"kind": "adam", "lr": lr, "betas": [float(beta or 0) for beta in betas]}
+            eps = options.number("adam_eps")
+            keys[f"optimizer.{network}"] = {**section, **({} if eps is None else {"eps": eps})}
+    left = [name for name, usual in _USUAL.items() if config.get(name, usual) != usual]
+    left += ["num_epochs", *(["augment's crops"] if config.get("augment") else [])]
+    batches = _batches(options)
+    if batches is None:
+        left += ["batch_size", "G_batch_size"]
+        batch = None
+    else:
+        batch = batches["batch"]
+        keys |= batches
+        keys["ema"] = _ema(options, batch)
+    updates = content.get("itr")
+    known = batch is not None and type(updates) is int and 0 <= updates < _MOST_UPDATES
+    found = {key: value for key, value in keys.items() if value is not None}
+    return Settings(str(path), found, tuple(left)), batch * updates if known else None
+
+
+def _batches(options: Options) -> dict[str, Any] | None:
+    """Batch and micro-batches; None where the two networks' updates take different numbers of images."""
+    names = ("batch_size", "num_D_accumulations", "num_G_accumulations")
+    at_once, d_parts, g_parts = (options.value(name) for name in names)
+    if not all(type(n) is int and 0 < n < _MOST_IMAGES for n in (at_once, d_parts, g_parts)):
+        return None
+    g_at_once = max(at_once, int(options.number("G_batch_size") or 0))
+    if g_at_once * g_parts != at_once * d_parts:
+        return None
+    found: dict[str, Any] = {"batch": at_once * d_parts, "accumulation": d_parts}
+    return found if g_parts == d_parts else {**found, "engines.generator.accumulation": g_parts}
+
+
+def _ema(options: Options, batch: int) -> dict[str, Any] | None:
+    """Half-life in images of a decay for each update, if there is an average."""
+    decay, start = options.number("ema_decay"), options.number("ema_start")
+    if options.value("ema") is not True or decay is None or not 0 < decay < 1:
+        return None
+    return {"half_life_nimg": round(batch * math.log(0.5) / math.log(decay)), "start_nimg": round(batch * (start or 0))}
+
+
+def _half(strength: float | None) -> float | None:
+    """The paper's strength of the orthogonal regularisation, of which the project's adds half the gradient."""
+    return None if strength is None else strength / 2

@@ -1,0 +1,67 @@
+"""The state of another trainer's Adam, under the names of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigsgan.weights.stylegan_pickle import ForeignNetwork
+
+KINDS = ("exp_avg", "exp_avg_sq")
+_MOST_STEPS = 1 << 53
+
+
+class Moments(NamedTuple):
+    """What Adam keeps of a network.
+
+    Attributes:
+        steps: Updates made.
+        values: By kind, ``exp_avg`` and ``exp_avg_sq``, and by parameter: tensors of the parameter's shape.
+    """
+
+    steps: int
+    values: dict[str, dict[str, Tensor]]
+
+
+def adam_moments(state_dict: Mapping[str, Any], network: ForeignNetwork) -> Moments:
+    """Read the state dict of a torch.optim.Adam over ``network.parameters()``.
+
+    Raises:
+        ValueError: It is that of something else, as the text says.
+    """
+    names, state = network.parameters, state_dict.get("state")
+    groups = state_dict.get("param_groups")
+    if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
+        raise ValueError("it has not one group of parameters")
+    numbers = groups[0].get("params")
+    if not isinstance(state, dict) or numbers != list(range(len(names))) or state.keys() != set(numbers):
+        raise ValueError(f"it is not of the network's {len(names)} parameters")
+    values: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
+    steps = set()
+    for number, name in enumerate(names):
+        steps.add(_steps(state[number].get("step")))
+        for kind in KINDS:
+            values[kind][name] = _moment(state[number].get(kind), network.state[name], f"{kind} of {name}")
+    if len(steps) != 1:
+        raise ValueError("its parameters differ in their number of updates")
+    if any((moment < 0).any() for moment in values["exp_avg_sq"].values()):
+        raise ValueError("a second moment is negative")
+    return Moments(steps.pop(), values)
+
+
+def _steps(value: Any) -> int:
+    number = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < _MOST_STEPS:
+        raise ValueError("its number of updates is not known")
+    return int(number)
+
+
+def _moment(value: Any, parameter: Tensor, what: str) -> Tensor:
+    if not isinstance(value, Tensor) or value.shape != parameter.shape or not value.is_floating_point():
+        raise ValueError(f"{what} is missing or of another shape")
+    if not torch.isfinite(value).all():
+        raise ValueError(f"{what} is not finite")
+    return value.float().contiguous()

@@ -1,0 +1,151 @@
+"""Settings that other trainers save beside their weights, by dotted names, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bigsgan.errors import UserError
+from bigsgan.paths import read_text
+
+OPTION = "--settings"
+NONE = "none"
+SNAPSHOT = "the snapshot"
+_MOST_BYTES = 1 << 20
+_LARGEST = 10**12
+"""Of all numbers, which are then safe to calculate with."""
+_REMEDY = f"mend or remove that file, or give {OPTION} {NONE}"
+
+
+class Settings(NamedTuple):
+    """What the trainer of weights was set to.
+
+    Attributes:
+        origin: The file that says it, or ``SNAPSHOT``.
+        keys: By dotted key of a recipe, a value, a whole section, or None for no such section.
+        left: Names, there, of settings that no recipe has or that belong to the other machine.
+    """
+
+    origin: str = ""
+    keys: Mapping[str, Any] = {}
+    left: tuple[str, ...] = ()
+
+
+class Options:
+    """Settings of another trainer by dotted names, two levels deep; those that are asked for count as taken."""
+
+    def __init__(self, path: Path, content: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        """Take note of the settings.
+
+        Args:
+            path: Of their file.
+            content: Of it.
+            defaults: By dotted name, what the trainer does where nothing is said.
+        """
+        self.path = path
+        self._given = _two_levels(content)
+        self._values = {**defaults, **self._given}
+        self._taken: set[str] = set()
+
+    def value(self, name: str) -> Any:
+        """A setting; None where it is not known."""
+        self._taken.add(name)
+        return self._values.get(name)
+
+    def number(self, name: str) -> float | None:
+        """A setting that is a number, or not set.
+
+        Raises:
+            UserError: It is something else.
+        """
+        value = self.value(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or (is_number and abs(value) <= _LARGEST):  # not so for NaN
+            return value
+        problem = f"has {name} {_short(value)}, which is no number" + (f" up to {_LARGEST:g}" if is_number else "")
+        raise UserError(OPTION, str(self.path), problem, _REMEDY)
+
+    def section(self, name: str) -> dict[str, Any]:
+        """All settings of a section, without its name."""
+        found = {key: value for key, value in self._values.items() if key.startswith(f"{name}.")}
+        self._taken |= found.keys()
+        return {key.removeprefix(f"{name}."): value for key, value in found.items()}
+
+    def leave(self, name: str) -> None:
+        """Count a setting, or a section, as not taken after all."""
+        self._taken -= {key for key in self._taken if key == name or key.startswith(f"{name}.")}
+
+    def left(self) -> tuple[str, ...]:
+        """Names of the settings in the file that were not taken, but for those that are off; a section's once."""
+        left = {name for name, value in self._given.items() if value} - self._taken
+        found: dict[str, None] = {}
+        for name in sorted(left):
+            section = name.partition(".")[0]
+            whole = not any(key.startswith(f"{section}.") for key in self._taken & self._given.keys())
+            found[_printable(section if whole else name)] = None
+        return tuple(found)
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """Read a file of settings in JSON.
+
+    Raises:
+        UserError: It cannot be read, or is something else.
+    """
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        content = json.loads(read_text(path, _MOST_BYTES), parse_constant=refuse)
+    except OSError as error:
+        raise UserError(OPTION, str(path), f"cannot be read ({error.strerror or error})", _REMEDY) from None
+    except (ValueError, RecursionError) as error:
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UserError(OPTION, str(path), f"is not valid JSON ({problem})", _REMEDY) from None
+    if not isinstance(content, dict):
+        raise UserError(OPTION, str(path), "holds no settings by name", _REMEDY)
+    return content
+
+
+def not_of(path: Path, what: str) -> UserError:
+    """Make the error of a file that holds something else."""
+    return UserError(OPTION, str(path), f"holds no settings of {what}", f"give another file, or {OPTION} {NONE}")
+
+
+def checked(settings: Sequence[Settings], make: Callable[[], Any]) -> Any:
+    """Make something of settings; where they are in a file, that is to blame for what is wrong.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    try:
+        return make()
+    except UserError as error:
+        files = [each.origin for each in settings if each.origin != SNAPSHOT]
+        if not files:
+            raise
+        raise UserError(OPTION, files[0], f"gives a recipe that does not fit: {error}", _REMEDY) from None
+
+
+def _two_levels(content: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        inner = value if isinstance(value, dict) and value else None
+        found |= {name: value} if inner is None else {f"{name}.{key}": entry for key, entry in inner.items()}
+    return found
+
+
+def _printable(name: str) -> str:
+    """A name as it may be shown: a file can hold one that moves a terminal's cursor, or is very long."""
+    shown = name[:60] if name.isprintable() else ascii(name[:60])
+    return shown if len(name) <= 60 else f"{shown}..."
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return "of many digits"  # Python refuses to write those of thousands
+    text = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:37]}..."

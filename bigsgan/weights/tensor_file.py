@@ -1,0 +1,79 @@
+"""Files of torch.save and safetensors, of which tensors and plain values are read and no code is run."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from bigsgan.errors import UserError
+from bigsgan.paths import check_regular, check_stored
+
+_PASSED_OVER = (
+    *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
+    "numpy.dtype",
+    *(f"torch.nn.modules.activation.{name}" for name in ("ReLU", "LeakyReLU")),
+)
+"""NumPy's numbers, such as a trainer's best score, and the activations in BigGAN-PyTorch's settings."""
+
+
+def check_file(option: str, path: Path) -> None:
+    """Refuse what is no file.
+
+    Raises:
+        UserError: It is a directory, a pipe or a device, or not there.
+    """
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise UserError(option, str(path), f"cannot be read ({error.strerror})", "give another file") from None
+
+
+def read_content(option: str, path: Path) -> Any:
+    """Return what a file holds.
+
+    Args:
+        option: That named it, for messages.
+        path: Of the file.
+
+    Raises:
+        UserError: It cannot be read, or holds code.
+    """
+    check_file(option, path)
+    try:
+        check_stored(path)
+    except ValueError as error:
+        what = "holds code, which is not run" if "/code/" in str(error) else f"cannot be read: {error}"  # TorchScript's
+        raise UserError(option, str(path), what, "save the state dict alone, by torch.save") from None
+    try:
+        return load_file(path) if path.suffix == ".safetensors" else _load(path)
+    except OSError as error:
+        raise UserError(option, str(path), f"cannot be read ({error.strerror or error})", "give another file") from None
+    except Exception as error:  # damaged bytes make the reader raise whatever it likes
+        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = "cannot be read: it is damaged, or of another format"
+        if asked or "weights_only" in str(error):  # never torch's text, whose advice is to run the code
+            what = f"holds code{f' ({asked[1]})' if asked else ''}, which is not run"
+        remedy = "give a state dict, as .pth or .safetensors, in which there are tensors alone"
+        raise UserError(option, str(path), what, remedy) from None
+
+
+def _load(path: Path) -> Any:
+    allowed: list[Any] = [(_PassedOver, name) for name in _PASSED_OVER]
+    with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
+        warnings.simplefilter("ignore")  # of torch, about a pickle's version
+        return torch.load(path, "cpu", weights_only=True)
+
+
+class _PassedOver:
+    """Stands for a value that is not needed."""
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass

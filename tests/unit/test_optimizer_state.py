@@ -1,0 +1,62 @@
+"""The optimizers' state in an R3GAN snapshot: what is Adam's is taken, and the reason said why another is not."""
+
+import pickle
+import re
+
+import pytest
+from safetensors.torch import load_file
+
+from bigsgan.cli import main
+from tests.unit.test_r3gan_pickle import RECORDS, classes, snapshot
+
+__all__ = ["classes"]
+
+
+def import_of(classes, tmp_path, **changes):
+    """Import a snapshot with classes; return it."""
+    content = snapshot(classes, load_file(RECORDS / "r3gan_conditional.safetensors"), [], [], 3_000)
+    content |= changes
+    (tmp_path / "snapshot.pkl").write_bytes(pickle.dumps(content))
+    arguments = ["--weights", str(tmp_path / "snapshot.pkl"), "--out", str(tmp_path / "run")]
+    assert main(["import", "--from", "r3gan", *arguments]) == 0
+    return content
+
+
+def other_groups(content):
+    state = content["G_opt_state"]
+    groups = [{**state["param_groups"][0], "params": [0]}, {**state["param_groups"][0], "params": [1]}]
+    return {**state, "param_groups": groups}
+
+
+def without_one(content):
+    state = content["G_opt_state"]
+    return {**state, "state": {number: each for number, each in state["state"].items() if number}}
+
+
+def changed(content, kind, value):
+    state = content["G_opt_state"]["state"]
+    return {**content["G_opt_state"], "state": {**state, 0: {**state[0], kind: value(state[0][kind])}}}
+
+
+OTHERS = {
+    "groups": (other_groups, "it has not one group of parameters"),
+    "parameters": (without_one, "it is not of the network's [0-9]+ parameters"),
+    "shape": (lambda c: changed(c, "exp_avg", lambda t: t[:1]), "exp_avg of .* is missing or of another shape"),
+    "NaN": (lambda c: changed(c, "exp_avg_sq", lambda t: t * float("nan")), "exp_avg_sq of .* is not finite"),
+    "negative": (lambda c: changed(c, "exp_avg_sq", lambda t: t - 100), "a second moment is negative"),
+    "updates": (lambda c: changed(c, "step", lambda t: t + 1), "its parameters differ in their number of updates"),
+    "count": (lambda c: changed(c, "step", lambda t: t * float("inf")), "its number of updates is not known"),
+    "SGD": (lambda c: {"state": {}, "param_groups": c["G_opt_state"]["param_groups"]}, "is not of the network's"),
+    "something": (lambda c: [1, 2], "it has not one group of parameters"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_optimizers_state_is_named_and_left(classes, tmp_path, capsys, other):
+    change, problem = OTHERS[other]
+    record = load_file(RECORDS / "r3gan_conditional.safetensors")
+    content = snapshot(classes, record, [], [])
+    import_of(classes, tmp_path, G_opt_state=change(content))
+    text = capsys.readouterr().out
+    assert re.search(rf"Adam of the generator begins anew \([^)]*{problem}", text)
+    assert "Adam of the discriminator goes on after 4 updates" in text

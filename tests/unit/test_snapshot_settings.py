@@ -1,0 +1,266 @@
+"""What a snapshot and the file beside it say of the training goes into the recipe of its import, and is said."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigsgan.cli import main
+from bigsgan.config.run_directory import read_saved_recipe
+from bigsgan.trained import open_trained
+from tests.snapshots import BGC, OPTIONS, TINY, write_options, write_snapshot
+
+CPU = torch.device("cpu")
+NAME = "network-snapshot-000003.pkl"
+
+
+def imported(directory: Path, *more: str, source: str = "stylegan2-ada"):
+    arguments = ["--weights", str(directory / NAME), "--out", str(directory / "run"), *more]
+    assert main(["import", "--from", source, *arguments]) == 0
+    return read_saved_recipe(directory / "run")
+
+
+def refusal(capsys, directory: Path, *more: str, source: str = "stylegan2-ada") -> str:
+    arguments = ["--weights", str(directory / NAME), "--out", str(directory / "run"), *more]
+    assert main(["import", "--from", source, *arguments]) == 2
+    assert not (directory / "run").exists()
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "Traceback" not in message
+    return message
+
+
+def words(text: str, beginning: str) -> list[str]:
+    """What stands below a line that begins so, up to the next such line."""
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if line[15:].startswith(beginning))
+    below = lines[first + 1 :]
+    last = next((i for i, line in enumerate(below) if not line.startswith(" " * 17)), len(below))
+    return " ".join(below[:last]).split()
+
+
+# --- the file beside a snapshot ---
+
+
+def test_each_setting_of_the_file_is_the_recipes(tmp_path):
+    write_snapshot(tmp_path / NAME)
+    write_options(tmp_path)
+    recipe = imported(tmp_path)
+    assert (recipe.seed, recipe.batch, recipe.total_nimg) == (5, 8, 12_000_000)
+    assert (recipe.report_nimg, recipe.sample_nimg, recipe.checkpoint_nimg) == (4_000, 40_000, 80_000)
+    assert recipe.data.horizontal_flip
+    r1, path_length = recipe.objective.r1, recipe.objective.path_length
+    assert (recipe.objective.loss, r1.weight, r1.every, r1.form) == ("non_saturating", 0.4, 16, "exact")
+    assert (path_length.weight, path_length.every, path_length.decay, path_length.batch_shrink) == (2, 4, 0.01, 2)
+    assert recipe.generator.style_mixing == 0.9
+    g, d = recipe.optimizer.generator, recipe.optimizer.discriminator
+    assert (g.kind, g.lr, g.betas, g.eps, g.decay) == ("adam", 0.002, [0.0, 0.99], 1e-8, "constant")
+    assert (d.kind, d.lr, d.betas, d.eps) == ("adam", 0.003, [0.0, 0.98], 1e-7)
+    assert (recipe.ema.half_life_nimg, recipe.ema.ramp) == (2_500, 0.05)
+    ada = recipe.augmentation
+    assert (ada.pipeline, ada.target, ada.interval, ada.ramp_nimg) == ("bgc", 0.7, 4, 500_000)
+    assert ada.p == pytest.approx(0.37)
+
+
+def test_it_is_said_where_each_setting_is_from(tmp_path, capsys):
+    write_snapshot(tmp_path / NAME)
+    write_options(
+        tmp_path,
+        loss_kwargs={**OPTIONS["loss_kwargs"], "pl_no_weight_grad": True, "blur_init_sigma": 0},
+        resume_pkl=None,
+    )
+    imported(tmp_path)
+    text = capsys.readouterr().out
+    theirs = words(text, f"from {tmp_path / 'training_options.json'} and the snapshot:")
+    assert {"batch=8", "objective.r1.weight=0.4", "optimizer.discriminator.betas=[0.0,0.98]"} <= set(theirs)
+    assert {"ema.half_life_nimg=2500", "data.horizontal_flip=true", 'augmentation.pipeline="bgc"'} <= set(theirs)
+    ours = words(text, "from launch/recipes/stylegan2_cifar.yaml, the nearest to 8x8 and 0 classes:")
+    assert ours == ["accumulation=1", 'objective.loss="non_saturating"']
+    left = words(text, "not taken:")
+    assert left == [
+        "batch_gpu", "data_loader_kwargs", "loss_kwargs.pl_no_weight_grad", "metrics", "num_gpus",
+        "training_set_kwargs.max_size", "training_set_kwargs.path",
+    ]  # fmt: skip
+    assert "3000 images seen, as said in the file's name; the EMA is kept" in text
+    assert "optimizer state: not taken, Adam begins anew" in text
+    assert "augmentation at p 0.37, as in the snapshot" in text
+
+
+CHANGES = {
+    "no R1": ({"loss_kwargs.r1_gamma": 0}, lambda r: r.objective.r1, None),
+    "no path length": ({"loss_kwargs.pl_weight": 0}, lambda r: r.objective.path_length, None),
+    "each update": ({"D_reg_interval": None}, lambda r: r.objective.r1.every, 1),
+    "shrink": ({"loss_kwargs.pl_batch_shrink": 4}, lambda r: r.objective.path_length.batch_shrink, 4),
+    "decay": ({"loss_kwargs.pl_decay": 0.02}, lambda r: r.objective.path_length.decay, 0.02),
+    "mixing": ({"loss_kwargs.style_mixing_prob": 0}, lambda r: r.generator.style_mixing, 0),
+    "no ramp": ({"ema_rampup": None}, lambda r: r.ema.ramp, None),
+    "ADA's speed": ({"ada_kimg": 100}, lambda r: r.augmentation.ramp_nimg, 100_000),
+    "ADA's interval": ({"ada_interval": 8}, lambda r: r.augmentation.interval, 8),
+    "no augmentation": ({"augment_kwargs": ...}, lambda r: r.augmentation, None),
+    "fixed p": ({"ada_target": None, "augment_p": 0.2}, lambda r: r.augmentation.target, None),
+    "neither": ({"ada_target": None}, lambda r: r.augmentation, None),
+    "the end": ({"total_kimg": 2}, lambda r: r.total_nimg, 6_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_setting(tmp_path, change):
+    changes, look, expected = CHANGES[change]
+    content = json.loads(json.dumps(OPTIONS))
+    for name, value in changes.items():
+        *section, key = name.split(".")
+        (content[section[0]] if section else content)[key] = value
+    write_snapshot(tmp_path / NAME)
+    write_options(tmp_path, **content)
+    assert look(imported(tmp_path)) == expected
+
+
+def test_stylegan3_has_defaults_of_its_own(tmp_path):
+    write_snapshot(tmp_path / NAME, p=None)
+    write_options(tmp_path, ema_rampup=...)
+    recipe = imported(tmp_path, source="stylegan3-style2")
+    assert (recipe.objective.path_length, recipe.generator.style_mixing, recipe.ema.ramp) == (None, 0, 0.05)
+
+
+def test_without_a_count_of_images_the_averages_memory_is_whole(tmp_path, capsys):
+    write_snapshot(tmp_path / NAME)
+    write_options(tmp_path)
+    (tmp_path / NAME).rename(tmp_path / "cats.pkl")
+    arguments = ["--weights", str(tmp_path / "cats.pkl"), "--out", str(tmp_path / "run")]
+    assert main(["import", "--from", "stylegan2-ada", *arguments]) == 0
+    recipe = read_saved_recipe(tmp_path / "run")
+    assert (recipe.ema.half_life_nimg, recipe.ema.ramp) == (2_500, None)
+    text = capsys.readouterr().out
+    assert "ema.ramp" in words(text, "not taken:")
+    assert "images seen are not known: counted from 0" in text
+
+
+# --- the snapshot itself ---
+
+
+def test_a_snapshot_alone_tells_mirroring_and_augmentations(tmp_path, capsys):
+    geometry = dict.fromkeys(["xflip", "rotate90", "xint", "scale", "rotate", "aniso", "xfrac"], 1)
+    write_snapshot(tmp_path / NAME, 0.25, geometry)
+    recipe = imported(tmp_path)
+    assert (recipe.data.horizontal_flip, recipe.augmentation.pipeline, recipe.augmentation.p) == (True, "bg", 0.25)
+    assert (recipe.augmentation.target, recipe.batch, recipe.objective.r1.weight) == (0.6, 64, 0.01)
+    theirs = words(capsys.readouterr().out, "from the snapshot:")
+    assert theirs == ["data.horizontal_flip=true", 'augmentation.pipeline="bg"']
+
+
+def test_without_augmentations_there_are_none(tmp_path):
+    write_snapshot(tmp_path / NAME, None)
+    assert imported(tmp_path).augmentation is None
+
+
+def test_a_converted_snapshot_does_not_tell(tmp_path):
+    write_snapshot(tmp_path / NAME, None, known=False)
+    recipe = imported(tmp_path)
+    assert (recipe.augmentation.pipeline, recipe.augmentation.p) == ("bgc", 0)
+    assert not recipe.data.horizontal_flip
+
+
+@pytest.mark.parametrize("multipliers", [{**BGC, "brightness": 0.5}, {**BGC, "rotate_max": 0.25}, {"imgfilter": "x"}])
+def test_augmentations_without_a_name_here_are_named(tmp_path, capsys, multipliers):
+    write_snapshot(tmp_path / NAME, 0.25, multipliers)
+    recipe = imported(tmp_path)
+    assert (recipe.augmentation.pipeline, recipe.augmentation.p) == ("bgc", 0.25)
+    assert words(capsys.readouterr().out, "not taken:") == ["augment_pipe's", "arguments"]
+
+
+@pytest.mark.parametrize("p, expected", [(1.25, 1), (-0.5, 0), (float("nan"), 0)])
+def test_p_is_a_probability(tmp_path, p, expected):
+    write_snapshot(tmp_path / NAME, p)
+    assert imported(tmp_path).augmentation.p == expected
+
+
+def test_the_settings_may_be_refused(tmp_path, capsys):
+    write_snapshot(tmp_path / NAME)
+    write_options(tmp_path)
+    recipe = imported(tmp_path, "--settings", "none")
+    assert (recipe.batch, recipe.data.horizontal_flip, recipe.augmentation.target) == (64, False, 0.6)
+    assert recipe.augmentation.p == pytest.approx(0.37)
+    assert "training_options" not in capsys.readouterr().out
+
+
+def test_the_settings_may_lie_elsewhere(tmp_path):
+    write_snapshot(tmp_path / NAME)
+    (tmp_path / "there").mkdir()
+    write_options(tmp_path / "there")
+    assert imported(tmp_path, "--settings", str(tmp_path / "there" / "training_options.json")).batch == 8
+
+
+# --- hostile files ---
+
+HOSTILE = {
+    "brackets": ("[" * 100_000, "is not valid JSON (it is nested too deeply)"),
+    "objects": ('{"a":' * 100_000, "is not valid JSON (it is nested too deeply)"),
+    "no JSON": ("batch: 8", "is not valid JSON"),
+    "a list": ("[1]", "holds no settings by name"),
+    "another file": ('{"name": "x"}', "holds no settings of stylegan2-ada's training"),
+    "another loss": (json.dumps({"loss_kwargs": {"class_name": "os.system"}}), "holds no settings of stylegan2-ada's"),
+    "NaN": (json.dumps({**OPTIONS, "ema_kimg": float("nan")}), "NaN is no JSON"),
+    "text": (json.dumps({**OPTIONS, "ema_kimg": "x" * 100}), "has ema_kimg 'xxx"),
+    "true": (json.dumps({**OPTIONS, "total_kimg": True}), "has total_kimg True, which is no number"),
+    "infinite": (json.dumps(OPTIONS).replace("12000", "1e999"), "has total_kimg inf, which is no number"),
+    "nearly": (json.dumps(OPTIONS).replace("12000", "1e308"), "has total_kimg 1e+308, which is no number up to 1e+12"),
+    "a huge beta": (json.dumps(OPTIONS).replace("[0, 0.98]", f"[{'9' * 400}, 0]"), "discriminator.betas"),
+    "a huge batch": (json.dumps({**OPTIONS, "batch_size": 9**400}), "does not fit: batch"),
+    "a huge tick": (json.dumps({**OPTIONS, "image_snapshot_ticks": 9**400}), "image_snapshot_ticks of many digits"),
+    "a huge weight": (json.dumps({**OPTIONS, "loss_kwargs": {**OPTIONS["loss_kwargs"], "pl_weight": 9**400}}), ""),
+    "digits": (json.dumps(OPTIONS).replace("12000", "9" * 5000), "is not valid JSON"),
+    "beyond": (json.dumps(OPTIONS).replace("12000", "9" * 400), "total_kimg of many digits, which is no number up"),
+    "an odd rate": (json.dumps({**OPTIONS, "G_opt_kwargs": {**OPTIONS["G_opt_kwargs"], "lr": [1]}}), "generator.lr"),
+    "no batch": (json.dumps({**OPTIONS, "batch_size": 0}), "does not fit: batch"),
+    "a batch that fits no group": (json.dumps({**OPTIONS, "batch_size": 7}), "does not divide the 7 images"),
+    "large": (" " * (1 << 21), "larger than 1024 KiB"),
+    "bytes": ("\udcff", "is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_in_one_line(tmp_path, capsys, name):
+    content, message = HOSTILE[name]
+    write_snapshot(tmp_path / NAME)
+    path = tmp_path / "training_options.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    found = refusal(capsys, tmp_path)
+    assert found.startswith(f"bigsgan: --settings: '{path}' ")
+    assert message in found
+    assert re.search(r"; (mend or remove|give another file).*--settings none\n$", found)
+
+
+def test_a_missing_file_is_refused_where_it_was_named(tmp_path, capsys):
+    write_snapshot(tmp_path / NAME)
+    assert "cannot be read (No such file" in refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"))
+    assert "cannot be read" in refusal(capsys, tmp_path, "--settings", str(tmp_path))
+    assert "names a home directory that does not exist" in refusal(capsys, tmp_path, "--settings", "~nobody-at-all/x")
+    message = refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"), source="studiogan")
+    assert "is not read for studiogan; leave it out" in message
+
+
+@pytest.mark.parametrize("weights", ["/", ".", ""])
+def test_weights_that_are_a_directory(tmp_path, capsys, weights):
+    assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("bigsgan: --weights: ")
+
+
+def test_names_in_a_file_do_not_move_the_cursor(tmp_path, capsys):
+    write_snapshot(tmp_path / NAME)
+    write_options(tmp_path, **{"\x1b[2J": 1, "y" * 1000: 1}, **{f"z{i}": 1 for i in range(1000)})
+    imported(tmp_path)
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "and 948 more" in text
+    assert len(text) < 5_000
+
+
+def test_the_average_is_the_snapshots(tmp_path):
+    average = write_snapshot(tmp_path / NAME)
+    write_options(tmp_path)
+    imported(tmp_path)
+    network = open_trained(tmp_path / "run", "generator", False, None, CPU).network
+    assert torch.equal(dict(network.named_parameters())["layers.1.const"], average["synthesis.b4.const"])
+    assert TINY.exists()
