@@ -36,8 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with requests.listening():
             options = importlib.import_module("bigsgan.commands.choosing").parse(words)
             options.requests = requests
-            status = int(options.run(options))
-        sys.stdout.flush()
+            try:
+                status = int(options.run(options))
+            except OSError as error:
+                raise _unwritten("\n") or error from None  # what failed is dropped, so it is tried with more
+        if unwritten := _unwritten():
+            raise unwritten
         return status
     except UserError as error:
         _speak_once(error)
@@ -47,6 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would flush again at its end
         return 128 + signal.SIGPIPE
+
+
+def _unwritten(more: str = "") -> UserError | None:
+    """Have what was printed written, and ``more``; return what to say where it cannot be, as on a full disk."""
+    try:
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.write(more)
+            sys.stdout.flush()
+        return None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would flush again at its end
+        return UserError("standard output", None, f"cannot be written: {error.strerror}", "make room there")
 
 
 def _reader_is_gone() -> bool:

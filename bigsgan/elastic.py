@@ -45,6 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: There is no ``--``.
     """
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        run.parse_args(["--help"])  # which ends the process
     if "--" not in arguments:
         remedy = "write torchrun's options, then -- and the options of `bigsgan train`"
         raise UserError("arguments", None, "hold no --", remedy)
@@ -55,6 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     vars(api)["LocalElasticAgent"] = Agent  # what run makes; there is no option for it
     try:
         run.run(run.parse_args([*_DEFAULTS, *arguments[:at], *module]))
+    except ValueError as error:
+        words = " ".join(arguments[:at])
+        raise UserError("arguments", words, f"are refused: {error}", "see `torchrun --help`") from None
     except ChildFailedError as error:
         failures = error.failures.values()
         if _is_bad_input(failures):

@@ -19,8 +19,8 @@ _WORD = b"rank 0 of bigsgan has spoken\n"
 
 
 def is_on_another_host() -> bool:
-    """Whether this rank has another host than rank 0, which numbers from 0 on the ranks of its host."""
-    return _number("RANK") >= _number("LOCAL_SIZE", _number("LOCAL_WORLD_SIZE", 1)) and _address() is not None
+    """Whether this rank has another host than rank 0, on whose host ranks have the same number in the job and there."""
+    return _number("RANK") != _number("LOCAL_RANK") and _address() is not None
 
 
 def tell_other_hosts(patience: float = _PATIENCE_SECONDS) -> None:
@@ -32,9 +32,9 @@ def tell_other_hosts(patience: float = _PATIENCE_SECONDS) -> None:
     with suppress(OSError), socket.create_server(("", address[1])) as server:
         while num > 0 and (left := until - time.monotonic()) > 0:
             server.settimeout(left)
-            with server.accept()[0] as connection:
+            with suppress(ConnectionError), server.accept()[0] as connection:
                 connection.sendall(_WORD)
-            num -= 1
+                num -= 1
 
 
 def rank_zero_spoke(patience: float = _PATIENCE_SECONDS) -> bool:

@@ -29,7 +29,8 @@ def choose_kernels(deterministic: bool) -> None:
         debugging: Any = torch.utils.deterministic
         debugging.fill_uninitialized_memory = False  # a kernel for each tensor
         torch.backends.cudnn.deterministic = True
-        inductor.deterministic = True
+        if hasattr(inductor, "deterministic"):  # since torch 2.10
+            inductor.deterministic = True
         _log.info("kernels: deterministic")
     elif comm.device().type == "cuda":
         torch.backends.cudnn.benchmark = True

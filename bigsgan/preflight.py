@@ -24,6 +24,7 @@ REMEDY = "mend or remove these hosts; all need ssh without a password, the same 
 _PACKAGES = ("bigsgan", "torch", "deepspeed")
 _PROBE = "import json; from bigsgan.preflight import versions; print(json.dumps(versions()))"
 _NO_PYTHON, _NO_DIRECTORY, _SSH_FAILED = 127, 64, 255
+_LACKING = "ModuleNotFoundError"
 
 
 class Problem(NamedTuple):
@@ -32,7 +33,7 @@ class Problem(NamedTuple):
     host: str
     found: str
     sure: bool
-    """False for a host that was only too slow to answer."""
+    """Whether ranks cannot run there; it may only be slow, or have another version."""
 
     def __str__(self) -> str:
         return f"{self.host} {self.found}"
@@ -89,32 +90,36 @@ def read_hosts(hostfile: Path) -> list[str]:
 def _problem(host: str) -> Problem | None:
     python = f"{shlex.quote(sys.executable)} -c {shlex.quote(_PROBE)}"
     path = f"PYTHONPATH={shlex.quote(os.environ.get('PYTHONPATH', ''))}"
-    remote = f"cd {shlex.quote(os.getcwd())} || exit {_NO_DIRECTORY}; {path} {python}"
+    script = f"cd {shlex.quote(os.getcwd())} || exit {_NO_DIRECTORY}; {path} {python}"
+    remote = f"sh -c {shlex.quote(script)}"  # whatever shell the user has there
     command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", host, remote]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=PATIENCE_SECONDS,
+            stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
         raise UserError("ssh", None, "is not installed", "install an ssh client") from None
     except subprocess.TimeoutExpired:
         return Problem(host, f"does not answer within {PATIENCE_SECONDS} s", sure=False)
-    found = _found(done)
-    return Problem(host, found, sure=True) if found else None
-
-
-def _found(done: subprocess.CompletedProcess[str]) -> str | None:
-    """What an answer says is wrong."""
     said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     if done.returncode == _SSH_FAILED:
-        return f"cannot be reached: {said}"
+        return Problem(host, f"cannot be reached: {said}", sure=True)
     if done.returncode == _NO_DIRECTORY:
-        return f"has no directory {os.getcwd()}"
+        return Problem(host, f"has no directory {os.getcwd()}", sure=True)
     if done.returncode == _NO_PYTHON:
-        return f"has no {sys.executable}"
-    if done.returncode:
-        return f"lacks a package: {said}"
-    return _different(json.loads(done.stdout.strip().splitlines()[-1]))
+        return Problem(host, f"has no {sys.executable}", sure=True)
+    if done.returncode and _LACKING in said:
+        return Problem(host, f"lacks a package: {said}", sure=True)
+    try:
+        there = json.loads(done.stdout.strip().splitlines()[-1])
+        return _different(host, {name: str(there[name]) for name in _PACKAGES if name in there})
+    except (IndexError, ValueError, TypeError):
+        return Problem(host, f"cannot be looked at (status {done.returncode}): {said}", sure=False)
 
 
 def versions() -> dict[str, str]:
@@ -126,16 +131,19 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _different(there: Mapping[str, str]) -> str | None:
+def _different(host: str, there: Mapping[str, str]) -> Problem | None:
     own = versions()
     if missing := [name for name in own if name not in there]:
-        return f"lacks {', '.join(missing)}"
+        return Problem(host, f"lacks {', '.join(missing)}", sure=True)
     found = [f"{name} {there[name]} and not {own[name]}" for name in own if there[name] != own[name]]
-    return f"has {', '.join(found)}" if found else None
+    return Problem(host, f"has {', '.join(found)}", sure=False) if found else None
 
 
 def main(arguments: Sequence[str]) -> int:
     """Check a hostfile, and return the exit status: 0, or 2 with a message."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
     try:
         if len(arguments) != 1:
             raise UserError("arguments", " ".join(arguments), "must be one hostfile", "give its path")

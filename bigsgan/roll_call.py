@@ -50,6 +50,8 @@ def _take(joined: threading.Event, first_look: float, patience: float) -> None:
             return
         hosts = hosts_of_ranks()
         problems = _hosts_without_ranks(_missing(store), hosts)
+        still = {hosts[rank] for rank in _missing(store) if rank < len(hosts)}
+        problems = [problem for problem in problems if problem.host in still]
         if problems and not joined.is_set():
             speak(UserError("hosts", None, "; ".join(map(str, problems)), preflight.REMEDY))
             os._exit(EXIT_BAD_INPUT)  # the main thread waits inside of torch

@@ -35,7 +35,8 @@ class Parser(argparse.ArgumentParser):
 _PATHS = {
     "config": "--config", "run_directory": "--run", "out": "--out", "plot": "--plot", "source": "SRC",
     "destination": "DST", "input": "--input", "weights": "--weights", "discriminator": "--discriminator",
-    "features": "--features", "settings": "--settings",
+    "features": "--features", "site": "--site", "sweep": "--sweep", "data_root": "--data-root",
+    "settings": "--settings",
 }  # fmt: skip
 """Options and arguments that are paths: their attribute, and how messages call them."""
 

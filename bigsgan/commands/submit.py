@@ -30,11 +30,11 @@ def add(commands: Commands) -> None:
     command.add_argument("--account", help="account that the job is charged to")
     command.add_argument("--partition", help="partition to run in")
     text = "file with a line of overrides for each job: queued as a job array"
-    command.add_argument("--sweep", type=Path, metavar="FILE", help=text)
+    command.add_argument("--sweep", metavar="FILE", help=text)
     command.add_argument("--array", help="tasks of the sweep, such as 2,5 or 1-8%%4 (default: all)")
     add_number(command, "--restarts", int, None, "most restarts without a new checkpoint (default 3)")
     text = "the site's file (default: BIGSGAN_SITE, or site.sh in launch/slurm)"
-    command.add_argument("--site", type=Path, metavar="FILE", help=text)
+    command.add_argument("--site", metavar="FILE", help=text)
     text = "another option of sbatch, such as --sbatch=--qos=high; may be given again"
     command.add_argument("--sbatch", dest="others", metavar="OPTION", action="append", default=[], help=text)
     command.add_argument("--dry-run", action="store_true", help="print the command and the job's script, and stop")
@@ -44,7 +44,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check everything that can be checked here; then queue the job, or print what would be."""
     ranks = _ranks(options)
-    tasks = read_sweep(options.sweep) if options.sweep else [[]]
+    tasks = read_sweep(Path(options.sweep)) if options.sweep else [[]]
     if options.array is not None:
         _check_array(options.array, len(tasks) if options.sweep else 0)
     _check_recipes(Path(options.config), tasks, options.overrides, ranks)
@@ -164,4 +164,4 @@ def _command(options: argparse.Namespace, num_tasks: int) -> list[str]:
     if options.sweep:
         command.append(f"--array={options.array or f'1-{num_tasks}'}")
     command += [*options.others, str(SLURM / "train.sbatch"), "--config", options.config]
-    return command + (["--sweep", str(options.sweep)] if options.sweep else []) + options.overrides
+    return command + (["--sweep", options.sweep] if options.sweep else []) + options.overrides

@@ -27,7 +27,9 @@ def add(commands: Commands) -> None:
     command.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     command.add_argument("--print", dest="key", metavar="KEY", help="print this key of the resolved recipe and stop")
     text = "file with a line of overrides for each task of a Slurm job array"
-    command.add_argument("--sweep", type=Path, metavar="FILE", help=text)
+    command.add_argument("--sweep", metavar="FILE", help=text)
+    text = "copy of data.root to read in its place, as on this node's own disk"
+    command.add_argument("--data-root", metavar="DIR", help=text)
     command.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
     command.set_defaults(run=run)
 
@@ -38,8 +40,12 @@ def run(options: argparse.Namespace) -> int:
     if not 0 <= options.stopped_status < 256:
         raise UserError("--stopped-status", options.stopped_status, "is no exit status", "give 0 to 255")
     path = Path(options.config)
-    swept = own_overrides(options.sweep, os.environ) if options.sweep else []
-    recipe = load_recipe(path, swept + options.overrides)
+    overrides = own_overrides(Path(options.sweep), os.environ) if options.sweep else []
+    overrides += options.overrides
+    if options.data_root:
+        overrides = [word for word in overrides if not word.startswith("data.root=")]
+        overrides.append(f"data.root={options.data_root}")
+    recipe = load_recipe(path, overrides)
     out = Path(recipe.out)
     refuse_directory(out, "out")
     refuse_foreign_metrics(out)

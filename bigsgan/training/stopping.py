@@ -52,7 +52,8 @@ class StopRequests:
         self.signal: str | None = None
         self._signals = signals
         self._chain = _launchers() if launched else []
-        self._came_late = any(map(_is_adopter, self._chain)) and any(map(os.environ.get, _PYTHON_LAUNCHERS))
+        # The nearest alone: a launcher that lives may have been started by one of these.
+        self._came_late = any(map(_is_adopter, self._chain[:1])) and any(map(os.environ.get, _PYTHON_LAUNCHERS))
         self._listening = False
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup: int | None = None

@@ -54,7 +54,7 @@ gpus_on_nodes() {
 # The numbers in a list such as 8(x2),4, from the least.
 numbers() { tr ',' '\n' <<<"$1" | sed 's/(.*//' | sort -n; }
 
-# Copy data.root to every node's own disk, and tell the ranks: `staged` is the override. They compare their data sets.
+# Copy data.root to every node's own disk, and tell the ranks: `staged` is the option. They compare their data sets.
 stage() {
     local root copy
     staged=()
@@ -70,7 +70,7 @@ stage() {
         [ -e "$2" ] && exit
         mkdir -p "${2%/*}" && cp -rL "$1" "$part" && mv -T "$part" "$2" && exit
         rm -rf "$part"; [ -e "$2" ]' stage "$root" "$copy" || return # of a node, as a full disk is, or of a signal
-    staged=(data.root="$copy")
+    staged=(--data-root "$copy")
 }
 
 # Run `bigsgan` on all ranks; or on this node as one of them, to ask it something.

@@ -32,6 +32,18 @@ def test_bad_input_is_told_once_and_not_tried_again(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_options_that_torchrun_does_not_take():
+    with pytest.raises(UserError, match=r"^arguments: '--nnodes=0:x' are refused: "):
+        elastic.main(["--nnodes=0:x", "--", "--config=R.yaml"])
+
+
+def test_its_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        elastic.main(["--help"])
+    assert ended.value.code == 0
+    assert "bigsgan.elastic [torchrun's options] -- " in capsys.readouterr().out
+
+
 def test_the_runs_options_stand_behind_two_dashes():
     with pytest.raises(UserError, match=r"^arguments: hold no --; write torchrun's options, then --"):
         elastic.main(["--nnodes=2", "--config=R.yaml"])

@@ -17,7 +17,7 @@ def port(monkeypatch):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    for name, value in {"WORLD_SIZE": 4, "LOCAL_SIZE": 2, "MASTER_PORT": port, "RANK": 2}.items():
+    for name, value in {"WORLD_SIZE": 4, "LOCAL_SIZE": 2, "MASTER_PORT": port, "RANK": 2, "LOCAL_RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
@@ -53,7 +53,11 @@ def test_nobody_answers(port):
 
 def test_ranks_of_rank_0s_host_are_ended_by_their_launcher(port, monkeypatch):
     assert first_word.is_on_another_host()
+    monkeypatch.setenv("LOCAL_SIZE", "4")  # of a host with more ranks than rank 0's
+    assert first_word.is_on_another_host()
+    monkeypatch.setenv("LOCAL_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
     assert not first_word.is_on_another_host()
     monkeypatch.setenv("WORLD_SIZE", "2")
     first_word.tell_other_hosts(60)  # at once: there is no other host

@@ -87,6 +87,19 @@ def test_logs_and_terminals_warn_of_nothing(disk, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("key", ["out", None])  # one line, and more than is kept back
+def test_standard_output_on_a_full_disk(key, tmp_path):
+    command = [sys.executable, "-m", "bigsgan", "train", *(["--print", key] if key else ["--dry-run"])]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=REPOSITORY, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    expected = "bigsgan: standard output: cannot be written: No space left on device; make room there"
+    assert done.stderr.splitlines() == [expected]
+    closed = ["bash", "-c", '"$@" >&-', "closed", *command]
+    done = subprocess.run(closed, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "num_bytes, text",
     [(0, "0 bytes"), (2048, "2.0 KiB"), (3 << 19, "1.5 MiB"), (1 << 30, "1.0 GiB"), (5 << 40, "5.0 TiB")],

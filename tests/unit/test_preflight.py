@@ -17,6 +17,14 @@ host, remote = sys.argv[-2:]
 if host == "gone":
     print("ssh: Could not resolve hostname gone", file=sys.stderr)
     sys.exit(255)
+if host == "forced":
+    sys.exit(0)
+if host == "latin":
+    sys.stderr.buffer.write(b"gr\\xfc\\xdfe\\n")
+    sys.exit(1)
+if host == "chatty":
+    print("12")
+    sys.exit(0)
 if host == "silent":
     time.sleep(60)
 if host == "bare":
@@ -62,6 +70,9 @@ def test_hosts_like_this_one_are_ready(hosts, capfd):
         ("without", "without lacks a package: ModuleNotFoundError: No module named 'not_there'"),
         ("unlike", f"unlike has torch 0.4 and not {importlib.metadata.version('torch')}, deepspeed 0 and not "),
         ("partial", "partial lacks deepspeed"),
+        ("forced", "forced cannot be looked at (status 0): no reason given"),
+        ("chatty", "chatty cannot be looked at (status 0): no reason given"),
+        ("latin", "latin cannot be looked at (status 1): gr\\xfc\\xdfe"),
     ],
 )
 def test_another_is_named(hosts, capfd, monkeypatch, name, told):
@@ -93,3 +104,8 @@ def test_a_hostfile_that_is_none_is_refused(tmp_path, capsys, line, problem):
     assert problem in capsys.readouterr().err
     assert preflight.main([str(tmp_path / "none")]) == 2
     assert preflight.main([]) == 2
+
+
+def test_its_help(capsys):
+    assert preflight.main(["--help"]) == 0
+    assert "python -m bigsgan.preflight HOSTFILE" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -36,6 +37,27 @@ def test_a_host_that_cannot_run_ranks_is_told_from_one_that_is_slow(found, ends,
     assert [problem.host for problem in roll_call._hosts_without_ranks([1, 2, 3, 4], hosts)] == ends
     assert roll_call._hosts_without_ranks([1, 2, 3], []) == []  # another launcher
     assert roll_call._hosts_without_ranks([1], hosts) == []
+
+
+def test_a_host_whose_ranks_come_meanwhile_ends_nothing(monkeypatch):
+    ended = []
+    monkeypatch.setattr(roll_call.os, "_exit", ended.append)
+    monkeypatch.setattr(roll_call, "speak", lambda error: ended.append(str(error)))
+    monkeypatch.setattr(roll_call, "_open_store", lambda rank: store)
+    monkeypatch.setattr(roll_call, "hosts_of_ranks", lambda: ["node1", "node2", "node3"])
+    monkeypatch.setattr(roll_call.launched, "world_size", lambda: 3)
+    monkeypatch.setattr(roll_call.launched, "rank", lambda: 0)
+    store, joined = dist.HashStore(), threading.Event()
+
+    def look_at(hosts):
+        store.set("1", "node2")
+        joined_later.start()
+        return [Problem("node2", "cannot be reached", sure=True), Problem("node3", "has no python", sure=True)]
+
+    joined_later = threading.Timer(0.5, joined.set)
+    monkeypatch.setattr(roll_call.preflight, "look_at", look_at)
+    roll_call._take(joined, 0.1, 0.1)
+    assert [str(what).partition(";")[0] for what in ended] == ["hosts: node3 has no python", "2"]
 
 
 def test_without_ssh_nothing_is_known_of_hosts(monkeypatch):

@@ -304,7 +304,7 @@ def test_data_is_copied_to_the_nodes_once(job):
     assert (copy / "shard.tar").read_text() == "images"
     assert [path.name for path in copy.parent.iterdir()] == ["data"]
     assert calls[2].startswith("srun --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c")
-    assert calls[-1].endswith(f" --config R.yaml data.root={copy}")
+    assert calls[-1].endswith(f" --config R.yaml --data-root {copy}")
     (copy / "shard.tar").write_text("of an earlier job")
     assert job.run("--config", "R.yaml", BIGSGAN_SITE=str(site))[0].returncode == 0
     assert (copy / "shard.tar").read_text() == "of an earlier job"

@@ -181,6 +181,16 @@ def test_a_launcher_that_ended_before_its_rank_could_look_is_missed(mark, reason
     assert [line.split(maxsplit=1)[-1] for line in found[:1]] == [reason]
 
 
+def test_a_launcher_that_an_adopter_has_started_is_no_end(monkeypatch):
+    """Such as deepspeed.launcher.launch under srun."""
+    monkeypatch.setenv("CROSS_SIZE", "1")
+    monkeypatch.setattr(stopping, "_launchers", lambda num=None: [700, 600])
+    monkeypatch.setattr(stopping, "_is_adopter", lambda process: process == 600)
+    assert stopping.StopRequests(launched=True, signals=()).reason is None
+    monkeypatch.setattr(stopping, "_is_adopter", lambda process: process == 700)
+    assert stopping.StopRequests(launched=True, signals=()).reason == stopping.LAUNCHER_ENDED
+
+
 @pytest.mark.parametrize(
     "command, adopts",
     [

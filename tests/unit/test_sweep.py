@@ -78,6 +78,17 @@ def test_a_file_that_is_not_in_order(tmp_path, text, message):
     assert str(caught.value).startswith(f"--sweep: '{path}{message}")
 
 
+def test_a_copy_takes_the_place_of_the_data(sweep, tmp_path, monkeypatch, capsys):
+    """Though the sweep's line, or the command line, names the data too."""
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "lines.txt").write_text("data.kind=folder data.root=/shared/images\n")
+    arguments = ["train", "--print", "data.root", "--data-root", "~/copy", "--sweep", "~/lines.txt"]
+    assert cli.main(arguments) == 0
+    assert cli.main(["train", "--print", "data.root", "--data-root", "x", "data.kind=folder", "data.root=/images"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/copy\nx\n"
+
+
 def test_a_key_that_cannot_be_printed(tmp_path, capsys):
     tiny_recipe(tmp_path)
     assert cli.main(["train", "--config", str(tmp_path / "tiny.yaml"), "--print", "data"]) == 2
