@@ -28,6 +28,18 @@ def full(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an input (N, C, H, W) of a convolution in its type, and in the order in which its kernels want it."""
+    if _prefers_channels_last(x.device, dtype):
+        return x.to(dtype, memory_format=torch.channels_last)
+    return x.to(dtype)
+
+
+def _prefers_channels_last(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels of the half types turn other orders round, before and after each of them: a GPU's do."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
 class StatefulLayer(nn.Module):
     """A layer whose forward pass moves buffers, but only while ``moving`` is set."""
 
