@@ -28,6 +28,18 @@ def full(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an input (N, C, H, W) of a convolution in its type, and in the order in which its kernels want it."""
+    if _prefers_channels_last(x.device, dtype):
+        return x.to(dtype, memory_format=torch.channels_last)
+    return x.to(dtype)
+
+
+def _prefers_channels_last(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels of the half types turn other orders round, before and after each of them: a GPU's do."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
 class StatefulLayer(nn.Module):
     """A layer whose forward pass moves buffers, but only while ``moving`` is set."""
 
@@ -173,7 +185,11 @@ def _product(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 class SpectralConv2d(SpectralLayer):
-    """Convolution, with same padding unless told otherwise: (N, C_in, H, W) -> (N, C_out, H / stride, W / stride)."""
+    """Convolution, with same padding unless told otherwise: (N, C_in, H, W) -> (N, C_out, H / stride, W / stride).
+
+    Attributes:
+        bias_apart: Return the bias instead of adding it, for another convolution to add where there are fewer pixels.
+    """
 
     def __init__(
         self,
@@ -187,14 +203,26 @@ class SpectralConv2d(SpectralLayer):
     ) -> None:
         super().__init__((out_channels, in_channels // groups, kernel, kernel), bias, groups)
         self.stride, self.padding = stride, kernel // 2 if padding is None else padding
+        self.bias_apart = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
         That is how kernels want them, and most of what follows keeps them so (docs/performance.md).
+
+        Args:
+            x: (N, C_in, H, W).
+            more: Bias of another convolution (C_out,), to be added with this one's own.
+
+        Returns:
+            The sum; where ``bias_apart`` is set, the convolution alone and the bias (C_out,).
         """
         x = x.to(self.weight.dtype, memory_format=torch.channels_last)
-        return F.conv2d(x, self.normalized_weight(), self.bias, self.stride, self.padding, groups=self.groups)
+        own, weight = self.bias, self.normalized_weight()
+        if self.bias_apart and own is not None:  # a copy of it, as ZeRO 3 takes the parameter itself away after this
+            return F.conv2d(x, weight, None, self.stride, self.padding, groups=self.groups), own.clone()
+        bias = own if own is None or more is None else own + more
+        return F.conv2d(x, weight, bias, self.stride, self.padding, groups=self.groups)
 
 
 class SpectralLinear(SpectralLayer):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.models.layers import Generators, full
+from bigsgan.models.layers import Generators, full, laid_out
 
 
 class Weighted(nn.Module):
@@ -59,7 +59,7 @@ class Conv2d(Weighted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
-        x = x.to(self.weight.dtype)
+        x = laid_out(x, self.weight.dtype)
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
 
 
@@ -83,7 +83,7 @@ class ConvTranspose2d(Weighted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
-        x = x.to(self.weight.dtype)
+        x = laid_out(x, self.weight.dtype)
         return F.conv_transpose2d(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
 
 

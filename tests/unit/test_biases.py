@@ -1,0 +1,124 @@
+"""Biases of BigGAN's residual blocks: one addition at the lower resolution, equal to one for each convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bigsgan.config import load_recipe
+from bigsgan.config.deepspeed_file import REPOSITORY
+from bigsgan.config.families.biggan import BigGANGenerator
+from bigsgan.config.families.blocks import BlockSection
+from bigsgan.models.biggan import DiscriminatorBlock, GeneratorBlock
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import SpectralConv2d
+from bigsgan.models.network import initialize
+
+pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+
+FORMS = ["standard", "grouped", "depthwise_separable", "inverted_residual"]
+
+
+def convolve(branch: nn.Module, x: Tensor) -> Tensor:
+    """Run a convolution, or a sequence of modules, each convolution with its own bias, added where it ends."""
+    if not isinstance(branch, SpectralConv2d):
+        parts = branch if isinstance(branch, nn.Sequential) else [branch]
+        for part in parts:
+            x = convolve(part, x) if isinstance(part, SpectralConv2d) else part(x)
+        return x
+    weight = branch.normalized_weight()
+    return F.conv2d(x, weight, None, branch.stride, branch.padding, groups=branch.groups) + branch.bias[:, None, None]
+
+
+def judged(block: DiscriminatorBlock, h: Tensor) -> Tensor:
+    """Figure 15c as it is drawn."""
+    x = convolve(block.conv2, F.relu(convolve(block.conv1, F.relu(h) if block.preactivation else h)))
+    shortcut = h if block.shortcut is None else convolve(block.shortcut, h)
+    return F.avg_pool2d(x + shortcut, 2) if block.downsample else x + shortcut
+
+
+def generated(block: GeneratorBlock, h: Tensor, condition: Tensor) -> Tensor:
+    """Figure 15b as it is drawn."""
+    x = F.relu(block.norm1(h, condition))
+    if block.upsample:
+        x, h = F.interpolate(x, scale_factor=2), F.interpolate(h, scale_factor=2)
+    x = convolve(block.conv2, F.relu(block.norm2(convolve(block.conv1, x), condition)))
+    return x + (h if block.shortcut is None else convolve(block.shortcut, h))
+
+
+def ready(block: nn.Module) -> nn.Module:
+    """Initialise in float64, with biases other than 0."""
+    initialize(block, 1)
+    block.double()
+    with torch.no_grad():
+        for name, parameter in block.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    return block
+
+
+def derivatives(y: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """Gradients, and those of their squared norm."""
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    first = torch.autograd.grad((weights * y * y).sum(), leaves, create_graph=True)
+    return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("in_channels", "downsample"), [(8, True), (4, False), (8, False)])
+def test_a_block_of_the_discriminator_is_the_one_that_is_drawn(form, in_channels, downsample):
+    block = ready(DiscriminatorBlock(in_channels, 8, True, downsample, BlockSection(block=form, groups=2)))
+    h = torch.randn(3, in_channels, 8, 8, dtype=torch.float64, requires_grad=True)
+    leaves = [h, *block.parameters()]
+    y, expected = block(h, torch.zeros(3))[0], judged(block, h)
+    assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    assert_close(derivatives(y, leaves), derivatives(expected, leaves), rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("upsample", [True, False])
+def test_a_block_of_the_generator_is_the_one_that_is_drawn(form, upsample):
+    config = BigGANGenerator(channels=8, latent_size=4, embedding_size=4, block=form, hierarchical=False)
+    block = ready(GeneratorBlock(8, 8, 1, (4, 4), True, upsample, config)).eval()
+    h = torch.randn(3, 8, 4, 4, dtype=torch.float64, requires_grad=True)
+    condition = torch.randn(3, 4, dtype=torch.float64)
+    leaves = [h, *(p for p in block.parameters())]
+    y, expected = block(h, condition)[0], generated(block, h, condition)
+    assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    assert_close(derivatives(y, leaves), derivatives(expected, leaves), rtol=1e-10, atol=1e-9)
+
+
+class Biases(TorchDispatchMode):
+    """Counts biases of convolutions, and the numbers that adding one apart, and its gradient, read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = self.backward = self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.convolution.default and args[2] is not None:
+            self.forward += 1
+            self.numbers += 2 * result.numel()
+        if func is torch.ops.aten.convolution_backward.default and args[-1][2]:
+            self.backward += 1
+            self.numbers += args[0].numel()
+        return result
+
+
+@pytest.mark.parametrize(
+    ("network", "num_biases", "million_numbers"), [("generator", 11, 185), ("discriminator", 12, 185)]
+)
+def test_biases_of_biggan_128_are_counted(network, num_biases, million_numbers):
+    recipe = load_recipe(REPOSITORY / "launch" / "recipes" / "biggan128_imagenet.yaml", [])
+    shape = (16, 3, 128, 128) if network == "discriminator" else (16, recipe.generator.latent_size)
+    with torch.device("meta"), Biases() as biases:
+        stack = build_network(recipe, network)
+        stack(torch.zeros(shape), torch.zeros(16, dtype=torch.int64)).sum().backward()
+    assert (biases.forward, biases.backward, round(biases.numbers / 1e6)) == (num_biases, num_biases, million_numbers)
