@@ -269,7 +269,7 @@ def test_nodes_that_are_not_alike(tmp_path):
 STAGED = """#!/bin/bash
 [[ "$*" != *"--print out" ]] || { echo run; exit; }
 [[ "$*" != *"--print data.root" ]] || { echo images; exit; }
-root=$(printf '%s\\n' "$@" | sed -n 's/^data.root=//p')
+root=${!#}
 echo "$root $(cat "$root/shard.tar") $(ls /dev/shm/disk)" > $SLURMD_NODENAME.$SLURM_LOCALID
 """
 
