@@ -26,6 +26,7 @@ from bigsgan.draws import Draws
 from bigsgan.ending import exit_status
 from bigsgan.engines import Engine, MicroBatch, OnDemand
 from bigsgan.engines.build import build_engines
+from bigsgan.engines.compiling import is_compiling
 from bigsgan.engines.hand_over import build_hand_over
 from bigsgan.errors import UserError
 from bigsgan.initial_weights import freeze_first_layers, load_imported_average, load_initial_weights
@@ -131,7 +132,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     board = partial(
         comm.open_board, comm.from_rank_zero(uuid.uuid4().hex)
     )  # a launcher may keep its store for a restart
-    watchdog = Watchdog(rank, comm.world_size(), recipe.hang_timeout_seconds, rank_log, board)
+    watchdog = Watchdog(rank, comm.world_size(), recipe.hang_timeout_seconds, rank_log, board, is_compiling)
     try:
         with watchdog.watching():
             complete = training_loop(run, requests)

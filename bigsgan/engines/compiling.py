@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
+from torch._dynamo import callback_handler
 from torch._dynamo import config as dynamo
 from torch.torch_version import TorchVersion
 from torch.utils._triton import has_triton
@@ -30,6 +32,28 @@ _MOVING = (SpectralLayer, BatchStatistics)
 _VARIANTS = 16
 """Of one piece of code: by whether state moves, what has gradients, and the number of samples in each phase."""
 
+_compiling = threading.Event()
+
+
+def is_compiling() -> bool:
+    """Whether this process compiles one of its networks just now, in any thread."""
+    return _compiling.is_set()
+
+
+def _begin_compiling(*arguments: Any) -> None:
+    _compiling.set()
+
+
+def _end_compiling(*arguments: Any) -> None:
+    _compiling.clear()
+
+
+def _take_note_of_compiling() -> None:
+    """Let torch say when it compiles; for once, however many networks there are."""
+    if _begin_compiling not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_begin_compiling)
+        callback_handler.register_end_callback(_end_compiling)
+
 
 def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
     """The network's function, compiled for each number of samples that it meets; the parameters stay the network's.
@@ -39,6 +63,7 @@ def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Calla
         unit: ``whole``, or ``layers`` for one after the other, whose gradients then arrive one layer after the other.
         cuda_graphs: Replay as CUDA graphs; what a pass yields then lasts until ``begin_update``.
     """
+    _take_note_of_compiling()
     num_graphs = _VARIANTS * len(network.layers)  # layers share code, which torch else gives up after 8 graphs of
     dynamo.recompile_limit = max(dynamo.recompile_limit, num_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2 * num_graphs)

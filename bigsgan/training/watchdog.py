@@ -70,6 +70,7 @@ class Watchdog:
         timeout: float,
         rank_log: RankLog,
         open_board: Callable[[], Board],
+        is_compiling: Callable[[], bool] = lambda: False,
         end: Callable[[], Any] = lambda: os._exit(1),
     ) -> None:
         """Prepare a watch.
@@ -81,14 +82,16 @@ class Watchdog:
                 a run counts as hanging.
             rank_log: Knows the phase and what has moved; gets the stacks of a rank that hangs.
             open_board: Called in the thread, before the watch begins.
+            is_compiling: Whether this rank compiles, which may take any time: meanwhile no rank counts as hanging.
             end: Ends this process.
         """
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
-        self._rank_log, self._open_board, self._end = rank_log, open_board, end
+        self._rank_log, self._open_board, self._is_compiling, self._end = rank_log, open_board, is_compiling, end
         self._stopped = threading.Event()
         self._main = threading.get_ident()
         self._count = 0
-        self._told = self._moved = 0  # bytes of this rank that the others know of, and of all ranks
+        self._told = 0  # bytes of this rank that the others know of
+        self._totals = {"moved": 0, "compiling": 0}  # bytes of all ranks, and how often one was seen compiling
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -117,14 +120,20 @@ class Watchdog:
                     self._give_up(board, before)
                     return
 
-    def _progress(self, board: _Courteous) -> tuple[int, int]:
+    def _progress(self, board: _Courteous) -> tuple[int, int, int]:
         """What changes as long as the run goes on."""
         phase, num_phases, moved = self._rank_log.phase, self._rank_log.num_phases, self._rank_log.num_moved
-        # One sum, as each rank cannot ask each other one. A board that is silent knows of this rank alone.
-        total = board.ask("add", "moved", moved - self._told)
-        self._moved = self._moved + moved - self._told if total is None else total
+        all_moved = self._total(board, "moved", moved - self._told)
         self._told = moved
-        return num_phases, self._moved if phase in MOVING else 0
+        compiling = self._total(board, "compiling", int(self._is_compiling()))
+        return num_phases, all_moved if phase in MOVING else 0, compiling
+
+    def _total(self, board: _Courteous, key: str, amount: int) -> int:
+        """Add to what all ranks count; one sum, as each rank cannot ask each other one."""
+        total = board.ask("add", key, amount)
+        # A board that is silent knows of this rank alone.
+        self._totals[key] = self._totals[key] + amount if total is None else total
+        return self._totals[key]
 
     def _beat(self, board: _Courteous) -> None:
         self._count += 1
