@@ -31,6 +31,8 @@ _LEAST = 2**18
 _LEAST_OF_RANK = 2**15
 """Elements of a message that are one rank's."""
 _FLOAT = 4
+PART_MULTIPLE = 8
+"""Elements of a rank's part of a flat group are a multiple of it: 16 bytes of half types, NCCL's widest copies."""
 
 
 def checked_config(plan: RunPlan, network: str) -> dict[str, Any]:
@@ -87,6 +89,8 @@ def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int
     for key, largest in sizes.items():
         size = min(numel, _at_a_time(plan, network, numel, handled[key])) if key in handled else numel
         zero.setdefault(key, max(2, min(largest, size + size % 2)))  # an even number is asked for (0.19.8)
+    if "allgather_bucket_size" in zero:  # of which DeepSpeed asks the same (0.19.8)
+        zero["allgather_bucket_size"] += -zero["allgather_bucket_size"] % PART_MULTIPLE
 
 
 def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.averaged_gradients import AveragedGradients
-from bigsgan.engines.deepspeed_collectives import economise
+from bigsgan.engines.deepspeed_collectives import align_parts, economise
 from bigsgan.engines.deepspeed_config import averages_by_group, elements_of_group, size_buckets, stage_0_at_a_time
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.network import LayerStack
@@ -36,6 +36,7 @@ def initialize_engine(
     size_buckets(config, plan, network, numel)
     at_a_time = elements_of_group(plan, network, numel)
     optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), layers, file, at_a_time)
+    align_parts()
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
     averages = averages_by_group(plan, network)
     replayed = plan.recipe.engine(network).cuda_graphs

@@ -5,6 +5,9 @@ Shapes: N samples.
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -19,11 +22,16 @@ _NAMES = (
     *("diff_brightness", "diff_saturation", "diff_contrast", "diff_translation", "diff_cutout"),
 )
 # Two streams a name: the strength, and whether the transformation acts at all.
-_STREAMS = {name: _FIRST_STREAM + 2 * i for i, name in enumerate(_NAMES)}
+_PLACES = {name: 2 * i for i, name in enumerate(_NAMES)}
+_STREAMS = range(_FIRST_STREAM, _FIRST_STREAM + 2 * len(_NAMES))
+_WORDS = 2
+"""Of each stream that are drawn together: hardly a transformation takes more."""
 
 
 class AugmentationDraws:
     """Draws of one batch of samples, functions of their seeds alone.
+
+    What takes few words of its stream is cut out of one drawing of all streams: each operation on a GPU is a launch.
 
     Attributes:
         seeds: (N,) int64.
@@ -35,15 +43,33 @@ class AugmentationDraws:
 
     def uniform(self, name: str, *shape: int) -> Tensor:
         """Uniform numbers in (0, 1): (N, *shape)."""
-        return noise.uniform(self.seeds, _STREAMS[name], shape).to(self.dtype)
+        num, place = math.prod(shape), _PLACES[name]
+        if num > _WORDS:
+            return noise.uniform(self.seeds, _STREAMS[place], shape).to(self.dtype)
+        return self._uniform[:, place, :num].reshape(-1, *shape).to(self.dtype)
 
     def normal(self, name: str, *shape: int) -> Tensor:
         """Standard normal numbers: (N, *shape)."""
-        return noise.normal(self.seeds, _STREAMS[name], shape).to(self.dtype)
+        num, place = math.prod(shape), _PLACES[name]
+        if num > 2:  # of one word, as a word's second number is not the second of two words
+            return noise.normal(self.seeds, _STREAMS[place], shape).to(self.dtype)
+        return self._normal[:, place, :num].reshape(-1, *shape).to(self.dtype)
 
     def gate(self, name: str) -> Tensor:
         """Uniform numbers in (0, 1) that decide whether a transformation acts: (N,)."""
-        return noise.uniform(self.seeds, _STREAMS[name] + 1, ())
+        return self._uniform[:, _PLACES[name] + 1, 0]
+
+    @cached_property
+    def _words(self) -> Tensor:
+        return noise.words_of_streams(self.seeds, _STREAMS, _WORDS)
+
+    @cached_property
+    def _uniform(self) -> Tensor:
+        return noise.uniform_from(self._words)
+
+    @cached_property
+    def _normal(self) -> Tensor:
+        return noise.normal_from(self._words[..., :1])
 
     def chosen(self, name: str, probability: Tensor, value: Tensor, otherwise: float) -> Tensor:
         """``value`` (N, ...) for a share ``probability`` (1,) of the samples, and ``otherwise`` for the rest."""

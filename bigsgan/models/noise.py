@@ -32,28 +32,58 @@ def words(seeds: Tensor, stream: int, num: int) -> Tensor:
         stream: Which use; different streams of one seed have nothing in common.
         num: Words for each sample.
     """
-    begin = _mix(seeds ^ _signed(_mix_int(stream)))
-    steps = torch.arange(1, num + 1, dtype=torch.int64, device=seeds.device) * _GOLDEN
-    return _mix(begin[:, None] + steps)
+    return _sequence(_mix(seeds ^ _signed(_mix_int(stream))), num)
+
+
+def words_of_streams(seeds: Tensor, streams: range, num: int) -> Tensor:
+    """Random words of S consecutive streams, in hardly more operations than those of one.
+
+    Args:
+        seeds: (N,) int64, of the samples.
+        streams: Which; S of them, one after the other.
+        num: Words for each sample and stream.
+
+    Returns:
+        What ``words`` gives for each of them: (N, S, num) int64.
+    """
+    # On the device, as a copy of keys from the host would make it wait.
+    numbers = torch.arange(len(streams), dtype=torch.int64, device=seeds.device)
+    keys = _mix(numbers + _signed((streams.start + 0x9E3779B97F4A7C15) % 2**64))
+    return _sequence(_mix(seeds[:, None] ^ keys), num)
 
 
 def uniform(seeds: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
     """Uniform numbers in the open interval (0, 1): float32 (N, *shape)."""
-    return _unit(_shift(words(seeds, stream, math.prod(shape)), 40)).view(-1, *shape)
+    return uniform_from(words(seeds, stream, math.prod(shape))).view(-1, *shape)
 
 
 def normal(seeds: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
     """Standard normal numbers by the Box-Muller transform, two of each word: float32 (N, *shape)."""
     num = math.prod(shape)
-    drawn = words(seeds, stream, -(-num // 2))
-    radius = torch.sqrt(-2 * torch.log(_unit(_shift(drawn, 40))))
-    angle = 2 * math.pi * _unit(drawn & 0xFFFFFF)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :num].reshape(-1, *shape)
+    return normal_from(words(seeds, stream, -(-num // 2)))[:, :num].reshape(-1, *shape)
+
+
+def uniform_from(drawn: Tensor) -> Tensor:
+    """Uniform numbers in (0, 1), one of each word: (...) int64 -> (...) float32."""
+    return _unit(_shift(drawn, 41))
+
+
+def normal_from(drawn: Tensor) -> Tensor:
+    """Standard normal numbers, two of each word: (..., n) int64 -> (..., 2n) float32."""
+    radius = torch.sqrt(-2 * torch.log(uniform_from(drawn)))
+    angle = 2 * math.pi * _unit((drawn >> 1) & 0x7FFFFF)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
 
 
 def _unit(bits: Tensor) -> Tensor:
-    """24 bits -> (0, 1), the most that float32 tells apart: 23 of them, and a half."""
-    return ((bits >> 1).to(torch.float32) + 0.5) * 2.0**-23
+    """23 bits -> (0, 1): they and a half are the most that float32 tells apart."""
+    return (bits.to(torch.float32) + 0.5) * 2.0**-23
+
+
+def _sequence(begin: Tensor, num: int) -> Tensor:
+    """The first words from a state on: (...) int64 -> (..., num)."""
+    steps = torch.arange(1, num + 1, dtype=torch.int64, device=begin.device)
+    return _mix(torch.add(begin[..., None], steps, alpha=_GOLDEN))
 
 
 def _mix(z: Tensor) -> Tensor:

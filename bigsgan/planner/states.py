@@ -13,7 +13,13 @@ import numpy as np
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.base import DTYPES
-from bigsgan.engines.deepspeed_config import averages_by_group, overlaps, stage_0_at_a_time, zero_settings
+from bigsgan.engines.deepspeed_config import (
+    PART_MULTIPLE,
+    averages_by_group,
+    overlaps,
+    stage_0_at_a_time,
+    zero_settings,
+)
 from bigsgan.engines.nvme import num_swap_buffers
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.planner.gathering import Limits
@@ -130,7 +136,7 @@ def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
 def _measure_flat(sizes: Sequence[int], num_replicas: int) -> _Sizes:
     """All parameters in one line, cut into equal parts (zero/stage_1_and_2.py)."""
     whole = sum(sizes)
-    shared = -(-whole // (2 * num_replicas)) * 2
+    shared = -(-whole // (PART_MULTIPLE * num_replicas)) * PART_MULTIPLE
     ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
     starts = ends - sizes
     cuts = np.arange(num_replicas, dtype=np.int64) * shared

@@ -126,6 +126,19 @@ def test_the_ranks_wait_for_one_that_compiles(tmp_path, monkeypatch, compiler):
         assert ended.wait(10)
 
 
+def test_a_board_that_is_silent_does_not_keep_a_rank_from_compiling(tmp_path):
+    class Gone(Board):
+        def write(self, key: str, text: str = "") -> None:
+            raise RuntimeError("connection reset")
+
+        read = add = write
+
+    ended = threading.Event()
+    log = rank_log(tmp_path / "rank00000.log")
+    with Watchdog(0, 2, 0.2, log, Gone, lambda: 1.0, end=ended.set).watching():
+        assert not ended.wait(1)
+
+
 def test_a_compilation_without_an_end_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "_LONGEST_COMPILATION_SECONDS", 0.5)
     ended, start = threading.Event(), time.monotonic()
