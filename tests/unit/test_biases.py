@@ -12,13 +12,13 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bigsgan.config import load_recipe
-from bigsgan.config.deepspeed_file import REPOSITORY
 from bigsgan.config.families.biggan import BigGANGenerator
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.models.biggan import DiscriminatorBlock, GeneratorBlock
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import SpectralConv2d
 from bigsgan.models.network import initialize
+from tests import REPOSITORY
 
 pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
