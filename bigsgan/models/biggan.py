@@ -95,7 +95,7 @@ class GeneratorBlock(nn.Module):
         self.conv1 = conv1
         self.norm2 = norm(between, condition_size, config.norm_eps)
         self.conv2 = conv2
-        self.shortcut = _shortcut(in_channels, out_channels, conv2) if upsample else None
+        self.shortcut = SpectralConv2d(in_channels, out_channels, 1) if upsample else None
 
     def forward(self, h: Tensor, shared: Tensor) -> tuple[Tensor, ...]:
         """(N, C_in, H, W), (N, E + ...) -> (N, C_out, H or 2H, W or 2W) and, unless this is the last, the condition."""
@@ -106,12 +106,8 @@ class GeneratorBlock(nn.Module):
         if self.upsample:
             x = upsample_nearest(x)
         x = self.conv2(F.relu(self.norm2(self.conv1(x), condition)))
-        if self.shortcut is None:
-            x = x + h
-        else:
-            x, bias = x
-            # A 1x1 convolution commutes with nearest-neighbour enlargement: convolving first costs a quarter.
-            x = x + upsample_nearest(self.shortcut(h, bias))
+        # A 1x1 convolution commutes with nearest-neighbour enlargement: convolving first costs a quarter.
+        x = x + (h if self.shortcut is None else upsample_nearest(self.shortcut(h)))
         return (x,) if self.is_last else (x, shared)
 
 
@@ -157,29 +153,19 @@ class DiscriminatorBlock(nn.Module):
         super().__init__()
         self.preactivation, self.downsample = preactivation, downsample
         self.conv1, self.conv2, _ = pair(form, _MAKERS, in_channels, out_channels)
+        if downsample:
+            last = self.conv2[-1] if isinstance(self.conv2, nn.Sequential) else self.conv2
+            assert isinstance(last, SpectralConv2d)
+            last.pools = True
         learned = in_channels != out_channels or downsample
-        self.shortcut = _shortcut(in_channels, out_channels, self.conv2) if learned else None
+        self.shortcut = SpectralConv2d(in_channels, out_channels, 1) if learned else None
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
         x = self.conv2(F.relu(self.conv1(F.relu(h) if self.preactivation else h)))
         # Average pooling commutes with the 1x1 convolution: pooling first costs a quarter.
         shortcut = F.avg_pool2d(h, 2) if self.downsample else h
-        if self.shortcut is not None:
-            x, bias = x
-            shortcut = self.shortcut(shortcut, bias)
-        return (F.avg_pool2d(x, 2) if self.downsample else x) + shortcut, labels
-
-
-def _shortcut(in_channels: int, out_channels: int, branch: nn.Module) -> SpectralConv2d:
-    """Make the 1x1 convolution that adds the bias of the branch beside it too, where there are a quarter of the pixels.
-
-    On a GPU a bias is an addition of its own behind the convolution.
-    """
-    last = branch[-1] if isinstance(branch, nn.Sequential) else branch
-    assert isinstance(last, SpectralConv2d)
-    last.bias_apart = True
-    return SpectralConv2d(in_channels, out_channels, 1)
+        return x + (shortcut if self.shortcut is None else self.shortcut(shortcut)), labels
 
 
 class DiscriminatorHead(nn.Module):

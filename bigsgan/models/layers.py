@@ -188,7 +188,8 @@ class SpectralConv2d(SpectralLayer):
     """Convolution, with same padding unless told otherwise: (N, C_in, H, W) -> (N, C_out, H / stride, W / stride).
 
     Attributes:
-        bias_apart: Return the bias instead of adding it, for another convolution to add where there are fewer pixels.
+        pools: Halve the resolution of what comes out by average pooling, before the bias is added: on a GPU that is an
+            addition of its own, which has a quarter of the pixels then.
     """
 
     def __init__(
@@ -203,26 +204,20 @@ class SpectralConv2d(SpectralLayer):
     ) -> None:
         super().__init__((out_channels, in_channels // groups, kernel, kernel), bias, groups)
         self.stride, self.padding = stride, kernel // 2 if padding is None else padding
-        self.bias_apart = False
+        self.pools = False
 
-    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
         That is how kernels want them, and most of what follows keeps them so (docs/performance.md).
-
-        Args:
-            x: (N, C_in, H, W).
-            more: Bias of another convolution (C_out,), to be added with this one's own.
-
-        Returns:
-            The sum; where ``bias_apart`` is set, the convolution alone and the bias (C_out,).
         """
         x = x.to(self.weight.dtype, memory_format=torch.channels_last)
-        own, weight = self.bias, self.normalized_weight()
-        if self.bias_apart and own is not None:  # a copy of it, as ZeRO 3 takes the parameter itself away after this
-            return F.conv2d(x, weight, None, self.stride, self.padding, groups=self.groups), own.clone()
-        bias = own if own is None or more is None else own + more
-        return F.conv2d(x, weight, bias, self.stride, self.padding, groups=self.groups)
+        own = None if self.pools else self.bias
+        x = F.conv2d(x, self.normalized_weight(), own, self.stride, self.padding, groups=self.groups)
+        if not self.pools:
+            return x
+        x = F.avg_pool2d(x, 2)
+        return x if self.bias is None else x + self.bias[:, None, None]
 
 
 class SpectralLinear(SpectralLayer):
