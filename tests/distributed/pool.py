@@ -8,16 +8,23 @@ import os
 import socket
 import traceback
 from typing import Any
+from unittest import mock
 
 SPAWN = multiprocessing.get_context("spawn")
 DEFAULT_TIMEOUT = 240
 
 
 class RankPool:
-    """Processes 0 .. world_size - 1 of one gloo group, each with one thread, that run functions together."""
+    """Processes 0 .. world_size - 1 of one group, each with one thread, that run functions together.
 
-    def __init__(self, world_size: int) -> None:
+    Args:
+        world_size: Number of processes.
+        environment: Variables that they begin with; on CPUs, and so over gloo, unless these say otherwise.
+    """
+
+    def __init__(self, world_size: int, environment: dict[str, str] | None = None) -> None:
         self.world_size = world_size
+        self._environment = {"DS_ACCELERATOR": "cpu"} if environment is None else environment
         self._ranks: list[Any] = []
 
     def run(self, function: Any, *arguments: Any, timeout: float = DEFAULT_TIMEOUT) -> list[Any]:
@@ -59,15 +66,17 @@ class RankPool:
         for rank in range(self.world_size):
             ours, theirs = SPAWN.Pipe()
             process = SPAWN.Process(target=_serve, args=(theirs, rank, self.world_size, port), daemon=True)
-            process.start()
+            with mock.patch.dict(os.environ, self._environment):  # LD_PRELOAD is read as a process begins
+                process.start()
             theirs.close()
             self._ranks.append((process, ours))
 
 
 def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(world_size))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     logging.getLogger("bigsgan").setLevel(logging.ERROR)
+    importlib.import_module("tests.stand_in.sanitizing").begin_if_asked()
     comm = importlib.import_module("bigsgan.comm")
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
     # torch computes fp16 on every CPU, if slowly; DeepSpeed refuses it where there are no fast instructions.

@@ -1,13 +1,8 @@
-"""Whole updates on the stand-in: one process for each rank, which prints a line of JSON for each cell.
-
-python -m tests.stand_in.cells '[{"name": ..., "overrides": [...], "ds": {...}}, ...]' [sanitizer] [deterministic]
-"""
+"""Whole updates on the stand-in, as each rank of a pool makes them."""
 
 from __future__ import annotations
 
 import ctypes
-import json
-import sys
 import tempfile
 import traceback
 import warnings
@@ -18,44 +13,93 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.cuda._sanitizer as sanitizer
 import torch.distributed as dist
-
-if "sanitizer" in sys.argv:
-    sanitizer.enable_cuda_sanitizer()  # before the first call of CUDA
-
 from deepspeed.runtime.zero import partitioned_param_coordinator
 
 from bigsgan import comm
 from bigsgan.checkpoint import saver
 from bigsgan.config import NETWORKS
+from bigsgan.engines import deepspeed_private
+from bigsgan.errors import UserError
 from bigsgan.kernels import choose_kernels
 from bigsgan.training import loop
 from bigsgan.training.recovery import Recovery
 from tests.distributed import scenarios
+from tests.stand_in import sanitizing
 
 WARM_UP = 3
 """Updates in which allocators fill and stage 3 learns the order of modules; torch's lists of devices are read, too."""
 
 
-def run(cell: dict[str, Any]) -> dict[str, Any]:
-    """Warm up, look at two updates, one with and one without a lazy penalty, then sample, report and save.
+def prepare() -> None:
+    """Make a rank ready for cells. Objects travel by gloo, as the stand-in's collectives carry nothing."""
+    if comm.world_size() > 1:
+        group = dist.new_group(backend="gloo")
+
+        def from_rank_zero(value: Any) -> Any:
+            values = [value]
+            dist.broadcast_object_list(values, 0, group=group, device=torch.device("cpu"))
+            return values[0]
+
+        def gather_objects(value: Any) -> list[Any] | None:
+            values: list[Any] = [None] * comm.world_size()
+            dist.all_gather_object(values, value, group=group)
+            return values if comm.rank() == 0 else None
+
+        comm.from_rank_zero, comm.gather_objects = from_rank_zero, gather_objects
+    # What depends on numbers, of which there are none here.
+    saver.first_not_finite = lambda tensors: None
+    Recovery.failed = lambda self, *arguments, **options: None
+    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None
+
+
+def refusals(cells: dict[str, Any]) -> dict[str, str]:
+    """Of the cells those that the product refuses, and of which field it says so."""
+    found = {}
+    for name, (overrides, ds) in cells.items():
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                scenarios.tiny_plan(Path(directory), comm.world_size(), overrides, dict.fromkeys(NETWORKS, ds))
+        except UserError as error:
+            found[name] = error.field.rpartition(".json: ")[2]  # of a file, the key in it
+    return found
+
+
+def walk(cells: dict[str, Any], shown: bool = True, deterministic: bool = False) -> dict[str, Any]:
+    """What ``run`` finds, by the cell's name; a cell that fails ends the walk."""
+    prepare()
+    choose_kernels(deterministic)
+    found = {}
+    for name, (overrides, ds) in cells.items():
+        try:
+            with deepspeed_private.leaving_nothing():
+                found[name] = run(overrides, ds, shown)
+        except Exception as error:
+            raise RuntimeError(f"{name} {sanitizing.report(error)}") from error
+        sanitizing.forget()
+    choose_kernels(False)
+    return found
+
+
+def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[str, Any]:
+    """Warm up, look at two updates, one with and one without a lazy penalty, then sample, report and save if shown.
 
     Returns:
         ``waits``: how often torch had the host wait in those updates, by the innermost line outside of torch;
         ``launches``: kernels in each of them.
     """
-    made = scenarios.build(cell["overrides"], dict.fromkeys(NETWORKS, cell["ds"]))
+    made = scenarios.build(overrides, dict.fromkeys(NETWORKS, ds))
     scenarios.update(made, WARM_UP)
-    before = _launches()
+    before = launches()
     with _waits() as waits:
         scenarios.update(made, 2)
-    launches = (_launches() - before) / 2
-    loop._report_samples(made)
-    made.statistics.reduce(comm.sum_over_ranks)
-    scenarios.save(made, Path(comm.from_rank_zero(tempfile.mkdtemp())))
+    per_update = (launches() - before) / 2
+    if shown:
+        loop._report_samples(made)
+        made.statistics.reduce(comm.sum_over_ranks)
+        scenarios.save(made, Path(comm.from_rank_zero(tempfile.mkdtemp())))
     scenarios.destroy(made)
-    return {"waits": dict(waits), "launches": launches}
+    return {"waits": dict(waits), "launches": per_update}
 
 
 @contextmanager
@@ -83,44 +127,6 @@ def _waits() -> Iterator[Counter[str]]:
             torch.set_warn_always(False)
 
 
-def _launches() -> int:
+def launches() -> int:
+    """Kernels that this process has launched."""
     return int(ctypes.CDLL("libcudart.so.13").stand_in_launches())
-
-
-def _join() -> None:
-    """Join the ranks. Their objects travel by gloo, as the stand-in's collectives carry nothing between ranks."""
-    comm.initialize()
-    if comm.world_size() > 1:
-        group = dist.new_group(backend="gloo")
-
-        def from_rank_zero(value: Any) -> Any:
-            values = [value]
-            dist.broadcast_object_list(values, 0, group=group, device=torch.device("cpu"))
-            return values[0]
-
-        def gather_objects(value: Any) -> list[Any] | None:
-            values: list[Any] = [None] * comm.world_size()
-            dist.all_gather_object(values, value, group=group)
-            return values if comm.rank() == 0 else None
-
-        comm.from_rank_zero, comm.gather_objects = from_rank_zero, gather_objects
-    # What depends on numbers, of which there are none here.
-    saver.first_not_finite = lambda tensors: None
-    Recovery.failed = lambda self, *arguments, **options: None
-    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None
-
-
-def main() -> None:
-    """Run the cells of the command line; one that fails says so, and the next begins."""
-    _join()
-    choose_kernels("deterministic" in sys.argv)
-    for cell in json.loads(sys.argv[1]):
-        try:
-            found = run(cell)
-        except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        print(json.dumps({"name": cell["name"], **found}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,191 @@
+"""Kernel launches and bytes of an update of the published recipes, as one rank of eight makes it.
+
+    python -m tests.stand_in.counts
+
+Launches are those that reach the CUDA runtime. Bytes are those of the tensors that torch's operations on the device
+are given and return, each once, those changed in place twice: what the memory would carry if no cache held anything.
+Views and empty tensors cost nothing; of an expanded tensor, what is stored counts. Nothing is computed, so full sizes
+take seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bigsgan.models import network
+from tests.distributed import scenarios
+from tests.distributed.pool import RankPool
+from tests.stand_in import build, cells
+
+RECIPES = Path(__file__).resolve().parents[2] / "launch" / "recipes"
+SYNTHETIC = ["data.kind=synthetic", "data.root=null", "data.num_workers=0", "data.num_images=256"]
+
+
+class Case(NamedTuple):
+    """An update to count.
+
+    Attributes:
+        recipe: File of the recipe.
+        overrides: That make one rank's share of it.
+        update: Number of the update, from 0, by which lazy penalties are due.
+        launches: The most kernels that it may launch.
+        products: The most GB of its convolutions and matrix products.
+        rest: The most GB of all other operations.
+    """
+
+    recipe: str
+    overrides: list[str]
+    update: int
+    launches: int
+    products: float
+    rest: float
+
+
+BIGGAN = ("biggan128_imagenet.yaml", ["batch=256", *SYNTHETIC])
+STYLEGAN2 = ("stylegan2_256.yaml", ["batch=8", *SYNTHETIC])
+
+CASES = {
+    "BigGAN-128, 256 images in bf16": Case(*BIGGAN, 2, launches=5_000, products=234, rest=394),
+    "StyleGAN2-256 with ADA, 8 images": Case(*STYLEGAN2, 2, launches=6_100, products=9, rest=26.6),
+    "the same with R1 and path length": Case(*STYLEGAN2, 16, launches=7_850, products=18.8, rest=56.2),
+}
+"""Bounds: a change that lowers a count lowers its bound with it."""
+
+WARM_UP = 2
+"""Updates, in which allocators fill and kernels are compiled."""
+
+_PRODUCTS = (
+    "convolution",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "mv",
+    "addmv",
+    "dot",
+    "scaled_dot_product",
+    "_flash",
+    "_eff",
+)
+_FREE = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh")
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up bytes by operation, and how often each comes, while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        results = function(*arguments, **keywords)
+        name = function.overloadpacket.__name__
+        if not function.is_view and name not in _FREE:
+            self.add(name, arguments, keywords, results)
+        return results
+
+    def add(self, name: str, *operands: Any) -> None:
+        on_device = [t for t in tree_leaves(operands) if isinstance(t, torch.Tensor) and t.is_cuda]
+        self.calls[name] += bool(on_device)
+        self.bytes[name] += sum(map(_stored, on_device))
+
+    def gigabytes(self, of_products: bool) -> float:
+        return sum(n for name, n in self.bytes.items() if name.startswith(_PRODUCTS) == of_products) / 1e9
+
+
+def _stored(tensor: torch.Tensor) -> int:
+    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    return math.prod(sizes) * tensor.element_size() * (tensor.numel() > 0)
+
+
+@contextmanager
+def _triton(traffic: Traffic) -> Iterator[None]:
+    """Tell of Triton's kernels, which torch's dispatcher does not see."""
+    jit_function = importlib.import_module("triton.runtime.jit").JITFunction
+    run = jit_function.run
+
+    def counted(kernel: Any, *arguments: Any, **keywords: Any) -> Any:
+        traffic.add(f"Triton's {kernel.__name__}", arguments, keywords)
+        return run(kernel, *arguments, **keywords)
+
+    with mock.patch.object(jit_function, "run", counted):
+        yield
+
+
+def count(name: str) -> dict[str, Any]:
+    """Launches, GB of products and of the rest, and the operations with most bytes: GB and calls."""
+    case = CASES[name]
+    cells.prepare()
+    with mock.patch.object(network, "initialize"):  # no number matters
+        run = scenarios.build(case.overrides, {}, recipe=RECIPES / case.recipe)
+    run.counters.update = case.update - WARM_UP
+    scenarios.update(run, WARM_UP)
+    before = cells.launches()
+    scenarios.update(run, 1)
+    launches = cells.launches() - before
+    run.counters.update -= 1  # the same once more, with torch's operations in view, which launches nothing else
+    with Traffic() as traffic, _triton(traffic):
+        scenarios.update(run, 1)
+    scenarios.destroy(run)
+    return {
+        "launches": launches,
+        "products": traffic.gigabytes(True),
+        "rest": traffic.gigabytes(False),
+        "most": {each: (n / 1e9, traffic.calls[each]) for each, n in traffic.bytes.most_common(12)},
+    }
+
+
+def known() -> dict[str, int]:
+    """Bytes of operations on 2 x 3 numbers, which a reader can count."""
+    x, row = torch.zeros(2, 3, device="cuda"), torch.zeros(3, device="cuda")
+    operations = {
+        "add": lambda: x + x.clone(),
+        "add_": lambda: x.add_(1),
+        "expand": lambda: row.expand(2, 3),
+        "mul of a row": lambda: x * row.expand(2, 3),
+        "view": lambda: x.view(3, 2).T,
+    }
+    found = {}
+    for name, operation in operations.items():
+        with Traffic() as traffic:
+            operation()
+        found[name] = sum(n for each, n in traffic.bytes.items() if each != "clone")
+    return found
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """Print a count beside its bounds."""
+    case = CASES[name]
+    print(f"{name}, update {case.update}")
+    for key, unit in {"launches": "", "products": "GB", "rest": "GB"}.items():
+        print(f"  {key:9} {found[key]:10,.1f} {unit:2} of at most {getattr(case, key):,.1f}")
+    for operation, (gigabytes, calls) in found["most"].items():
+        print(f"    {gigabytes:8.2f} GB in {calls:5} of {operation}")
+
+
+def main() -> None:
+    """Count all cases."""
+    with tempfile.TemporaryDirectory() as text:
+        directory = Path(text)
+        pool = RankPool(1, {**build.environment(directory, build.build(directory)), "STAND_IN_DEVICES": "1"})
+        for name in CASES:
+            show(name, pool.run(count, name)[0])
+        pool.stop()
+
+
+if __name__ == "__main__":
+    main()

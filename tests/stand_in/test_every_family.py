@@ -1,0 +1,66 @@
+"""Every family in every layout "on CUDA" without a GPU: it runs, and waits where docs/deepspeed.md says."""
+
+import pytest
+
+from bigsgan.config import NETWORKS
+from tests.stand_in import build, cells, matrix
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(build.obstacle() is not None, reason=str(build.obstacle())),
+]
+
+UPDATES = 2
+"""That are looked at."""
+
+GATHERS = "partition_parameters.py:wait"
+"""What stage 3 waits for, as often as its gathers demand."""
+
+SWAPS = "stage3.py:_reassign_or_swap_out_partitioned_parameters"
+"""Where stage 3 copies weights from the host for which a page of pinned memory was not free: at most once a network."""
+
+
+def expected(layout: str) -> dict[str, int]:
+    """How often DeepSpeed asks in an update of one network, by the place."""
+    stage, precision, offload = layout.split("-")
+    found = {}
+    if stage == "3":
+        if offload != "device":
+            found |= {"stage3.py:independent_gradient_partition_epilogue": 1}
+            found |= {"stage3.py:complete_grad_norm_calculation_for_cpu_offload": 3}
+            found |= {"utils.py:mask_nan_or_inf_with_val_inplace": 2}
+        if precision == "fp16":
+            found["stage3.py:has_overflow"] = 1 if offload == "device" else 2
+            if offload == "device":
+                found["utils.py:is_invalid_grad_norm"] = 1
+    elif offload == "optimizer":
+        found["offloaded_norm.py:norm"] = 1
+    elif precision == "fp16":
+        found["utils.py:is_invalid_grad_norm"] = 1
+    return found
+
+
+@pytest.mark.parametrize("layout", matrix.RUNS)
+def test_an_update_waits_where_the_docs_say(on_ranks, layout):
+    found = on_ranks(1, cells.walk, matrix.cells(layout), layout in matrix.SHOWN)
+    assert found.keys() == matrix.GAMES.keys()
+    for name, each in found.items():
+        waits = dict(each["waits"])
+        assert bool(waits.pop(GATHERS, 0)) == (layout[0] == "3"), name
+        swaps = waits.pop(SWAPS, 0)
+        assert swaps <= (UPDATES * len(NETWORKS) if layout[0] == "3" and layout.endswith("optimizer") else 0), name
+        assert waits == {place: UPDATES * len(NETWORKS) * n for place, n in expected(layout).items()}, name
+        assert each["launches"] > 100, name
+
+
+def test_what_the_product_refuses(on_ranks):
+    asked = {f"{name} {layout}": cell for layout in matrix.LAYOUTS for name, cell in matrix.cells(layout).items()}
+    wanted = {f"{name} {layout}": field for layout, field in matrix.REFUSED.items() for name in matrix.GAMES}
+    assert on_ranks(1, cells.refusals, asked) == wanted
+
+
+def test_every_family_has_deterministic_kernels(on_ranks):
+    """torch raises at an operation that has none."""
+    diffaugment = (["deterministic=true", "augmentation={kind: diffaugment}", *matrix.ADAM], matrix.zero(0))
+    games = {**matrix.cells("0-fp32-device", "deterministic=true"), "diffaugment": diffaugment}
+    assert on_ranks(1, cells.walk, games, True, True).keys() == games.keys()

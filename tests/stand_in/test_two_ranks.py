@@ -1,0 +1,67 @@
+"""Two ranks "on CUDA" without a GPU: no two streams race, and pipelines of every family wait where the docs say."""
+
+import pytest
+
+from bigsgan.config import NETWORKS
+from tests.stand_in import build, cells, matrix, sanitizing
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(build.obstacle() is not None, reason=str(build.obstacle())),
+]
+
+UPDATES = 2
+MICRO_BATCHES = [*matrix.CLIPPED, "accumulation=2"]
+
+IN_PIPELINES = {
+    "0-fp32-device": {"engine.py:_step": 1},
+    "0-bf16-device": {"utils.py:is_invalid_grad_norm": 1, "utils.py:mask_nan_or_inf_with_val_inplace": 2},
+    "1-fp32-device": {"utils.py:is_invalid_grad_norm": 1},
+    "1-bf16-device": {"utils.py:is_invalid_grad_norm": 1},
+    "1-fp16-device": {"utils.py:is_invalid_grad_norm": 1},
+}
+"""How often DeepSpeed asks in an update of one network, by layout and place."""
+
+
+def test_the_sanitizer_sees_a_race(on_ranks):
+    """Which torch's own would see, of which parts are replaced."""
+    assert on_ranks(2, sanitizing.race, True, sanitizer=True) == ""
+    report = on_ranks(2, sanitizing.race, False, sanitizer=True)
+    assert "possible data race" in report
+    assert "in race" in report  # where the tensor was written
+
+
+@pytest.mark.parametrize("layout", matrix.RUNS)
+def test_no_two_streams_race(on_ranks, layout):
+    """Samples and checkpoints come last, with the average swapped in."""
+    cell = ([*MICRO_BATCHES, matrix.R1], matrix.LAYOUTS[layout])
+    on_ranks(2, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
+
+
+@pytest.mark.parametrize("layout", matrix.IN_PIPELINES)
+def test_no_two_streams_race_in_pipelines(on_ranks, layout):
+    cell = ([*matrix.PIPELINES, *MICRO_BATCHES], matrix.LAYOUTS[layout])
+    on_ranks(2, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
+
+
+@pytest.mark.parametrize("layout", matrix.IN_PIPELINES)
+def test_pipelines_of_every_family_wait_where_the_docs_say(on_ranks, layout):
+    games = {name: cell for name, cell in matrix.cells_in_pipelines(layout).items() if name in matrix.PIPED}
+    expected = {place: UPDATES * len(NETWORKS) * n for place, n in IN_PIPELINES[layout].items()}
+    for name, found in on_ranks(2, cells.walk, games, False).items():
+        assert found["waits"] == expected, name
+
+
+def test_what_pipelines_refuse(on_ranks):
+    asked = {
+        f"{name} {layout}": cell for layout in matrix.RUNS for name, cell in matrix.cells_in_pipelines(layout).items()
+    }
+    refused = on_ranks(2, cells.refusals, asked)
+    for cell in asked:
+        name, layout = cell.split()
+        if name in matrix.PIPED:
+            assert (cell in refused) == (layout not in matrix.IN_PIPELINES), cell
+        else:
+            assert cell in refused, cell
+    for name, field in matrix.NOT_IN_PIPELINES.items():
+        assert refused[f"{name} 0-fp32-device"] == field
