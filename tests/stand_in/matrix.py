@@ -54,6 +54,9 @@ REFUSED = {
 
 RUNS = [name for name in LAYOUTS if name not in REFUSED]
 
+IN_CI = ["0-fp32-device", "1-fp16-device", "2-bf16-optimizer", "3-bf16-device", "3-fp16-optimizer", "3-bf16-all"]
+"""Layouts in which CI runs every family, and looks for races; in the others it runs a third of them each."""
+
 SHOWN = [name for name in RUNS if name.endswith("bf16-device")]
 """Layouts in which runs also sample, report and save."""
 
@@ -64,6 +67,11 @@ NOT_IN_PIPELINES = {"stylegan2_path_length": "objective.path_length", "pix2pix_f
 """Families whose objectives pipelines refuse, by the key that the product names."""
 
 PIPED = [name for name in GAMES if name not in NOT_IN_PIPELINES]
+
+
+def some(layout: str, games: dict[str, Any]) -> dict[str, Any]:
+    """Of families those that CI runs in a layout: with the layouts beside it all."""
+    return games if layout in IN_CI else dict(list(games.items())[RUNS.index(layout) % 3 :: 3])
 
 
 def cells(layout: str, *overrides: str) -> dict[str, Any]:

@@ -4,11 +4,9 @@ import pytest
 
 from bigsgan.config import NETWORKS
 from tests.stand_in import build, cells, matrix, sanitizing
+from tests.stand_in.test_every_family import ALL_OR_SOME
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(build.obstacle() is not None, reason=str(build.obstacle())),
-]
+pytestmark = pytest.mark.skipif(build.obstacle() is not None, reason=str(build.obstacle()))
 
 UPDATES = 2
 MICRO_BATCHES = [*matrix.CLIPPED, "accumulation=2"]
@@ -23,6 +21,7 @@ IN_PIPELINES = {
 """How often DeepSpeed asks in an update of one network, by layout and place."""
 
 
+@pytest.mark.slow
 def test_the_sanitizer_sees_a_race(on_ranks):
     """Which torch's own would see, of which parts are replaced."""
     assert on_ranks(2, sanitizing.race, True, sanitizer=True) == ""
@@ -31,27 +30,42 @@ def test_the_sanitizer_sees_a_race(on_ranks):
     assert "in race" in report  # where the tensor was written
 
 
-@pytest.mark.parametrize("layout", matrix.RUNS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in matrix.IN_CI else pytest.mark.nightly)
+        for name in matrix.RUNS
+    ],
+)
 def test_no_two_streams_race(on_ranks, layout):
     """Samples and checkpoints come last, with the average swapped in."""
     cell = ([*MICRO_BATCHES, matrix.R1], matrix.LAYOUTS[layout])
     on_ranks(2, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
 
 
-@pytest.mark.parametrize("layout", matrix.IN_PIPELINES)
+IN_CI = "1-bf16-device"
+PIPELINES = [
+    pytest.param(n, marks=pytest.mark.slow if n == IN_CI else pytest.mark.nightly) for n in matrix.IN_PIPELINES
+]
+
+
+@pytest.mark.parametrize("layout", PIPELINES)
 def test_no_two_streams_race_in_pipelines(on_ranks, layout):
     cell = ([*matrix.PIPELINES, *MICRO_BATCHES], matrix.LAYOUTS[layout])
     on_ranks(2, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
 
 
+@pytest.mark.parametrize("whole", ALL_OR_SOME)
 @pytest.mark.parametrize("layout", matrix.IN_PIPELINES)
-def test_pipelines_of_every_family_wait_where_the_docs_say(on_ranks, layout):
+def test_pipelines_of_every_family_wait_where_the_docs_say(on_ranks, layout, whole):
     games = {name: cell for name, cell in matrix.cells_in_pipelines(layout).items() if name in matrix.PIPED}
+    games = games if whole else matrix.some(layout, games)
     expected = {place: UPDATES * len(NETWORKS) * n for place, n in IN_PIPELINES[layout].items()}
     for name, found in on_ranks(2, cells.walk, games, False).items():
         assert found["waits"] == expected, name
 
 
+@pytest.mark.slow
 def test_what_pipelines_refuse(on_ranks):
     asked = {
         f"{name} {layout}": cell for layout in matrix.RUNS for name, cell in matrix.cells_in_pipelines(layout).items()
