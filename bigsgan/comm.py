@@ -63,6 +63,9 @@ def initialize(patience_seconds: float | None = None) -> None:
         if local_size > devices:
             remedy = "start at most one rank for each device"
             raise UserError("LOCAL_SIZE", local_size, f"ranks on this host, which has {devices} devices", remedy)
+        # CUDA has 8 queues otherwise. An inner stage of two pipelines has more streams, and one that waits for a
+        # neighbour would hold up another that shares its queue.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         get_accelerator().set_device(local_rank())
     patience: dict[str, Any] = {} if patience_seconds is None else {"timeout": timedelta(seconds=patience_seconds)}
     if os.environ.get("WORLD_SIZE", "1") == "1" and not dist.is_initialized():

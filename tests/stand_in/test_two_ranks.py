@@ -1,5 +1,7 @@
 """Two ranks "on CUDA" without a GPU: no two streams race, and pipelines of every family wait where the docs say."""
 
+import os
+
 import pytest
 
 from bigsgan.config import NETWORKS
@@ -63,6 +65,11 @@ def test_pipelines_of_every_family_wait_where_the_docs_say(on_ranks, layout, who
     expected = {place: UPDATES * len(NETWORKS) * n for place, n in IN_PIPELINES[layout].items()}
     for name, found in on_ranks(2, cells.walk, games, False).items():
         assert found["waits"] == expected, name
+
+
+@pytest.mark.slow
+def test_each_stream_of_an_inner_stage_has_a_queue(on_ranks):
+    assert on_ranks(2, os.getenv, "CUDA_DEVICE_MAX_CONNECTIONS") == "32"
 
 
 @pytest.mark.slow
