@@ -10,6 +10,9 @@ import traceback
 from typing import Any
 from unittest import mock
 
+ON_GPU = "TESTS_ON_GPU"
+"""Variable with which all ranks share the first GPU, over gloo, as NCCL takes one rank for each."""
+
 SPAWN = multiprocessing.get_context("spawn")
 DEFAULT_TIMEOUT = 240
 
@@ -19,12 +22,13 @@ class RankPool:
 
     Args:
         world_size: Number of processes.
-        environment: Variables that they begin with; on CPUs, and so over gloo, unless these say otherwise.
+        environment: Variables that they begin with; on CPUs unless these, or ``TESTS_ON_GPU=1``, say otherwise.
     """
 
     def __init__(self, world_size: int, environment: dict[str, str] | None = None) -> None:
         self.world_size = world_size
-        self._environment = {"DS_ACCELERATOR": "cpu"} if environment is None else environment
+        on_gpu = os.environ.get(ON_GPU) == "1"
+        self._environment = {"DS_ACCELERATOR": "cuda" if on_gpu else "cpu"} if environment is None else environment
         self._ranks: list[Any] = []
 
     def run(self, function: Any, *arguments: Any, timeout: float = DEFAULT_TIMEOUT) -> list[Any]:
@@ -72,6 +76,13 @@ class RankPool:
             self._ranks.append((process, ours))
 
 
+def _share_gpu(accelerator: Any) -> None:
+    """Let ranks that gloo connects compute on one device, in float32 where float32 is asked for."""
+    os.environ.update(LOCAL_RANK="0", LOCAL_SIZE="1")
+    accelerator.communication_backend_name = lambda: "gloo"
+    importlib.import_module("bigsgan.tf32").tf32(allowed=False).__enter__()
+
+
 def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(world_size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -81,6 +92,8 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
     # torch computes fp16 on every CPU, if slowly; DeepSpeed refuses it where there are no fast instructions.
     accelerator.is_fp16_supported = lambda: True
+    if os.environ.get(ON_GPU) == "1":
+        _share_gpu(accelerator)
     comm.initialize()
     awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
     awake.__enter__()  # which would be undone with the last reference to it

@@ -32,7 +32,7 @@ def state(loop):
     return found
 
 
-SEED = "seed=2"  # with others a value may lie so near 0 that ReLU has it on either side, by the order of a sum
+SEED = "seed=1"  # with others a value may lie so near 0 that ReLU has it on either side, by the order of a sum
 
 
 @pytest.mark.parametrize("game", GAMES)

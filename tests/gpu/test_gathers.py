@@ -1,0 +1,49 @@
+"""On a GPU that two ranks share: stage 3 gathers what the last step wrote, however late the device writes it."""
+
+import pytest
+import torch
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+from bigsgan.config import NETWORKS
+from tests import reference
+from tests.distributed import scenarios
+from tests.distributed.pool import ON_GPU, RankPool
+from tests.distributed.test_equivalence import FEWER, PENALTIES, SAME, expected
+from tests.tiny import zero
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CYCLES = 200_000_000
+"""Of the device, a tenth of a second: a gather that does not wait for a step would be over long before."""
+
+
+def train_with_late_steps(overrides, ds, num_updates):
+    """As scenarios.train, but the device sleeps before each step."""
+    step = DeepSpeedZeroOptimizer_Stage3.step
+
+    def late(self, *arguments, **options):
+        torch.cuda._sleep(CYCLES)
+        return step(self, *arguments, **options)
+
+    DeepSpeedZeroOptimizer_Stage3.step = late
+    try:
+        return scenarios.train(overrides, ds, num_updates)
+    finally:
+        DeepSpeedZeroOptimizer_Stage3.step = step
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_gathers_wait_for_steps(penalty, monkeypatch):
+    monkeypatch.setenv(ON_GPU, "1")
+    pool = RankPool(2)
+    try:
+        overrides = [*PENALTIES[penalty], "seed=2"]
+        states = pool.run(train_with_late_steps, overrides, dict.fromkeys(NETWORKS, zero(3)), FEWER)
+    finally:
+        pool.stop()
+    error, name = reference.worst(scenarios.merge(states), expected(*overrides, updates=FEWER))
+    print(f"stage 3 with late steps, penalty {penalty}: worst {error:.1e} in {name}")
+    assert error <= 10 * SAME  # another device, whose sums have another order
