@@ -1,0 +1,138 @@
+"""Everything that one GPU can show, the riskiest first: `python -m tests.gpu`, some 25 minutes.
+
+Each check prints its figures as it goes, and all it says goes into a file of its own below ``--out``. What fails or
+takes too long does not end the others. `python -m tests.gpu --list` says what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from bigsgan.table import aligned
+from tests import REPOSITORY
+
+_TESTS = [sys.executable, "-m", "pytest", "-n", "0", "-s", "-m", "not nightly"]
+_BENCH = [sys.executable, "-m", "bigsgan", "bench"]
+_SYNTHETIC = ["data.kind=synthetic", "data.root=null"]
+_BIGGAN = ["--config", "biggan128_imagenet", *_SYNTHETIC, "batch=64"]
+_STYLEGAN2 = ["--config", "stylegan2_256", *_SYNTHETIC, "batch=16"]
+_R3GAN = ["--config", "r3gan_imagenet64", *_SYNTHETIC, "batch=64"]
+_TIMES = ["--rounds", "2", "--warmup", "4", "--steps", "4"]
+
+
+class Check(NamedTuple):
+    """One command.
+
+    Attributes:
+        name: Of its file.
+        proves: What it shows.
+        seconds: That it may take.
+        command: The words of it.
+        on_one_gpu: Whether the ranks of tests share the GPU, over gloo.
+    """
+
+    name: str
+    proves: str
+    seconds: int
+    command: list[str]
+    on_one_gpu: bool = False
+
+
+def _tests(*words: str) -> list[str]:
+    return [*_TESTS, *words]
+
+
+CHECKS = [
+    Check("device", "versions, and the speed of products and copies", 60, [sys.executable, "-m", "tests.gpu.device"]),
+    Check("nccl", "the default recipe over NCCL with one rank", 90, _tests("tests/gpu/test_gpu.py", "-k", "default")),
+    Check(
+        "equivalence",
+        "two ranks against plain PyTorch at every stage, without TF32",
+        200,
+        _tests("tests/distributed/test_equivalence.py", "-k", "test_matrix and 2-2"),
+        on_one_gpu=True,
+    ),
+    Check("gathers", "stage 3 waits for steps, however late they are", 90, _tests("tests/gpu/test_gathers.py")),
+    Check("refusing", "an update waits for nothing; the device refuses it", 60, _tests("tests/gpu/test_refusing.py")),
+    Check("exact", "every network, differentiated twice, against float64", 80, _tests("tests/gpu/test_exact.py")),
+    Check("fused", "StyleGAN2's kernels against torch's operations", 80, _tests("tests/gpu/test_fused.py")),
+    Check("digits", "train, resume, sample, evaluate and export", 120, _tests("tests/test_end_to_end.py")),
+    Check(
+        "state",
+        "resumed runs and offload, bit for bit",
+        120,
+        _tests("tests/distributed/test_state.py", "-k", "resume or offload"),
+        on_one_gpu=True,
+    ),
+    Check("biggan", "BigGAN-128 in bf16 and fp16, stages 1 to 3", 120, _tests("tests/gpu/test_gpu.py", "-k", "biggan")),
+    Check(
+        "speed of BigGAN",
+        "eager, compiled, in bf16 and with TF32, beside plain PyTorch",
+        150,
+        [*_BENCH, "train", "--variants", "baseline_tf32,mixed_precision,mixed_precision+compiled", *_TIMES, *_BIGGAN],
+    ),
+    Check(
+        "speed of StyleGAN2",
+        "with ADA, beside plain PyTorch",
+        120,
+        [*_BENCH, "train", "--variants", "baseline,zero0", *_TIMES, *_STYLEGAN2],
+    ),
+    Check(
+        "speed of R3GAN",
+        "with R1 and R2 in every update, beside plain PyTorch",
+        90,
+        [*_BENCH, "train", "--variants", "baseline,zero0", *_TIMES, *_R3GAN],
+    ),
+    Check("graphs", "CUDA graphs train the same", 120, _tests("tests/gpu/test_cuda_graphs.py")),
+]
+"""In order of risk: what is wrong in one makes those behind it meaningless."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the checks, and return 1 where one failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="print the checks and stop")
+    parser.add_argument("--only", help="names of checks, with commas")
+    parser.add_argument("--out", type=Path, default=Path("gpu_checks"), help="directory of what they print")
+    options = parser.parse_args(arguments)
+    chosen = [check for check in CHECKS if not options.only or check.name in options.only.split(",")]
+    if options.list or not chosen:
+        print("\n".join(aligned([(c.name, c.proves, f"{c.seconds} s") for c in chosen or CHECKS], 2)))
+        return 0 if chosen else 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for check in chosen:
+        print(f"== {check.name}: {check.proves}", flush=True)
+        start = time.monotonic()
+        result = run(check, options.out / f"{check.name.replace(' ', '_')}.log")
+        rows.append((check.name, result, f"{time.monotonic() - start:.0f} s"))
+    print("\n".join(aligned(rows, 2)))
+    return int(any(result != "passed" for _, result, _ in rows))
+
+
+def run(check: Check, log: Path) -> str:
+    """Run one check, showing what it prints and keeping it in a file; return how it went."""
+    environment = {**os.environ, **({"TESTS_ON_GPU": "1"} if check.on_one_gpu else {})}
+    bounded = ["timeout", "--kill-after=10", str(check.seconds), *check.command]
+    with log.open("w") as file:
+        file.write(f"$ {' '.join(check.command)}\n")
+        file.flush()
+        command = subprocess.Popen(
+            bounded, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert command.stdout is not None
+        for line in command.stdout:
+            print(line, end="", flush=True)
+            file.write(line)
+        status = command.wait()
+    return {0: "passed", 124: "ran out of time", 137: "ran out of time"}.get(status, f"failed with status {status}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The list of checks on a GPU, and how it is gone through."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bigsgan import cli, shipped
+from tests import REPOSITORY
+from tests.gpu import __main__ as checks
+from tests.gpu.__main__ import CHECKS, Check
+
+PYTHON = [sys.executable, "-c"]
+
+
+def test_the_checks_take_25_minutes_and_are_there():
+    assert sum(check.seconds for check in CHECKS) <= 25 * 60
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    for check in CHECKS:
+        for word in check.command:
+            assert not word.startswith("tests/") or (REPOSITORY / word).is_file(), word
+        if "--config" in check.command:
+            assert check.command[check.command.index("--config") + 1] in shipped.recipe_names()
+
+
+def test_what_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    found = [
+        Check("good", "that it prints", 10, [*PYTHON, "print('a figure')"]),
+        Check("bad one", "that it fails", 10, [*PYTHON, "print('why'); raise SystemExit(3)"]),
+        Check("slow", "that it ends", 1, [*PYTHON, "import time; time.sleep(30)"]),
+        Check("shared", "its variable", 10, [*PYTHON, "import os; print(os.environ['TESTS_ON_GPU'])"], True),
+    ]
+    monkeypatch.setattr(checks, "CHECKS", found)
+    assert checks.main(["--out", str(tmp_path / "out")]) == 1
+    printed = capsys.readouterr().out
+    assert "== good: that it prints\na figure\n" in printed
+    assert [line.rpartition("  ")[0].rstrip() for line in printed.splitlines()[-4:]] == [
+        "good     passed",
+        "bad one  failed with status 3",
+        "slow     ran out of time",
+        "shared   passed",
+    ]
+    assert (tmp_path / "out" / "bad_one.log").read_text().endswith("why\n")
+    assert checks.main(["--only", "good,shared", "--out", str(tmp_path / "out")]) == 0
+    assert checks.main(["--only", "unknown"]) == 2
+
+
+def test_benches_take_their_options(capsys):
+    """As far as they can be checked without a GPU: what they are asked is a recipe and variants that there are."""
+    for check in CHECKS:
+        if "bench" in check.command:
+            words = check.command[check.command.index("bench") + 2 :]
+            overrides = [word for word in words if "=" in word]
+            config = words[words.index("--config") + 1]
+            assert cli.main(["train", "--dry-run", "--config", config, *overrides]) == 0
+            variants = words[words.index("--variants") + 1]
+            help_text = subprocess.run(
+                [sys.executable, "-m", "bigsgan", "bench", "train", "--help"], capture_output=True, text=True
+            ).stdout.replace("\n", " ")
+            for name in variants.replace("+", ",").split(","):
+                assert name in help_text
+
+
+@pytest.mark.parametrize("words", [["--list"], ["--only", "graphs", "--list"]])
+def test_the_list_says_what_is_proved(words, capsys):
+    assert checks.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == (1 if "--only" in words else len(CHECKS))
+    assert lines[-1].split("  ")[0] == "graphs"
