@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,15 +25,27 @@ def choose_kernels(deterministic: bool) -> None:
             of its algorithms (torch.backends.cudnn.benchmark_limit) when it meets a shape, and takes the fastest: two
             runs may take different ones.
     """
+    debugging: Any = torch.utils.deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it, and torch checks
-        torch.use_deterministic_algorithms(True)
-        debugging: Any = torch.utils.deterministic
-        debugging.fill_uninitialized_memory = False  # a kernel for each tensor
-        torch.backends.cudnn.deterministic = True
-        if hasattr(inductor, "deterministic"):  # since torch 2.10
-            inductor.deterministic = True
-        _log.info("kernels: deterministic")
-    elif comm.device().type == "cuda":
-        torch.backends.cudnn.benchmark = True
+    torch.use_deterministic_algorithms(deterministic)
+    debugging.fill_uninitialized_memory = not deterministic  # else a kernel for each tensor
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic and comm.device().type == "cuda"
+    if hasattr(inductor, "deterministic"):  # since torch 2.10
+        inductor.deterministic = deterministic
+    if deterministic:
+        _log.info("kernels: deterministic ones of torch, cuDNN, cuBLAS and torch.compile")
+    elif torch.backends.cudnn.benchmark:
         _log.info("kernels: cuDNN takes the fastest of %d algorithms", torch.backends.cudnn.benchmark_limit)
+
+
+@contextmanager
+def kernels(deterministic: bool) -> Iterator[None]:
+    """Have ``choose_kernels`` hold inside the block alone."""
+    before = torch.are_deterministic_algorithms_enabled()
+    choose_kernels(deterministic)
+    try:
+        yield
+    finally:
+        choose_kernels(before)

@@ -21,14 +21,14 @@ from bigsgan.bench.plain import build_plain_loop
 from bigsgan.bench.plot import write_bars
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.bench.table import NOTHING, Table, as_json, mebibytes, number, percent, shown
-from bigsgan.bench.variants import Planned, Variant
+from bigsgan.bench.variants import Planned
 from bigsgan.config import Recipe
 from bigsgan.data import build_dataset
 from bigsgan.ending import exit_status
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.errors import UserError
-from bigsgan.kernels import choose_kernels
+from bigsgan.kernels import choose_kernels, kernels
 from bigsgan.tf32 import tf32
 
 CONTROL = "control"
@@ -131,9 +131,12 @@ def _without_tf32(wanted: bool) -> str:
     return "needs a CUDA device that has TF32" if wanted and not torch.cuda.is_tf32_supported() else ""
 
 
-def _setting(variant: Variant) -> Setting:
+def _setting(planned: Planned) -> Setting:
     """What holds while a variant is built and run, and while the peak is measured that it is compared with."""
-    return contextlib.nullcontext if variant.tf32 is None else partial(tf32, variant.tf32)
+    if planned.variant.tf32 is not None:
+        return partial(tf32, planned.variant.tf32)
+    deterministic = planned.plan is not None and planned.plan.recipe.deterministic
+    return partial(kernels, True) if deterministic else contextlib.nullcontext
 
 
 def _builder(planned: Planned) -> Builder:
@@ -160,7 +163,7 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
         if comm.rank() == 0:
             print(f"round {turn + 1} of {settings.rounds}: {names[i]}", file=sys.stderr, flush=True)
 
-    rounds, failed = take_turns([(_builder(each), _setting(each.variant)) for each in visited], settings, told)
+    rounds, failed = take_turns([(_builder(each), _setting(each)) for each in visited], settings, told)
     if len(failed) == len(visited):
         tried = ",".join(each.variant.name for each in possible)
         raise UserError("--variants", tried, f"cannot run here: {failed[0]}", "choose others, or change the recipe")
@@ -172,7 +175,7 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
         if i in failed:
             results[name] = Result(name, title, None, [], failed[i])
             continue
-        with _setting(each.variant)():
+        with _setting(each)():
             arithmetic = arithmetic_of(each.plan, peaks)
         results[name] = Result(name, title, each.plan.recipe, rounds[i], arithmetic=arithmetic)
     refused = {p.variant.name: Result(p.variant.name, p.variant.title, None, [], p.reason) for p in planned}

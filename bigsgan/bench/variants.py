@@ -112,6 +112,7 @@ VARIANTS = {
         _changed("compiled", "networks through torch.compile", lambda recipe: _compiled("whole")),
         _changed("compiled_layers", "layers through torch.compile, one by one", lambda recipe: _compiled("layers")),
         _changed("cuda_graphs", "compiled networks replayed as CUDA graphs", _replayed),
+        _changed("deterministic", "kernels of which each run has the same sums", lambda r: ["deterministic=true"]),
         _layout("zero1", "ZeRO 1", "zero1"),
         _layout("zero2", "ZeRO 2", "zero2"),
         _layout("zero3", "ZeRO 3", "zero3"),

@@ -7,7 +7,7 @@ import torch
 from torch._inductor import config as inductor
 
 from bigsgan import comm
-from bigsgan.kernels import choose_kernels
+from bigsgan.kernels import choose_kernels, kernels
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,15 @@ def test_cudnn_measures_its_algorithms_on_a_gpu(monkeypatch, device, measures):
     assert torch.backends.cudnn.benchmark is measures
     assert torch.backends.cudnn.benchmark_limit == 10  # of cuDNN's algorithms, for each shape
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_switches_are_as_they_were_behind_a_block():
+    def switches():
+        cudnn = torch.backends.cudnn
+        return torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
+
+    choose_kernels(deterministic=False)
+    before = switches()
+    with kernels(deterministic=True):
+        assert switches() == (True, True, False)
+    assert switches() == before == (False, False, False)
