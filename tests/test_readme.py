@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +26,7 @@ from safetensors import safe_open
 from torch.distributed import run as torchrun
 
 from bigsgan import cli
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -64,9 +64,7 @@ def execute(words: list[str]) -> str:
     """Run a command with this interpreter's programs, and return what it printed."""
     program, *rest = words
     if program in ("deepspeed", "torchrun"):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            rest = ["--master_port", str(probe.getsockname()[1]), *rest]
+        rest = ["--master_port", str(free_port()), *rest]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         [program, *rest],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from tests import REPOSITORY
+from tests.ports import free_port
 
 SCRIPT = str(REPOSITORY / "launch" / "train.py")
 STATUS = {"deepspeed": 2, "torchrun": 1}
@@ -39,11 +39,8 @@ def launch(launcher: str, directory: Path, *arguments: str) -> subprocess.Comple
 @contextmanager
 def started(launcher: str, directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run the script on two ranks beside the block; what is left of them at its end is killed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     ranks = "--num_gpus" if launcher == "deepspeed" else "--nproc_per_node"
-    command = [launcher, ranks, "2", "--master_port", str(port), SCRIPT, *arguments]
+    command = [launcher, ranks, "2", "--master_port", str(free_port()), SCRIPT, *arguments]
     env = {name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE")}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -5,10 +5,11 @@ import importlib
 import logging
 import multiprocessing
 import os
-import socket
 import traceback
 from typing import Any
 from unittest import mock
+
+from tests.ports import free_port
 
 ON_GPU = "TESTS_ON_GPU"
 """Variable with which all ranks share the first GPU, over gloo, as NCCL takes one rank for each."""
@@ -64,9 +65,7 @@ class RankPool:
         self._ranks = []
 
     def _start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         for rank in range(self.world_size):
             ours, theirs = SPAWN.Pipe()
             process = SPAWN.Process(target=_serve, args=(theirs, rank, self.world_size, port), daemon=True)

@@ -94,6 +94,7 @@ def parts_of_before(ds: dict[str, Any], directory: str) -> tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.slow
 def test_checkpoints_of_before_load(ranks, name, tmp_path):
     by_rank = ranks(2).run(parts_of_before, FILES[name], str(tmp_path))
     saved, found = (scenarios.whole_values(list(each)) for each in zip(*by_rank, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 from bigsgan import checkpoint
 from tests.distributed import launching
 from tests.distributed.launching import TIMEOUT, launch, rank_processes, started
+from tests.ports import free_port
 from tests.tiny import tiny_recipe
 
 RUN = ["--config", "tiny.yaml", "out=run", "report_nimg=8"]
@@ -187,10 +187,13 @@ def test_a_first_rank_that_hangs_is_named_too(tmp_path):
 
 def start_ranks(directory: Path, *arguments: str) -> list[subprocess.Popen[str]]:
     """Two ranks, each with the variables that srun's tasks have in the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = {**os.environ, "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "LOCAL_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     env.pop("DS_ACCELERATOR", None)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     command = [sys.executable, launching.SCRIPT, *arguments]

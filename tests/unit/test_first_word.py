@@ -9,14 +9,13 @@ import time
 import pytest
 
 from bigsgan import first_word
+from tests.ports import free_port
 
 
 @pytest.fixture
 def port(monkeypatch):
     """A free port, in the environment of two hosts with two ranks each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     for name, value in {"WORLD_SIZE": 4, "LOCAL_SIZE": 2, "MASTER_PORT": port, "RANK": 2, "LOCAL_RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from bigsgan import roll_call
 from bigsgan.errors import UserError
 from bigsgan.preflight import Problem
+from tests.ports import free_port
 
 
 @pytest.mark.parametrize(
@@ -69,9 +70,7 @@ def test_without_ssh_nothing_is_known_of_hosts(monkeypatch):
 
 
 def test_ranks_that_have_not_come_are_named(monkeypatch, capsys):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     for name, value in {"WORLD_SIZE": "4", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
