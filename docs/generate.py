@@ -17,7 +17,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -30,6 +30,7 @@ from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
 from bigsgan.config.recipe import Recipe
 from bigsgan.config.sections import LARGEST_INT, Section
 
+Row = tuple[str, ...]
 REFERENCE = Path(__file__).parent / "reference"
 MARK = re.compile(r"<!-- (keys|options|deepspeed): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -156,7 +157,7 @@ def nested_sections(section: type[Section]) -> Iterator[tuple[str, type[Section]
 
 def keys_table(name: str) -> str:
     """The keys of a section with types, defaults and meaning."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[Row] = []
     for prefix, section in sections()[name]:
         rows += keys(section, prefix, is_top=name == "recipe")
     if len(sections()[name]) == 2:
@@ -164,9 +165,9 @@ def keys_table(name: str) -> str:
     return markdown(("key", "type", "default", "meaning"), rows)
 
 
-def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[tuple[str, ...]]:
+def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]:
     """A row for each key, with those of sections inside."""
-    rows = []
+    rows: list[Row] = []
     shown: dict[type[Section], str] = {}
     for name, field in section.model_fields.items():
         if name == "family":
@@ -187,7 +188,7 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[tupl
     return rows
 
 
-def joined(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def joined(rows: list[Row]) -> list[Row]:
     """Rows that both networks have alike become one."""
     both = {(key.partition(".")[2], *rest) for key, *rest in rows if key.startswith("`generator.")}
     both &= {(key.partition(".")[2], *rest) for key, *rest in rows if key.startswith("`discriminator.")}
@@ -255,11 +256,11 @@ def field_docs(section: type[Section]) -> dict[str, str]:
     """The texts below the fields of a class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    found: dict[str, str] = {}
     for field, text in zip(tree.body, tree.body[1:], strict=False):
-        is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-            found[field.target.id] = inspect.cleandoc(text.value.value)
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                found[name] = doc
     return found
 
 
@@ -348,7 +349,7 @@ def rules_in(section: DeepSpeedSection, prefix: str) -> Iterator[tuple[str, Rule
             yield from rules_in(rule, f"{prefix}{key}.")
 
 
-def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def markdown(header: tuple[str, ...], rows: Sequence[Row]) -> str:
     """A table."""
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
