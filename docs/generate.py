@@ -36,7 +36,7 @@ MARK = re.compile(r"<!-- (keys|options|deepspeed): (.+?) -->\n.*?<!-- end -->", 
 
 # Fields whose names say most of it, and which have no docstring.
 UNDOCUMENTED = {
-    "Recipe.seed": "of initialisation, data order, latents, labels and noise",
+    "Recipe.seed": "of initialization, data order, latents, labels and noise",
     "Recipe.report_nimg": "images between two reports: progress, `metrics.jsonl`, TensorBoard",
     "Recipe.sample_nimg": "images between two sample grids",
     "Recipe.checkpoint_nimg": "images between two checkpoints",
