@@ -1,12 +1,12 @@
-"""The commands of the README as they stand there: each is parsed by the program that it names, and most are run.
+"""The commands of the README and of the guides as they stand there: each is parsed by the program that it names.
 
-They run in a directory that holds what a clone does, with overrides behind them that make the training short.
+Those of the first run are run too, in a directory that holds what a clone does, with overrides behind them that make
+the training short.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import json
 import operator
 import os
@@ -26,27 +26,40 @@ from safetensors import safe_open
 from torch.distributed import run as torchrun
 
 from bigsgan import cli
+from bigsgan.commands import choosing
+from bigsgan.config import load_recipe
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-PROGRAMS = {"bigsgan", "deepspeed", "pip", "pytest", "tensorboard", "torchrun"}
+FIRST_RUN = (ROOT / "docs" / "tutorials" / "first-run.md").read_text()
+IMPORTING = (ROOT / "docs" / "how-to" / "import-export.md").read_text()
+GUIDES = [
+    README,
+    *(path.read_text() for kind in ("tutorials", "how-to") for path in (ROOT / "docs" / kind).glob("*.md")),
+]
+PROGRAMS = {"bigsgan", "deepspeed", "mkdocs", "pip", "pytest", "tensorboard", "torchrun"}
 SHORT = ["total_nimg=64", "generator.channels=2", "discriminator.channels=2"]
 
 
-def commands() -> list[list[str]]:
-    """The words of every command in a shell block, and of every one with arguments that stands in a sentence."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+def commands(page: str, inline: bool = False) -> list[list[str]]:
+    """The words of every command in a shell block; if asked, also of those with arguments that stand in sentences."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
     found = [shlex.split(part) for line in lines for part in line.partition("#")[0].split("&&")]
-    inline = [text.split() for text in re.findall(r"`([^`]+)`", prose)]
-    return [words for words in found if words] + [words for words in inline if words[0] in PROGRAMS and words[1:]]
+    if inline:
+        prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+        spans = [shlex.split(part) for text in re.findall(r"`([^`]+)`", prose) for part in text.split("&&")]
+        found += [words for words in spans if words and words[0] in PROGRAMS and words[1:]]
+    return [words for words in found if words]
 
 
-COMMANDS = commands()
-TRAINING = [words for words in COMMANDS if "launch/train.py" in words]
-TWO_RANKS = [words for words in TRAINING if "2" in words]
+COMMANDS = commands(README, inline=True)
+FIRST = commands(FIRST_RUN)
+GUIDED = {shlex.join(words): words for page in GUIDES for words in commands(page)}
+TRAINING = [words for words in GUIDED.values() if "launch/train.py" in words]
+TWO_RANKS = [words for words in FIRST if "launch/train.py" in words and "2" in words]
+OURS = [words[words.index("bigsgan") + 1 :] for words in GUIDED.values() if "bigsgan" in words]
 
 
 @pytest.fixture
@@ -79,11 +92,14 @@ def execute(words: list[str]) -> str:
 
 
 def test_the_commands_are_found():
-    assert {words[0] for words in COMMANDS} == PROGRAMS
+    assert {words[0] for words in COMMANDS + FIRST} == PROGRAMS
     assert [words[0] for words in COMMANDS[:4]] == ["pip", "deepspeed", "pip", "pytest"]
-    assert (len(TRAINING), len(TWO_RANKS)) == (5, 2)
-    assert ["tensorboard", "--logdir", "runs"] in COMMANDS
-    assert not any("\\" in word for words in COMMANDS for word in words)
+    assert FIRST[:2] == COMMANDS[:2]
+    assert len(TRAINING) > 10
+    assert len(TWO_RANKS) == 2
+    assert len(OURS) > 30
+    assert ["tensorboard", "--logdir", "runs"] in FIRST
+    assert not any("\\" in word for words in GUIDED.values() for word in words)
 
 
 @pytest.mark.parametrize("words", TRAINING, ids=" ".join)
@@ -97,6 +113,9 @@ def test_launchers_and_our_parser_take_the_arguments(words, clone, monkeypatch, 
         script, overrides, num_ranks = options.training_script, options.training_script_args, options.nproc_per_node
     assert Path(script).samefile(ROOT / "launch" / "train.py")
     monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+    if any(word.startswith("runs/") for word in overrides):  # the recipe of an import that is not made here
+        assert choosing.parse(["train", *overrides]).overrides
+        return
     assert cli.main(["train", *overrides, "--dry-run"]) == 0
     recipe = yaml.safe_load(capsys.readouterr().out)
     for override in overrides:
@@ -105,16 +124,24 @@ def test_launchers_and_our_parser_take_the_arguments(words, clone, monkeypatch, 
             assert functools.reduce(operator.getitem, key.split("."), recipe) == yaml.safe_load(value)
 
 
+@pytest.mark.parametrize("words", OURS, ids=" ".join)
+def test_our_parser_and_recipes_take_the_arguments(words, clone):
+    options = choosing.parse(words)
+    if "overrides" in options and words[0] != "evaluate":
+        load_recipe(Path(options.config or "launch/recipes/digits.yaml"), options.overrides)
+
+
 def test_what_pip_is_asked_to_install_exists():
-    extras = importlib.metadata.metadata("bigsgan").get_all("Provides-Extra")
-    for words in COMMANDS:
+    _, _, optional = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")
+    extras = re.findall(r"^(\w+) = \[$", optional.partition("\n[")[0], re.MULTILINE)
+    for words in [*COMMANDS, *GUIDED.values()]:
         if words[0] == "pip":
             assert words[1:3] == ["install", "-e"]
             assert words[3] in {".", *(f".[{extra}]" for extra in extras)}
 
 
 def test_a_dry_run_prints_what_was_overridden(clone):
-    (words,) = [words for words in COMMANDS if "--dry-run" in words]
+    (words,) = [words for words in FIRST if "--dry-run" in words]
     printed = yaml.safe_load(execute(words))
     overrides = [word.partition("=") for word in words if "=" in word]
     assert overrides
@@ -125,9 +152,10 @@ def test_a_dry_run_prints_what_was_overridden(clone):
 def test_train_look_sample_and_export(clone, capsys):
     printed = execute([*COMMANDS[1], *SHORT])
     assert "done: 64 images" in printed
-    (tensorboard,) = [words for words in COMMANDS if words[0] == "tensorboard"]
+    (tensorboard,) = [words for words in FIRST if words[0] == "tensorboard"]
     assert "loss/generator" in execute([*tensorboard, "--inspect"])  # which ends, where the server does not
-    rest = [words for words in COMMANDS if words[0] == "bigsgan" and "--dry-run" not in words]
+    rest = [words for words in FIRST if words[0] == "bigsgan" and "--dry-run" not in words]
+    rest += [words for words in commands(IMPORTING) if words[:2] == ["bigsgan", "import"]]
     assert {words[1] for words in rest} == {"plan", "sample", "evaluate", "export", "import"}
     shutil.copy(ROOT / "tests" / "data" / "stylegan2" / "snapshot.pkl", clone / "ffhq.pkl")
     for words in rest:
@@ -172,6 +200,6 @@ def test_two_ranks(words, clone):
 
 
 def test_the_example_of_bad_input(capsys):
-    (line,) = [line for line in README.splitlines() if line.startswith("bigsgan: ")]
+    (line,) = [line for line in FIRST_RUN.splitlines() if line.startswith("bigsgan: ")]
     assert cli.main(["train", "bathc=3"]) == 2
     assert capsys.readouterr().err == f"{line}\n"

@@ -2,10 +2,10 @@
 
 As it comes DeepSpeed (0.19.8, runtime/zero/stage_1_and_2.py) handles every parameter by itself: a copy into a bucket,
 slices of the bucket for each rank, all-reduced, and the parts of this rank's parameters flattened for the update. That
-costs the host 33 to 48 microseconds a parameter (docs/benchmarks.md), sends twice as much as a reduce-scatter, and
-keeps gradients whole of which a rank needs a part. The parameters come in groups here (engines/optimizer.py), whose
-flat tensors DeepSpeed cuts into equal parts, one for each rank. So is a group's gradient: one copy, one collective, one
-part, which the optimizer takes as it is.
+costs the host 33 to 48 microseconds a parameter (docs/reference/benchmarks.md), sends twice as much as a
+reduce-scatter, and keeps gradients whole of which a rank needs a part. The parameters come in groups here
+(engines/optimizer.py), whose flat tensors DeepSpeed cuts into equal parts, one for each rank. So is a group's gradient:
+one copy, one collective, one part, which the optimizer takes as it is.
 
 The private parts are those that tests/distributed/test_deepspeed_collectives.py fails on first if a later version
 changes them. What of DeepSpeed reduces gradients in ways of its own does not go with it: ``coalesce_grad_reduction``,

@@ -209,7 +209,7 @@ class SpectralConv2d(SpectralLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
-        That is how kernels want them, and most of what follows keeps them so (docs/performance.md).
+        That is how kernels want them, and most of what follows keeps them so (docs/explanation/performance.md).
         """
         x = x.to(self.weight.dtype, memory_format=torch.channels_last)
         own = None if self.pools else self.bias

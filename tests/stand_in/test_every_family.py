@@ -1,4 +1,4 @@
-"""Every family in every layout "on CUDA" without a GPU: it runs, and waits where docs/deepspeed.md says."""
+"""Every family in every layout "on CUDA" without a GPU: it waits where docs/explanation/performance.md says."""
 
 import pytest
 

@@ -1,12 +1,13 @@
-"""Links between the pages of the repository lead somewhere."""
+"""The pages of the repository: links lead somewhere, and generated tables are what the code says."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
 
 
@@ -14,6 +15,15 @@ def anchors(page):
     """What its headings are called in a link: small letters and hyphens."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def generate():
+    """docs/generate.py, which belongs to no package."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -27,5 +37,49 @@ def test_links_lead_somewhere(page):
 
 
 def test_links_are_found():
-    assert len(PAGES) > 10
-    assert ("performance.md", "one-graph-for-both-updates") in LINK.findall((ROOT / "docs" / "recipes.md").read_text())
+    assert len(PAGES) > 25
+    recipes = (ROOT / "docs" / "reference" / "recipes.md").read_text()
+    assert ("../how-to/speed-up.md", "reuse-the-fakes") in LINK.findall(recipes)
+
+
+def test_the_site_has_every_page():
+    listed = re.findall(r"^ +- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", ["recipes.md", "deepspeed-files.md", "commands.md"])
+def test_tables_are_generated(page, generate):
+    """Where this fails, run `python docs/generate.py`."""
+    text = (generate.REFERENCE / page).read_text()
+    assert text.count("<!-- end -->") >= 9
+    assert generate.refreshed(text) == text
+
+
+def test_tables_say_what_the_schema_says(generate):
+    assert "| `batch` | integer > 0, <= 1,048,576 | required | Images in a batch," in generate.keys_table("recipe")
+    assert "| `betas` | list of numbers >= 0, < 1 | `[0.0, 0.999]` |" in generate.keys_table("optimizer")
+    assert "| `<network>.widths` | list of integers > 0, <= 65,536 | required |" in generate.keys_table("family r3gan")
+    assert "| `r1.form` | `exact`, `finite_difference` | `exact` |" in generate.keys_table("objective")
+    assert "bigsgan export --run RUN --out OUT\n" in generate.options_table("bigsgan export")
+    assert "| `queue_depth` | a whole number of at least 1 |" in generate.deepspeed_table("aio")
+
+
+def test_a_missing_table_is_noticed(generate):
+    text = (generate.REFERENCE / "recipes.md").read_text()
+    with pytest.raises(KeyError, match="no table of keys for ema"):
+        generate.refreshed(text.replace("<!-- keys: ema -->", ""))
+
+
+def test_no_text_stands_in_for_a_docstring(generate, monkeypatch):
+    """What the schema says itself is not said in the generator again."""
+    asked = set()
+
+    class Asked(dict):
+        def __getitem__(self, key):
+            asked.add(key)
+            return super().__getitem__(key)
+
+    monkeypatch.setattr(generate, "UNDOCUMENTED", Asked(generate.UNDOCUMENTED))
+    for name in generate.sections():
+        generate.keys_table(name)
+    assert asked == generate.UNDOCUMENTED.keys()

@@ -1,0 +1,361 @@
+"""Writes the tables of recipes.md, deepspeed-files.md and commands.md in docs/reference: `python docs/generate.py`.
+
+The tables stand between comments such as `<!-- keys: data -->` and `<!-- end -->`; the prose around them is written by
+hand. Keys come from the pydantic classes of bigsgan/config and the docstrings of their fields, commands from their
+parsers, keys of DeepSpeed files from the table that they are checked against. `tests/unit/test_docs.py` fails where a
+page and its tables differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import inspect
+import json
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic.fields import FieldInfo
+
+from bigsgan.commands import choosing
+from bigsgan.config.deepspeed_keys import FILE, Rule
+from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
+from bigsgan.config.recipe import Recipe
+from bigsgan.config.sections import LARGEST_INT, Section
+
+Row = tuple[str, ...]
+REFERENCE = Path(__file__).parent / "reference"
+MARK = re.compile(r"<!-- (keys|options|deepspeed): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+
+# Fields whose names say most of it, and which have no docstring.
+UNDOCUMENTED = {
+    "Recipe.seed": "of initialization, data order, latents, labels and noise",
+    "Recipe.report_nimg": "images between two reports: progress, `metrics.jsonl`, TensorBoard",
+    "Recipe.sample_nimg": "images between two sample grids",
+    "Recipe.checkpoint_nimg": "images between two checkpoints",
+    "Data.resolution": "pixels a side of the square images",
+    "Data.horizontal_flip": "mirror each image with probability 1/2",
+    "Penalty.weight": "the penalty is `weight / 2` times the mean squared norm of the gradient",
+    "Penalty.every": "apply it on every so many steps of D, that many times as strongly",
+    "Penalty.form": "differentiate twice, or compare two logits",
+    "Penalty.sigma": "distance of the two images of `finite_difference`",
+    "GradientPenalty.weight": "of WGAN-GP's penalty between real and fake images",
+    "LeCam.weight": "of the squared distance to the moving averages",
+    "PathLength.weight": "of the squared deviation from the mean length",
+    "PathLength.every": "updates of G between two that have it",
+    "Orthogonal.generator": "strength for G",
+    "Orthogonal.discriminator": "strength for D",
+    "Objective.loss": "on D's logits",
+    "Objective.d_steps": "updates of D before each update of G; each takes a batch of its own",
+    "Augmentation.kind": "ADA, or DiffAugment",
+    "Optimizer.kind": "torch's own optimizers",
+    "Optimizer.lr": "learning rate",
+    "Optimizer.eps": "of `adam` and `rmsprop`",
+    "Optimizer.momentum": "of `sgd` and `rmsprop`",
+    "Optimizer.weight_decay": "added to the gradient, not decoupled",
+    "Optimizer.warmup_nimg": "images over which the learning rate rises to `lr`; below `total_nimg`",
+    "Optimizer.final_lr": "needs a `decay` other than `constant`",
+    "KeepBest.goal": "whether a smaller or a larger value is better",
+    "ScaledSection.channels": "width; layers have multiples of it",
+    "DeepSection.channels": "width; layers have multiples of it",
+    "BigGANGenerator.hierarchical": "cut the latent into equal chunks, one for the input and one for each block",
+    "Pix2PixGenerator.architecture": "U-Net, or CycleGAN's network of residual blocks",
+    "Pix2PixGenerator.norm": "of the layers; only before an instance norm has a convolution a bias",
+    "Pix2PixDiscriminator.architecture": "a logit for each patch, or for each pixel",
+    "Pix2PixDiscriminator.norm": "of the layers; only before an instance norm has a convolution a bias",
+}
+
+ANCHORS = {
+    "generator": "generator-and-discriminator",
+    "discriminator": "generator-and-discriminator",
+    "optimizer": "optimizergenerator-and-optimizerdiscriminator",
+    "engines": "enginesgenerator-and-enginesdiscriminator",
+}
+"""Headings of sections that are called otherwise."""
+
+SIGNS = (
+    (annotated_types.Ge, "ge", ">="),
+    (annotated_types.Gt, "gt", ">"),
+    (annotated_types.Le, "le", "<="),
+    (annotated_types.Lt, "lt", "<"),
+)
+
+PAGES = ("recipes.md", "deepspeed-files.md", "commands.md")
+
+
+def main() -> int:
+    """Write the pages again."""
+    for page in PAGES:
+        path = REFERENCE / page
+        path.write_text(refreshed(path.read_text()))
+        print(path)
+    return 0
+
+
+def refreshed(text: str) -> str:
+    """A page with its tables as they should be.
+
+    Raises:
+        KeyError: A comment names a section or a command that does not exist, or one is missing.
+    """
+    found: dict[str, set[str]] = {kind: set() for kind in TABLES}
+
+    def write(mark: re.Match[str]) -> str:
+        kind, name = mark[1], mark[2]
+        found[kind].add(name)
+        return f"<!-- {kind}: {name} -->\n\n{TABLES[kind](name)}\n\n<!-- end -->"
+
+    text = MARK.sub(write, text)
+    files = {"file"} | {key for key, rule in FILE.keys.items() if not isinstance(rule, Rule)}
+    for kind, names in (("keys", set(sections())), ("options", set(commands())), ("deepspeed", files)):
+        missing = names - found[kind]
+        if found[kind] and missing:
+            raise KeyError(f"no table of {kind} for {', '.join(sorted(missing))}")
+    return text
+
+
+# Keys of a recipe.
+
+
+@functools.cache
+def sections() -> dict[str, list[tuple[str, type[Section]]]]:
+    """What has a table of its own: its name, and the prefix of its keys with the class that has them."""
+    found: dict[str, list[tuple[str, type[Section]]]] = {"recipe": [("", Recipe)]}
+    for name, field in Recipe.model_fields.items():
+        classes = sections_in(field.annotation)
+        if name in ("generator", "discriminator"):
+            for section in classes:
+                family = section.model_fields["family"].default
+                found.setdefault(f"family {family}", []).append((f"{name}.", section))
+        elif classes and name in ("optimizer", "engines"):
+            (section,) = {type_ for nested in classes for _, type_ in nested_sections(nested)}
+            found[name] = [("", section)]
+        elif classes:
+            found[name] = [("", classes[0])]
+    return found
+
+
+def sections_in(annotation: Any) -> list[type[Section]]:
+    """The classes of sections that a type names."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in sections_in(argument)]
+
+
+def nested_sections(section: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    """The fields of a section that are sections themselves."""
+    for name, field in section.model_fields.items():
+        yield from ((name, nested) for nested in sections_in(field.annotation))
+
+
+def keys_table(name: str) -> str:
+    """The keys of a section with types, defaults and meaning."""
+    rows: list[Row] = []
+    for prefix, section in sections()[name]:
+        rows += keys(section, prefix, is_top=name == "recipe")
+    if len(sections()[name]) == 2:
+        rows = joined(rows)
+    return markdown(("key", "type", "default", "meaning"), rows)
+
+
+def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]:
+    """A row for each key, with those of sections inside."""
+    rows: list[Row] = []
+    shown: dict[type[Section], str] = {}
+    for name, field in section.model_fields.items():
+        if name == "family":
+            continue
+        nested = sections_in(field.annotation)
+        default = default_of(field)
+        if not nested:
+            type_ = type_of(field.annotation, field.metadata)
+            rows.append((f"`{prefix}{name}`", type_, default, meaning(section, name)))
+        elif is_top:
+            rows.append((f"`{name}`", "section", default, f"[below](#{ANCHORS.get(name, name)})"))
+        elif nested[0] in shown:
+            rows.append((f"`{prefix}{name}`", "section", default, f"the keys of `{shown[nested[0]]}`"))
+        else:
+            shown[nested[0]] = f"{prefix}{name}"
+            rows.append((f"`{prefix}{name}`", "section", default, said(inspect.getdoc(nested[0]) or "")))
+            rows += keys(nested[0], f"{prefix}{name}.")
+    return rows
+
+
+def joined(rows: list[Row]) -> list[Row]:
+    """Rows that both networks have alike become one."""
+    both = {(key.partition(".")[2], *rest) for key, *rest in rows if key.startswith("`generator.")}
+    both &= {(key.partition(".")[2], *rest) for key, *rest in rows if key.startswith("`discriminator.")}
+    found = []
+    for key, *rest in rows:
+        name = key.partition(".")[2]
+        if (name, *rest) not in both:
+            found.append((key, *rest))
+        elif key.startswith("`generator."):
+            found.append((f"`<network>.{name}", *rest))
+    return found
+
+
+def default_of(field: FieldInfo) -> str:
+    """As YAML has it."""
+    if field.is_required():
+        return "required"
+    if isinstance(field.default, Section):
+        return "its defaults"
+    return f"`{field.default if isinstance(field.default, str) else json.dumps(field.default)}`"
+
+
+def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
+    """A type in words, with its range."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *more = get_args(annotation)
+        rules = [rule for entry in more for rule in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
+        return type_of(inner, [*metadata, *rules])
+    if origin in (Union, types.UnionType):
+        parts = [type_of(part, metadata) for part in get_args(annotation) if part is not type(None)]
+        return ", ".join([*parts, "or `null`"]) if type(None) in get_args(annotation) else " or ".join(parts)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if origin is list:
+        return f"list of {type_of(get_args(annotation)[0])}".replace("integer", "integers").replace("number", "numbers")
+    name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}[annotation]
+    return name + limits(metadata)
+
+
+def limits(metadata: list[Any] | tuple[Any, ...]) -> str:
+    """The limits of a number in words."""
+    found = []
+    for rule in metadata:
+        for kind, key, sign in SIGNS:
+            if isinstance(rule, kind) and (value := getattr(rule, key)) != LARGEST_INT:
+                found.append(f" {sign} {value:,}" if isinstance(value, int) else f" {sign} {value}")
+    return ",".join(found)
+
+
+def meaning(section: type[Section], name: str) -> str:
+    """The docstring of a field, from the class that has it."""
+    for owner in section.__mro__:
+        if issubclass(owner, Section) and name in owner.__annotations__:
+            text = field_docs(owner).get(name)
+            if text is not None:
+                return said(text)
+            if f"{owner.__name__}.{name}" in UNDOCUMENTED:
+                return said(UNDOCUMENTED[f"{owner.__name__}.{name}"])
+    raise KeyError(f"{section.__name__}.{name} has no docstring, and no place in UNDOCUMENTED")
+
+
+@functools.cache
+def field_docs(section: type[Section]) -> dict[str, str]:
+    """The texts below the fields of a class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(tree, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(tree.body, tree.body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                found[name] = doc
+    return found
+
+
+def said(text: str) -> str:
+    """A docstring as a cell of a table."""
+    text = " ".join(text.split()).replace("``", "`").removesuffix(".")
+    return cell(text[0].upper() + text[1:])
+
+
+def cell(text: str) -> str:
+    """Text without what would end a table's cell, or begin a tag."""
+    return text.replace("|", r"\|")
+
+
+# Commands.
+
+
+@functools.cache
+def commands() -> dict[str, tuple[argparse.ArgumentParser, str]]:
+    """Every command with options of its own: its parser, and its line of help."""
+    return dict(walk(choosing._parser(), ""))
+
+
+def walk(parser: argparse.ArgumentParser, text: str) -> Iterator[tuple[str, tuple[argparse.ArgumentParser, str]]]:
+    """A parser, or the parsers of the commands below it."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield parser.prog, (parser, text)
+    for group in groups:
+        texts = {choice.dest: choice.help or "" for choice in group._choices_actions}
+        for name, command in group.choices.items():
+            yield from walk(command, texts[name])
+
+
+def options_table(name: str) -> str:
+    """What a command does, and its options."""
+    parser, text = commands()[name]
+    rows, usage = [], [name]
+    for action in parser._actions:
+        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
+            continue
+        shown = option(action)
+        rows.append((f"`{shown}`", helped(action)))
+        if action.required and action.nargs != "*":
+            usage.append(shown)
+    cells = markdown(("option", "meaning"), rows)
+    return f"{text[0].upper()}{text[1:].replace('%%', '%')}.\n\n```sh\n{' '.join(usage)}\n```\n\n{cells}"
+
+
+def option(action: argparse.Action) -> str:
+    """An option with its value, or an argument, as a user writes it."""
+    if not action.option_strings:
+        return str(action.metavar or action.dest)
+    name = ", ".join(action.option_strings)
+    if action.nargs == 0:
+        return name
+    choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices else ""
+    return f"{name} {choices or action.metavar or action.option_strings[0].strip('-').upper().replace('-', '_')}"
+
+
+def helped(action: argparse.Action) -> str:
+    """An option's help as a cell of a table."""
+    return cell((action.help or f"default {action.default}").replace("%%", "%"))
+
+
+# DeepSpeed files.
+
+
+def deepspeed_table(name: str) -> str:
+    """The keys of a section of a DeepSpeed file, with those of sections inside; ``file`` has those of no section."""
+    if name == "file":
+        rules = {key: rule for key, rule in FILE.keys.items() if isinstance(rule, Rule)}
+    else:
+        section = FILE.keys[name]
+        assert isinstance(section, DeepSpeedSection)
+        rules = dict(rules_in(section, ""))
+    return markdown(("key", "must be"), [(f"`{key}`", cell(rule.text) or "see above") for key, rule in rules.items()])
+
+
+def rules_in(section: DeepSpeedSection, prefix: str) -> Iterator[tuple[str, Rule]]:
+    """Every key below a section."""
+    for key, rule in section.keys.items():
+        if isinstance(rule, Rule):
+            yield prefix + key, rule
+        else:
+            yield from rules_in(rule, f"{prefix}{key}.")
+
+
+def markdown(header: tuple[str, ...], rows: Sequence[Row]) -> str:
+    """A table."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+TABLES = {"keys": keys_table, "options": options_table, "deepspeed": deepspeed_table}
+
+if __name__ == "__main__":
+    sys.exit(main())
