@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ class InitialWeights(NamedTuple):
     own: bool = False
 
 
-def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: dict[str, Engine]) -> None:
+def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mapping[str, Engine]) -> None:
     """Fill parameters and buffers of both networks, whatever layout wrote the weights. Every rank calls this.
 
     Where the two runs differ in their number of classes, what belongs to the classes keeps its new values.

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,19 +15,21 @@ from typing import Any
 import torch
 
 from bigsgan import checkpoint, comm, memory, roll_call, shipped
-from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws, Slice
-from bigsgan.adversarial.extras import Extras, build_extras
+from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws
+from bigsgan.adversarial.extras import build_extras
+from bigsgan.adversarial.step import Sources
 from bigsgan.alike import check_plans, open_alike
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
-from bigsgan.data import RealImages, build_dataset, build_training_dataset, readable_images
+from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.ending import exit_status
-from bigsgan.engines import Engine, MicroBatch, OnDemand
-from bigsgan.engines.build import build_engines
+from bigsgan.engines import Engine, MicroBatch
+from bigsgan.engines.build import build_executor
 from bigsgan.engines.compiling import seconds_compiling
-from bigsgan.engines.hand_over import build_hand_over
+from bigsgan.engines.executor import Executor
+from bigsgan.engines.phases import update_phases
 from bigsgan.errors import UserError
 from bigsgan.initial_weights import freeze_first_layers, load_imported_average, load_initial_weights
 from bigsgan.kernels import choose_kernels
@@ -152,7 +154,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     recipe, device, rank = plan.recipe, comm.device(), comm.rank()
     shown = open_alike(build_dataset, recipe.data)
     dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
-    engines, layout = _build_engines(plan, start)
+    executor, layout = _build_executor(plan, start)
+    engines = executor.engines
     average = ShardedAverage(engines["generator"])
     if start.initial is not None:
         load_imported_average(recipe, start.initial, engines["generator"], average)
@@ -167,7 +170,9 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters)
     sample_draws = SampleDraws(draws, device)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
-    step = _build_step(plan, engines, reals, source, sample_draws, slices, statistics, extras)
+    sources = Sources(reals, source, sample_draws, slices)
+    step = AdversarialStep(executor, update_phases(plan), recipe.objective, sources, statistics, extras)
+    rank_log.detail = lambda: executor.doing
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     _say_where_from(reporter, start, counters.nimg)
     checkpoints, sampling_batch = out / "checkpoints", slices["generator"]["generator"].num_samples
@@ -212,37 +217,11 @@ def _imported_counters(start: Start, recipe: Recipe) -> Counters:
     return Counters(d_steps, update, nimg, position=update * recipe.batch * d_steps)
 
 
-def _build_step(
-    plan: RunPlan,
-    engines: dict[str, Engine],
-    reals: RealImages,
-    source: InputSource,
-    sample_draws: SampleDraws,
-    slices: dict[str, dict[str, Slice]],
-    statistics: Statistics,
-    extras: Extras,
-) -> AdversarialStep:
-    data = plan.recipe.data
-    image_shape = (data.image_channels, data.resolution, data.resolution)
-    return AdversarialStep(
-        engines["generator"],
-        engines["discriminator"],
-        build_hand_over(plan, image_shape),
-        plan.recipe.objective,
-        reals,
-        source,
-        sample_draws,
-        slices,
-        image_shape,
-        statistics,
-        extras,
-    )
-
-
-def _build_engines(plan: RunPlan, start: Start) -> tuple[dict[str, Engine], dict[str, Any]]:
+def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, Any]]:
     """Both engines, with what they begin with but their own checkpoint, and how they lie on the ranks."""
     recipe = plan.recipe
-    engines = build_engines(plan, _kept_divisions(plan, start))
+    executor = build_executor(plan, _kept_divisions(plan, start))
+    engines = executor.engines
     if start.initial is not None:
         load_initial_weights(recipe, start.initial, engines)
     if recipe.init_from:
@@ -254,7 +233,7 @@ def _build_engines(plan: RunPlan, start: Start) -> tuple[dict[str, Engine], dict
         layout[f"{network}.precision"] = file.precision
         layout[f"{network}.pipeline_stages"] = plan.placement(network).num_stages
         layout[f"{network}.division"] = engines[network].division
-    return engines, layout
+    return executor, layout
 
 
 def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
@@ -264,7 +243,7 @@ def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
 
 
 def _entries(
-    engines: dict[str, Engine], average: ShardedAverage, counters: Counters
+    engines: Mapping[str, Engine], average: ShardedAverage, counters: Counters
 ) -> dict[str, checkpoint.StateEntry]:
     """The state that every run has, by name."""
     return {
@@ -320,11 +299,8 @@ def _build_reals(
         dataset,
         recipe.data,
         draws,
-        batch=recipe.batch,
-        accumulation=part.accumulation,
-        rank=part.replica,
-        world_size=part.num_replicas,
-        device=comm.device(),
+        part,
+        comm.device(),
         position=counters.position,
         skipped=counters.skipped,
         reads=plan.placement(network).stage(comm.rank()) == 0,
@@ -339,7 +315,7 @@ def _build_source(
     if not recipe.data.paired:
         latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
         part, num = g_phase["generator"], STANDING_BATCHES if has_standing_statistics(recipe) else 0
-        return latents, OnDemand(num, lambda i: latents.phase("standing", (i,), part)[0])
+        return latents, [latents.phase("standing", (i,), part)(0) for i in range(num)]
     places = [plan.placement(network) for network in NETWORKS]
     together = places[0].input_ranks() == places[1].input_ranks()
     own = None

@@ -12,7 +12,7 @@ from torch import Tensor
 from bigsgan import checkpoint
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import read_saved_recipe
-from bigsgan.engines.sequences import MicroBatch
+from bigsgan.engines.base import MicroBatch
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack

@@ -11,9 +11,9 @@ import math
 import torch
 import torch.nn.functional as F
 
-from bigsgan.adversarial import LatentSource, SampleDraws, Slice
+from bigsgan.adversarial import LatentSource, SampleDraws
 from bigsgan.config import Recipe
-from bigsgan.data import RealImages, build_training_dataset
+from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.draws import Draws
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
@@ -69,9 +69,8 @@ class Reference:
         self.source = LatentSource(self.draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
         self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in ("generator", "discriminator")}
         self.reals = RealImages(
-            build_training_dataset(recipe.data), recipe.data, draws, batch=recipe.batch,
-            accumulation=self.parts["discriminator"].accumulation, rank=0, world_size=1, device=cpu,
-        )  # fmt: skip
+            build_training_dataset(recipe.data), recipe.data, draws, self.parts["discriminator"], cpu
+        )
 
     def forward(self, network, moving, *inputs):
         with moving_state(network.stateful_layers(), moving):
@@ -79,8 +78,9 @@ class Reference:
 
     def generator_inputs(self, stream, counters, part):
         if not self.recipe.data.paired:
-            return list(self.source.phase(stream, counters, part))
-        seeds = self.draws.seeds(f"{stream}/seed", counters, part)
+            inputs = self.source.phase(stream, counters, part)
+            return [inputs(j) for j in range(part.accumulation)]
+        seeds = [self.draws.seeds(f"{stream}/seed", counters, part.positions(j)) for j in range(part.accumulation)]
         first = self.recipe.data.input_channels
         return [(x[:, :first], y, seed) for (x, y), seed in zip(self.last_reals, seeds, strict=True)]
 
@@ -91,7 +91,7 @@ class Reference:
         return (labels, inputs[0]) if self.recipe.data.paired else (labels, *seeds)
 
     def seeds(self, stream, counters, part, j):
-        return [self.draws.seeds(f"augment/{stream}", counters, part)[j]] if self.recipe.augmentation else []
+        return [self.draws.seeds(f"augment/{stream}", counters, part.positions(j))] if self.recipe.augmentation else []
 
     def learn_from_logits(self):
         real, fake = (torch.cat(logits) for logits in zip(*self.seen, strict=True))
@@ -171,11 +171,11 @@ class Reference:
                 if penalty and phase % penalty.every == 0:
                     noise = None
                     if penalty.form != "exact":
-                        noise = self.draws.normal(name, (update, d_step), part, images.shape[1:])[j]
+                        noise = self.draws.normal(name, (update, d_step), part.positions(j), images.shape[1:])
                     weight = self.penalty_weight(penalty, update * self.recipe.batch)
                     loss = loss + penalty.every * self.penalty(penalty, weight, images, labels, logits, noise)
             if section.gradient_penalty:
-                share = self.draws.uniform("gradient_penalty", (update, d_step), part, (1, 1, 1))[j]
+                share = self.draws.uniform("gradient_penalty", (update, d_step), part.positions(j), (1, 1, 1))
                 between = (share * x + (1 - share) * fake).detach().requires_grad_()
                 (g,) = torch.autograd.grad(self.forward(self.d, False, between, *y).sum(), between, create_graph=True)
                 loss = loss + section.gradient_penalty.weight * (g.flatten(1).norm(dim=1) - 1).square().mean()

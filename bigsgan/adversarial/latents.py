@@ -5,6 +5,7 @@ Shapes: n samples of one micro-batch on one replica, Z numbers in a latent.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -12,74 +13,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bigsgan.data import LabelledImages
-from bigsgan.data.order import Stretch, phase_positions
+from bigsgan.data import LabelledImages, Slice
+from bigsgan.data.order import Stretch
 from bigsgan.draws import Draws
-from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
+from bigsgan.engines import MicroBatch
 
 Reals = Callable[[], list[LabelledImages]]
 """Gives the real micro-batches of a phase."""
 
 
-class Slice(NamedTuple):
-    """Which part of a batch a replica of a network computes."""
-
-    batch: int
-    accumulation: int
-    replica: int
-    num_replicas: int
-
-    @property
-    def num_global_samples(self) -> int:
-        """Samples in each micro-batch over all replicas."""
-        return self.batch // self.accumulation
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in each micro-batch."""
-        return self.num_global_samples // self.num_replicas
-
-    def positions(self, j: int) -> range:
-        """Global sample indices of micro-batch ``j``."""
-        return phase_positions(0, self.batch, self.accumulation, j, self.replica, self.num_replicas)
-
-
 class SampleDraws:
-    """Random numbers of one replica's micro-batches, on its device."""
+    """Random numbers of one micro-batch of a replica, on its device."""
 
     def __init__(self, draws: Draws, device: torch.device) -> None:
         self._draws, self._device = draws, device
 
-    def normal(self, stream: str, counters: tuple[int, ...], part: Slice, shape: tuple[int, ...]) -> Sequence[Tensor]:
-        """Standard normal numbers (n, *shape) float32 for each micro-batch."""
+    def normal(self, stream: str, counters: tuple[int, ...], samples: range, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal numbers (n, *shape) float32."""
+        drawn = self._draws.normal(stream, counters, samples.start, len(samples), int(np.prod(shape)))
+        return self._move(drawn).view(-1, *shape)
 
-        def draw(j: int) -> Tensor:
-            positions = part.positions(j)
-            drawn = self._draws.normal(stream, counters, positions.start, len(positions), int(np.prod(shape)))
-            return self._move(drawn).view(-1, *shape)
+    def uniform(self, stream: str, counters: tuple[int, ...], samples: range, shape: tuple[int, ...]) -> Tensor:
+        """Numbers (n, *shape) float32, uniform in (0, 1]."""
+        drawn = self._draws.uniform(stream, counters, samples.start, len(samples), int(np.prod(shape)))
+        return self._move(drawn.astype(np.float32)).view(-1, *shape)
 
-        return OnDemand(part.accumulation, draw)
+    def labels(self, stream: str, counters: tuple[int, ...], samples: range, num_classes: int) -> Tensor:
+        """Labels (n,) int64, uniform over the classes."""
+        return self._move(self._draws.integers(stream, counters, samples.start, len(samples), num_classes))
 
-    def uniform(self, stream: str, counters: tuple[int, ...], part: Slice, shape: tuple[int, ...]) -> Sequence[Tensor]:
-        """Numbers (n, *shape) float32, uniform in (0, 1], for each micro-batch."""
-
-        def draw(j: int) -> Tensor:
-            positions = part.positions(j)
-            drawn = self._draws.uniform(stream, counters, positions.start, len(positions), int(np.prod(shape)))
-            return self._move(drawn.astype(np.float32)).view(-1, *shape)
-
-        return OnDemand(part.accumulation, draw)
-
-    def labels(self, stream: str, counters: tuple[int, ...], part: Slice, num_classes: int) -> Sequence[Tensor]:
-        """Labels (n,) int64, uniform over the classes, for each micro-batch."""
-        return self._integers(part, lambda p: self._draws.integers(stream, counters, p.start, len(p), num_classes))
-
-    def seeds(self, stream: str, counters: tuple[int, ...], part: Slice) -> Sequence[Tensor]:
-        """Seeds (n,) int64 for each micro-batch, from which layers draw on the device."""
-        return self._integers(part, lambda p: self._draws.seeds(stream, counters, p.start, len(p)))
-
-    def _integers(self, part: Slice, draw: Callable[[range], np.ndarray]) -> Sequence[Tensor]:
-        return Kept(part.accumulation, lambda j: self._move(draw(part.positions(j))))
+    def seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
+        """Seeds (n,) int64, from which layers draw on the device."""
+        return self._move(self._draws.seeds(stream, counters, samples.start, len(samples)))
 
     def _move(self, drawn: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(drawn)
@@ -89,15 +54,15 @@ class SampleDraws:
 
 
 class Inputs(NamedTuple):
-    """What the networks read in one phase on this rank, beside real images.
+    """What the networks read in one phase on this rank, beside real images; by number of the micro-batch.
 
     Attributes:
         generator: G's inputs.
-        conditions: By micro-batch, what D reads beside G's images.
+        conditions: What D reads beside G's images.
     """
 
-    generator: MicroBatches
-    conditions: Sequence[tuple[Tensor, ...]]
+    generator: Callable[[int], MicroBatch]
+    conditions: Callable[[int], MicroBatch]
 
 
 class InputSource(Protocol):
@@ -138,19 +103,28 @@ class LatentSource:
         self._draws, self._latent_size, self._num_classes = draws, latent_size, max(num_classes, 1)
         self._seeded = seeded
 
-    def phase(self, stream: str, counters: tuple[int, ...], part: Slice) -> MicroBatches:
-        """The generator's inputs in one phase."""
-        latents = self._draws.normal(f"{stream}/latent", counters, part, (self._latent_size,))
-        entries = [latents, self._labels(stream, counters, part)]
-        if self._seeded:
-            entries.append(self._draws.seeds(f"{stream}/seed", counters, part))
-        made = Kept(part.accumulation, lambda j: tuple(entry[j] for entry in entries))
-        return MicroBatches(part.accumulation, part.num_samples, made.__getitem__)
+    def phase(self, stream: str, counters: tuple[int, ...], part: Slice) -> Callable[[int], MicroBatch]:
+        """The generator's inputs in one phase, by number of the micro-batch."""
+
+        @functools.cache  # a forward pass that is repeated reads the same tensors
+        def inputs(index: int) -> MicroBatch:
+            samples = part.positions(index)
+            latents = self._draws.normal(f"{stream}/latent", counters, samples, (self._latent_size,))
+            labels = self._labels(stream, counters, samples)
+            if not self._seeded:
+                return latents, labels
+            return latents, labels, self._draws.seeds(f"{stream}/seed", counters, samples)
+
+        return inputs
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
         """The same with the labels that D reads; see ``InputSource``."""
-        labels = self._labels(stream, counters, slices["discriminator"])
-        conditions = OnDemand(len(labels), lambda j: (labels[j],))
+        judged = slices["discriminator"]
+
+        @functools.cache
+        def conditions(index: int) -> MicroBatch:
+            return (self._labels(stream, counters, judged.positions(index)),)
+
         return Inputs(self.phase(stream, counters, slices["generator"]), conditions)
 
     def real(self, batch: LabelledImages) -> MicroBatch:
@@ -163,5 +137,5 @@ class LatentSource:
     def close(self) -> None:
         """Do nothing: it only draws."""
 
-    def _labels(self, stream: str, counters: tuple[int, ...], part: Slice) -> Sequence[Tensor]:
-        return self._draws.labels(f"{stream}/label", counters, part, self._num_classes)
+    def _labels(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
+        return self._draws.labels(f"{stream}/label", counters, samples, self._num_classes)

@@ -15,7 +15,7 @@ from torch import Tensor
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
 from bigsgan.config.sections import Objective, Penalty
-from bigsgan.engines.sequences import MicroBatch
+from bigsgan.engines import MicroBatch
 from bigsgan.monitor import Statistics
 
 # fp16 would flush small gradients at the images to 0. A power of two changes nothing in the other types.

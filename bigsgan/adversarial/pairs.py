@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from bigsgan.adversarial.latents import Inputs, Reals, SampleDraws, Slice
-from bigsgan.data import LabelledImages, RealImages
+from bigsgan.adversarial.latents import Inputs, Reals, SampleDraws
+from bigsgan.data import LabelledImages, RealImages, Slice
 from bigsgan.data.order import Stretch
-from bigsgan.engines.sequences import MicroBatch, MicroBatches, OnDemand
+from bigsgan.engines import MicroBatch
 
 
 class PairSource:
@@ -32,19 +32,17 @@ class PairSource:
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
         """Input images, labels and seeds for G, labels and input images for D; see ``InputSource``."""
         part = slices["generator"]
-        seeds = self._draws.seeds(f"{stream}/seed", counters, part)
         pairs = reals if self._own is None else functools.cache(self._own.next_phase)
 
-        def generator(j: int) -> MicroBatch:
-            images, labels = pairs()[j]
-            return self._input(images), labels, seeds[j]
+        def generator(index: int) -> MicroBatch:
+            images, labels = pairs()[index]
+            return self._input(images), labels, self._draws.seeds(f"{stream}/seed", counters, part.positions(index))
 
-        def condition(j: int) -> MicroBatch:
-            images, labels = reals()[j]
+        def conditions(index: int) -> MicroBatch:
+            images, labels = reals()[index]
             return labels, self._input(images)
 
-        conditions = OnDemand(slices["discriminator"].accumulation, condition)
-        return Inputs(MicroBatches(part.accumulation, part.num_samples, generator), conditions)
+        return Inputs(generator, conditions)
 
     def real(self, batch: LabelledImages) -> MicroBatch:
         """Targets, labels, inputs."""

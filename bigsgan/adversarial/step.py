@@ -1,27 +1,27 @@
 """One adversarial update: two engines that meet only at the image.
 
-    fakes = G.infer(latents)                               no graph
-    D.train([real, fakes], d_loss)                         D's update
-    fakes = G.forward(latents)
-    grads = D.input_grads(fakes, g_loss)                   dL/d(fakes)
-    G.backward(grads)                                      backward of sum(fakes * dL/d(fakes)); G's update
+    G makes images      fakes = G(latents)                                 no graph
+    D trains            update D on d_loss(D(reals), D(fakes))
+    G makes images      fakes = G(latents)
+    D judges            grads = dL/d(fakes), L = g_loss(D(fakes))
+    G pulls back        update G by the backward pass of sum(fakes * grads)
 
-Where the last step of D and G's update share their fakes, G.forward stands in the place of G.infer, and comes once.
+Where the last step of D and G's update share their fakes, G makes images once.
 
-The chain rule cut at one tensor, so it is exact; D's parameters and gradients are untouched by G's update. Each line
-asks for a phase; what an engine makes of it, and when, is its own affair.
+The chain rule cut at one tensor, so it is exact; D's parameters and gradients are untouched by G's update. The lines
+are phases (engines/phases.py): here each gets its inputs and what it minimises. The executor computes them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from bigsgan.adversarial.extras import Extras
-from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws, Slice
+from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
     GRADIENT_PENALTY,
     DiscriminatorObjective,
@@ -30,35 +30,27 @@ from bigsgan.adversarial.objectives import (
     statistic_names,
 )
 from bigsgan.config.sections import Objective
-from bigsgan.data import LabelledImages
-from bigsgan.engines import Engine, MicroBatch, MicroBatches, OnDemand, Rates
-from bigsgan.engines.replays import begin_update
+from bigsgan.data import RealImages, Slice
+from bigsgan.engines import Engine, MicroBatch, Rates, Work
+from bigsgan.engines.executor import Executor
+from bigsgan.engines.phases import Phase
 from bigsgan.monitor import Statistics
 
 
-class RealSource(Protocol):
-    """Where real images come from: the micro-batches of the next discriminator phase."""
+class Sources(NamedTuple):
+    """Where images and random numbers come from.
 
-    @property
-    def reads(self) -> bool:
-        """Whether this rank reads D's inputs."""
-        ...
+    Attributes:
+        reals: Real images.
+        inputs: The generator's inputs.
+        draws: Noise for penalties, seeds for augmentations.
+        slices: What each network computes in the update of each: ``slices[update][network]``.
+    """
 
-    def next_phase(self) -> list[LabelledImages]:
-        """Return this replica's micro-batches and advance. Only asked on ranks that read D's inputs."""
-        ...
-
-
-class HandOver(Protocol):
-    """The way of images from the ranks where G's outputs arise to those that read D's inputs, and of gradients back."""
-
-    def to_discriminator(self, images: Sequence[Tensor], num_samples: int) -> Sequence[Tensor]:
-        """Images of micro-batches of ``num_samples`` over all replicas: from G's slices of them to D's."""
-        ...
-
-    def to_generator(self, grads: Sequence[Tensor], num_samples: int) -> Sequence[Tensor]:
-        """Gradients at those images: from D's slices to G's."""
-        ...
+    reals: RealImages
+    inputs: InputSource
+    draws: SampleDraws
+    slices: dict[str, dict[str, Slice]]
 
 
 class Scheduled(NamedTuple):
@@ -78,95 +70,88 @@ class Scheduled(NamedTuple):
 
 
 class AdversarialStep:
-    """Callable that makes one generator update and the discriminator updates before it."""
+    """Callable that makes one generator update and the discriminator updates before it.
+
+    Attributes:
+        executor: Computes the phases.
+        generator, discriminator: Its engines.
+    """
 
     def __init__(
         self,
-        generator: Engine,
-        discriminator: Engine,
-        hand_over: HandOver,
+        executor: Executor,
+        phases: Sequence[Phase],
         section: Objective,
-        reals: RealSource,
-        source: InputSource,
-        draws: SampleDraws,
-        slices: dict[str, dict[str, Slice]],
-        image_shape: tuple[int, int, int],
+        sources: Sources,
         statistics: Statistics,
         extras: Extras,
     ) -> None:
         """Join two engines.
 
         Args:
-            generator: Of images.
-            discriminator: Of images.
-            hand_over: Between their layouts.
+            executor: Of the engines.
+            phases: Of an update.
             section: The game.
-            reals: Real images.
-            source: The generator's inputs.
-            draws: Noise for penalties.
-            slices: What each network computes in the phase of each: ``slices[phase][network]``.
-            image_shape: (C, H, W).
+            sources: Of its inputs.
             statistics: Where losses, logits and norms are added.
             extras: What else the recipe asks for.
         """
-        self.generator, self.discriminator = generator, discriminator
-        self._hand_over, self._section, self._reals = hand_over, section, reals
-        self._source, self._draws = source, draws
-        self._slices, self._image_shape, self._statistics = slices, image_shape, statistics
-        self._extras = extras
+        self.executor = executor
+        self.generator, self.discriminator = executor.engines["generator"], executor.engines["discriminator"]
+        self._phases, self._section, self._sources = phases, section, sources
+        self._statistics, self._extras = statistics, extras
         self._g_objective = GeneratorObjective(section, statistics)
         self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
         statistics.declare(*statistic_names(section), *(["augmentation"] if extras.augmented else []))
-        generator.after_update = self._generator_updated
-        discriminator.after_update = functools.partial(self._record, "discriminator", discriminator)
+        self.generator.after_update = self._generator_updated
+        self.discriminator.after_update = functools.partial(self._record, "discriminator", self.discriminator)
 
     def __call__(self, update: int, scheduled: Scheduled) -> None:
         """Make update number ``update`` (from 0)."""
-        begin_update(self.generator, self.discriminator)
         if self._extras.augmentation is not None:
             if scheduled.augmentation is not None:
                 self._extras.augmentation.fill_(scheduled.augmentation)
             self._statistics.add("augmentation", self._extras.augmentation)
-        for d_step in range(self._section.d_steps):
-            # A phase of reals is taken where and when it is first looked at.
-            reals = functools.cache(self._reals.next_phase)
-            counters = (update, d_step)
-            inputs = self._source.inputs("discriminator", counters, self._slices["discriminator"], reals)
-            if self._section.reuse_fakes and d_step == self._section.d_steps - 1:
-                fakes = self._begin_generator(inputs, update)
-            else:
-                fakes = self._fakes("discriminator", self.generator.infer(inputs.generator))
-            self._discriminator_phase(inputs, fakes, counters, reals, scheduled)
-        if not self._section.reuse_fakes:
-            inputs = self._source.inputs("generator", (update,), self._slices["generator"], reals)
-            fakes = self._begin_generator(inputs, update)
-        self._generator_phase(inputs, fakes, update, reals, scheduled.generator)
-        self.generator.finish()
-        self.discriminator.finish()
+        self.executor(self._works(update, scheduled))
         for watcher in self._extras.watchers:
             watcher.finish_update(update, self.discriminator.outcomes.last)
         if self._extras.path_length is not None:
             self._extras.path_length.finish_update(update, self.generator.outcomes.last)
 
-    def _fakes(self, phase: str, images: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Images of a phase, where D reads its inputs."""
-        return self._hand_over.to_discriminator(images, self._slices[phase]["discriminator"].num_global_samples)
+    def _works(self, update: int, scheduled: Scheduled) -> Iterator[Work]:
+        """Each phase with its inputs and what it minimises."""
+        d_step = 0
+        reals: Reals = functools.cache(self._sources.reals.next_phase)
+        for phase in self._phases:
+            if phase.does == "makes images":
+                if phase.begins_update and not self._section.reuse_fakes:
+                    inputs = self._inputs("generator", (update,), reals)
+                else:  # of the next D step, whose real images are read where and when D needs them
+                    reals = functools.cache(self._sources.reals.next_phase)
+                    inputs = self._inputs("discriminator", (update, d_step), reals)
+                images = self._make_images(phase, inputs, update)
+                yield images
+            elif phase.does == "trains":
+                yield self._train(phase, inputs, (update, d_step), reals, scheduled)
+                d_step += 1
+            elif phase.does == "judges":
+                yield self._judge(phase, inputs, update, reals)
+            else:
+                # The graphs of the forward passes, or what it takes to repeat them.
+                yield Work(phase, images.inputs, None, images.regularizer, scheduled.generator, graphs=images.graphs)
 
-    def _begin_generator(self, inputs: Inputs, update: int) -> Sequence[Tensor]:
-        """Ask for the forward passes of G's update."""
+    def _inputs(self, stream: str, counters: tuple[int, ...], reals: Reals) -> Inputs:
+        return self._sources.inputs.inputs(stream, counters, self._sources.slices[stream], reals)
+
+    def _make_images(self, phase: Phase, inputs: Inputs, update: int) -> Work:
         path_length = self._extras.path_length
-        regularizer = path_length if path_length is not None and path_length.is_due(update) else None
-        return self._fakes("generator", self.generator.forward(inputs.generator, regularizer))
+        is_due = phase.begins_update and path_length is not None and path_length.is_due(update)
+        return Work(phase, lambda j, images: inputs.generator(j), regularizer=path_length if is_due else None)
 
-    def _discriminator_phase(
-        self,
-        inputs: Inputs,
-        fakes: Sequence[Tensor],
-        counters: tuple[int, int],
-        reals: Reals,
-        scheduled: Scheduled,
-    ) -> None:
-        part = self._slices["discriminator"]["discriminator"]
+    def _train(
+        self, phase: Phase, inputs: Inputs, counters: tuple[int, int], reals: Reals, scheduled: Scheduled
+    ) -> Work:
+        part = self._sources.slices["discriminator"]["discriminator"]
         number = counters[0] * self._section.d_steps + counters[1]
         objective = DiscriminatorObjective(
             self._section,
@@ -176,49 +161,46 @@ class AdversarialStep:
             self._extras.watchers,
             self._extras.anchors,
         )
-        noise = {name: self._draws.normal(name, counters, part, self._image_shape) for name in objective.perturbed}
-        if objective.interpolates:
-            noise[GRADIENT_PENALTY] = self._draws.uniform(GRADIENT_PENALTY, counters, part, (1, 1, 1))
-        seeds = {name: self._seeds(f"augment/discriminator/{name}", counters, part) for name in ("real", "fake")}
 
-        def batch(j: int) -> MicroBatch:
-            real = (*self._source.real(reals()[j]), *seeds["real"][j])
-            fake = (fakes[j], *inputs.conditions[j], *seeds["fake"][j])
-            return objective.batch(real, fake, {name: noise[name][j] for name in noise})
+        def batch(j: int, images: Tensor | None) -> MicroBatch:
+            assert images is not None, "D trains on G's images"
+            samples, draws, shape = part.positions(j), self._sources.draws, tuple(images.shape[1:])
+            real = (*self._sources.inputs.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
+            fake = (images, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
+            noise = {name: draws.normal(name, counters, samples, shape) for name in objective.perturbed}
+            if objective.interpolates:
+                noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
+            return objective.batch(real, fake, noise)
 
-        batches = MicroBatches(part.accumulation, part.num_samples * objective.num_segments, batch, source=fakes)
-        self.discriminator.train(batches, objective, scheduled.discriminator)
+        phase = phase._replace(num_samples=part.num_samples * objective.num_segments)
+        return Work(phase, batch, objective, rates=scheduled.discriminator)
 
-    def _generator_phase(
-        self, inputs: Inputs, fakes: Sequence[Tensor], update: int, reals: Reals, rates: Rates
-    ) -> None:
-        part = self._slices["generator"]["discriminator"]
-        objective = self._g_objective
-        seeds = {name: self._seeds(f"augment/generator/{name}", (update,), part) for name in ("real", "fake")}
+    def _judge(self, phase: Phase, inputs: Inputs, update: int, reals: Reals) -> Work:
+        part = self._sources.slices["generator"]["discriminator"]
+        objective, num = self._g_objective, part.num_samples
 
-        def batch(j: int) -> MicroBatch:
-            real = (*self._source.real(reals()[j]), *seeds["real"][j]) if objective.pairs else None
-            return objective.batch(real, (fakes[j], *inputs.conditions[j], *seeds["fake"][j]))
+        def batch(j: int, images: Tensor | None) -> MicroBatch:
+            assert images is not None, "D judges G's images"
+            samples, real = part.positions(j), None
+            if objective.pairs:
+                real = (*self._sources.inputs.real(reals()[j]), *self._seeds("generator/real", (update,), samples))
+            fake = (images, *inputs.conditions(j), *self._seeds("generator/fake", (update,), samples))
+            return objective.batch(real, fake)
 
-        batches = MicroBatches(part.accumulation, part.num_samples * objective.num_segments, batch, source=fakes)
-        all_grads = self.discriminator.input_grads(batches, objective)
+        def gradient(j: int, images: Tensor, grads: Tensor) -> Tensor:
+            if self._reconstruction is None:
+                return grads[-num:]
+            target, *_ = self._sources.inputs.real(reals()[j])
+            return grads[-num:] + self._reconstruction.grads(images[-num:], target)
 
-        def grad(j: int) -> Tensor:
-            through_logits = all_grads[j][-part.num_samples :]
-            if self._reconstruction is None or not self._reals.reads:
-                return through_logits
-            target, *_ = self._source.real(reals()[j])
-            return through_logits + self._reconstruction.grads(fakes[j], target)
+        phase = phase._replace(num_samples=num * objective.num_segments)
+        return Work(phase, batch, objective, gradient=gradient)
 
-        grads = OnDemand(len(all_grads), grad, source=all_grads)
-        self.generator.backward(self._hand_over.to_generator(grads, part.num_global_samples), rates)
-
-    def _seeds(self, stream: str, counters: tuple[int, ...], part: Slice) -> Sequence[tuple[Tensor, ...]]:
-        """By micro-batch, what D draws augmentations from; nothing where it has none."""
+    def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> MicroBatch:
+        """What D draws augmentations from; nothing where it has none."""
         if not self._extras.augmented:
-            return OnDemand(part.accumulation, lambda j: ())
-        seeds = self._draws.seeds(stream, counters, part)
-        return OnDemand(part.accumulation, lambda j: (seeds[j],))
+            return ()
+        return (self._sources.draws.seeds(f"augment/{stream}", counters, samples),)
 
     def _generator_updated(self) -> None:
         self.discriminator.observe_seam(self.generator.outcomes.last)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bigsgan import comm
 from bigsgan.bench.about import about, describe
-from bigsgan.bench.phases import IMAGES, LETTERS, REST, SEAM, label_phases
+from bigsgan.bench.phases import IMAGES, REST, SEAM, label_phases
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.bench.table import NOTHING, Table, as_json, shown
 from bigsgan.bench.train import label
@@ -154,7 +154,7 @@ def network_of(phase: str) -> str | None:
     """Whose parameters or gradients travel in a phase; None where it may be either's."""
     if phase in (IMAGES, SEAM):
         return "generator" if phase == IMAGES else "discriminator"
-    return next((network for network, letter in LETTERS.items() if phase.startswith(f"{letter} ")), None)
+    return next((network for network in NETWORKS if phase.startswith(f"{network[0].upper()} ")), None)
 
 
 def main(planned: Sequence[Planned], options: Options) -> int:

@@ -1,4 +1,4 @@
-"""Names for the parts of an update, laid around an engine's verbs from outside: a run that is not measured has none.
+"""Names for the parts of an update in `bigsgan bench profile`, by phase and task.
 
 Only of networks that lie whole on each rank; a pipeline's timeline is written by the run itself.
 """
@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from bigsgan import comm
+from bigsgan.engines import Phase, Task
 from bigsgan.engines.deepspeed_collectives import wrapped_collectives
 from bigsgan.training.loop import Run
 
@@ -20,7 +21,6 @@ Entering = Callable[[str], AbstractContextManager[Any]]
 """Gives what stands around a part of an update, by its name."""
 
 DATA, IMAGES, SEAM, REDUCE, AVERAGE, REST = "data wait", "G makes images", "seam", "reduce", "EMA", "rest"
-LETTERS = {"generator": "G", "discriminator": "D"}
 PHASES = (
     DATA, IMAGES, "D forward", "D backward", "D optimizer", "G forward", SEAM, "G backward", "G optimizer", REDUCE,
     AVERAGE, REST,
@@ -30,15 +30,18 @@ PHASES = (
 
 def label_phases(run: Run, entering: Entering) -> None:
     """Lay names around the parts of a run's updates, for good."""
-    for network, letter in LETTERS.items():
-        engine: Any = getattr(run.step, network)
-        for verb in ("forward", "backward"):
-            _wrap(engine._engine, verb, f"{letter} {verb}", entering)
-        _wrap(engine, "_step", f"{letter} optimizer", entering)  # with the wait for gradients, which may come later
-    _wrap(run.step.generator, "_infer", IMAGES, entering)
-    _wrap(run.step.discriminator, "_input_grads", SEAM, entering)
+    run.step.executor.around = lambda phase, task: entering(name_of(phase, task))
     _wrap(run.reals, "next_phase", DATA, entering)
     _wrap(run.average, "update", AVERAGE, entering)
+
+
+def name_of(phase: Phase, task: Task) -> str:
+    """The part of an update that a task belongs to; a step's wait for gradients is the optimizer's."""
+    if phase.frozen:
+        return SEAM
+    if phase.does == "makes images" and not phase.keeps_graphs:
+        return IMAGES
+    return f"{phase.network[0].upper()} {'optimizer' if task.kind == 'step' else task.kind}"
 
 
 @contextmanager

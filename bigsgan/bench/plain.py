@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bigsgan import comm
-from bigsgan.adversarial import LatentSource, PairSource, SampleDraws, Slice
+from bigsgan.adversarial import LatentSource, PairSource, SampleDraws
 from bigsgan.adversarial.extras import Extras, build_extras
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals
 from bigsgan.adversarial.objectives import GRADIENT_PENALTY, DiscriminatorObjective, GeneratorObjective
-from bigsgan.adversarial.step import Scheduled
+from bigsgan.adversarial.step import Scheduled, Sources
 from bigsgan.adversarial.watchers import Sum
 from bigsgan.config import NETWORKS, Recipe, RunPlan
-from bigsgan.data import RealImages, build_training_dataset
+from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.draws import Draws
-from bigsgan.engines import MicroBatch, MicroBatches
+from bigsgan.engines import MicroBatch
 from bigsgan.engines.optimizer import build_torch_optimizer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root
@@ -104,18 +104,15 @@ class PlainLoop:
         self,
         recipe: Recipe,
         networks: dict[str, Trainee],
-        reals: RealImages,
-        source: InputSource,
-        draws: SampleDraws,
-        slices: dict[str, Slice],
+        sources: Sources,
         extras: Extras,
         statistics: Statistics,
         sum_over_ranks: Sum,
     ) -> None:
         self.nimg, self._statistics, self._sum_over_ranks = 0, statistics, sum_over_ranks
         self._recipe, self._generator, self._discriminator = recipe, networks["generator"], networks["discriminator"]
-        self._reals, self._source, self._draws = reals, source, draws
-        self._slices, self._extras, self._updates = slices, extras, 0
+        self._reals, self._source, self._draws = sources.reals, sources.inputs, sources.draws
+        self._slices, self._extras, self._updates = sources.slices, extras, 0
         self._g_objective = GeneratorObjective(recipe.objective, statistics)
         # Of one micro-batch alone, however the engines are laid out: DistributedDataParallel goes forward and backward
         # in turn.
@@ -135,15 +132,14 @@ class PlainLoop:
         numbers = scheduled(recipe, self.nimg)
         if extras.augmentation is not None and numbers.augmentation is not None:
             extras.augmentation.fill_(numbers.augmentation)
-        slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in self._slices.items()}
         for d_step in range(recipe.objective.d_steps):
             reals, counters = functools.cache(self._reals.next_phase), (update, d_step)
-            inputs = self._source.inputs("discriminator", counters, slices["discriminator"], reals)
+            inputs = self._source.inputs("discriminator", counters, self._slices["discriminator"], reals)
             shares = recipe.objective.reuse_fakes and d_step == recipe.objective.d_steps - 1
-            fakes = self._fakes(inputs.generator, update, shares)
+            fakes = self._fakes([inputs.generator(j) for j in range(self._discriminator.accumulation)], update, shares)
             self._train_discriminator(inputs, fakes, counters, reals, numbers)
         if not recipe.objective.reuse_fakes:
-            inputs = self._source.inputs("generator", (update,), slices["generator"], reals)
+            inputs = self._source.inputs("generator", (update,), self._slices["generator"], reals)
         self._train_generator(inputs, update, reals, numbers)
         for watcher in extras.watchers:
             watcher.finish_update(update, True)
@@ -163,7 +159,7 @@ class PlainLoop:
         self._reals.close()
         self._source.close()
 
-    def _fakes(self, batches: MicroBatches, update: int, shares: bool) -> list[Tensor]:
+    def _fakes(self, batches: Sequence[MicroBatch], update: int, shares: bool) -> list[Tensor]:
         """Images for D; where G's update shares them, it has their graphs, or at least its state has moved."""
         if shares and self._keeps_graphs:
             self._graphs = {j: self._generate(batch, update, moving=j == 0) for j, batch in enumerate(batches)}
@@ -187,37 +183,41 @@ class PlainLoop:
         reals: Reals,
         numbers: Scheduled,
     ) -> None:
-        section, part = self._recipe.objective, self._slices["discriminator"]
+        section, part = self._recipe.objective, self._slices["discriminator"]["discriminator"]
         number = counters[0] * section.d_steps + counters[1]
         objective = DiscriminatorObjective(
             section, self._statistics, number, numbers.penalty_weights, self._extras.watchers, self._extras.anchors
         )
         for j, fake in enumerate(fakes):
-            noise = {
-                name: self._draws.normal(name, counters, part, tuple(fake.shape[1:]))[j] for name in objective.perturbed
-            }
+            samples, draws, shape = part.positions(j), self._draws, tuple(fake.shape[1:])
+            noise = {name: draws.normal(name, counters, samples, shape) for name in objective.perturbed}
             if objective.interpolates:
-                noise[GRADIENT_PENALTY] = self._draws.uniform(GRADIENT_PENALTY, counters, part, (1, 1, 1))[j]
-            real = (*self._source.real(reals()[j]), *self._seeds("discriminator/real", counters, part, j))
-            judged = (fake, *inputs.conditions[j], *self._seeds("discriminator/fake", counters, part, j))
+                noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
+            real = (*self._source.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
+            judged = (fake, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
             with self._discriminator.reducing(j):
                 batch = objective.batch(real, judged, noise)
                 self._discriminator.backward(self._discriminator(batch, moving=j == 0, loss=objective))
         self._discriminator.update(*numbers.discriminator)
 
     def _train_generator(self, inputs: Inputs, update: int, reals: Reals, numbers: Scheduled) -> None:
-        part, l1, shares = self._slices["generator"], self._recipe.objective.l1, self._recipe.objective.reuse_fakes
+        part, l1, shares = (
+            self._slices["generator"]["generator"],
+            self._recipe.objective.l1,
+            self._recipe.objective.reuse_fakes,
+        )
         self._discriminator.freeze(True)
-        for j, batch in enumerate(inputs.generator):
+        for j in range(part.accumulation):
+            samples = part.positions(j)
             with self._generator.reducing(j):
                 if j in self._graphs:
                     fakes, loss = self._graphs.pop(j)
                 else:
-                    fakes, loss = self._generate(batch, update, moving=j == 0 and not shares)
+                    fakes, loss = self._generate(inputs.generator(j), update, moving=j == 0 and not shares)
                 real = None
                 if self._g_objective.pairs:
-                    real = (*self._source.real(reals()[j]), *self._seeds("generator/real", (update,), part, j))
-                judged = (fakes, *inputs.conditions[j], *self._seeds("generator/fake", (update,), part, j))
+                    real = (*self._source.real(reals()[j]), *self._seeds("generator/real", (update,), samples))
+                judged = (fakes, *inputs.conditions(j), *self._seeds("generator/fake", (update,), samples))
                 judged = self._g_objective.batch(real, judged)
                 loss = loss + self._discriminator.root(judged, False, loss=self._g_objective)
                 if l1:
@@ -228,9 +228,9 @@ class PlainLoop:
         self._discriminator.freeze(False)
         self._generator.update(*numbers.generator)
 
-    def _seeds(self, stream: str, counters: tuple[int, ...], part: Slice, j: int) -> Sequence[Tensor]:
+    def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Sequence[Tensor]:
         """What D draws augmentations of a micro-batch from; nothing where it has none."""
-        return [self._draws.seeds(f"augment/{stream}", counters, part)[j]] if self._extras.augmented else []
+        return [self._draws.seeds(f"augment/{stream}", counters, samples)] if self._extras.augmented else []
 
 
 def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
@@ -254,17 +254,9 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
         optimizer = build_torch_optimizer(section, list(stack.parameters()))
         accumulation = recipe.accumulation_of(network)
         trainees[network] = Trainee(Root(stack), optimizer, accumulation, section.clip_norm, distributed)
-    slices = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, num_ranks) for n in NETWORKS}
-    reals = RealImages(
-        build_training_dataset(recipe.data),
-        recipe.data,
-        draws,
-        batch=recipe.batch,
-        accumulation=slices["discriminator"].accumulation,
-        rank=rank,
-        world_size=num_ranks,
-        device=device,
-    )
+    parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, num_ranks) for n in NETWORKS}
+    dataset = build_training_dataset(recipe.data)
+    reals = RealImages(dataset, recipe.data, draws, parts["discriminator"], device)
     sample_draws, statistics = SampleDraws(draws, device), Statistics(device)
     source: InputSource
     if recipe.data.paired:
@@ -273,4 +265,6 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
         source = LatentSource(sample_draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
     total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor
     extras = build_extras(recipe, trainees["discriminator"].root.network, statistics, device, total)
-    return PlainLoop(recipe, trainees, reals, source, sample_draws, slices, extras, statistics, total)
+    slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in parts.items()}
+    sources = Sources(reals, source, sample_draws, slices)
+    return PlainLoop(recipe, trainees, sources, extras, statistics, total)

@@ -14,7 +14,6 @@ import re
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.images import CorruptImage
-from bigsgan.data.order import EpochOrder, Stretch, horizontal_flips, phase_positions, phase_start, random_crops
+from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.signals import kept_from_children
@@ -59,37 +58,30 @@ class RealImages:
         dataset: ImageDataset,
         data: Data,
         draws: Draws,
-        *,
-        batch: int,
-        accumulation: int,
-        rank: int,
-        world_size: int,
+        part: Slice,
         device: torch.device,
+        *,
         position: int = 0,
         skipped: Sequence[Stretch] = (),
         reads: bool = True,
     ) -> None:
-        """Take slice ``rank`` of ``world_size`` of every micro-batch.
+        """Take this replica's part of every micro-batch.
 
         Args:
             dataset: The images, as ``build_training_dataset`` opens them.
             data: The recipe's section: loading processes, crops, flips, tolerated corrupt images.
             draws: The source of the order, the crops and the flips.
-            batch: Images of a phase, over all micro-batches and ranks.
-            accumulation: Micro-batches of a phase.
-            rank: Index of this data-parallel rank.
-            world_size: Number of data-parallel ranks.
+            part: What the replica takes.
             device: Where the images go. A CUDA device has to be the current one.
             position: Images of the order that come before the first ``next_phase``.
             skipped: Stretches of the order that are passed over, ascending.
             reads: Whether this rank is the one of its replica that reads images; the others load none.
         """
-        self.data, self.draws, self.device, self.rank = data, draws, device, rank
-        self._batch = batch
-        self._slices = partial(_phase_slices, batch=batch, accumulation=accumulation, rank=rank, world_size=world_size)
+        self.data, self.draws, self.device = data, draws, device
+        self._part = part
         self.reads = reads
         self._dataset = dataset
-        self._corrupt = CorruptImages(data.max_corrupt, rank)
+        self._corrupt = CorruptImages(data.max_corrupt, part.replica)
         self._batches: Iterator[Batch] = iter(())
         self.waited_seconds = 0.0
         self.rewind(position, skipped)
@@ -99,7 +91,7 @@ class RealImages:
         self.close()
         self._position, self._skipped = position, skipped
         if self.reads:
-            phases = map(self._slices, self._starts(position))
+            phases = map(self._positions, self._starts(position))
             indices = _endless_indices(EpochOrder(self.draws, len(self._dataset)), phases)
             self._batches = read_batches(self._dataset, self.data, indices, pin_memory=self.device.type == "cuda")
 
@@ -118,8 +110,8 @@ class RealImages:
                 started; a label is outside ``data.num_classes``; or a loading process died.
         """
         start = next(self._starts(self._position))
-        self._position = start + self._batch
-        return [self._next_micro_batch(positions) for positions in self._slices(start)]
+        self._position = start + self._part.batch
+        return [self._next_micro_batch(positions) for positions in self._positions(start)]
 
     def close(self) -> None:
         """End the loading processes. No phase can be taken afterwards, but after ``rewind``."""
@@ -129,9 +121,13 @@ class RealImages:
     def _starts(self, position: int) -> Iterator[int]:
         """Where each phase begins, from a position on."""
         while True:
-            start = phase_start(position, self._batch, self._skipped)
+            start = phase_start(position, self._part.batch, self._skipped)
             yield start
-            position = start + self._batch
+            position = start + self._part.batch
+
+    def _positions(self, start: int) -> list[range]:
+        """Of this replica's micro-batches, in the phase that begins at ``start``."""
+        return [self._part.positions(j, start) for j in range(self._part.accumulation)]
 
     def _next_micro_batch(self, positions: range) -> LabelledImages:
         start = time.perf_counter()
@@ -295,10 +291,6 @@ def _collate(samples: list[_Sample]) -> Batch:
             # The thread that would share them otherwise loses the batch, for which the rank then waits for ever.
             raise _SharedMemoryFullError(str(error)) from None
     return Batch(stacked, labels, corrupt, len(images) == len(samples))
-
-
-def _phase_slices(start: int, *, batch: int, accumulation: int, rank: int, world_size: int) -> list[range]:
-    return [phase_positions(start, batch, accumulation, j, rank, world_size) for j in range(accumulation)]
 
 
 def _endless_indices(order: EpochOrder, phases: Iterator[list[range]]) -> Iterator[list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,19 +18,39 @@ Stretch: TypeAlias = tuple[int, int]
 """The first of some positions, and the one behind the last."""
 
 
-def phase_positions(start: int, batch: int, accumulation: int, micro_step: int, rank: int, world_size: int) -> range:
-    """Global positions of one micro-batch of one rank, in the phase that begins at position ``start``.
+class Slice(NamedTuple):
+    """Which part of a batch a replica computes: of the j-th micro-batch, a contiguous range, its own contiguous part.
 
-    Micro-step j takes the j-th contiguous range of the batch, and rank r the r-th slice of that.
-
-    Raises:
-        ValueError: The batch does not divide into ``accumulation * world_size`` parts.
+    Attributes:
+        batch: Images of a phase, over all micro-batches and replicas.
+        accumulation: Micro-batches of a phase.
+        replica: Index of the replica.
+        num_replicas: Number of replicas.
     """
-    if batch % (accumulation * world_size):
-        raise ValueError(f"batch {batch} does not divide into {accumulation} micro-batches on {world_size} ranks")
-    size = batch // (accumulation * world_size)
-    first = start + (micro_step * world_size + rank) * size
-    return range(first, first + size)
+
+    batch: int
+    accumulation: int
+    replica: int
+    num_replicas: int
+
+    @property
+    def num_samples(self) -> int:
+        """Images in each micro-batch of the replica.
+
+        Raises:
+            ValueError: The batch does not divide into ``accumulation * num_replicas`` parts.
+        """
+        num = self.accumulation * self.num_replicas
+        if self.batch % num:
+            problem = f"does not divide into {self.accumulation} micro-batches on {self.num_replicas} ranks"
+            raise ValueError(f"batch {self.batch} {problem}")
+        return self.batch // num
+
+    def positions(self, micro_batch: int, start: int = 0) -> range:
+        """Global positions of one micro-batch, in the phase that begins at position ``start``."""
+        size = self.num_samples
+        first = start + (micro_batch * self.num_replicas + self.replica) * size
+        return range(first, first + size)
 
 
 def phase_start(position: int, batch: int, skipped: Sequence[Stretch]) -> int:

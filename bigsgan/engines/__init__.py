@@ -1,20 +1,20 @@
 """Engines: one network each, laid out over all ranks. `build.py` makes them, and imports deepspeed."""
 
-from bigsgan.engines.base import Engine, LossFunction, Piece, Rates, Regularizer, Shard
+from bigsgan.engines.base import Engine, LossFunction, MicroBatch, Piece, Rates, Regularizer, Shard, Work
 from bigsgan.engines.outcomes import Outcome, chosen
-from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
+from bigsgan.engines.phases import Phase, Task
 
 __all__ = [
     "Engine",
-    "Kept",
     "LossFunction",
     "MicroBatch",
-    "MicroBatches",
-    "OnDemand",
     "Outcome",
+    "Phase",
     "Piece",
     "Rates",
     "Regularizer",
     "Shard",
+    "Task",
+    "Work",
     "chosen",
 ]

@@ -1,21 +1,24 @@
 """What the adversarial step asks of an engine, whichever way its network is laid out.
 
-The two networks meet only at the image: an engine never sees the other's graph. Every verb takes a whole phase, the
-micro-batches of one update, and yields sequences whose items are there on demand, so that an engine may schedule phases
-as it likes; ``finish`` waits for all of them.
+The two networks meet only at the image: an engine never sees the other's graph. An update is a list of phases
+(engines/phases.py); each with what it computes is a ``Work``, which the engines compute task by task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from bigsgan.engines.outcomes import Outcome, Outcomes
-from bigsgan.engines.sequences import MicroBatch, MicroBatches
+from bigsgan.engines.phases import Phase, Task
 from bigsgan.models.network import LayerStack
+
+MicroBatch = tuple[Tensor, ...]
+"""Inputs of one forward pass on this rank: (latents, labels) of a generator, (images, labels) of a discriminator."""
 
 
 class LossFunction(Protocol):
@@ -104,6 +107,33 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Of an engine's passes, by the precision that its DeepSpeed file gives."""
 
 
+@dataclass(eq=False)
+class Work:
+    """A phase of an update with what it computes on this rank, and what it has computed so far.
+
+    Attributes:
+        phase: What it is.
+        inputs: Gives the inputs of a micro-batch by its number and the images that the phase reads, None where it reads
+            none. Called where the network reads its inputs; the same inputs each time.
+        loss: What the network's outputs are turned into; None where nothing is known of it but its gradient at them.
+        regularizer: Adds a loss to the phase's forward passes; not where the network is in stages.
+        rates: Of the optimizer, where the phase steps.
+        gradient: Where D judges, turns the number of a micro-batch, D's first input and dL/d(that), float32, into the
+            gradient at G's images.
+        outputs: By micro-batch, on the ranks where they arise: images, detached, or gradients at images.
+        graphs: By micro-batch, what its backward pass will need.
+    """
+
+    phase: Phase
+    inputs: Callable[[int, Tensor | None], MicroBatch]
+    loss: LossFunction | None = None
+    regularizer: Regularizer | None = None
+    rates: Rates | None = None
+    gradient: Callable[[int, Tensor, Tensor], Tensor] | None = None
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    graphs: dict[int, Any] = field(default_factory=dict)
+
+
 class Engine(Protocol):
     """One network with its optimizer, laid out over all ranks.
 
@@ -127,49 +157,39 @@ class Engine(Protocol):
     grad_norm: Tensor | float
     after_update: Callable[[], None]
 
-    def infer(self, micro_batches: MicroBatches, moving: bool = False) -> Sequence[Tensor]:
-        """Outputs without a graph, on the ranks where they arise; moves no state unless told to."""
+    def expect(self, phase: Phase, task: Task) -> None:
+        """Prepare to receive what a task needs from other ranks of the network, ahead of it."""
+        ...
+
+    def receive(self, phase: Phase, task: Task) -> None:
+        """Wait for what was expected."""
+        ...
+
+    def forward(self, work: Work, index: int, images: Tensor | None) -> None:
+        """Go forward with a micro-batch, which reads these images if its phase reads some."""
+        ...
+
+    def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
+        """Go backward: from the loss or, where G pulls back, from d(mean loss over the micro-batch)/d(its images).
+
+        Where D judges, parameters, gradients and all state stay untouched.
+        """
+        ...
+
+    def step(self, work: Work) -> None:
+        """Update on the mean over the phase's micro-batches; then ``outcomes``, ``grad_norm`` and the shards tell."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all that was sent to other ranks of the network has arrived."""
         ...
 
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
         """Outputs of one micro-batch of this rank's replica, on every rank of it and at once; for sampling."""
         ...
 
-    def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
-        """Update on the mean loss of the micro-batches, by the time that ``finish`` returns.
-
-        So do ``outcomes``, ``grad_norm`` and the shards tell of it then.
-        """
-        ...
-
-    def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
-        """Outputs, detached, of a forward pass that ``backward`` completes to an update. Nothing may come between.
-
-        Args:
-            micro_batches: Inputs.
-            regularizer: Adds a loss; not where the network is in stages.
-        """
-        ...
-
-    def backward(self, output_grads: Sequence[Tensor], rates: Rates) -> None:
-        """Update on a loss of which only the gradient at the outputs is known.
-
-        Args:
-            output_grads: d(mean loss over a replica's micro-batch)/d(outputs) for each one given to ``forward``.
-            rates: Of the optimizer.
-        """
-        ...
-
-    def input_grads(self, micro_batches: MicroBatches, loss: LossFunction) -> Sequence[Tensor]:
-        """d(loss)/d(first input), float32, of each micro-batch; parameters, gradients and all state stay untouched."""
-        ...
-
-    def finish(self) -> None:
-        """Complete every phase that was asked for."""
-        ...
-
     def observe_seam(self, applied: Outcome) -> None:
-        """Learn whether gradients from ``input_grads`` could be used: fp16 scales its backward pass accordingly."""
+        """Learn whether gradients at images could be used: fp16 scales the backward pass of D's judgement by it."""
         ...
 
     @property

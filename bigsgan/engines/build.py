@@ -1,4 +1,4 @@
-"""Makes the two engines of a run's plan: networks, initialisation, optimizers, DeepSpeed."""
+"""Makes the two engines of a run's plan: networks, initialisation, optimizers, DeepSpeed, executor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from bigsgan.engines import deepspeed_private, nvme
 from bigsgan.engines.base import Engine
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed_config import checked_config
+from bigsgan.engines.exchange import build_exchange
+from bigsgan.engines.executor import Executor
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.native_ops import build_async_io
+from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import PipelineBuilder
 from bigsgan.engines.refusing import Refusing, device_decides
 from bigsgan.engines.replicas import join_replicas
@@ -31,7 +34,7 @@ from bigsgan.models.network import LayerStack, initialize
 _log = logging.getLogger(__name__)
 
 
-def build_engines(plan: RunPlan, divisions: Mapping[str, list[int]]) -> dict[str, Engine]:
+def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executor:
     """Build generator and discriminator, each with its own DeepSpeed engine. Every rank calls this.
 
     Args:
@@ -55,8 +58,9 @@ def build_engines(plan: RunPlan, divisions: Mapping[str, list[int]]) -> dict[str
         else:
             engines[network] = _build_zero(plan, network, config)
     groups.mpu = None
-    pipelines.observe()
-    return engines
+    stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}
+    order = Order(plan, stages, pipelines.costs())
+    return Executor(engines, order, build_exchange(plan), pipelines.observer())
 
 
 def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngine:
@@ -76,9 +80,8 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     if file.uses_nvme:
         deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())
-    recomputes = not plan.keeps_generator_graphs
     refusing = Refusing(engine) if device_decides(engine, plan, network) else None
-    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), recomputes, release, averaged, refusing)
+    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, refusing)
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from bigsgan.engines import deepspeed_private
 from bigsgan.engines.averaged_gradients import AveragedGradients
-from bigsgan.engines.base import LossFunction, Rates, Regularizer
+from bigsgan.engines.base import LossFunction, MicroBatch, Regularizer, Work
 from bigsgan.engines.compiling import compiled
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.outcomes import Outcome
+from bigsgan.engines.phases import Phase, Task
 from bigsgan.engines.prefetching import Prefetching
 from bigsgan.engines.refusing import Refusing
-from bigsgan.engines.sequences import Kept, MicroBatch, MicroBatches, OnDemand
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 
@@ -79,7 +79,7 @@ class Root(nn.Module):
 
 
 class ZeroEngine(DeepSpeedBacked):
-    """The Engine protocol on ZeRO: what a phase yields is computed when it is asked for, micro-batch by micro-batch.
+    """The Engine protocol on ZeRO, for a network that lies whole on each rank.
 
     Rule of this class: exactly one engine forward, one backward and one step for each micro-batch. Anything else loses
     gradients silently at some stage (deepspeed 0.19.8: forward, forward, backward, backward at stage 3).
@@ -91,7 +91,6 @@ class ZeroEngine(DeepSpeedBacked):
         root: Root,
         rank: int,
         world_size: int,
-        recomputes: bool = False,
         release: Callable[[], None] | None = None,
         averaged: AveragedGradients | None = None,
         refusing: Refusing | None = None,
@@ -103,11 +102,9 @@ class ZeroEngine(DeepSpeedBacked):
             root: Its module.
             rank: This process's, which is its replica's.
             world_size: Number of them.
-            recomputes: Whether ``backward`` repeats the forward pass: needed where another engine wants the outputs of
-                all micro-batches before it gives the gradient of any.
             release: Removes what was made for the engine outside of it, such as swap files.
-            averaged: What has to be waited for before gradients are used. While they travel ``train`` leaves its last
-                step to whatever comes next: the other network may make images meanwhile.
+            averaged: What has to be waited for before gradients are used. While they travel, DeepSpeed's step of a
+                micro-batch is left to the network's next task: the other network may compute meanwhile.
             refusing: Steps in the place of the host where the device decides whether to update.
         """
         super().__init__(engine, root.network, rank, world_size)
@@ -115,7 +112,6 @@ class ZeroEngine(DeepSpeedBacked):
         self.replays = root.replays
         self._root, self._release, self._averaged, self._refusing = root, release, averaged, refusing
         self._is_step_open = False
-        self._recomputes = recomputes
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
         if self._checks_gradients:
@@ -125,66 +121,63 @@ class ZeroEngine(DeepSpeedBacked):
         self._gradient_buffers = deepspeed_private.gradient_buffers(engine)
         deepspeed_private.release(self._gradient_buffers)
         self._prefetching = Prefetching(engine)
-        self._inputs: Sequence[MicroBatch] = []
-        self._regularizer: Regularizer | None = None
-        self._graphs: dict[int, tuple[Tensor, Tensor | float]] = {}
+        self._until_backward = ExitStack()  # what is to hold from a micro-batch's forward to its backward pass
 
-    def infer(self, micro_batches: MicroBatches, moving: bool = False) -> Sequence[Tensor]:
-        """Outputs without a graph; moves no state unless told to."""
-        return [self._infer(inputs, moving, trains=True) for inputs in micro_batches]
+    def expect(self, phase: Phase, task: Task) -> None:
+        """Do nothing: a task needs nothing from other ranks."""
+
+    def receive(self, phase: Phase, task: Task) -> None:
+        """Do nothing."""
+
+    def settle(self) -> None:
+        """Do nothing."""
+
+    def forward(self, work: Work, index: int, images: Tensor | None) -> None:
+        """Go forward with a micro-batch."""
+        inputs = work.inputs(index, images)
+        if self._is_step_open:
+            self._step()
+        phase, moving = work.phase, work.phase.moves_state and index == 0
+        if moving:
+            self._begin_update()
+        if phase.does == "judges":
+            self._judge(work, index, inputs)
+        elif phase.does == "trains" or phase.keeps_graphs or phase.recomputes:
+            self._go_forward(work, index, inputs, moving)
+        else:
+            work.outputs[index] = self._infer(inputs, moving, trains=True)
+
+    def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
+        """Go backward; the gradients may travel until the network's next task."""
+        graph = work.graphs.pop(index)
+        if work.phase.frozen:
+            self._differentiate(work, index, *graph)
+            return
+        loss, outputs = graph
+        if outputs is not None:
+            # The value of this product means nothing; its gradient at the outputs is ``grads``.
+            loss = (outputs * grads).sum() + loss
+        del graph, outputs
+        deepspeed_private.take(self._gradient_buffers)
+        self._engine.backward(loss)
+        self._until_backward.close()
+        self._is_step_open = True
+        is_last = index == work.phase.num - 1
+        if not is_last and (self._averaged is None or not self._averaged.overlaps):
+            self._step()
+
+    def step(self, work: Work) -> None:
+        """Update, and keep count."""
+        assert work.rates is not None, "a step has rates"
+        self._set_rates(work.rates)
+        self._step()
 
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
         """Outputs of one micro-batch without a graph."""
         return self._infer(inputs, moving, trains=False)
 
-    def train(self, micro_batches: MicroBatches, loss: LossFunction, rates: Rates) -> None:
-        """Update on the mean loss of the micro-batches; the last step may be left to the next verb."""
-        pin = loss.differentiates_inputs and self._gathers_for_double_backward
-        for i in range(len(micro_batches)):
-            inputs = micro_batches[i]  # which the other network may make, while gradients are under way
-            self.finish()
-            if i == 0:
-                self._begin_update()
-                self._set_rates(rates)
-            self._prefetching.expect(("train", loss.differentiates_inputs))
-            with self._pinned() if pin else nullcontext():
-                value = self._engine(inputs, moving=i == 0, loss=loss)
-                del inputs
-                self._backward(value)
-            self._is_step_open = True
-            if self._averaged is None or not self._averaged.overlaps:
-                self.finish()
-
-    def forward(self, micro_batches: MicroBatches, regularizer: Regularizer | None = None) -> Sequence[Tensor]:
-        """Outputs, detached; each is computed, and its graph kept, when it is first asked for."""
-        self.finish()
-        self._begin_update()
-        self._inputs, self._regularizer = micro_batches, regularizer
-        return Kept(len(micro_batches), self._forward)
-
-    def backward(self, output_grads: Sequence[Tensor], rates: Rates) -> None:
-        """Update on a loss of which only the gradient at the outputs is known."""
-        self._set_rates(rates)
-        pin = self._regularizer is not None and self._gathers_for_double_backward
-        for i in range(len(output_grads)):
-            with self._pinned() if pin else nullcontext():
-                self._backward_from(i, output_grads[i])  # which asks for the outputs, unless there is nothing to ask
-            self._step()
-        self._inputs = []
-
-    def input_grads(self, micro_batches: MicroBatches, loss: LossFunction) -> Sequence[Tensor]:
-        """d(loss)/d(first input), float32; each is computed when it is asked for."""
-        return OnDemand(len(micro_batches), lambda i: self._input_grads(micro_batches[i], loss))
-
-    def finish(self) -> None:
-        """Complete the update that ``train`` left open."""
-        if self._is_step_open:
-            self._is_step_open = False
-            self._step()
-
     def destroy(self) -> None:
         """Release the engine's hooks and buffers, and what else was made for it."""
-        self._is_step_open = False
         if self._averaged is not None:
             self._averaged.close()
         super().destroy()
@@ -193,51 +186,46 @@ class ZeroEngine(DeepSpeedBacked):
 
     @torch.no_grad()
     def _infer(self, inputs: MicroBatch, moving: bool, trains: bool) -> Tensor:
-        self.finish()
         self._prefetching.expect("infer")
         return self._root(inputs, moving=moving, trains=trains)
 
-    def _forward(self, i: int) -> Tensor:
-        if self._recomputes:
-            return self._infer(self._inputs[i], moving=i == 0, trains=True)
-        self._keep_graph(i, moving=i == 0)
-        return self._graphs[i][0].detach()
-
-    def _keep_graph(self, i: int, moving: bool) -> None:
-        self._prefetching.expect(("forward", self._regularizer is not None))
-        if self._regularizer is None:
-            self._graphs[i] = self._engine(self._inputs[i], moving=moving), 0.0
+    def _go_forward(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
+        """Go through the engine, and keep a loss, and outputs whose gradient adds to it."""
+        loss, regularizer = work.loss, work.regularizer
+        twice = regularizer is not None or (loss is not None and loss.differentiates_inputs)
+        self._prefetching.expect((work.phase.does == "trains", twice))
+        if twice and self._gathers_for_double_backward:
+            self._until_backward.enter_context(self._pinned())
+        if loss is not None:
+            work.graphs[index] = self._engine(inputs, moving=moving, loss=loss), None
+            return
+        more: Tensor | float = 0.0
+        if regularizer is None:
+            outputs = self._engine(inputs, moving=moving)
         else:
-            self._graphs[i] = self._engine(self._inputs[i], moving=moving, regularizer=self._regularizer)
+            outputs, more = self._engine(inputs, moving=moving, regularizer=regularizer)
+        work.graphs[index] = more, outputs
+        if not work.phase.recomputes:
+            work.outputs[index] = outputs.detach()
 
-    def _backward_from(self, i: int, grads: Tensor) -> None:
-        if self._recomputes:
-            self._keep_graph(i, moving=False)
-        elif i not in self._graphs:
-            self._forward(i)
-        outputs, extra = self._graphs.pop(i)
-        # The value of this product means nothing; its gradient at the outputs is ``grads``.
-        self._backward((outputs * grads).sum() + extra)
-
-    def _input_grads(self, inputs: MicroBatch, loss: LossFunction) -> Tensor:
+    def _judge(self, work: Work, index: int, inputs: MicroBatch) -> None:
         """Use the bare network with frozen parameters: the engine's hooks would count this as a backward pass."""
-        self.finish()
         first = inputs[0].detach().requires_grad_(True)
-        self._prefetching.expect("input_grads")
-        with self._frozen():
-            value = self._root((first, *inputs[1:]), moving=False, loss=loss)
-            (grads,) = torch.autograd.grad(value * self._seam_scale, first)
+        self._prefetching.expect("judges")
+        self._until_backward.enter_context(self._frozen())
+        work.graphs[index] = first, self._root((first, *inputs[1:]), moving=False, loss=work.loss)
+
+    def _differentiate(self, work: Work, index: int, first: Tensor, loss: Tensor) -> None:
+        assert work.gradient is not None, "who judges is asked for a gradient"
+        (grads,) = torch.autograd.grad(loss * self._seam_scale, first)
+        self._until_backward.close()
         self._prefetching.end()
-        return grads.float() / self._seam_scale
+        work.outputs[index] = work.gradient(index, first.detach(), grads.float() / self._seam_scale)
 
     def _pinned(self) -> AbstractContextManager[None]:
         """All parameters whole, for a double backward."""
         self._prefetching.settle()
         return deepspeed_private.pinned(self._parameters)
-
-    def _backward(self, loss: Tensor) -> None:
-        deepspeed_private.take(self._gradient_buffers)
-        self._engine.backward(loss)
 
     def _clip(self) -> None:
         norm = torch.as_tensor(self.grad_norm)
@@ -245,6 +233,7 @@ class ZeroEngine(DeepSpeedBacked):
 
     def _step(self) -> None:
         """Step the engine, which updates on the last micro-batch only, and keep count."""
+        self._is_step_open = False
         is_update = self._engine.is_gradient_accumulation_boundary()
         if self._averaged is not None:
             self._averaged.wait()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigsgan import comm
-from bigsgan.engines.sequences import MicroBatch
+from bigsgan.engines.base import MicroBatch
 from bigsgan.metrics.features import Features
 from bigsgan.models.network import LayerStack
 

@@ -26,11 +26,13 @@ class RankLog(logging.Filter):
         num_phases: Phases that were begun, a sign of life.
         num_moved: Bytes of checkpoints that were brought to the disk or read, another.
         write: Prints a warning on rank 0's terminal; assign to change it, as when a progress bar begins.
+        detail: Gives what is being computed within the phase, or nothing.
     """
 
     def __init__(self, path: Path, rank: int, write: Callable[[str], None]) -> None:
         super().__init__()
         self.path, self.write = path, write
+        self.detail: Callable[[], str] = str
         self.num_phases = self.num_moved = 0
         self._phase = "start"
         self._rank, self._host = rank, socket.gethostname()
@@ -38,8 +40,9 @@ class RankLog(logging.Filter):
 
     @property
     def phase(self) -> str:
-        """What the rank is doing, shown on every line; assign to change it."""
-        return self._phase
+        """What the rank is doing, shown on every line, with its detail; assign to change it."""
+        detail = self.detail()
+        return f"{self._phase}, {detail}" if detail else self._phase
 
     @phase.setter
     def phase(self, phase: str) -> None:

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bigsgan.engines.pipeline.schedule import Phase, Task
+from bigsgan.engines.executor import AHEAD
+from bigsgan.engines.phases import Phase, Task
 from bigsgan.planner.census import Stretch, Use
 from bigsgan.planner.gathering import Gathering, Limits
 from bigsgan.planner.passes import Passes, WholePass
 from bigsgan.planner.states import States
 
-_AHEAD = 2
-"""Tasks whose messages are expected ahead (engines/pipeline/program.py)."""
 _UPDATES = 3
 """After which stage 3 gathers in each update as in the last."""
 
@@ -104,7 +103,7 @@ class Update:
     def moments(self) -> Iterator[Moment]:
         """What happens, in order."""
         for number, task in enumerate(self._order):
-            self._held["ahead"] = sum(self._message(other) for other in self._order[number + 1 : number + 1 + _AHEAD])
+            self._held["ahead"] = sum(self._message(other) for other in self._order[number + 1 : number + 1 + AHEAD])
             phase = self._phases[task.phase]
             if task.kind == "forward":
                 yield from self._forward(phase, task)
@@ -130,6 +129,9 @@ class Update:
         passes = phase.passes
         stretch = passes.plain if isinstance(passes, Passes) and not phase.keeps_graph else passes.forward
         yield self._moment(phase, stretch, begins=True)
+        images = phase.phase.images_from
+        if images is not None and not any(images in later.reads for later in self._phases[number + 1 :]):
+            self._held["out", images] = max(0, self._held["out", images] - self._phases[images].outputs)
         if phase.keeps_graph:
             self._held["graph", number, index] = passes.kept
         else:

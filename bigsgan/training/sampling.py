@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bigsgan.config import Recipe
 from bigsgan.draws import Draws
-from bigsgan.engines.sequences import MicroBatch
+from bigsgan.engines.base import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.build import build_network

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from bigsgan.config.sections import Data
-from bigsgan.data import RealImages, build_training_dataset, prepare
+from bigsgan.data import RealImages, Slice, build_training_dataset, prepare
 from bigsgan.draws import Draws
 
 BATCH, NUM_IMAGES, NUM_CLASSES, SIZE = 64, 512, 4, (500, 375)
@@ -41,7 +41,7 @@ def write_photographs(directory):
 def measure(data, rate, updates):
     """Images a second, and the share of the time that was spent waiting for them."""
     dataset, cpu = build_training_dataset(data), torch.device("cpu")
-    reals = RealImages(dataset, data, Draws(0), batch=BATCH, accumulation=1, rank=0, world_size=1, device=cpu)
+    reals = RealImages(dataset, data, Draws(0), Slice(BATCH, 1, 0, 1), cpu)
     reals.next_phase()  # the loading processes start
     time.sleep(1)
     start, waited = time.perf_counter(), reals.waited_seconds

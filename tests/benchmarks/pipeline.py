@@ -25,8 +25,8 @@ import deepspeed
 import torch
 
 from bigsgan import comm
+from bigsgan.engines.phases import update_phases
 from bigsgan.engines.pipeline import schedule
-from bigsgan.engines.pipeline.layout import update_phases
 from bigsgan.engines.pipeline.observer import Observer, bubble, trace_events
 from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.memory import resident_bytes
@@ -79,16 +79,16 @@ class Recorder(Observer):
 
     def update(self, run):
         """Make an update and return its spans."""
-        self._spans, self._num_phases = [], 0
+        self._spans = []
         comm.barrier()
         scenarios.update(run, 1)
         self.phases = [phase for _, phase in sorted({span.task.phase: span.phase for span in self._spans}.items())]
         return self._spans
 
 
-def planned(phase, task, seconds_a_sample):
-    """Seconds that a task is to take."""
-    cost = {"forward": 1, "backward": 1 if phase.frozen else 2, "step": 0}[task.kind]
+def planned(phase, kind, seconds_a_sample):
+    """Seconds that a task of a kind is to take."""
+    cost = {"forward": 1, "backward": 1 if phase.frozen else 2, "step": 0}[kind]
     return seconds_a_sample * cost * phase.num_samples
 
 
@@ -96,15 +96,19 @@ class Sleeper:
     """Makes each task of an engine take its planned time; none of the engine's messages leaves earlier."""
 
     def __init__(self, engine, seconds_a_sample):
-        self._compute, self._seconds, self._end = engine.compute, seconds_a_sample, 0.0
-        engine.compute = self.compute
+        self._seconds, self._end = seconds_a_sample, 0.0
+        for kind in KINDS:
+            setattr(engine, kind, self._taking_time(kind, getattr(engine, kind)))
         for channel in (engine._to_next, engine._to_previous):
             channel.send = self._after_sleeping(channel.send)
 
-    def compute(self, run, task):
-        self._end = time.perf_counter() + planned(run.phase, task, self._seconds)
-        self._compute(run, task)
-        self.sleep()
+    def _taking_time(self, kind, compute):
+        def slowly(work, *arguments):
+            self._end = time.perf_counter() + planned(work.phase, kind, self._seconds)
+            compute(work, *arguments)
+            self.sleep()
+
+        return slowly
 
     def sleep(self):
         time.sleep(max(0.0, self._end - time.perf_counter()))
@@ -121,8 +125,7 @@ def observe(run):
     """Watch the programs of a run, after an update that warms it up."""
     scenarios.update(run, 1)
     recorder = Recorder()
-    for network in NETWORKS:
-        getattr(run.step, network)._program.observer = recorder
+    run.step.executor.observer = recorder
     return recorder
 
 

@@ -24,7 +24,7 @@ STEPS_PER_BLOCK = 4
 
 
 class Product:
-    """The product's update and reports, as training_loop makes them, with the time of each engine verb."""
+    """The product's update and reports, as training_loop makes them, with the time of each kind of task."""
 
     def __init__(self, loop):
         training, self.comm = importlib.import_module("bigsgan.training.loop"), importlib.import_module("bigsgan.comm")
@@ -33,10 +33,10 @@ class Product:
         self.clock = training._Clock(0, loop.run.reals)
         self.seconds: dict[str, float] = {}
         for name in ("generator", "discriminator"):
-            for verb in ("infer", "train", "forward", "input_grads", "backward"):
+            for verb in ("forward", "backward", "step"):
                 self._time(getattr(self.run.step, name), verb, f"{name}.{verb}")
-        self._time(self.run.step._reals, "next_phase", "data")
-        self._time(self.run.step._source, "inputs", "latents")
+        self._time(self.run.reals, "next_phase", "data")
+        self._time(self.run.source, "inputs", "latents")
         self._time(self.run.average, "update", "average")
 
     def _time(self, owner, name, label):

@@ -48,7 +48,7 @@ def peaks(
             run = scenarios.build(overrides, ds, recipe=recipe)
         for network in NETWORKS:
             _mark_ends(network, getattr(run.step, network)._engine)
-        inputs = run.source.phase("standing", (0,), run.step._slices["generator"]["generator"])[0]
+        inputs = run.source.phase("standing", (0,), run.step._sources.slices["generator"]["generator"])(0)
         for update in range(num_updates):
             with record_function(f"#update{update}"):
                 scenarios.update(run, 1)

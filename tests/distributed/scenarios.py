@@ -165,34 +165,28 @@ def _record_steps(run: Run, network: str, recorded: dict[str, Any]) -> None:
         return original(*args, **kwargs)
 
     optimizer.step = step
-    for phase in ("train", "backward"):
-        _record_phase(run, network, phase, grads, recorded)
+    update_all = engine.step
 
-
-def _record_phase(run: Run, network: str, phase: str, grads: dict[int, torch.Tensor], recorded: dict[str, Any]) -> None:
-    engine = getattr(run.step, network)
-    original = getattr(engine, phase)
-
-    def recording(*args: Any) -> None:
+    def recording(work: Any) -> None:
         before = [shard.master.clone() for shard in engine.shards()]
-        original(*args)
-        engine.finish()
+        update_all(work)
         masters = [shard.master for shard in engine.shards()]
         key = f"{network}.{engine.outcomes.num_applied}"
         recorded[f"{key}.grad"] = named_parts(run, network, [grads[m.data_ptr()] for m in masters])
         recorded[f"{key}.before"] = named_parts(run, network, before)
         recorded[f"{key}.after"] = named_parts(run, network, masters)
 
-    setattr(engine, phase, recording)
+    engine.step = recording
 
 
 def generator_phase_touches(overrides: list[str], ds: dict[str, Any]) -> dict[str, bool]:
-    """What of D changes, bit for bit, while G is updated, after two ordinary updates."""
+    """What of D changes, bit for bit, while it judges and G is updated, after two ordinary updates."""
     run = build(overrides, ds)
     update(run, 2)
     d, engine = run.step.discriminator, run.step.discriminator._engine
     touched: dict[str, bool] = {}
-    original = run.step._generator_phase
+    original = d.step
+    before: dict[str, Any] = {}
 
     def snapshot() -> dict[str, Any]:
         averaged = getattr(engine.optimizer, "averaged_gradients", {})
@@ -207,16 +201,15 @@ def generator_phase_touches(overrides: list[str], ds: dict[str, Any]) -> dict[st
             "training": [m.training for m in d.network.modules()],
         }  # fmt: skip
 
-    def phase(*args: Any) -> None:
-        d.finish()  # D's own update
-        before = snapshot()
-        original(*args)
-        for key, after in snapshot().items():
-            same = len(after) == len(before[key]) and all(_equal(a, b) for a, b in zip(after, before[key], strict=True))
-            touched[key] = not same
+    def step(work: Any) -> None:
+        original(work)
+        before.update(snapshot())
 
-    run.step._generator_phase = phase
+    d.step = step
     update(run, 1)
+    for key, after in snapshot().items():
+        same = len(after) == len(before[key]) and all(_equal(a, b) for a, b in zip(after, before[key], strict=True))
+        touched[key] = not same
     destroy(run)
     return touched
 
@@ -269,7 +262,7 @@ def resume(overrides: list[str], ds: dict[str, Any], directory: str, first: int,
     found = checkpoint.newest(Path(directory))
     run = build(overrides, ds, found)
     update(run, then)
-    result = {"state": full_state(run), "update": run.counters.update, "position": run.step._reals.position}
+    result = {"state": full_state(run), "update": run.counters.update, "position": run.reals.position}
     destroy(run)
     return result
 
@@ -277,7 +270,7 @@ def resume(overrides: list[str], ds: dict[str, Any], directory: str, first: int,
 def uninterrupted(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[str, Any]:
     run = build(overrides, ds)
     update(run, num_updates)
-    result = {"state": full_state(run), "update": run.counters.update, "position": run.step._reals.position}
+    result = {"state": full_state(run), "update": run.counters.update, "position": run.reals.position}
     destroy(run)
     return result
 

@@ -30,7 +30,7 @@ def num_frames(overrides, ds):
     for _ in range(3):
         scenarios.update(run, 1)
         found.append(counters["ok"])
-    inputs = run.source.phase("standing", (0,), run.step._slices["generator"]["generator"])[0]
+    inputs = run.source.phase("standing", (0,), run.step._sources.slices["generator"]["generator"])(0)
     run.step.generator.infer_everywhere(tuple(tensor[:1] for tensor in inputs))
     found.append(counters["ok"])
     scenarios.destroy(run)

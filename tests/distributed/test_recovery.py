@@ -100,7 +100,7 @@ def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,)
 def passing_over(overrides, ds, skipped, num_updates=6):
     """Train without the stretches of the data ``skipped``."""
     run = scenarios.build([*ADAM, *SAVING, *overrides], ds)
-    run.step._reals.rewind(0, skipped)
+    run.reals.rewind(0, skipped)
     scenarios.update(run, num_updates)
     result = scenarios.full_state(run)
     scenarios.destroy(run)

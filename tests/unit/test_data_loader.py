@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bigsgan.config.sections import Data
-from bigsgan.data import RealImages, build_dataset, build_training_dataset
+from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset
 from bigsgan.data.datasets import SyntheticImages
 from bigsgan.data.images import CorruptImage
 from bigsgan.data.order import EpochOrder, horizontal_flips, random_crops
@@ -74,8 +74,8 @@ def real_images(
     dataset, data=None, *, batch=12, accumulation=1, rank=0, world_size=1, position=0, skipped=()
 ) -> RealImages:
     return RealImages(
-        dataset, data or data_section(), DRAWS, batch=batch, accumulation=accumulation, rank=rank,
-        world_size=world_size, device=CPU, position=position, skipped=skipped,
+        dataset, data or data_section(), DRAWS, Slice(batch, accumulation, rank, world_size), CPU,
+        position=position, skipped=skipped,
     )  # fmt: skip
 
 

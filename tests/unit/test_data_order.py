@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bigsgan.data.order import EpochOrder, horizontal_flips, phase_positions, phase_start, random_crops
+from bigsgan.data.order import EpochOrder, Slice, horizontal_flips, phase_start, random_crops
 from bigsgan.draws import Draws
 
 LAYOUTS = [(accumulation, world_size) for accumulation in (1, 2, 3) for world_size in (1, 2, 4)]
@@ -13,8 +13,8 @@ LAYOUTS = [(accumulation, world_size) for accumulation in (1, 2, 3) for world_si
 
 def test_positions_of_one_micro_batch():
     # Phase 1 of batch 12 is 12 .. 23; its second half is 18 .. 23; the last of three slices of that is 22 and 23.
-    assert phase_positions(12, batch=12, accumulation=2, micro_step=1, rank=2, world_size=3) == range(22, 24)
-    assert phase_positions(0, batch=12, accumulation=1, micro_step=0, rank=0, world_size=1) == range(12)
+    assert Slice(batch=12, accumulation=2, replica=2, num_replicas=3).positions(1, start=12) == range(22, 24)
+    assert Slice(batch=12, accumulation=1, replica=0, num_replicas=1).positions(0) == range(12)
 
 
 @pytest.mark.parametrize("accumulation, world_size", LAYOUTS)
@@ -25,7 +25,7 @@ def test_ranks_side_by_side_make_each_micro_batch(accumulation, world_size):
             position
             for micro_step in range(accumulation)
             for rank in range(world_size)
-            for position in phase_positions(phase * batch, batch, accumulation, micro_step, rank, world_size)
+            for position in Slice(batch, accumulation, rank, world_size).positions(micro_step, phase * batch)
         ]
         assert read == list(range(phase * batch, (phase + 1) * batch))
 
@@ -50,7 +50,7 @@ def test_a_phase_keeps_clear_of_what_is_passed_over(position, batch, skipped, st
 @pytest.mark.parametrize("accumulation, world_size", [(1, 5), (5, 1), (2, 4)])
 def test_a_batch_that_does_not_divide_is_refused(accumulation, world_size):
     with pytest.raises(ValueError, match="batch 12 does not divide"):
-        phase_positions(0, 12, accumulation, 0, 0, world_size)
+        Slice(12, accumulation, 0, world_size).positions(0)
 
 
 @pytest.mark.parametrize("accumulation, world_size", LAYOUTS)
@@ -63,7 +63,7 @@ def test_every_image_is_read_once_an_epoch_over_all_ranks(accumulation, world_si
                 # Each rank has an order of its own, as each process has.
                 order = EpochOrder(Draws(7), length)
                 read += order.indices(
-                    phase_positions(phase * batch, batch, accumulation, micro_step, rank, world_size)
+                    Slice(batch, accumulation, rank, world_size).positions(micro_step, phase * batch)
                 ).tolist()
     for epoch in range(epochs):
         assert sorted(read[epoch * length : (epoch + 1) * length]) == list(range(length))

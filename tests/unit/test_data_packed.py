@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from bigsgan.config.sections import Data
-from bigsgan.data import RealImages, build_dataset, packed
+from bigsgan.data import RealImages, Slice, build_dataset, packed
 from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -164,8 +164,7 @@ def test_the_loader_yields_every_sample_once_in_each_epoch(tmp_path, kind, world
     dataset[0]  # opened in this process before loading processes are forked
     ranks = [
         RealImages(
-            dataset, data, Draws(5), batch=4, accumulation=1, rank=rank, world_size=world_size,
-            device=torch.device("cpu"),
+            dataset, data, Draws(5), Slice(4, 1, rank, world_size), torch.device("cpu")
         )
         for rank in range(world_size)
     ]  # fmt: skip

@@ -38,7 +38,7 @@ LEVELS: list[set[str]] = [
         "bigsgan.sweep",
     },
     {"bigsgan.checkpoint", "bigsgan.models", "bigsgan.data", "bigsgan.monitor"},
-    {"bigsgan.engines.sequences", "bigsgan.engines.outcomes"},
+    {"bigsgan.engines.phases", "bigsgan.engines.outcomes"},
     {"bigsgan.engines.base"},
     {"bigsgan.comm", "bigsgan.roll_call"},
     {"bigsgan.ending", "bigsgan.engines", "bigsgan.kernels"},
@@ -156,7 +156,7 @@ def test_comm_and_the_bottom_stand_alone():
     assert {target for name in LEVELS[0] for target in edges[name]} == set()
     assert edges["bigsgan.comm"] <= {"bigsgan.errors", "bigsgan.idle_gpus", "bigsgan.memory"}
     # Whoever asks for the protocol must not get deepspeed with it.
-    assert edges["bigsgan.engines"] == {f"bigsgan.engines.{name}" for name in ("base", "outcomes", "sequences")}
+    assert edges["bigsgan.engines"] == {f"bigsgan.engines.{name}" for name in ("base", "outcomes", "phases")}
 
 
 def test_every_name_of_the_level_list_exists():

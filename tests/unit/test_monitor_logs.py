@@ -36,12 +36,15 @@ def test_lines_carry_host_rank_and_the_phase_of_their_time(open_log, tmp_path):
     logging.getLogger("bigsgan.engines").info("built %d parameters", 42)
     log.phase = "train"
     logging.getLogger("DeepSpeed").warning("slow")
+    log.detail = lambda: "D trains: backward"
+    logging.getLogger("bigsgan").info("step")
     logging.getLogger("bigsgan").debug("not kept")
     logging.getLogger("elsewhere").error("not ours")
     host = socket.gethostname()
     assert parsed(log) == [
         (host, "3", "start", "INFO", "bigsgan.engines", "built 42 parameters"),
         (host, "3", "train", "WARNING", "DeepSpeed", "slow"),
+        (host, "3", "train, D trains: backward", "INFO", "bigsgan", "step"),
     ]
 
 

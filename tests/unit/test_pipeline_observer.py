@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from bigsgan.engines.phases import Phase, Task
 from bigsgan.engines.pipeline.observer import TRACED_UPDATE, Observer, Span, bubble, trace_events
-from bigsgan.engines.pipeline.schedule import Phase, Task
 from bigsgan.monitor import NOTICE
 
-MAKES = Phase("generator", 2, 4, True, False)
-TRAINS = Phase("discriminator", 2, 8, True, True, step=True, images_from=0)
-JUDGES = Phase("discriminator", 2, 4, True, True, frozen=True)
+MAKES = Phase("generator", "makes images", 2, 4)
+TRAINS = Phase("discriminator", "trains", 2, 8, images_from=0)
+JUDGES = Phase("discriminator", "judges", 2, 4)
 PHASES = [MAKES, TRAINS, JUDGES]
 
 
@@ -62,7 +62,7 @@ def test_a_timeline_has_a_row_for_each_rank():
 
 
 def test_one_update_is_watched_and_written(tmp_path, monkeypatch, caplog):
-    """Of an update in two programs, the spans of both, by a clock that is read once at the start and once a task."""
+    """By a clock that is read once at the start and once a task."""
     clock = iter([10.0, 12.0, 13.0, 16.0])
     monkeypatch.setattr("bigsgan.engines.pipeline.observer.time.perf_counter", lambda: next(clock))
     monkeypatch.setattr("bigsgan.comm.barrier", lambda: None)
@@ -71,16 +71,15 @@ def test_one_update_is_watched_and_written(tmp_path, monkeypatch, caplog):
     observer = Observer(path)
     watched = []
     for _ in range(TRACED_UPDATE + 2):
-        for number, phases in enumerate([PHASES[:1], PHASES[1:]]):
-            observer.begin()
-            watched.append(observer.is_watching)
-            if observer.is_watching:
-                observer.add(Task(0, "forward", 0), phases[0], start=1.0 if number == 0 else observer.now())
-            observer.program_ended(len(phases))
+        observer.begin()
+        watched.append(observer.is_watching)
+        if observer.is_watching:
+            observer.add(Task(0, "forward", 0), MAKES, start=1.0)
+            observer.add(Task(1, "forward", 0), TRAINS, start=observer.now())
         observer.end()
         assert not observer.is_watching
-        assert path.exists() == (len(watched) >= 2 * TRACED_UPDATE)
-    assert watched == [update == TRACED_UPDATE for update in range(1, TRACED_UPDATE + 3) for _ in range(2)]
+        assert path.exists() == (len(watched) >= TRACED_UPDATE)
+    assert watched == [update == TRACED_UPDATE for update in range(1, TRACED_UPDATE + 3)]
     makes, trains = (e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X")
     assert (makes["name"], makes["ts"], makes["dur"]) == ("G makes images forward 0", 1e6, 1e6)
     assert (trains["name"], trains["ts"], trains["dur"]) == ("D trains forward 0", 3e6, 3e6)

@@ -5,32 +5,31 @@ from __future__ import annotations
 import random
 import re
 from itertools import combinations, pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from bigsgan.adversarial.extras import Extras
-from bigsgan.adversarial.latents import LatentSource, SampleDraws, Slice
-from bigsgan.adversarial.step import AdversarialStep, Scheduled
+from bigsgan.adversarial.latents import LatentSource, SampleDraws
+from bigsgan.adversarial.step import AdversarialStep, Scheduled, Sources
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.data import LabelledImages
+from bigsgan.data import LabelledImages, Slice
 from bigsgan.draws import Draws
 from bigsgan.engines.base import Rates
-from bigsgan.engines.hand_over import SameRanks
-from bigsgan.engines.pipeline.engine import PipelineEngine
+from bigsgan.engines.executor import Executor
+from bigsgan.engines.phases import Phase, update_phases
 from bigsgan.engines.pipeline.layout import (
     Division,
     describe_bubble,
     divide_network,
     expected_bubble,
     samples_of,
-    update_phases,
 )
 from bigsgan.engines.pipeline.partition import TensorSpec, divide
 from bigsgan.engines.pipeline.profile import LayerCost
-from bigsgan.engines.pipeline.program import Program, Run
-from bigsgan.engines.pipeline.schedule import Cost, Phase
+from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
@@ -179,38 +178,14 @@ def test_more_stages_than_layers_are_refused(tmp_path, network):
     assert caught.value.remedy == f"set {field} to 5 or less"
 
 
-class Note(Program):
-    """Takes note of the phases that it is asked for, and computes none."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 2, {}, joint=True)
-        self.phases: list[Phase] = []
-
-    def add(self, run: Run) -> None:
-        super().add(run)
-        self.phases.append(run.phase)
-
-    def flush(self, observed: bool = True) -> None:
-        pass
-
-
 class NoReals:
     def next_phase(self) -> list[LabelledImages]:
         raise AssertionError("nothing is computed")
 
 
-class Asking(PipelineEngine):
-    """A pipeline that has no ranks."""
-
-    def __init__(self, name: str, program: Program, recomputes: bool) -> None:
-        self._name, self._program, self._recomputes = name, program, recomputes
-
-
 def asked_phases(plan: RunPlan) -> list[Phase]:
-    """Phases of an update that AdversarialStep asks two pipelines for."""
-    recipe, note = plan.recipe, Note()
-    recomputes = recipe.pipeline.generator_phase == "recompute"
-    generator, discriminator = (Asking(network, note, recomputes) for network in NETWORKS)
+    """Phases of an update with the samples that AdversarialStep gives them."""
+    recipe, found = plan.recipe, list[Phase]()
     slices = {
         phase: {
             network: Slice(recipe.batch, recipe.accumulation_of(phase), 0, plan.placement(network).num_replicas)
@@ -218,15 +193,15 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
         }
         for phase in NETWORKS
     }
-    cpu, shape = torch.device("cpu"), (1, 16, 16)
+    cpu = torch.device("cpu")
     draws = SampleDraws(Draws(0), cpu)
-    source = LatentSource(draws, 12, 10)
-    step = AdversarialStep(
-        generator, discriminator, SameRanks(), recipe.objective, NoReals(), source, draws, slices, shape,
-        Statistics(cpu), Extras(),
-    )  # fmt: skip
+    sources = Sources(NoReals(), LatentSource(draws, 12, 10), draws, slices)
+    executor = Executor({network: SimpleNamespace() for network in NETWORKS}, list)
+    step = AdversarialStep(executor, update_phases(plan), recipe.objective, sources, Statistics(cpu), Extras())
+    step.executor = lambda works: found.extend(work.phase for work in works)
+    step.generator.outcomes = step.discriminator.outcomes = SimpleNamespace(last=True)
     step(0, Scheduled(Rates(0.1), Rates(0.1), {}))
-    return note.phases
+    return found
 
 
 @pytest.mark.parametrize("mode", ["keep", "recompute"])

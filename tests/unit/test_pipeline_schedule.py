@@ -12,7 +12,8 @@ from itertools import product
 
 import pytest
 
-from bigsgan.engines.pipeline.schedule import Cost, Phase, Plan, Task, Timed, one_after_the_other, plan
+from bigsgan.engines.phases import Phase, Task
+from bigsgan.engines.pipeline.schedule import Cost, Plan, Timed, one_after_the_other, plan
 
 NETWORKS = ("generator", "discriminator")
 REVERSED = ["discriminator"]
@@ -24,15 +25,15 @@ def update(num: int, keeps: bool = True, d_steps: int = 1, g_num: int | None = N
     """The phases of an update with micro-batches of one sample, of which D sees a real and a fake one."""
     phases = []
     for _ in range(d_steps):
-        phases.append(Phase("generator", num, 1, True, False))
-        phases.append(Phase("discriminator", num, 2, True, True, step=True, images_from=len(phases) - 1))
+        phases.append(Phase("generator", "makes images", num, 1))
+        phases.append(Phase("discriminator", "trains", num, 2, images_from=len(phases) - 1))
     first, num = len(phases), g_num or num
-    kept = {"forward": False, "graphs_from": first} if keeps else {"forward": True}
+    kept = {"graphs_from": first} if keeps else {"recomputes": True}
     return [
         *phases,
-        Phase("generator", num, 1, True, False),
-        Phase("discriminator", num, 1, True, True, frozen=True, images_from=first),
-        Phase("generator", num, 1, backward=True, step=True, grads_from=first + 1, **kept),
+        Phase("generator", "makes images", num, 1, begins_update=True, keeps_graphs=keeps),
+        Phase("discriminator", "judges", num, 1, images_from=first),
+        Phase("generator", "pulls back", num, 1, grads_from=first + 1, **kept),
     ]
 
 
@@ -84,9 +85,9 @@ def cases() -> dict[str, Case]:
     found["own accumulation"] = Case(update(4, g_num=2), 3, uneven(3, 1))
     found["two D steps"] = Case(update(3, d_steps=2), 4, uneven(4, 2))
     # Of one network alone, where the other is no pipeline.
-    train = Phase("discriminator", 5, 2, True, True, step=True)
-    found["D alone"] = Case([train, train, train._replace(frozen=True, step=False)], 4, uneven(4, 3))
-    sample, update_g = Phase("generator", 5, 1, True, False), Phase("generator", 5, 1, False, True, True, graphs_from=1)
+    train = Phase("discriminator", "trains", 5, 2)
+    found["D alone"] = Case([train, train, train._replace(does="judges")], 4, uneven(4, 3))
+    sample, update_g = Phase("generator", "makes images", 5, 1), Phase("generator", "pulls back", 5, 1, graphs_from=1)
     found["G alone"] = Case([sample, sample, update_g], 4, uneven(4, 4))
     return found
 
@@ -154,7 +155,7 @@ def replay(case: Case, planned: Plan) -> None:
 
 @pytest.mark.parametrize("num_stages, num", [*product((2, 4, 8), range(2, 17))])
 def test_one_phase_fills_and_drains_once(num_stages, num):
-    phase = Phase("generator", num, 3, True, True, step=True)
+    phase = Phase("generator", "trains", num, 3)
     expected = (num_stages - 1) / (num + num_stages - 1)
     costs = equal(num_stages, backward=1.0 + num % 3)
     assert plan([phase], num_stages, costs, []).bubble == pytest.approx(expected, rel=EXACT)
@@ -271,7 +272,7 @@ def test_devices_never_wait_for_each_other_at_random(seed):
 
 @pytest.mark.timeout(20)
 def test_phases_that_wait_for_each_other_are_refused():
-    first = Phase("generator", 1, 1, backward=True, forward=True, grads_from=1)
-    second = Phase("discriminator", 1, 1, forward=True, backward=True, grads_from=0)
+    first = Phase("generator", "judges", 1, 1, grads_from=1)
+    second = Phase("discriminator", "judges", 1, 1, grads_from=0)
     with pytest.raises(RuntimeError, match="wait for each other"):
         plan([first, second], 2, equal(2), REVERSED)

@@ -1,4 +1,4 @@
-"""Makes the engines of networks in stages: division, this rank's layers, DeepSpeed, channels, program."""
+"""Makes the engines of networks in stages: division, this rank's layers, DeepSpeed, channels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bigsgan.engines.pipeline.layout import (
     samples_of,
 )
 from bigsgan.engines.pipeline.observer import Observer
-from bigsgan.engines.pipeline.program import Program
+from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.engines.pipeline.transport import open_channels
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.models.build import initial_seed
@@ -33,13 +33,11 @@ _log = logging.getLogger(__name__)
 
 
 class PipelineBuilder:
-    """Builds the pipelines of a run; two that meet on the same ranks share a program, so that their phases overlap."""
+    """Builds the pipelines of a run."""
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
-        self._meet = not plan.images_travel
         self._divisions: dict[str, Division] = {}
-        self._programs: dict[str, Program] = {}
 
     def build(self, network: str, config: dict[str, Any], bounds: Sequence[int] | None) -> PipelineEngine:
         """Build ``generator`` or ``discriminator``. Every rank calls this.
@@ -69,23 +67,24 @@ class PipelineBuilder:
         return PipelineEngine(
             engine,
             part,
-            network,
             placement,
             rank,
             division,
             open_channels(placement, rank, device),
-            self._program(network),
-            recomputes=not plan.keeps_generator_graphs,
-            clip_norm=clip_norm,
+            clip_norm,
         )
 
-    def observe(self) -> None:
+    def costs(self) -> dict[str, Sequence[Cost]]:
+        """By network that was built, of each stage."""
+        return comparable({name: division.costs() for name, division in self._divisions.items()})
+
+    def observer(self) -> Observer | None:
         """Say what bubble to expect, and have one of the first updates measured, where two pipelines meet."""
-        if text := describe_bubble(self._plan, self._divisions):
-            _log.log(NOTICE, text)
-        if self._meet and self._programs:  # elsewhere much of an update is computed outside of programs
-            (program,) = set(self._programs.values())
-            program.observer = Observer(Path(self._plan.recipe.out) / "pipeline_trace.json")
+        text = describe_bubble(self._plan, self._divisions)
+        if text is None:
+            return None
+        _log.log(NOTICE, text)
+        return Observer(Path(self._plan.recipe.out) / "pipeline_trace.json")
 
     def _build_part(self, network: str, division: Division, stage: int) -> LayerStack:
         """Build this rank's layers and no others."""
@@ -93,15 +92,3 @@ class PipelineBuilder:
         part = part.float().to_empty(device="cpu")  # DeepSpeed takes masters from float32 values
         initialize(part, initial_seed(self._plan.recipe, network))
         return part.to(comm.device())
-
-    def _program(self, network: str) -> Program:
-        placement = self._plan.placement(network)
-        costs = comparable({name: division.costs() for name, division in self._divisions.items()})
-        for program in self._programs.values() if self._meet else ():
-            program.costs = costs
-            self._programs[network] = program
-            return program
-        device = placement._replace(reversed=False).stage(comm.rank())
-        joint = self._plan.recipe.pipeline.schedule == "joint"
-        self._programs[network] = Program(device, placement.num_stages, {network: costs[network]}, joint)
-        return self._programs[network]

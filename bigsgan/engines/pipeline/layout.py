@@ -10,12 +10,12 @@ from functools import partial
 import torch
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.base import DTYPES
+from bigsgan.engines.base import DTYPES, MicroBatch
+from bigsgan.engines.phases import update_phases
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
-from bigsgan.engines.pipeline.schedule import Cost, Phase
-from bigsgan.engines.sequences import MicroBatch
+from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack
@@ -142,32 +142,6 @@ def _boundaries(plan: RunPlan, network: str, whole: LayerStack, bounds: Sequence
 def samples_of(plan: RunPlan, network: str) -> int:
     """Samples of a micro-batch that a network trains on; D sees real and fake images."""
     return plan.micro_batch_size(network) * (1 if network == "generator" else 2)
-
-
-def update_phases(plan: RunPlan) -> list[Phase]:
-    """The phases of an update without penalties, of the networks that are pipelines, as the step asks for them."""
-    recipe = plan.recipe
-    d_phase, g_phase = recipe.accumulation_of("discriminator"), recipe.accumulation_of("generator")
-
-    def size(network: str, accumulation: int) -> int:
-        return recipe.batch // (accumulation * plan.placement(network).num_replicas)
-
-    phases: list[Phase] = []
-    for _ in range(recipe.objective.d_steps):
-        phases.append(Phase("generator", d_phase, size("generator", d_phase), True, False))
-        n = 2 * size("discriminator", d_phase)
-        phases.append(Phase("discriminator", d_phase, n, True, True, step=True, images_from=len(phases) - 1))
-    n = size("generator", g_phase)
-    images = len(phases) - 2
-    if not recipe.objective.reuse_fakes:
-        phases.append(Phase("generator", g_phase, n, True, False))
-        images = len(phases) - 1
-    judged = size("discriminator", g_phase) * (2 if recipe.objective.loss == "relativistic" else 1)  # real and fake
-    phases.append(Phase("discriminator", g_phase, judged, True, True, frozen=True, images_from=images))
-    keeps = plan.keeps_generator_graphs
-    graphs = images if keeps else None
-    phases.append(Phase("generator", g_phase, n, not keeps, True, True, grads_from=len(phases) - 1, graphs_from=graphs))
-    return phases
 
 
 def describe_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> str | None:

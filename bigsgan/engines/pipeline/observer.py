@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bigsgan import comm
-from bigsgan.engines.pipeline.schedule import Phase, Task
+from bigsgan.engines.phases import Phase, Task
 from bigsgan.monitor import NOTICE
 
 TRACED_UPDATE = 3
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
-    """A task as a rank computed it: seconds on the host's clock, since the program began."""
+    """A task as a rank computed it: seconds on the host's clock, since the update began."""
 
     task: Task
     phase: Phase
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Observer:
-    """Measures one of a run's first updates, which may be computed in one program or in several."""
+    """Measures one of a run's first updates."""
 
     def __init__(self, path: Path) -> None:
         """Measure later.
@@ -37,21 +37,17 @@ class Observer:
         Args:
             path: Where the timeline goes, as a Chrome trace.
         """
-        self._path, self._updates, self._num_phases, self._spans = path, 0, 0, list[Span]()
+        self._path, self._updates, self._spans = path, 0, list[Span]()
         self._origin = 0.0
-        self._is_under_way = False
         self.is_watching = False
 
     def begin(self) -> None:
-        """A program of an update is about to be computed. Every rank calls this."""
-        if not self._is_under_way:
-            self._is_under_way = True
-            self._num_phases = 0
-            self._updates += 1
-            self.is_watching = self._updates == TRACED_UPDATE
-            if self.is_watching:
-                comm.barrier()  # all clocks start together
-                self._origin = time.perf_counter()
+        """An update is about to be computed. Every rank calls this."""
+        self._updates += 1
+        self.is_watching = self._updates == TRACED_UPDATE
+        if self.is_watching:
+            comm.barrier()  # all clocks start together
+            self._origin = time.perf_counter()
 
     def now(self) -> float:
         """Seconds since the update began, once the device has computed all that it was given.
@@ -64,15 +60,11 @@ class Observer:
 
     def add(self, task: Task, phase: Phase, start: float) -> None:
         """Take note of a task that has just been computed."""
-        self._spans.append(Span(task._replace(phase=task.phase + self._num_phases), phase, start, self.now()))
-
-    def program_ended(self, num_phases: int) -> None:
-        """A program with that many phases was computed; the next one of this update numbers its own from 0 again."""
-        self._num_phases += num_phases
+        self._spans.append(Span(task, phase, start, self.now()))
 
     def end(self) -> None:
         """The update is complete: report bubble and timeline, if it was the one. Every rank calls this."""
-        was_watching, self.is_watching, self._is_under_way = self.is_watching, False, False
+        was_watching, self.is_watching = self.is_watching, False
         by_rank = comm.gather_objects(self._spans) if was_watching else None
         if by_rank is None:
             return

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan.engines.sequences import MicroBatch
+from bigsgan.engines.base import MicroBatch
 from bigsgan.models.network import LayerStack
 
 

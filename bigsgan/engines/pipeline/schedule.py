@@ -1,7 +1,6 @@
 """In which order each device computes the phases of an update. Pure planning: no tensors, no ranks.
 
-A phase is a number of micro-batches that go through a network forward, backward or both, and may end in an optimizer
-step. The phases of one update are planned together. Two pipelines share the devices, the second one reversed, so that
+The phases of one update are planned together. Two pipelines share the devices, the second one reversed, so that
 the images which leave the first enter the second on the same device; the drain of one phase overlaps with the fill of
 the next wherever nothing forbids it.
 
@@ -15,53 +14,9 @@ import bisect
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Kind = Literal["forward", "backward", "step"]
-
-
-class Phase(NamedTuple):
-    """What planning knows of a phase.
-
-    Attributes:
-        network: Which of the networks goes through.
-        num: Micro-batches.
-        num_samples: In each of them.
-        forward, backward, step: What the phase consists of.
-        frozen: The backward pass computes gradients at inputs alone, which costs half.
-        images_from: Number of the phase whose outputs are the first stage's inputs.
-        grads_from: Number of the phase whose gradients at inputs start the backward pass.
-        graphs_from: Number of the phase whose forward pass a phase without one completes.
-    """
-
-    network: str
-    num: int
-    num_samples: int
-    forward: bool
-    backward: bool
-    step: bool = False
-    frozen: bool = False
-    images_from: int | None = None
-    grads_from: int | None = None
-    graphs_from: int | None = None
-
-    @property
-    def label(self) -> str:
-        """Name in a timeline."""
-        name = self.network[0].upper()
-        if self.frozen:
-            return f"{name} judges"
-        if self.step:
-            return f"{name} trains"
-        return f"{name} makes images"
-
-
-class Task(NamedTuple):
-    """One piece of a device's work: of a phase, what, and for which micro-batch (0 for a step)."""
-
-    phase: int
-    kind: Kind
-    micro_batch: int
+from bigsgan.engines.phases import Kind, Phase, Task
 
 
 class Cost(NamedTuple):
@@ -137,12 +92,16 @@ def one_after_the_other(
     devices: list[list[Timed]] = [[] for _ in range(num_stages)]
     now = 0.0
     for number, phase in enumerate(phases):
-        alone = phase._replace(images_from=None, grads_from=None, graphs_from=None)
-        part = plan([alone], num_stages, costs, reverse)
+        part = plan([alone(phase)], num_stages, costs, reverse)
         for device, tasks in zip(devices, part.devices, strict=True):
             device += [Timed(t.task._replace(phase=number), now + t.start, now + t.end) for t in tasks]
         now += part.makespan
     return Plan(devices, now)
+
+
+def alone(phase: Phase) -> Phase:
+    """The phase without what it waits for."""
+    return phase._replace(images_from=None, grads_from=None, graphs_from=None)
 
 
 _KIND_ORDER: dict[Kind, int] = {"step": 0, "backward": 1, "forward": 2}

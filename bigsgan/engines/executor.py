@@ -1,0 +1,153 @@
+"""Computes the phases of an update on this rank, task by task."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from bigsgan.engines.base import Engine, Work
+from bigsgan.engines.exchange import Exchange
+from bigsgan.engines.phases import Phase, Task
+from bigsgan.engines.pipeline.observer import Observer
+from bigsgan.engines.replays import begin_update
+
+AHEAD = 2
+"""Tasks whose messages are expected ahead of the one that runs, so that they arrive while it computes."""
+
+
+def named(phase: Phase, task: Task) -> AbstractContextManager[Any]:
+    """Name a task in a profile."""
+    return record_function(f"{phase.label}: {task.kind}")
+
+
+class Executor:
+    """Walks the tasks of an update and hands images and gradients from phase to phase.
+
+    Attributes:
+        engines: By network.
+        doing: What is being computed, for logs; empty between updates.
+        around: Gives what stands around each task.
+        observer: Measures an update, if given.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        order: Callable[[Sequence[Phase]], list[list[Task]]],
+        exchange: Exchange | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            engines: By network.
+            order: Gives this rank's tasks of some phases, as programs; see Order.
+            exchange: Takes images to the ranks that read them, where they arise on others.
+            observer: Measures one of the first updates.
+        """
+        self.engines, self.observer = engines, observer
+        self.doing = ""
+        self.around: Callable[[Phase, Task], AbstractContextManager[Any]] = named
+        self._order, self._exchange = order, exchange
+
+    def __call__(self, works: Iterable[Work]) -> None:
+        """Compute an update. Every rank calls this.
+
+        Args:
+            works: Its phases, in order; an iterator, so that nobody else holds what is computed.
+        """
+        begin_update(*self.engines.values())
+        alive = dict(enumerate(works))
+        phases = [work.phase for work in alive.values()]
+        programs = self._order(phases)
+        update = _Progress(phases, Counter(task.phase for program in programs for task in program))
+        if self.observer is not None:
+            self.observer.begin()
+        for tasks in programs:
+            self._compute(tasks, alive, update)
+            for engine in self.engines.values():
+                engine.settle()
+            if self._exchange is not None:
+                for number in {task.phase for task in tasks} & alive.keys():
+                    self._hand_over(alive[number])
+        self.doing = ""
+        if self.observer is not None:
+            self.observer.end()
+
+    def _compute(self, tasks: Sequence[Task], alive: dict[int, Work], update: _Progress) -> None:
+        # Nothing in here may wait for the whole device: messages that are expected ahead need other ranks to go on.
+        observer = self.observer if self.observer is not None and self.observer.is_watching else None
+        expected = 0
+        for i, task in enumerate(tasks):
+            for other in tasks[expected : i + 1 + AHEAD]:
+                phase = update.phases[other.phase]
+                self.engines[phase.network].expect(phase, other)
+            expected = max(expected, min(i + 1 + AHEAD, len(tasks)))
+            phase = update.phases[task.phase]
+            self.engines[phase.network].receive(phase, task)
+            self.doing = f"{phase.label}: {task.kind}"
+            start = observer.now() if observer else 0.0
+            try:
+                with self.around(phase, task):
+                    self._compute_one(task, alive, update)
+            except Exception as error:
+                if hasattr(error, "add_note"):  # from Python 3.11 on
+                    error.add_note(f"{self.doing} of micro-batch {task.micro_batch}")
+                raise
+            if observer:
+                observer.add(task, phase, start)
+            for number in update.done_with(task):
+                del alive[number]
+
+    def _compute_one(self, task: Task, alive: Mapping[int, Work], update: _Progress) -> None:
+        work, index = alive[task.phase], task.micro_batch
+        engine = self.engines[work.phase.network]
+
+        def output(of: int | None) -> Tensor | None:
+            if of is None:
+                return None
+            outputs = alive[of].outputs  # which the last phase that reads them takes away
+            return outputs.pop(index, None) if update.is_last_reader(task.phase, of) else outputs.get(index)
+
+        if task.kind == "forward":
+            engine.forward(work, index, output(work.phase.images_from))
+        elif task.kind == "backward":
+            engine.backward(work, index, output(work.phase.grads_from))
+        else:
+            engine.step(work)
+
+    def _hand_over(self, work: Work) -> None:
+        """Take what a phase has computed to the ranks that read it. Every rank calls this."""
+        assert self._exchange is not None
+        outputs = [work.outputs.get(index, torch.empty(0)) for index in range(work.phase.num)]
+        if work.phase.does == "makes images":
+            work.outputs = dict(enumerate(self._exchange.to_discriminator(outputs)))
+        elif work.phase.does == "judges":
+            work.outputs = dict(enumerate(self._exchange.to_generator(outputs)))
+
+
+class _Progress:
+    """Which phases of an update are still to be computed or read."""
+
+    def __init__(self, phases: Sequence[Phase], left: Counter[int]) -> None:
+        self.phases, self._left = phases, left
+        reads = [{n for n in (phase.images_from, phase.grads_from) if n is not None} for phase in phases]
+        self._concerns = [(number, *sorted(read)) for number, read in enumerate(reads)]
+        self._readers = [[n for n, read in enumerate(reads) if number in read] for number in range(len(phases))]
+
+    def is_last_reader(self, number: int, of: int) -> bool:
+        """Whether no later phase reads what phase ``of`` yields."""
+        return number == self._readers[of][-1]
+
+    def done_with(self, task: Task) -> list[int]:
+        """Take note of a task; return the phases that nothing needs any more."""
+        self._left[task.phase] -= 1
+        if self._left[task.phase]:
+            return []
+        return [n for n in self._concerns[task.phase] if not any(self._left[m] for m in (n, *self._readers[n]))]

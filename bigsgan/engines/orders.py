@@ -1,0 +1,65 @@
+"""In which order a rank computes the tasks of an update, which follows from how the networks lie on the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.deepspeed_config import leaves_steps_open
+from bigsgan.engines.phases import Phase, Task, all_in_turn, hold_back_steps, in_turn
+from bigsgan.engines.pipeline import schedule
+from bigsgan.engines.pipeline.schedule import Cost
+
+
+class Order:
+    """Callable that gives this rank's tasks of an update as programs, one to be computed after the other.
+
+    Networks that lie whole on each rank take turns. Two pipelines that meet are planned together, all phases in one
+    program. Elsewhere each phase is a program: images travel between two of them, or the recipe asks for it.
+    """
+
+    def __init__(self, plan: RunPlan, stages: Mapping[str, int], costs: Mapping[str, Sequence[Cost]]) -> None:
+        """Choose.
+
+        Args:
+            plan: The run's.
+            stages: By network, which one this rank has.
+            costs: By network, of each stage; of those in stages.
+        """
+        self._stages, self._costs = stages, dict(costs)
+        self._num_stages = {network: plan.placement(network).num_stages for network in NETWORKS}
+        num_staged = sum(num > 1 for num in self._num_stages.values())
+        meets = not plan.images_travel
+        self._is_whole = num_staged == 0
+        self._is_joint = num_staged == 2 and meets and plan.recipe.pipeline.schedule == "joint"
+        self._holds_back = leaves_steps_open(plan, "discriminator")
+        self._known: dict[tuple[Phase, ...], list[list[Task]]] = {}
+
+    def __call__(self, phases: Sequence[Phase]) -> list[list[Task]]:
+        """This rank's tasks; every rank plans for all of them, and comes to the same plan."""
+        key = tuple(phases)
+        if key not in self._known:
+            programs: Iterable[Iterable[Task]]
+            if self._is_whole:
+                programs = [all_in_turn(phases)]
+            elif self._is_joint:
+                programs = [self._planned(phases)]
+            else:
+                programs = [self._alone(number, phase) for number, phase in enumerate(phases)]
+            if self._holds_back:
+                programs = hold_back_steps(programs, phases, "discriminator")
+            self._known[key] = [list(program) for program in programs]
+        return self._known[key]
+
+    def _alone(self, number: int, phase: Phase) -> Iterable[Task]:
+        if self._num_stages[phase.network] == 1:
+            return in_turn(number, phase)
+        return [task._replace(phase=number) for task in self._planned([schedule.alone(phase)])]
+
+    def _planned(self, phases: Sequence[Phase]) -> list[Task]:
+        """Tasks of this rank's place in the row of stages."""
+        network = phases[0].network
+        num_stages, stage = self._num_stages[network], self._stages[network]
+        device = num_stages - 1 - stage if network == "discriminator" else stage
+        plan = schedule.plan(phases, num_stages, self._costs, ["discriminator"])
+        return [timed.task for timed in plan.devices[device]]
