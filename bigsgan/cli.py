@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from bigsgan import first_word
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, rank_so_far, speak, wait_to_be_ended
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, print_error, rank_from_environment, wait_for_termination
 from bigsgan.signals import STOPPING
 from bigsgan.training.stopping import StopRequests
 
@@ -80,12 +80,12 @@ def _speak_once(error: UserError) -> None:
     Launchers end the ranks of rank 0's host as soon as it ends, and those of other hosts later, so these ask it.
     A rank that is still alive after that met something that rank 0 did not, such as a file missing on its host alone.
     """
-    rank = rank_so_far()
+    rank = rank_from_environment()
     if rank > 0:
         if not first_word.is_on_another_host():
-            wait_to_be_ended()
+            wait_for_termination()
         elif first_word.rank_zero_spoke():
             return
-    speak(error)
+    print_error(error)
     if rank == 0:
         first_word.tell_other_hosts()

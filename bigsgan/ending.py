@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from bigsgan import comm
-from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError, speak, wait_to_be_ended
+from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError, print_error, wait_for_termination
 from bigsgan.monitor.logs import current_phase
 
 _UNKNOWN_SECONDS = 5.0
@@ -30,9 +30,9 @@ def exit_status(work: Callable[[], int]) -> int:
         # INFO, for the log file alone: as an error it would be printed twice.
         _log.info("stopped: %s", error, exc_info=error)
         if comm.claim_speech():
-            speak(error)
+            print_error(error)
         else:
-            wait_to_be_ended()
+            wait_for_termination()
         return EXIT_BAD_INPUT
     except RuntimeError as error:
         spoke = comm.another_rank_spoke()
@@ -40,7 +40,7 @@ def exit_status(work: Callable[[], int]) -> int:
             raise
         _log.info("stopped after another rank", exc_info=error)
         if spoke:
-            wait_to_be_ended()
+            wait_for_termination()
             return EXIT_BAD_INPUT
         if spoke is None:
             time.sleep(_UNKNOWN_SECONDS)

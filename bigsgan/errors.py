@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read, and how ranks end that print it and that do not."""
+"""The exception whose text is written for the user, and how ranks exit after one of them has printed it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 FORWARDING_SECONDS = 0.5
-"""How long a rank that printed a message lives on, so that its launcher forwards it."""
+"""How long a rank keeps running after it has printed a message, so that its launcher can forward it."""
 
 _SILENT_RANKS_WAIT_SECONDS = 30.0
 _LONGEST_VALUE, _LONGEST_FIELD, _LONGEST_TEXT = 120, 400, 1000
@@ -18,63 +18,82 @@ _MOST_DIGITS = 9
 
 
 class UserError(Exception):
-    """Something that the user can mend: bad input, a missing file, a full disk.
+    """A problem that the user can fix: bad input, a missing file, a full disk.
 
-    The command line ends with exit status 2 and prints this exception's text, one line, without a traceback.
+    The command exits with status 2 and prints the text of this exception: one line, no traceback.
     """
 
-    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
-        """Build ``field: value problem; remedy``.
+    def __init__(self, field: str, value: object, problem: str, remedy: str, detail: str = "") -> None:
+        """Build the message. The two forms are::
+
+            field: must be 1 or 3, got 4 (detail); remedy
+            field: 'run/x' cannot be read: Permission denied (detail); remedy
 
         Args:
-            field: What to mend: a dotted recipe key, a path, or a command-line flag.
+            field: What to fix: a dotted recipe key, a path, or a command-line option.
             value: The value that was found. ``None`` leaves it out of the text.
-            problem: What is wrong with it, as the end of a sentence that begins with the value.
+            problem: A predicate in the present tense. One that begins with "must" says which values are allowed, and
+                the value follows it; the value is the subject of any other.
             remedy: What to do about it, as an imperative sentence.
+            detail: The reason, if the problem does not explain itself.
         """
-        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        shown = "" if value is None else f"{_shown(value)} "
-        problem, remedy = (_shorten(part, _LONGEST_TEXT) for part in (problem, remedy))
-        text = f"{_shorten(field, _LONGEST_FIELD)}: {shown}{problem}; {remedy}"
+        self.field, self.value, self.problem, self.remedy, self.detail = field, value, problem, remedy, detail
+        problem, remedy, detail = (_shorten(part, _LONGEST_TEXT) for part in (problem, remedy, detail))
+        if value is not None:
+            problem = f"{problem}, got {shown(value)}" if problem.startswith("must ") else f"{shown(value)} {problem}"
+        reason = f" ({detail})" if detail else ""
+        text = f"{_shorten(field, _LONGEST_FIELD)}: {problem}{reason}; {remedy}"
         text = " ".join(line.strip() for line in text.splitlines())  # libraries' own texts have many lines
         super().__init__("".join(map(_printable, text)))
 
-    def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str, str]]:
-        """Travel between ranks: an exception would be made anew from its text alone."""
-        return UserError, (self.field, self.value, self.problem, self.remedy)
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str, str, str]]:
+        """Pickle the arguments, for the transfer between ranks; the default would keep only the text."""
+        return UserError, (self.field, self.value, self.problem, self.remedy, self.detail)
 
 
-def speak(error: UserError) -> None:
-    """Print the message; of several ranks, live on until the launcher has forwarded it: srun drops what comes late."""
-    with suppress(OSError):  # a full disk behind it; the status says that something is wrong
+def print_error(error: UserError) -> None:
+    """Print the message; on several ranks, wait until the launcher has forwarded it: srun drops late output."""
+    with suppress(OSError):  # standard error may be on a full disk; the exit status still tells
         print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     if (os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
         time.sleep(FORWARDING_SECONDS)
 
 
-def rank_so_far() -> int:
-    """Return this process's rank as far as its environment says, also where that was not checked yet."""
-    text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")  # srun's tasks, before they have the others'
+def reason(error: BaseException, path: object = "") -> str:
+    """Return why the system or a library failed, in one line; it names the file only if that is not ``path``."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        other = "" if error.filename is None or str(error.filename) == str(path) else f": {error.filename}"
+        text = error.strerror + other
+    return " ".join(text.split()) or type(error).__name__
+
+
+def shown(value: object) -> str:
+    """Return a value as recipes and JSON files write it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # Shorten before repr, which may be many times as long.
+    return _shorten(repr(value[: _LONGEST_VALUE + 1] if isinstance(value, str | bytes) else value))
+
+
+def rank_from_environment() -> int:
+    """Return this process's rank according to its environment, which may not have been checked yet."""
+    text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")  # srun sets only its own variables at first
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
-def wait_to_be_ended() -> None:
-    """Sleep while the rank that speaks prints: launchers end all ranks as soon as one has exited.
+def wait_for_termination() -> None:
+    """Sleep while another rank prints the message: launchers terminate all ranks as soon as one has exited.
 
-    Whoever ends this one finds the same status: Slurm records the highest of its tasks', and 143 for one that SIGTERM
-    ended.
+    SIGTERM ends this rank with the same exit status: Slurm records the highest status of its tasks, which would
+    otherwise be 143.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_BAD_INPUT))
     time.sleep(_SILENT_RANKS_WAIT_SECONDS)
 
 
-def _shown(value: object) -> str:
-    # Cut before its repr is made, which may be many times as long.
-    return _shorten(repr(value[: _LONGEST_VALUE + 1] if isinstance(value, str | bytes) else value))
-
-
 def _printable(letter: str) -> str:
-    """A letter as it is, or escaped: names of files may hold what moves a terminal's cursor, or no UTF-8 at all."""
+    """Escape a character that is not printable: file names may hold terminal control codes or invalid UTF-8."""
     return letter if letter.isprintable() else repr(letter)[1:-1]
 
 

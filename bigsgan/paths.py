@@ -1,4 +1,4 @@
-"""Paths as users give them: home directories, and files that are files."""
+"""Paths as users write them: home directories, and checks that a file is a regular file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 
 def expanded(text: str) -> str:
-    """Replace ``~`` and ``~user`` at the beginning of a path by the home directory.
+    """Replace a leading ``~`` or ``~user`` by the home directory.
 
     Raises:
-        ValueError: There is no such user.
+        ValueError: The user does not exist. The text is a predicate, as ``UserError`` takes it.
     """
     found = os.path.expanduser(text)
     if found.startswith("~"):
@@ -23,35 +23,35 @@ def expanded(text: str) -> str:
 
 
 def check_regular(path: str | Path) -> None:
-    """Refuse what is no file, before it is opened: opening a pipe waits until somebody writes into it.
+    """Refuse anything but a regular file, before it is opened: opening a pipe blocks until it has a writer.
 
     Raises:
-        OSError: It is a directory, a pipe or a device, or not there.
+        OSError: It is a directory, a pipe or a device, or does not exist.
     """
     found = os.stat(path).st_mode
     if stat.S_ISDIR(found):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found):
-        raise OSError(errno.EINVAL, "not a file but a pipe, a socket or a device", str(path))
+        raise OSError(errno.EINVAL, "a pipe, socket or device, not a regular file", str(path))
 
 
 def read_text(path: Path, most_bytes: int) -> str:
     """Read a text file, UTF-8.
 
     Raises:
-        OSError: It is no file, or cannot be read.
+        OSError: It is not a regular file, or cannot be read.
         ValueError: It is larger than ``most_bytes``, or not UTF-8.
     """
     check_regular(path)
     with open(path, "rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise ValueError(f"larger than {most_bytes // 1024} KiB")
+        raise ValueError(f"it is larger than {most_bytes // 1024} KiB")
     return content.decode("utf-8")
 
 
 def check_stored(path: str | Path | BinaryIO) -> None:
-    """Refuse zip files, as torch.save writes them, whose members are compressed: torch inflates them to any size.
+    """Refuse a zip file with compressed members, which torch.save does not write: torch inflates them to any size.
 
     Raises:
         ValueError: A member is compressed, or the file is a damaged zip file.

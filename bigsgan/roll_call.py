@@ -16,7 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from bigsgan import launched, preflight
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, speak
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, print_error
 
 _FIRST_LOOK_SECONDS, _PATIENCE_SECONDS = 15.0, 30.0
 _CONNECTION = timedelta(minutes=30)
@@ -53,7 +53,7 @@ def _take(joined: threading.Event, first_look: float, patience: float) -> None:
         still = {hosts[rank] for rank in _missing(store) if rank < len(hosts)}
         problems = [problem for problem in problems if problem.host in still]
         if problems and not joined.is_set():
-            speak(UserError("hosts", None, "; ".join(map(str, problems)), preflight.REMEDY))
+            print_error(UserError("hosts", None, "; ".join(map(str, problems)), preflight.REMEDY))
             os._exit(EXIT_BAD_INPUT)  # the main thread waits inside of torch
         while not joined.wait(patience):
             if (missing := _missing(store)) and not joined.is_set():

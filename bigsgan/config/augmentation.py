@@ -1,4 +1,4 @@
-"""The recipe's ``augmentation`` section: what is done to images, real and fake, before the discriminator sees them."""
+"""The recipe's ``augmentation`` section: transformations of the discriminator's inputs, real and fake."""
 
 from __future__ import annotations
 
@@ -72,19 +72,20 @@ class Augmentation(Section):
         for name in _UNUSED[self.kind]:
             value = getattr(self, name)
             if value != type(self).model_fields[name].default:
-                raise UserError(f"augmentation.{name}", value, f"is not used by kind {self.kind}", "remove it")
+                raise UserError(f"augmentation.{name}", value, f"must be unset with kind={self.kind}", "remove it")
         if len(set(self.policy)) != len(self.policy):
-            raise UserError("augmentation.policy", self.policy, "names a group twice", "name each once")
+            raise UserError("augmentation.policy", self.policy, "must name each group once", "remove the second")
         if self.target is not None and self.final_p is not None:
-            problem = "does not go with augmentation.target: one of them alone can move p"
-            raise UserError("augmentation.final_p", self.final_p, problem, "remove one of the two")
+            problem, detail = "must be unset with augmentation.target", "only one of them can change p"
+            raise UserError("augmentation.final_p", self.final_p, problem, "remove one of the two", detail)
         if self.kind == "ada" and not self.p and not self.final_p and self.target is None:
+            problem, detail = "must be greater than 0 without target and final_p", "no image would ever change"
             remedy = "set augmentation.target=0.6, or p, or final_p; or augmentation=null for none"
-            raise UserError("augmentation.p", self.p, "for good would change no image", remedy)
+            raise UserError("augmentation.p", self.p, problem, remedy, detail)
         return self
 
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
         if self.kind == "ada" and data.resolution < 4:
-            problem = "leaves nothing to reflect at the borders, as ADA does"
-            raise UserError("data.resolution", data.resolution, problem, "set data.resolution=4 or more")
+            detail = "ADA pads by reflection"
+            raise UserError("data.resolution", data.resolution, "must be at least 4", "set data.resolution=4", detail)

@@ -1,6 +1,6 @@
 """Reads and checks a DeepSpeed JSON file before DeepSpeed is imported.
 
-One owner for each number: the file owns ZeRO, offload, buckets, precision and communication, the recipe owns the rest.
+Each setting has one owner: the file owns ZeRO, offload, buckets, precision and communication, the recipe the rest.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bigsgan.config.deepspeed_keys import FILE, check_values
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.paths import read_text
 from bigsgan.shipped import ROOT
 
 _MOST_BYTES = 1 << 20
 
-# What the recipe owns, as (key in the DeepSpeed file, key in the recipe). ``{network}`` is generator or discriminator.
+# Settings that the recipe owns, as {key in the DeepSpeed file: key in the recipe}.
 _RECIPE_OWNS = {
     "optimizer": "optimizer.{network}",
     "scheduler": "optimizer.{network}.decay",
@@ -30,16 +30,16 @@ _RECIPE_OWNS = {
     "activation_checkpointing": "engines.{network}.activation_checkpointing",
     "managed_gradient_accumulation": "accumulation",
     "data_efficiency": "data",
-    "torch_autocast": "bf16 or fp16 of the same file (the seam calls the network outside of DeepSpeed's autocast)",
+    "torch_autocast": "bf16 or fp16 in the same file (DeepSpeed's autocast does not cover the networks' calls)",
 }
 
-# Features that the engines cannot honour, as (section, key, remedy).
+# Features that the engines do not support, as (section, key, remedy).
 _REFUSED = (
     ("zero_optimization", "cpu_offload", 'write "offload_optimizer": {"device": "cpu"}'),
     ("zero_optimization", "cpu_offload_param", 'write "offload_param": {"device": "cpu"}'),
-    ("zero_optimization", "zenflow", "remove it: the average needs all weights to be up to date after each step"),
-    ("bf16", "bf16_master_weights_and_grads", "remove it: the average and the checkpoints need float32 masters"),
-    ("fp16", "fp16_master_weights_and_grads", "remove it: the average and the checkpoints need float32 masters"),
+    ("zero_optimization", "zenflow", "remove it: the EMA needs up-to-date weights after each step"),
+    ("bf16", "bf16_master_weights_and_grads", "remove it: the EMA and the checkpoints need float32 masters"),
+    ("fp16", "fp16_master_weights_and_grads", "remove it: the EMA and the checkpoints need float32 masters"),
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -74,7 +74,7 @@ class DeepSpeedFile:
 
 
 def find_deepspeed_file(name: str, recipe_dir: Path | None) -> Path | None:
-    """Look ``name`` up in the working directory, beside the recipe, and among those that ship, by path or by name."""
+    """Look ``name`` up in the working directory, beside the recipe, and among the built-in files."""
     shipped = ROOT / "ds_configs" / f"{name.removesuffix('.json')}.json"
     for path in (Path.cwd() / name, *([recipe_dir / name] if recipe_dir else []), ROOT / name, shipped):
         # os.path, because Path.is_file raises where a name is too long or a directory may not be read.
@@ -88,18 +88,18 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
 
     Args:
         network: ``generator`` or ``discriminator``.
-        name: The path as the recipe gives it.
+        name: The path or the name of a built-in file, as the recipe gives it.
         recipe_dir: Directory of the recipe, for relative paths.
         derived: Values that follow from the recipe, such as ``train_batch_size``; the file may repeat them.
 
     Raises:
-        UserError: The file is missing, is not JSON, holds what the recipe owns, contradicts the recipe, or asks for
-            what cannot work.
+        UserError: The file does not exist, is not JSON, has a key that the recipe owns or that is unknown, contradicts
+            the recipe, or asks for a combination that is not supported.
     """
     field = f"engines.{network}.ds_config"
     path = find_deepspeed_file(name, recipe_dir)
     if path is None:
-        remedy = "give the path of a DeepSpeed JSON file, or the name of one that ships, such as zero1"
+        remedy = "give the path of a DeepSpeed JSON file, or the name of a built-in one such as zero1"
         raise UserError(field, name, "does not exist", remedy)
     content = _read_json(field, path)
     _check_owner(field, network, path, content, derived)
@@ -112,22 +112,22 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     optimizer = _offload(path, zero, "offload_optimizer")
     if optimizer != "none" and stage == 0:
         where = f"{path}: zero_optimization.offload_optimizer.device"
-        raise UserError(where, optimizer, "needs ZeRO stage 1 or more", "set zero_optimization.stage to 2")
+        raise UserError(where, optimizer, "must be none at ZeRO stage 0", "set zero_optimization.stage to 2")
     if optimizer == "nvme" and stage != 3:
-        where = f"{path}: zero_optimization.offload_optimizer.device"
-        raise UserError(where, optimizer, "needs ZeRO stage 3", 'set zero_optimization.stage to 3, or write "cpu"')
+        where, problem = f"{path}: zero_optimization.offload_optimizer.device", f"must be cpu at ZeRO stage {stage}"
+        raise UserError(where, optimizer, problem, 'set zero_optimization.stage to 3, or write "cpu"')
     if optimizer != "none" and (ratio := zero["offload_optimizer"].get("ratio", 1)) != 1:
         where = f"{path}: zero_optimization.offload_optimizer.ratio"
-        problem = "is not supported: DeepSpeed 0.19 updates the part that is not offloaded with an AdamW of its own"
-        raise UserError(where, ratio, problem, "remove it, which offloads all")
+        detail = "DeepSpeed 0.19 updates the rest with its own AdamW"
+        raise UserError(where, ratio, "must be 1", "remove it, which offloads everything", detail)
     parameters = _offload(path, zero, "offload_param")
     if parameters != "none" and stage != 3:
-        where = f"{path}: zero_optimization.offload_param.device"
-        raise UserError(where, parameters, "needs ZeRO stage 3", "set zero_optimization.stage to 3")
+        where, problem = f"{path}: zero_optimization.offload_param.device", f"must be none at ZeRO stage {stage}"
+        raise UserError(where, parameters, problem, "set zero_optimization.stage to 3")
     if parameters == "nvme":
         where = f"{path}: zero_optimization.offload_param.device"
-        problem = "is not supported: DeepSpeed 0.19 fails as it prefetches parameters from there"
-        raise UserError(where, parameters, problem, 'write "cpu"; offload_optimizer may be nvme')
+        remedy, detail = 'write "cpu"; offload_optimizer may be nvme', "DeepSpeed 0.19 fails to prefetch from NVMe"
+        raise UserError(where, parameters, "must be none or cpu", remedy, detail)
     return DeepSpeedFile(path, content, stage, precision, optimizer, parameters)
 
 
@@ -136,44 +136,43 @@ def _check_precision(path: Path, content: dict[str, Any], stage: int, precision:
     checks.append(("bf16", "check_grad_overflow", precision == "bf16"))
     for section, key, matters in checks:
         if matters and (value := content.get(section, {}).get(key, True)) is not True:
-            problem = "would apply gradients that are not finite, which every other engine skips"
-            raise UserError(f"{path}: {section}.{key}", value, problem, "remove it")
+            problem = "must be true" + (", got null" if value is None else "")
+            detail = "non-finite updates would not be skipped"
+            raise UserError(f"{path}: {section}.{key}", value, problem, "remove it", detail)
     if precision == "fp16" and stage == 0:
-        raise UserError(
-            f"{path}: fp16.enabled",
-            True,
-            "does not train at ZeRO stage 0 (DeepSpeed 0.19 leaves the loss unscaled there)",
-            "set zero_optimization.stage to 1, as ds_configs/zero1_fp16.json does",
-        )
+        remedy = "set zero_optimization.stage to 1, as ds_configs/zero1_fp16.json does"
+        detail = "DeepSpeed 0.19 does not scale the loss there"
+        raise UserError(f"{path}: fp16.enabled", True, "must be false at ZeRO stage 0", remedy, detail)
     types = content.get("data_types", {})
     held, accumulates = types.get("param_dtype"), types.get("grad_accum_dtype")
     if held is not None and _SHORT.get(held, held) != precision:
         remedy = "remove it: bf16.enabled and fp16.enabled decide"
-        raise UserError(f"{path}: data_types.param_dtype", held, f"contradicts the file's {precision}", remedy)
+        raise UserError(f"{path}: data_types.param_dtype", held, f"must be {precision}", remedy)
     if stage == 0 and accumulates is not None and _SHORT.get(accumulates, accumulates) != precision:
-        where, problem = f"{path}: data_types.grad_accum_dtype", f"does not go with {precision} at ZeRO stage 0"
+        where, problem = f"{path}: data_types.grad_accum_dtype", f"must be {precision} at ZeRO stage 0"
         raise UserError(where, accumulates, problem, "set zero_optimization.stage to 1")
 
 
 def _check_scaling(path: Path, content: dict[str, Any], stage: int) -> None:
-    """Refuse what DeepSpeed 0.19 asserts of gradients that are reduce-scattered."""
+    """Refuse what DeepSpeed 0.19 does not support with reduce-scattered gradients."""
     if stage < 2 or content["zero_optimization"].get("reduce_scatter", True) is False:
         return
     for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
         if (value := content.get(key, "auto")) not in ("auto", default):
-            problem = f"is not supported by DeepSpeed 0.19 at ZeRO stage {stage}, whose gradients are reduce-scattered"
-            raise UserError(f"{path}: {key}", value, problem, "remove it, or set zero_optimization.stage to 1")
+            problem = f"must be {'false' if default is False else default} at ZeRO stage {stage}"
+            remedy, detail = "remove it, or set zero_optimization.stage to 1", "DeepSpeed 0.19 reduce-scatters there"
+            raise UserError(f"{path}: {key}", value, problem, remedy, detail)
 
 
 def _read_json(field: str, path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path, _MOST_BYTES), object_pairs_hook=_refuse_duplicates)
     except OSError as error:
-        raise UserError(field, str(path), f"cannot be read ({error})", "mend its permissions") from None
+        raise UserError(field, str(path), f"cannot be read: {reason(error, path)}", "fix its permissions") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(field, str(path), f"is not valid JSON: {error}", "mend the file") from None
+        raise UserError(field, str(path), "must be valid JSON", "fix the file", str(error)) from None
     if not isinstance(content, dict):
-        raise UserError(field, str(path), "holds no JSON object", 'write {"zero_optimization": {"stage": 1}}')
+        raise UserError(field, str(path), "must be a JSON object", 'write {"zero_optimization": {"stage": 1}}')
     return content
 
 
@@ -181,16 +180,12 @@ def _check_owner(field: str, network: str, path: Path, content: dict[str, Any], 
     for key, owner in _RECIPE_OWNS.items():
         if key in content:
             remedy = f"remove it and use {owner.format(network=network)}"
-            raise UserError(f"{path}: {key}", content[key], "is set there, but the recipe owns it", remedy)
+            raise UserError(f"{path}: {key}", None, "must be unset, as the recipe owns it", remedy)
     for key, value in derived.items():
         given = content.get(key, "auto")
         if given not in ("auto", value):
-            raise UserError(
-                f"{path}: {key}",
-                given,
-                f"contradicts the recipe, from which {value} follows ({field})",
-                "remove it from the file; the recipe's batch, accumulation and clip_norm decide",
-            )
+            remedy = "remove it from the file; the recipe's batch, accumulation and clip_norm decide"
+            raise UserError(f"{path}: {key}", given, f"must be {value}, as in the recipe", remedy, f"named by {field}")
 
 
 def _check_keys(path: Path, content: dict[str, Any]) -> None:
@@ -198,13 +193,13 @@ def _check_keys(path: Path, content: dict[str, Any]) -> None:
     for name, key, remedy in _REFUSED:
         value = content.get(name, {}).get(key)
         if value is not None and value is not False:
-            raise UserError(f"{path}: {name}.{key}", value, "is not supported", remedy)
+            raise UserError(f"{path}: {name}.{key}", None, "is not supported", remedy)
 
 
 def _stage(path: Path, zero: dict[str, Any]) -> int:
     stage = zero.get("stage", 0)
     if type(stage) is not int or stage not in (0, 1, 2, 3):
-        raise UserError(f"{path}: zero_optimization.stage", stage, "is no ZeRO stage", "set 0, 1, 2 or 3")
+        raise UserError(f"{path}: zero_optimization.stage", stage, "must be 0, 1, 2 or 3", "choose one of these")
     return stage
 
 
@@ -213,23 +208,24 @@ def _precision(path: Path, content: dict[str, Any]) -> Precision:
     for key in _LOW_PRECISIONS:
         on = content.get(key, {}).get("enabled", False)
         if not isinstance(on, bool):
-            raise UserError(f"{path}: {key}.enabled", on, "is not true or false", "write true or false")
+            raise UserError(f"{path}: {key}.enabled", on, "must be true or false", "write true or false")
         if on:
             enabled.append(key)
     if len(enabled) == 2:
-        raise UserError(f"{path}: fp16.enabled", True, "but bf16.enabled is true too", "enable one of them")
+        raise UserError(f"{path}: fp16.enabled", True, "must be false with bf16.enabled", "enable only one of them")
     return enabled[0] if enabled else "fp32"
 
 
 def _offload(path: Path, zero: dict[str, Any], key: str) -> str:
     where, section = f"{path}: zero_optimization.{key}", zero.get(key) or {}
     if not isinstance(section, dict):
-        raise UserError(where, section, "is not an object", 'write {"device": "cpu"}')
+        raise UserError(where, section, "must be an object", 'write {"device": "cpu"}')
     device = section.get("device", "none")
     if device not in ("none", "cpu", "nvme"):
-        raise UserError(f"{where}.device", device, "is no offload device", "set none, cpu or nvme")
+        problem = "must be none, cpu or nvme" + (", got null" if device is None else "")
+        raise UserError(f"{where}.device", device, problem, "choose one of these")
     if device == "nvme" and not section.get("nvme_path"):
-        raise UserError(f"{where}.nvme_path", None, "is missing", "give a directory on the NVMe drive")
+        raise UserError(f"{where}.nvme_path", None, "must be given", "give a directory on the NVMe drive")
     return device
 
 
@@ -237,6 +233,6 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:
-            raise ValueError(f"key {key!r} stands twice")
+            raise ValueError(f"duplicate key {key!r}")
         content[key] = value
     return content

@@ -1,7 +1,7 @@
-"""What a DeepSpeed file may hold: every key that is used, and which values it may have.
+"""The keys of a DeepSpeed file, and the values that each may have.
 
-DeepSpeed has models for some sections, which need its import, of seconds. In others it takes "x" for a boolean, and 0
-for a divisor. tests/unit/test_deepspeed_keys.py compares these tables with DeepSpeed's own.
+DeepSpeed checks some sections with pydantic, but only after its import, which takes seconds. In others it accepts "x"
+as a boolean and 0 as a divisor. tests/unit/test_deepspeed_keys.py compares these tables with DeepSpeed's own.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ _MOST = 2**63 - 1
 
 
 class Rule(NamedTuple):
-    """Which values a key may have.
+    """The values that a key may have.
 
     Attributes:
-        text: Behind "must be".
+        text: Their description, after "must be".
         fits: Whether a value is one of them.
+        detail: The reason, if there is one to tell.
     """
 
     text: str
     fits: Callable[[Any], bool]
+    detail: str = ""
 
 
 class Section(NamedTuple):
-    """An object of a file.
+    """A JSON object in a file.
 
     Attributes:
-        keys: Those it may hold.
-        auto: Whether "auto" stands for DeepSpeed's default of any of them.
-        may_be_null: Whether null stands for none of them.
+        keys: The keys that it may have.
+        auto: Whether any of them may be "auto", which is DeepSpeed's default.
+        may_be_null: Whether the object may be null, which is DeepSpeed's default.
     """
 
     keys: Mapping[str, Rule | Section]
@@ -43,30 +45,33 @@ class Section(NamedTuple):
 
 
 def check_values(path: str, content: Mapping[str, Any], section: Section) -> None:
-    """Check all values of an object, and of the objects in it.
+    """Check all values of a JSON object, recursively.
 
     Args:
-        path: The file, and the keys that lead to the object, each with a dot behind it.
+        path: The file, and the keys that lead to the object, each followed by a dot.
         content: The object.
-        section: What it may hold.
+        section: Its allowed keys and values.
 
     Raises:
-        UserError: With the first key that is unknown, or whose value does not fit.
+        UserError: For the first key that is unknown, or whose value is not allowed.
     """
     for key, value in content.items():
         rule = section.keys.get(key)
         if rule is None:
             close = difflib.get_close_matches(key, section.keys, n=1, cutoff=0.8)
-            remedy = f"did you mean {close[0]}?" if close else f"remove it; known keys here: {', '.join(section.keys)}"
-            raise UserError(f"{path}{key}", value, "is given for a key that this trainer does not use", remedy)
+            known = f"remove it; the keys of this object are {', '.join(section.keys)}"
+            remedy = f"did you mean {close[0]}?" if close else known
+            raise UserError(f"{path}{key}", None, "unknown key", remedy)
         if isinstance(rule, Section):
             if isinstance(value, dict):
                 check_values(f"{path}{key}.", value, rule)
             elif not (value is None and rule.may_be_null):
                 example = _EXAMPLES.get(key, f"an object such as {{{next(iter(rule.keys))!r}: ...}}").replace("'", '"')
-                raise UserError(f"{path}{key}", value, "is not an object", f"write {example}")
+                problem = "must be an object" + (", got null" if value is None else "")
+                raise UserError(f"{path}{key}", value, problem, f"write {example}")
         elif not rule.fits(value) and not (section.auto and value == "auto"):
-            raise UserError(f"{path}{key}", value, f"must be {rule.text}", "fix it, or remove it for the default")
+            problem = f"must be {rule.text}" + (", got null" if value is None else "")
+            raise UserError(f"{path}{key}", value, problem, "fix it, or remove it for the default", rule.detail)
 
 
 def _is_number(value: object) -> bool:
@@ -74,7 +79,7 @@ def _is_number(value: object) -> bool:
 
 
 def _whole(least: int, most: int = _MOST) -> Rule:
-    """5e8 is one too, as DeepSpeed's own files have it."""
+    """Allow whole numbers, also as floats such as 5e8, which DeepSpeed's own files have."""
 
     def fits(value: Any) -> bool:
         return _is_number(value) and least <= value <= most and value == int(value)
@@ -96,17 +101,16 @@ def _or_null(rule: Rule) -> Rule:
 
 _EVEN = Rule("an even number of at least 2", lambda value: _whole(2).fits(value) and value % 2 == 0)
 _BOOL = Rule("true or false", lambda value: isinstance(value, bool))
-_OFF = Rule("false: it is not supported", lambda value: value is False)
-_CONTIGUOUS = Rule(
-    "true: DeepSpeed 0.19 fails without it where it reduces one gradient alone", lambda value: value is True
-)
-_ZERO = Rule("0: it is not supported", lambda value: type(value) is int and value == 0)
-_TEXT = Rule("a text", lambda value: isinstance(value, str) and bool(value))
+_NOT_SUPPORTED = "other values are not supported"
+_OFF = Rule("false", lambda value: value is False, "it is not supported")
+_CONTIGUOUS = Rule("true", lambda value: value is True, "DeepSpeed 0.19 cannot reduce a single gradient without it")
+_ZERO = Rule("0", lambda value: type(value) is int and value == 0, _NOT_SUPPORTED)
+_TEXT = Rule("a string", lambda value: isinstance(value, str) and bool(value))
 _NAMES = Rule("a list of names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
 _FROM_0 = Rule("a number of at least 0", lambda value: _is_number(value) and 0 <= value <= _MOST)
 _ABOVE_0 = Rule("a number above 0", lambda value: _is_number(value) and 0 < value <= _MOST)
 _CHECKED = Rule("", lambda value: True)
-"""Of which deepspeed_file.py says what it must be."""
+"""Checked by deepspeed_file.py."""
 
 _DTYPE = _or_null(_choice("fp32", "bf16", "fp16", "float32", "bfloat16", "float16"))
 
@@ -128,7 +132,7 @@ OFFLOAD_OPTIMIZER = Section(
         "pipeline_write": _BOOL,
         "fast_init": _BOOL,
         "ratio": _share(),
-        "super_offload": _OFF,  # has an optimizer of its own (0.19.8)
+        "super_offload": _OFF,  # uses its own optimizer (0.19.8)
         "cpuadam_cores_perc": _share(),
     },
     may_be_null=True,
@@ -171,7 +175,7 @@ ZERO = Section(
         "stage3_max_live_parameters": _whole(0),
         "stage3_max_reuse_distance": _whole(0),
         "stage3_gather_16bit_weights_on_model_save": _BOOL,
-        "stage3_module_granularity_threshold": _ZERO,  # penalties meet divided parameters then (0.19.8)
+        "stage3_module_granularity_threshold": _ZERO,  # penalties would read sharded parameters (0.19.8)
         "stage3_use_all_reduce_for_fetch_params": _BOOL,
         "stage3_allgather_sequential": _BOOL,
         "stage3_gather_fp16_weights_on_model_save": _BOOL,
@@ -179,8 +183,8 @@ ZERO = Section(
         "legacy_stage1": _OFF,
         "round_robin_gradients": _BOOL,
         "parameter_alignment": _BOOL,
-        # DeepSpeed keeps one group of that kind in a process, which has two engines here (0.19.8).
-        "zero_hpz_partition_size": Rule("1: it is not supported", lambda value: type(value) is int and value == 1),
+        # DeepSpeed keeps one such group per process, and here a process has two engines (0.19.8).
+        "zero_hpz_partition_size": Rule("1", lambda value: type(value) is int and value == 1, _NOT_SUPPORTED),
         "zero_quantized_weights": _OFF,
         "zero_quantized_nontrainable_weights": _OFF,
         "zero_quantized_gradients": _OFF,
@@ -275,7 +279,7 @@ FILE = Section(
         "flops_profiler": FLOPS_PROFILER,
         "timers": Section({"throughput": THROUGHPUT}, auto=False),
         "disable_python_gc": _BOOL,
-        # What the recipe owns may be repeated, which deepspeed_file.py compares.
+        # Owned by the recipe; the file may repeat the same values, which deepspeed_file.py checks.
         "train_batch_size": _CHECKED,
         "train_micro_batch_size_per_gpu": _CHECKED,
         "gradient_accumulation_steps": _CHECKED,

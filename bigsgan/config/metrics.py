@@ -1,4 +1,4 @@
-"""What a run measures of its samples while it trains, and how metrics are named: ``fid50k`` is FID of 50,000 images."""
+"""The recipe's ``metrics`` section, and the names of metrics: ``fid50k`` is the FID of 50,000 images."""
 
 from __future__ import annotations
 
@@ -48,23 +48,25 @@ def parse_metric(name: str, field: str) -> Metric:
 
     Args:
         name: Such as fid50k, kid1000 or is5k.
-        field: Where it was given, for the message.
+        field: The key or option that gave it, for the message.
 
     Raises:
-        UserError: It is none.
+        UserError: It is not the name of a metric.
     """
     found = _NAME.fullmatch(name.strip().lower())
     if found is None:
         known = ", ".join(KINDS)
-        raise UserError(field, name, "is no metric", f"write one of {known} and a number of images, such as fid50k")
+        problem = f"must be one of {known} and a number of images"
+        raise UserError(field, name, problem, "write a name such as fid50k")
     num = int(found[2]) * (1000 if found[3] else 1)
     if not LEAST_IMAGES <= num <= MOST_IMAGES:
-        raise UserError(field, name, "is no number of images", f"give {LEAST_IMAGES} to {MOST_IMAGES}, such as 50k")
+        problem = f"must have {LEAST_IMAGES} to {MOST_IMAGES} images"
+        raise UserError(field, name, problem, "give a number such as 50k")
     return Metric(found[0], found[1], num)
 
 
 class FeatureNetwork(Section):
-    """The network whose features images are compared by."""
+    """The network that computes the features of images."""
 
     network: PathText = "auto"
     """``inception`` (as published for FID), ``digits`` (a classifier that is trained on the spot), ``torchvision:NAME``
@@ -77,7 +79,7 @@ class FeatureNetwork(Section):
 
 
 class Metrics(Section):
-    """What is measured of the average's samples during training, and when."""
+    """Which metrics of the EMA's samples are measured during training, and when."""
 
     names: Annotated[list[str], Field(min_length=1)]
     """Such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k."""
@@ -90,8 +92,8 @@ class Metrics(Section):
     def _check_names(cls, names: list[str]) -> list[str]:
         for name in names:
             if parse_metric(name, "metrics.names").kind == "ppl":
-                remedy = "leave it out, and measure it of a checkpoint: `bigsgan evaluate --metrics ppl10k`"
-                raise UserError("metrics.names", name, "is not measured during training", remedy)
+                remedy = "remove it, and measure it on a checkpoint: `bigsgan evaluate --metrics ppl10k`"
+                raise UserError("metrics.names", name, "is not available during training", remedy)
         return names
 
     @property

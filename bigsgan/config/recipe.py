@@ -14,7 +14,7 @@ from bigsgan.config.families import AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import Metrics
 from bigsgan.config.sections import (
-    Average,
+    EMA,
     BatchSize,
     Checkpoints,
     Data,
@@ -52,22 +52,22 @@ class Recipe(Section):
     report_nimg: PositiveInt
     sample_nimg: PositiveInt
     sample_statistics: Literal["running", "batch"] = "running"
-    """Batch norm in samples: running statistics (of the average: standing ones), or each batch's, as in training."""
+    """Batch norm in samples: running statistics (for the EMA: standing ones), or each batch's, as in training."""
     checkpoint_nimg: PositiveInt
     checkpoints: Checkpoints = Checkpoints()
     max_rollbacks: NaturalInt = 10
-    """How often a run goes back to a checkpoint because an update was not finite, before it ends instead."""
+    """How often a run returns to a checkpoint after a non-finite update, before it ends instead."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 480
-    """A run that spends longer in one update, report or grid of samples is ended."""
+    """The run is ended if one update, report or grid of samples takes longer."""
     deterministic: bool = False
-    """Take kernels that compute the same numbers in every run, though others are faster."""
+    """Use deterministic kernels, which may be slower."""
     data: Data
     generator: AnyGenerator
     discriminator: AnyDiscriminator
     objective: Objective = Objective()
     augmentation: Augmentation | None = None
     optimizer: Optimizers
-    ema: Average
+    ema: EMA
     metrics: Metrics | None = None
     init_from: InitFrom | None = None
     engines: Engines = Engines()
@@ -93,29 +93,29 @@ class Recipe(Section):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A recipe that was checked against its DeepSpeed files and the number of ranks."""
+    """A recipe that has been checked against its DeepSpeed files and the number of ranks."""
 
     recipe: Recipe
     world_size: int
     deepspeed_files: dict[str, DeepSpeedFile]
 
     def placement(self, network: str) -> Placement:
-        """Return where the network's stages and replicas lie."""
+        """Return the ranks of the network's stages and replicas."""
         stages = self.recipe.engine(network).pipeline_stages
         return Placement(stages, self.world_size // stages, reversed=network == "discriminator")
 
     @property
     def images_travel(self) -> bool:
-        """Whether the ranks that read the discriminator's inputs are others than those where images arise."""
+        """Whether D's inputs are read on other ranks than those that hold G's outputs."""
         generator, discriminator = (self.placement(network) for network in NETWORKS)
         return generator.output_ranks() != discriminator.input_ranks()
 
     @property
     def keeps_generator_graphs(self) -> bool:
-        """Whether what G's forward passes leave for its backward passes is kept meanwhile, or else computed again."""
+        """Whether G's activations are kept from its forward passes to its backward passes, or recomputed."""
         if self.placement("generator").num_stages > 1:
             return self.recipe.pipeline.generator_phase == "keep"
-        # A ZeRO engine goes forward and backward in turn, and D is to see all micro-batches before a gradient comes.
+        # A ZeRO engine alternates forward and backward; here D needs all micro-batches before the first gradient.
         needs_all = self.images_travel or self.recipe.objective.reuse_fakes
         return not needs_all or self.recipe.accumulation_of("generator") == 1
 
@@ -125,10 +125,10 @@ class RunPlan:
 
 
 def load_recipe(path: Path, overrides: list[str]) -> Recipe:
-    """Read a recipe and lay command-line overrides over it.
+    """Read a recipe and apply command-line overrides.
 
     Raises:
-        UserError: With the field, its value and the remedy.
+        UserError: The recipe or an override is invalid.
     """
     tree = read_yaml(path)
     apply_overrides(tree, overrides)
@@ -136,10 +136,10 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
 
 
 def parse_recipe(tree: dict[str, Any]) -> Recipe:
-    """Check the content of a recipe.
+    """Build and check a recipe from nested dictionaries.
 
     Raises:
-        UserError: With the field, its value and the remedy.
+        UserError: A key or a value is invalid.
     """
     try:
         recipe = Recipe.model_validate(tree)
@@ -153,14 +153,14 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
     """Derive each network's micro-batches for ``world_size`` ranks and read its DeepSpeed file.
 
     Raises:
-        UserError: The batch does not divide, or a DeepSpeed file does not fit.
+        UserError: The batch does not divide, or a DeepSpeed file does not fit the recipe.
     """
     files: dict[str, DeepSpeedFile] = {}
     plan = RunPlan(recipe, world_size, files)
     for network in NETWORKS:
         _check_stages(recipe, network, world_size)
     for network, phase in zip(2 * NETWORKS, NETWORKS + NETWORKS[::-1], strict=True):
-        # Each network's own micro-batches, and the other's: G computes D's as well, and D judges G's.
+        # Each network computes both networks' micro-batches: G makes the images that D trains on, and D judges G's.
         _check_division(plan, network, recipe.accumulation_of(phase))
     for network in NETWORKS:
         derived = derived_keys(plan, network)
@@ -173,7 +173,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
 
 
 def derived_keys(plan: RunPlan, network: str) -> dict[str, Any]:
-    """DeepSpeed's keys whose values follow from the recipe; its file may only repeat them."""
+    """Return the DeepSpeed keys whose values follow from the recipe; the DeepSpeed file may only repeat them."""
     recipe = plan.recipe
     return {
         "train_batch_size": recipe.batch,
@@ -186,130 +186,131 @@ def derived_keys(plan: RunPlan, network: str) -> dict[str, Any]:
 def _check_stages(recipe: Recipe, network: str, world_size: int) -> None:
     stages = recipe.engine(network).pipeline_stages
     if world_size % stages:
-        raise UserError(
-            f"engines.{network}.pipeline_stages",
-            stages,
-            f"times data-parallel ranks is to give the {world_size} ranks that were started",
-            f"start a multiple of {stages} ranks, or set a number of stages that divides {world_size}",
-        )
+        problem = f"must divide the number of ranks ({world_size})"
+        remedy = f"start a multiple of {stages} ranks, or set a number of stages that divides {world_size}"
+        raise UserError(f"engines.{network}.pipeline_stages", stages, problem, remedy)
 
 
 def _check_division(plan: RunPlan, network: str, accumulation: int) -> None:
     batch, replicas = plan.recipe.batch, plan.placement(network).num_replicas
     parts = accumulation * replicas
     if batch % parts:
-        raise UserError(
-            "batch",
-            batch,
-            f"does not divide into {accumulation} micro-batches on {replicas} ranks for the {network}",
-            f"set batch to a multiple of {parts}, such as batch={-(-batch // parts) * parts}",
-        )
+        problem = f"must be a multiple of {parts}"
+        detail = f"{accumulation} micro-batches on {replicas} ranks for the {network}"
+        raise UserError("batch", batch, problem, f"set batch={-(-batch // parts) * parts}", detail)
     getattr(plan.recipe, network).check_micro_batch(batch // parts, parts)
     if network == "generator" and plan.recipe.objective.path_length:
         plan.recipe.objective.path_length.check_micro_batch(batch // parts)
 
 
 def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse what a network in stages cannot do."""
+    """Refuse what a network with pipeline stages does not support."""
     stages = recipe.engine(network).pipeline_stages
     if stages == 1:
         return
     field = f"engines.{network}.pipeline_stages"
     if file.stage > 1:
-        problem = f"does not go with ZeRO stage {file.stage} ({file.path}): a pipeline's gradients stay whole"
-        raise UserError(field, stages, problem, "use stage 1, as ds_configs/zero1.json, or remove pipeline_stages")
+        problem, detail = (
+            f"must be 1 with ZeRO stage {file.stage}",
+            f"in {file.path}; a pipeline does not shard gradients",
+        )
+        remedy = "use stage 1, such as ds_configs/zero1.json, or remove pipeline_stages"
+        raise UserError(field, stages, problem, remedy, detail)
     if file.offload_optimizer != "none":
         remedy = "use a file without offload, such as ds_configs/zero1.json"
-        raise UserError(field, stages, f"does not go with offloading ({file.path})", remedy)
+        raise UserError(field, stages, "must be 1 with offload", remedy, f"in {file.path}")
     if file.content.get("wall_clock_breakdown"):
         remedy = "remove it; a run of two pipelines writes pipeline_trace.json"
-        raise UserError(f"{file.path}: wall_clock_breakdown", True, "does not go with pipeline_stages", remedy)
+        raise UserError(f"{file.path}: wall_clock_breakdown", True, "must be false with pipeline_stages", remedy)
     if recipe.objective.path_length:
-        problem = "needs a double backward through the generator, beside which no network can be a pipeline"
-        remedy = f"remove it (objective.path_length=null), or set engines.{network}.pipeline_stages=1"
-        raise UserError("objective.path_length", recipe.objective.path_length.weight, problem, remedy)
-    if network == "discriminator" and recipe.objective.feature_matching:
-        problem = "reads the features of all layers, which no stage of the discriminator has"
-        remedy = "remove it, or set engines.discriminator.pipeline_stages=1"
-        raise UserError("objective.feature_matching", recipe.objective.feature_matching, problem, remedy)
-    if network == "discriminator" and recipe.objective.gradient_penalty:
-        problem = "needs a double backward, which no pipeline of the discriminator can do"
-        remedy = "use objective.r1 with form=finite_difference, or engines.discriminator.pipeline_stages=1"
-        raise UserError("objective.gradient_penalty", recipe.objective.gradient_penalty.weight, problem, remedy)
+        problem, detail = f"must be null with engines.{network}.pipeline_stages", "it needs a double backward through G"
+        remedy = f"set objective.path_length=null, or engines.{network}.pipeline_stages=1"
+        weight = recipe.objective.path_length.weight
+        raise UserError("objective.path_length", f"weight={weight}", problem, remedy, detail)
+    if network == "generator":
+        return
+    one_stage, needs_two = "engines.discriminator.pipeline_stages=1", "it needs a double backward through D"
+    if recipe.objective.feature_matching:
+        problem, detail = (
+            "must be 0 with engines.discriminator.pipeline_stages",
+            "no stage has the features of all layers",
+        )
+        remedy = f"remove it, or set {one_stage}"
+        raise UserError("objective.feature_matching", recipe.objective.feature_matching, problem, remedy, detail)
+    if recipe.objective.gradient_penalty:
+        problem = "must be null with engines.discriminator.pipeline_stages"
+        remedy = f"use objective.r1 with form=finite_difference, or set {one_stage}"
+        given = f"weight={recipe.objective.gradient_penalty.weight}"
+        raise UserError("objective.gradient_penalty", given, problem, remedy, needs_two)
     for name in ("r1", "r2"):
         penalty = getattr(recipe.objective, name)
-        if network == "discriminator" and penalty and penalty.form == "exact":
-            raise UserError(
-                f"objective.{name}.form",
-                "exact",
-                "needs a double backward, which no pipeline of the discriminator can do",
-                f"set objective.{name}.form=finite_difference, or engines.discriminator.pipeline_stages=1",
-            )
+        if penalty and penalty.form == "exact":
+            field, problem = f"objective.{name}.form", "must be finite_difference with discriminator stages"
+            raise UserError(field, "exact", problem, f"set {field}=finite_difference, or {one_stage}", needs_two)
 
 
 def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse what torch.compile cannot see through."""
+    """Refuse what torch.compile does not support."""
     engine = recipe.engine(network)
     if engine.compile == "none":
         return
     field = f"engines.{network}.compile"
     if file.stage == 3:
-        problem = f"does not go with ZeRO stage 3 ({file.path}), which gathers weights between operations"
-        raise UserError(field, engine.compile, problem, f"use stage 2, as ds_configs/zero2.json, or set {field}=none")
+        problem, detail = "must be none with ZeRO stage 3", f"in {file.path}; it gathers weights between operations"
+        remedy = f"use stage 2, such as ds_configs/zero2.json, or set {field}=none"
+        raise UserError(field, engine.compile, problem, remedy, detail)
     if engine.pipeline_stages > 1:
         remedy = f"set {field}=none, or engines.{network}.pipeline_stages=1"
-        raise UserError(field, engine.compile, "does not go with pipeline_stages", remedy)
+        raise UserError(field, engine.compile, "must be none with pipeline_stages", remedy)
     if engine.compile == "whole" and engine.activation_checkpointing:
-        problem = "does not go with activation_checkpointing, which recomputes layer by layer"
-        raise UserError(field, engine.compile, problem, f"set {field}=layers")
+        problem, detail = "must be layers with activation_checkpointing", "it recomputes one layer at a time"
+        raise UserError(field, engine.compile, problem, f"set {field}=layers", detail)
 
 
 def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse graphs of nothing, and where what they compute might be used too late (engines/replays.py)."""
+    """Refuse CUDA graphs without compilation, and where a graph's outputs may outlive its next replay."""
     engine = recipe.engine(network)
     if not engine.cuda_graphs:
         return
     field = f"engines.{network}.cuda_graphs"
     if engine.compile == "none":
-        problem = f"replays what is compiled, and engines.{network}.compile is none"
-        raise UserError(field, True, problem, f"set engines.{network}.compile=whole, or {field}=false")
+        problem, remedy = f"must be false with engines.{network}.compile=none", f"set engines.{network}.compile=whole"
+        raise UserError(field, True, problem, f"{remedy}, or {field}=false", "only compiled code is replayed")
     if engine.activation_checkpointing:
-        problem = "does not go with activation_checkpointing, whose recomputation would replay within a backward pass"
-        raise UserError(field, True, problem, f"set {field}=false, or engines.{network}.activation_checkpointing=false")
+        problem, detail = "must be false with activation_checkpointing", "it would replay within a backward pass"
+        remedy = f"set {field}=false, or engines.{network}.activation_checkpointing=false"
+        raise UserError(field, True, problem, remedy, detail)
     if file.offload_optimizer != "none":
-        problem = f"does not go with offloading ({file.path}), which copies gradients in ways of its own"
-        raise UserError(field, True, problem, f"set {field}=false, or use a file without offload")
+        problem, detail = "must be false with offload", f"in {file.path}, which copies gradients in its own way"
+        raise UserError(field, True, problem, f"set {field}=false, or use a file without offload", detail)
     if file.content.get("data_types"):
-        problem = f"does not go with data_types in {file.path}: gradients in a type of their own may outlive an update"
-        raise UserError(field, True, problem, f"set {field}=false, or remove data_types from the file")
+        problem, detail = "must be false with data_types", f"in {file.path}; such gradients may outlive an update"
+        raise UserError(field, True, problem, f"set {field}=false, or remove data_types from the file", detail)
 
 
 def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:
-    """Refuse a finite difference that bf16's 8 bits cannot see: at sigma 0.01 it measured rounding, seven times R1."""
+    """Refuse a finite difference below bf16's resolution: at sigma 0.01 it measured rounding, seven times R1."""
     is_bf16 = file.precision == "bf16" or recipe.discriminator.computes_in_bf16
     for name in ("r1", "r2"):
         penalty = getattr(recipe.objective, name)
         if penalty and penalty.form == "finite_difference" and is_bf16 and penalty.sigma < 0.1:
-            raise UserError(
-                f"objective.{name}.sigma",
-                penalty.sigma,
-                "is a smaller step than a bf16 discriminator resolves",
-                f"set objective.{name}.sigma=0.1, or use an fp16 or fp32 file for the discriminator",
-            )
+            field, detail = f"objective.{name}.sigma", "a smaller step is lost in rounding"
+            remedy = f"set {field}=0.1, or use an fp16 or fp32 file for the discriminator"
+            raise UserError(field, penalty.sigma, "must be at least 0.1 with a bf16 discriminator", remedy, detail)
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    """Check what no single section can see."""
+    """Check what involves several sections."""
     if not recipe.out.strip() or "\0" in recipe.out:
-        raise UserError("out", recipe.out, "is no directory", "give the run directory, such as out=runs/digits")
+        raise UserError("out", recipe.out, "must be a directory", "give the run directory, such as out=runs/digits")
     recipe.generator.check(recipe.data)
     recipe.discriminator.check(recipe.data)
     if recipe.augmentation:
         recipe.augmentation.check(recipe.data)
     if recipe.deterministic and recipe.augmentation and recipe.augmentation.kind == "ada":
-        problem = "has no deterministic backward pass on a GPU (torch's grid_sample)"
+        problem, detail = "must be diffaugment with deterministic=true", "torch's grid_sample is not deterministic"
         remedy = "set deterministic=false, or augmentation.kind=diffaugment"
-        raise UserError("augmentation.kind", "ada", problem, remedy)
+        raise UserError("augmentation.kind", "ada", problem, remedy, detail)
     _check_init(recipe)
     _check_pairs(recipe)
     _check_objective(recipe)
@@ -322,48 +323,49 @@ def _check_init(recipe: Recipe) -> None:
     init = recipe.init_from
     decay = recipe.optimizer.discriminator.weight_decay
     if init and init.freeze_discriminator and decay:
-        problem = "would move the layers that init_from.freeze_discriminator keeps"
-        raise UserError("optimizer.discriminator.weight_decay", decay, problem, "set it to 0")
+        field, detail = "optimizer.discriminator.weight_decay", "it would change the frozen layers"
+        problem = "must be 0 with init_from.freeze_discriminator"
+        raise UserError(field, decay, problem, f"set {field}=0", detail)
 
 
 def _check_pairs(recipe: Recipe) -> None:
-    """Refuse pairs of images for networks that do not read any, and the other way round."""
+    """Refuse pairs of images for networks that do not read pairs, and the other way round."""
     paired = recipe.data.paired
     for network in NETWORKS:
         section = getattr(recipe, network)
         if section.paired != paired:
-            problem = "reads pairs of images" if section.paired else "does not read the inputs of pairs"
+            problem = "must be a family for latents" if section.paired else "must be a family for pairs of images"
             remedy = "set data.kind=side_by_side" if section.paired else f"set {network}.family=pix2pix"
-            raise UserError(f"{network}.family", section.family, f"{problem}; data.kind is {recipe.data.kind}", remedy)
+            raise UserError(f"{network}.family", section.family, problem, remedy, f"data.kind is {recipe.data.kind}")
     if paired and not recipe.objective.reuse_fakes:
-        problem = "would need other inputs for the generator's update than the discriminator's, which pairs do not have"
-        raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true")
+        problem, detail = "must be true with pairs of images", "both networks' updates read the same inputs"
+        raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true", detail)
     if paired and recipe.augmentation:
-        problem = "would move targets away from their inputs"
-        raise UserError("augmentation.kind", recipe.augmentation.kind, problem, "set augmentation=null")
+        problem, detail = "must be null with pairs of images", "it would move targets away from their inputs"
+        raise UserError("augmentation", recipe.augmentation.kind, problem, "set augmentation=null", detail)
     for name in ("l1", "feature_matching"):
         weight = getattr(recipe.objective, name)
         if weight and not paired:
-            problem = "compares with targets, which only pairs have"
-            raise UserError(f"objective.{name}", weight, problem, "remove it, or set data.kind=side_by_side")
+            problem, detail = f"must be 0 with data.kind={recipe.data.kind}", "only pairs of images have targets"
+            raise UserError(f"objective.{name}", weight, problem, "remove it, or set data.kind=side_by_side", detail)
 
 
 def _check_objective(recipe: Recipe) -> None:
     objective = recipe.objective
     if objective.path_length and not recipe.generator.has_styles:
-        problem = f"needs styles, which a generator of family {recipe.generator.family} does not have"
+        problem, detail = f"must be null with generator.family={recipe.generator.family}", "it needs style vectors"
         remedy = "remove it, or set generator.family=stylegan2"
-        raise UserError("objective.path_length", objective.path_length.weight, problem, remedy)
+        raise UserError("objective.path_length", f"weight={objective.path_length.weight}", problem, remedy, detail)
     if recipe.accumulation_of("generator") != recipe.accumulation_of("discriminator"):
         remedy = "remove accumulation from engines.generator and engines.discriminator"
         if objective.loss == "relativistic":
-            problem = "pairs each fake with a real, so both networks need the same micro-batches"
+            problem = "needs equal accumulation in both networks: it pairs each fake with a real"
             raise UserError("objective.loss", objective.loss, problem, remedy)
         if objective.reuse_fakes:
-            raise UserError("objective.reuse_fakes", True, "needs the same micro-batches in both networks", remedy)
+            raise UserError("objective.reuse_fakes", None, "needs equal accumulation in both networks", remedy)
     r1, r2 = objective.r1, objective.r2
     if r1 and r2 and (r1.form, r1.every) != (r2.form, r2.every):
-        problem = f"differs from objective.r1 ({r1.form}, every {r1.every}) in form or every"
+        problem = f"must have the form and every of objective.r1 ({r1.form}, every {r1.every})"
         remedy = "give both the same form and every; their weights may differ"
         raise UserError("objective.r2", f"{r2.form}, every {r2.every}", problem, remedy)
 
@@ -372,29 +374,24 @@ def _check_penalties(objective: Objective) -> None:
     for name, penalty in (("r1", objective.r1), ("r2", objective.r2)):
         if penalty and penalty.decay_nimg is not None and penalty.final_weight is None:
             field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
-            raise UserError(field, penalty.decay_nimg, "is not used by a constant weight", remedy)
+            raise UserError(field, penalty.decay_nimg, "must be unset without final_weight", remedy)
 
 
 def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:
     if optimizer.warmup_nimg >= total_nimg:
-        problem = f"reaches total_nimg ({total_nimg})"
-        raise UserError(
-            f"{field}.warmup_nimg", optimizer.warmup_nimg, problem, "shorten the warm-up or raise total_nimg"
-        )
+        problem, remedy = f"must be less than total_nimg ({total_nimg})", "shorten the warm-up or raise total_nimg"
+        raise UserError(f"{field}.warmup_nimg", optimizer.warmup_nimg, problem, remedy)
     if optimizer.momentum and optimizer.kind == "adam":
         remedy = f"set {field}.betas, or {field}.kind to sgd or rmsprop"
-        raise UserError(f"{field}.momentum", optimizer.momentum, "is not used by adam", remedy)
-    if optimizer.final_lr and optimizer.decay == "constant":
-        remedy = f"set {field}.decay to linear or cosine, or remove it"
-        raise UserError(f"{field}.final_lr", optimizer.final_lr, "is not used by a constant learning rate", remedy)
+        raise UserError(f"{field}.momentum", optimizer.momentum, "must be 0 with kind=adam", remedy)
     if optimizer.final_beta2 is not None and optimizer.kind != "adam":
-        problem = f"is not used by {optimizer.kind}"
+        problem = f"must be unset with kind={optimizer.kind}"
         raise UserError(f"{field}.final_beta2", optimizer.final_beta2, problem, f"remove it, or set {field}.kind=adam")
-    for key in ("final_beta2", "decay_nimg"):
+    for key in ("final_lr", "final_beta2", "decay_nimg"):
         value = getattr(optimizer, key)
-        if value is not None and optimizer.decay == "constant":
+        if value != Optimizer.model_fields[key].default and optimizer.decay == "constant":
             remedy = f"set {field}.decay to linear or cosine, or remove it"
-            raise UserError(f"{field}.{key}", value, "is not used where decay is constant", remedy)
+            raise UserError(f"{field}.{key}", value, "must be unset with decay=constant", remedy)
     if optimizer.decay_nimg is not None and optimizer.decay_nimg <= optimizer.warmup_nimg:
-        problem = f"is not after the warm-up of {optimizer.warmup_nimg} images"
+        problem = f"must be greater than warmup_nimg ({optimizer.warmup_nimg})"
         raise UserError(f"{field}.decay_nimg", optimizer.decay_nimg, problem, f"raise it, or lower {field}.warmup_nimg")

@@ -1,4 +1,4 @@
-"""The recipe that a run directory keeps, and what a resumed run may change about it."""
+"""The recipe in a run directory, and which of its keys a resumed run may change."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bigsgan.atomic import write_text
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.recipe import Recipe, load_recipe
 from bigsgan.config.yaml_file import dump_yaml
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason, shown
 
 RECIPE_FILE = "config.yaml"
 
-# What does not change the meaning of the images already trained on.
+# Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
     "out", "total_nimg", "report_nimg", "sample_nimg", "checkpoint_nimg", "sample_statistics",
     "checkpoints.keep", "checkpoints.keep_every_nimg", "checkpoints.keep_best", "checkpoints.keep_best.metric",
@@ -29,18 +29,18 @@ FREE_KEYS = {
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
     "engines.generator.compile", "engines.discriminator.compile",
     "engines.generator.cuda_graphs", "engines.discriminator.cuda_graphs",
-    "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's division stays
+    "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's partition stays
     "engines.generator.pipeline_stages", "engines.discriminator.pipeline_stages",
     "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip
 
-# What a run writes in its directory.
+# Files and directories that a run writes in its directory.
 _OWN_NAMES = {
     RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "evaluations.jsonl",
     "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard",
 }  # fmt: skip
 
-# What the weights themselves depend on: no resumed run can change it.
+# Keys that determine the shapes of weights and optimizer states: no resumed run can change them.
 _FIXED = (
     "generator.", "discriminator.", "data.image_channels", "data.input_channels", "data.resolution", "data.num_classes",
     "optimizer.generator.kind", "optimizer.discriminator.kind",
@@ -48,12 +48,12 @@ _FIXED = (
 
 
 def write_recipe(recipe: Recipe, out: Path, files: Mapping[str, DeepSpeedFile]) -> None:
-    """Keep the resolved recipe in the run directory, with copies of its DeepSpeed files, so that it stands alone.
+    """Write the resolved recipe into the run directory, with copies of its DeepSpeed files.
 
     Args:
-        recipe: What the run was given.
+        recipe: The recipe of the run.
         out: The run directory.
-        files: The DeepSpeed file of each network; the kept recipe names the copies.
+        files: The DeepSpeed file of each network; the written recipe names the copies.
 
     Raises:
         UserError: The directory cannot be written.
@@ -66,7 +66,8 @@ def write_recipe(recipe: Recipe, out: Path, files: Mapping[str, DeepSpeedFile]) 
             write_text(out / f"ds_{network}.json", json.dumps(file.content, indent=2) + "\n")
         write_text(out / RECIPE_FILE, dump_yaml(tree))
     except OSError as error:
-        raise UserError("out", str(out), f"cannot be written ({error})", "give a directory of your own") from None
+        problem = f"cannot be written: {reason(error, out)}"
+        raise UserError("out", str(out), problem, "give a directory that you can write to") from None
 
 
 def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
@@ -74,78 +75,81 @@ def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
 
     Args:
         run: The directory.
-        field: Where the user named it, for messages.
+        field: The option or key that named it, for messages.
 
     Raises:
-        UserError: It is not a run directory, or its recipe is damaged.
+        UserError: It is not a run directory, or its recipe is invalid.
     """
     path = run / RECIPE_FILE
     if not os.path.isfile(path):
-        raise UserError(field, str(run), f"is no run directory: it holds no {RECIPE_FILE}", "give the `out` of a run")
+        detail = f"it has no {RECIPE_FILE}"
+        raise UserError(field, str(run), "must be a run directory", "give the `out` of a run", detail)
     try:
         return load_recipe(path, [])
     except UserError as error:
-        remedy = "mend or remove that file, or choose another directory"
-        raise UserError(str(path), None, f"is not the recipe of a run ({error})", remedy) from None
+        remedy = "fix or remove that file, or choose another directory"
+        raise UserError(str(path), None, "must be a valid recipe", remedy, str(error)) from None
 
 
 def refuse_output(out: Path, option: str = "--out") -> None:
-    """Refuse the option of a command whose file could not be written in the end, before there is work to lose.
+    """Refuse an output file that cannot be written, before any work is done.
 
     Raises:
-        UserError: It is a directory, a device or a pipe, lies in no directory, or belongs to a run.
+        UserError: It is a directory, a device or a pipe, its directory does not exist, or a run owns it.
     """
     if os.path.isdir(out):
-        raise UserError(option, str(out), "is a directory", "give the path of a file in it")
+        raise UserError(option, str(out), "must be a file", "give the path of a file in it", "it is a directory")
     if not os.path.isdir(out.absolute().parent):
-        raise UserError(option, str(out), "lies in a directory that does not exist", "make that directory first")
+        detail = "that directory does not exist"
+        raise UserError(option, str(out), "must lie in a directory", "make the directory first", detail)
     if os.path.exists(out) and not os.path.isfile(out):
-        raise UserError(option, str(out), "is not a file", "give the path of a new file, or of one to replace")
+        raise UserError(option, str(out), "must be a regular file", "give the path of a file to write or replace")
     refuse_parts_of_runs(out, option)
 
 
 def refuse_directory(out: Path, option: str) -> None:
-    """Refuse a directory that could not be made, or not be written to without harm.
+    """Refuse an output directory that cannot be made, or that a run owns.
 
     Raises:
-        UserError: It is something else, lies in no directory, or belongs to a run.
+        UserError: The path or one of its parents is not a directory, or a run owns it.
     """
     if os.path.lexists(out) and not os.path.isdir(out):
-        raise UserError(option, str(out), "is no directory", "give the path of one, or of one to make")
+        raise UserError(option, str(out), "must be a directory", "give a directory that exists or can be made")
     for parent in out.parents:
         if os.path.lexists(parent) and not os.path.isdir(parent):
-            problem = f"lies in {parent}, which is no directory"
-            raise UserError(option, str(out), problem, "give the path of a directory to make")
+            detail = f"{parent} is not a directory"
+            raise UserError(option, str(out), "must be a directory", "give a directory that can be made", detail)
     refuse_parts_of_runs(out, option)
 
 
 def refuse_foreign_metrics(out: Path) -> None:
-    """Refuse a directory of another program: a run drops the lines of metrics.jsonl that are none of its own.
+    """Refuse a directory with another program's metrics.jsonl: a run removes lines that it did not write.
 
     Raises:
-        UserError: It holds metrics, and is no run directory.
+        UserError: The directory has metrics and is not a run directory.
     """
     metrics = out / "metrics.jsonl"
     if os.path.isfile(metrics) and os.path.getsize(metrics) and not os.path.lexists(out / RECIPE_FILE):
-        problem = f"holds a {metrics.name} and is no run directory"
-        raise UserError("out", str(out), problem, "move that file away, or give another `out`")
+        detail = f"it has a {metrics.name} and no {RECIPE_FILE}"
+        remedy = "move that file away, or give another `out`"
+        raise UserError("out", str(out), "must be a run directory or a new one", remedy, detail)
 
 
 def refuse_parts_of_runs(out: Path, option: str) -> None:
-    """Refuse what a run keeps for itself; other files may lie in its directory.
+    """Refuse to write a run's own files; other files may lie in its directory.
 
     Raises:
-        UserError: The path is a run's own.
+        UserError: The path is one of a run's own files.
     """
     for path in (Path(os.path.realpath(out.parent), out.name), Path(os.path.realpath(out))):
         for run in path.parents:
             if path.relative_to(run).parts[0] in _OWN_NAMES and _is_run(run):
                 shown = os.path.relpath(run) if run.is_relative_to(Path.cwd()) else run
-                raise UserError(option, str(out), f"belongs to the run {shown}", "give a path outside of it")
+                raise UserError(option, str(out), f"belongs to the run {shown}", "give a path outside the run")
 
 
 def _is_run(directory: Path) -> bool:
-    """Whether a run has begun there; config.yaml alone is what other programs have too."""
+    """Return whether a run has started there; config.yaml alone does not tell, as other programs write it too."""
     begun = os.path.isdir(directory / "checkpoints") or os.path.lexists(directory / ".lock")
     return begun and os.path.isfile(directory / RECIPE_FILE)
 
@@ -153,23 +157,23 @@ def _is_run(directory: Path) -> bool:
 def compare_recipes(
     saved: Mapping[str, Any], given: Mapping[str, Any], out: str, allowed: Collection[str]
 ) -> list[str]:
-    """Refuse to resume under a recipe that means something else.
+    """Refuse to resume with a recipe that differs in what the run has learnt from.
 
     Args:
         saved: Recipe of the checkpoint, by dotted key; see ``flat``.
-        given: Recipe to go on with.
+        given: Recipe to resume with.
         out: The run directory.
-        allowed: Keys that may change the meaning, as the user has said.
+        allowed: Further keys that may change, from ``--allow-change``.
 
     Returns:
         One line for each difference.
 
     Raises:
-        UserError: With the first key that differs and may not, or the first of ``allowed`` that is no key.
+        UserError: For the first key that must not change and does, or the first of ``allowed`` that is unknown.
     """
     for key in allowed:
         if key not in saved.keys() | given.keys():
-            raise UserError("--allow-change", key, "is no key of the recipe", "write a dotted key such as batch")
+            raise UserError("--allow-change", key, "must be a key of the recipe", "write a dotted key such as batch")
     found = []
     for key in sorted(saved.keys() | given.keys()):
         old, new = saved.get(key), given.get(key)
@@ -177,16 +181,17 @@ def compare_recipes(
             continue
         fixed = key.startswith(_FIXED)
         if fixed or not (key in FREE_KEYS or key in allowed):
-            problem = f"was {'unset' if old is None else repr(old)} in the run that {out} holds"
-            remedy = "set it back to go on, or give another `out` to start anew"
+            problem = f"must be {'unset' if old is None else shown(old)}, as in the run in {out}"
+            problem += ", got null" if new is None else ""
+            remedy = "set it back to resume, or give another `out` to start a new run"
             remedy += " (with init_from to keep the weights)" if fixed else f"; or accept it by --allow-change {key}"
-            raise UserError(key, new, problem if new is not None else f"is unset and {problem}", remedy)
+            raise UserError(key, new, problem, remedy)
         found.append(f"{key}: {old!r} -> {new!r}")
     return found
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested sections by dotted key."""
+    """Return the values in nested sections by dotted key."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The sections of a recipe that belong to no model family: data, objective, optimizers, averaging, engines.
+"""The sections of a recipe that are independent of the model family: data, objective, optimizers, EMA, engines.
 
 All classes are frozen, refuse unknown keys and do not convert types (``true`` is not 1). Durations end in ``_nimg`` and
 count images, as everything in a run does.
@@ -16,7 +16,7 @@ from bigsgan.errors import UserError
 from bigsgan.paths import expanded
 
 LARGEST_INT = 2**63 - 1
-"""What a 64-bit integer holds, as tensors and random generators use them."""
+"""The largest 64-bit integer, the type of tensors and random generators."""
 
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 NaturalInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
@@ -24,7 +24,7 @@ BatchSize = Annotated[int, Field(gt=0, le=2**20)]
 Pixels = Annotated[int, Field(gt=0, le=2**14)]
 """A side of an image."""
 Width = Annotated[int, Field(gt=0, le=2**16)]
-"""Features of a layer; a number beyond it is a slip, and its tensors' sizes would not fit in 64 bits."""
+"""Features of a layer; above the limit, sizes of tensors would not fit in 64 bits."""
 
 
 def _expand(text: str) -> str:
@@ -43,7 +43,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """What every section of a recipe has in common."""
+    """Base class of all sections of a recipe."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -101,31 +101,32 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Data:
-        # UserError is no ValueError, so that pydantic passes it on as it is.
+        # pydantic passes a UserError on unchanged, because it is not a ValueError.
         if self.kind not in ("digits", "synthetic", "synthetic_pairs") and not self.root:
-            remedy = "give the archive" if self.kind == "zip" else "give the directory"
-            raise UserError("data.root", self.root, f"is missing: kind {self.kind} reads from it", remedy)
+            remedy = "give the path of the archive" if self.kind == "zip" else "give the path of the directory"
+            raise UserError("data.root", self.root, f"must be given with data.kind={self.kind}", remedy)
         if self.kind == "torchvision" and not self.dataset:
-            remedy = "give the name of a class of torchvision.datasets, such as CIFAR10"
-            raise UserError("data.dataset", self.dataset, "is missing: kind torchvision needs it", remedy)
+            remedy = "give the name of a class in torchvision.datasets, such as CIFAR10"
+            raise UserError("data.dataset", self.dataset, "must be given with data.kind=torchvision", remedy)
         channels, classes = self.image_channels, self.num_classes
         for field, number in (("data.image_channels", channels), ("data.input_channels", self.input_channels)):
             if number not in (1, 3):
-                raise UserError(field, number, "is neither grey nor colour", "set 1 for grey or 3 for colour")
+                raise UserError(field, number, "must be 1 or 3", f"set {field}=1 for greyscale or 3 for RGB")
         if self.crop_from is not None and self.crop_from <= self.resolution:
-            problem = f"leaves no place to choose for a square of data.resolution ({self.resolution})"
-            raise UserError("data.crop_from", self.crop_from, problem, "raise it, or remove it for no crops")
+            problem = f"must be greater than data.resolution ({self.resolution})"
+            raise UserError("data.crop_from", self.crop_from, problem, "give a larger number, or remove it")
         if self.kind == "paired_folders" and not self.input_root:
-            problem = "is missing: kind paired_folders reads the inputs from it"
+            problem = "must be given with data.kind=paired_folders"
             raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
         if self.paired and classes:
-            raise UserError("data.num_classes", classes, f"but pairs ({self.kind}) have no classes", "set 0")
+            problem = f"must be 0 with data.kind={self.kind}"
+            raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
         if self.kind == "digits" and channels != 1:
-            raise UserError("data.image_channels", channels, "but the digits are grey", "set data.image_channels=1")
+            remedy, detail = "set data.image_channels=1", "the digits are greyscale"
+            raise UserError("data.image_channels", channels, "must be 1 with data.kind=digits", remedy, detail)
         if self.kind == "digits" and classes not in (0, 10):
-            raise UserError(
-                "data.num_classes", classes, "but there are 10 digits", "set 10, or 0 to train without classes"
-            )
+            remedy = "set data.num_classes=10, or 0 to train without classes"
+            raise UserError("data.num_classes", classes, "must be 0 or 10 with data.kind=digits", remedy)
         return self
 
 
@@ -158,7 +159,7 @@ class LeCam(Section):
 
     weight: PositiveFloat = 0.3
     decay: Fraction = 0.99
-    """Share of the old average that an update keeps."""
+    """Share of the old moving average that an update keeps."""
 
 
 class PathLength(Section):
@@ -177,7 +178,7 @@ class PathLength(Section):
     def check_micro_batch(self, size: int) -> None:
         """Raise UserError where the same number does not take part on each rank, of ``size`` images there."""
         if size % self.batch_shrink:
-            problem = f"does not divide the {size} images of a micro-batch on one rank"
+            problem = f"must divide the {size} images of a micro-batch on one rank"
             remedy = f"set objective.path_length.batch_shrink={math.gcd(size, self.batch_shrink)}"
             raise UserError("objective.path_length.batch_shrink", self.batch_shrink, problem, remedy)
 
@@ -247,13 +248,13 @@ class Optimizers(Section):
     discriminator: Optimizer
 
 
-class Average(Section):
-    """Exponential moving average of the generator's weights: what samples and exports come from."""
+class EMA(Section):
+    """Exponential moving average (EMA) of the generator's weights, which samples and exports use."""
 
     half_life_nimg: PositiveInt
-    """Images after which a weight's share in the average has halved."""
+    """Images after which the share of old weights in the EMA has halved."""
     start_nimg: NaturalInt = 0
-    """Until then the average is a copy."""
+    """Until then the EMA is a copy of the weights."""
     ramp: PositiveFloat | None = None
     """Half-life at most this share of the images seen so far, which shortens the memory early in a run."""
     warmup_nimg: NaturalInt = 0
@@ -289,7 +290,7 @@ class InitFrom(Section):
     nimg: NaturalInt | None = None
     """Which checkpoint; the newest unless given."""
     weights: Literal["ema", "live"] = "ema"
-    """Begin with the generator's average, or with the weights that were being trained."""
+    """Begin with the generator's EMA, or with the weights that were being trained."""
     freeze_discriminator: NaturalInt = 0
     """Keep the first so many layers of D as they are (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
 

@@ -1,8 +1,7 @@
-"""Reads YAML as people write it.
+"""Reads and writes YAML, with numbers and booleans as in YAML 1.2.
 
 PyYAML follows YAML 1.1, where ``1e-4`` is a string, ``no`` is False, ``010`` is 8, and the last of two equal keys
-wins. This loader reads numbers and booleans as YAML 1.2 does and refuses duplicate keys; recipes and command-line
-overrides both go through it.
+wins. This loader follows YAML 1.2 and refuses duplicate keys. Recipes and command-line overrides both use it.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import Any, ClassVar
 
 import yaml
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.paths import read_text
 
 _MOST_BYTES = 1 << 18
 _MOST_VALUES = 10_000
-"""In one document, counting what an alias stands for each time: a few lines of aliases can mean 2^100 values."""
+"""Per document, with an alias counted as the values it stands for: a few lines of aliases can mean 2^100 values."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -26,16 +25,16 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (an instance attribute to type checkers)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that stands twice in one mapping."""
+        """Refuse a duplicate key."""
         if not isinstance(node, yaml.MappingNode):
-            raise yaml.MarkedYAMLError(problem="is tagged as a mapping and is none", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem="!!map must tag a mapping", problem_mark=node.start_mark)
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string", problem_mark=key_node.start_mark)
             if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=key_node.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"duplicate key {key!r}", problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -43,7 +42,7 @@ class _Loader(yaml.SafeLoader):
         """Read true or false."""
         text = self.construct_scalar(node)
         if text.lower() not in ("true", "false"):
-            raise ValueError(f"{text!r} is not true or false")
+            raise ValueError(f"must be true or false, got {text!r}")
         return text.lower() == "true"
 
     def construct_decimal(self, node: yaml.ScalarNode) -> int:
@@ -51,11 +50,11 @@ class _Loader(yaml.SafeLoader):
         return int(self.construct_scalar(node).replace("_", ""))
 
     def construct_real(self, node: yaml.ScalarNode) -> float:
-        """Read a floating-point number; infinities and NaN are left to the recipe to refuse."""
+        """Read a floating-point number; the recipe refuses infinities and NaN."""
         text = self.construct_scalar(node).replace("_", "").lower()
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
-    # Without PyYAML's other tags (!!timestamp, !!set), whose errors are of all kinds.
+    # Without PyYAML's other tags (!!timestamp, !!set), which raise all kinds of errors.
     yaml_constructors: ClassVar[dict[str | None, Any]] = {
         "tag:yaml.org,2002:null": yaml.SafeLoader.construct_yaml_null,
         "tag:yaml.org,2002:bool": construct_truth,
@@ -69,7 +68,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes strings that a reader of YAML 1.1 or of 1.2 would take for another type."""
+    """Quotes strings that YAML 1.1 or 1.2 would read as another type."""
 
 
 for _tag, _pattern, _first in (
@@ -95,36 +94,37 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, _MOST_BYTES)
     except FileNotFoundError:
-        remedy = "give its path, or the name of a recipe that ships, such as digits"
+        remedy = "give the path of a recipe, or the name of a built-in one such as digits"
         raise UserError("--config", str(path), "does not exist", remedy) from None
     except (OSError, ValueError) as error:
-        raise UserError("--config", str(path), f"cannot be read ({error})", "give a readable text file") from None
+        problem = f"cannot be read: {reason(error, path)}"
+        raise UserError("--config", str(path), problem, "give a readable text file") from None
     try:
         loaded = _parse(text)
     except ValueError as error:
-        raise UserError(str(path), None, f"is not valid YAML: {error}", "mend that line") from None
+        raise UserError(str(path), None, f"must be valid YAML: {error}", "fix that line") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise UserError(str(path), loaded, "is no mapping", "write `key: value` lines")
+        raise UserError(str(path), loaded, "must be a mapping", "write `key: value` lines")
     return loaded
 
 
 def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> None:
-    """Lay overrides of the form ``dotted.key=value`` over ``tree``, in place and in their order.
+    """Apply overrides of the form ``dotted.key=value`` to ``tree``, in place and in order.
 
     Raises:
-        UserError: One is malformed, undoes another, or goes below a key that holds a value.
+        UserError: One is malformed, replaces an earlier one, or its key lies below one that holds a value.
     """
     given: list[list[str]] = []
     for text in overrides:
         keys, value = parse_override(text)
         for earlier in given:
             if earlier == keys:
-                raise UserError(".".join(keys), value, "is given twice", "give each override once")
+                raise UserError(".".join(keys), None, "must be given once, got two overrides", "remove one of them")
             if earlier[: len(keys)] == keys:
                 name = ".".join(earlier)
-                raise UserError(".".join(keys), value, f"undoes {name}, given before it", f"write it before {name}")
+                raise UserError(".".join(keys), None, f"replaces the earlier override {name}", f"put it before {name}")
         given.append(keys)
         apply_override(tree, keys, value)
 
@@ -138,15 +138,14 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     dotted, equals, value = text.partition("=")
     keys = [key.strip() for key in dotted.split(".")]
     if not equals and text.endswith((".yaml", ".yml")):
-        raise UserError("override", text, "is not of the form dotted.key=value", f"write --config {text}")
+        raise UserError("override", text, "must have the form dotted.key=value", f"write --config {text}")
     if not equals or not all(keys):
-        raise UserError(
-            "override", text, "is not of the form dotted.key=value", "write it like optimizer.generator.lr=1e-4"
-        )
+        remedy = "write it like optimizer.generator.lr=1e-4"
+        raise UserError("override", text, "must have the form dotted.key=value", remedy)
     try:
         return keys, _parse(value)
     except ValueError as error:
-        raise UserError(dotted, value, f"is not a YAML value: {error}", "quote it or mend it") from None
+        raise UserError(dotted, value, "must be a YAML value", "fix or quote it", str(error)) from None
 
 
 def apply_override(tree: dict[str, Any], keys: list[str], value: Any) -> None:
@@ -159,19 +158,19 @@ def apply_override(tree: dict[str, Any], keys: list[str], value: Any) -> None:
         below = tree.get(key)
         if not isinstance(below, dict | None):
             name = ".".join(keys[: depth + 1])
-            raise UserError(".".join(keys), value, f"goes below {name}, which is a value", f"override {name} itself")
-        # A copy, as YAML's anchors let two keys share one section, and only one of them is meant.
+            raise UserError(".".join(keys), None, f"unknown key: {name} is a value, not a section", f"override {name}")
+        # A copy: with YAML's anchors, two keys may share one section, and the override is for one of them.
         tree[key] = tree = dict(below or {})
     tree[keys[-1]] = value
 
 
 def dump_yaml(tree: dict[str, Any]) -> str:
-    """Write nested dictionaries as YAML that ``read_yaml`` reads back unchanged."""
+    """Return nested dictionaries as YAML that ``read_yaml`` reads back unchanged."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
 
 
 def _parse(text: str) -> Any:
-    """Read one YAML document; what is wrong with it is a ValueError of one line."""
+    """Read one YAML document; raise ValueError, with one line, if it is invalid."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -191,7 +190,7 @@ def _parse(text: str) -> Any:
 
 
 def _count(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """Values that a node holds, with what aliases stand for; ``known`` has those counted before, None on the way."""
+    """Return how many values a node holds, aliases resolved; ``known`` caches counts, None while one is computed."""
     if id(node) not in known:
         known[id(node)] = None
         below = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -15,7 +15,7 @@ def build_dataset(data: Data) -> ImageDataset:
     """Open the data set that a recipe's ``data`` section describes.
 
     Raises:
-        UserError: It is not there, is empty, or has another number of classes than ``data.num_classes``.
+        UserError: It does not exist, is empty, or has another number of classes than ``data.num_classes``.
     """
     if data.kind == "digits":
         return DigitImages(data)
@@ -38,9 +38,9 @@ def build_dataset(data: Data) -> ImageDataset:
 
 
 def build_training_dataset(data: Data) -> ImageDataset:
-    """Open it as ``RealImages`` reads it: where random squares are cut, in the size that they are cut from.
+    """Open the data set that ``RealImages`` reads: with random crops, at the size from which they are cut.
 
     Raises:
-        UserError: As ``build_dataset`` does.
+        UserError: See ``build_dataset``.
     """
     return build_dataset(data.model_copy(update={"resolution": data.crop_from or data.resolution, "crop_from": None}))

@@ -1,6 +1,6 @@
-"""From image files to PNG files of one size, in processes.
+"""Converts image files to PNG files of one size, in worker processes.
 
-Shapes: C channels (1 grey, 3 red-green-blue), R pixels a side.
+Shapes: C channels (1 grey, 3 RGB), R pixels a side.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import torch
 from PIL import Image
 
 from bigsgan.atomic import replacing
-from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
-from bigsgan.errors import UserError
+from bigsgan.data.images import CorruptImage, image_tensor, open_image
+from bigsgan.errors import UserError, reason
 from bigsgan.paths import check_regular
 
-GOES_ON = "then run the same command again, which goes on from there"
+RESUMES = "then run the same command again, which resumes"
 """The end of a remedy."""
 
-_AHEAD = 4  # images in work for each process, so that none waits for a slow one in front
+_AHEAD = 4  # images in flight for each process, so that none waits for a slow one
 
 _FAULTS_OF_IMAGES = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EINVAL)
-"""Errors that say nothing about the disk; the last is that of a pipe in the place of a file."""
+"""Errors of one file, not of the disk; EINVAL is raised for a pipe in place of a file."""
 
 
 class Job(NamedTuple):
@@ -43,25 +43,25 @@ class Job(NamedTuple):
     resolution: int
     """R."""
     out: str | None
-    """The file to write; None gives back its content. One that exists stays as it is."""
+    """The file to write, unless it exists; None returns its content."""
 
 
 class Converted(NamedTuple):
-    """What became of one image."""
+    """The result for one image."""
 
     content: bytes
-    """Of a PNG file; empty where it was written, or could not be made."""
+    """Content of a PNG file; empty if it was written to a file, or if the image is unreadable."""
     channels: int
     """C."""
     problem: str
-    """Why the image cannot be read; empty where it can."""
+    """Why the image is unreadable; empty if it is readable."""
 
 
 def convert(job: Job) -> Converted:
     """Convert one image.
 
     Raises:
-        UserError: A disk fails, which says nothing about the image.
+        UserError: The disk fails.
     """
     if job.out and os.path.exists(job.out):
         with Image.open(job.out) as written:
@@ -71,11 +71,13 @@ def convert(job: Job) -> Converted:
         content = Path(job.path).read_bytes()
     except OSError as error:
         if error.errno in _FAULTS_OF_IMAGES:
-            return Converted(b"", 1, explain(error))
-        raise UserError("SRC", job.path, f"cannot be read: {explain(error)}", f"mend the disk, {GOES_ON}") from error
+            return Converted(b"", 1, reason(error, job.path))
+        raise UserError(
+            "SRC", job.path, f"cannot be read: {reason(error, job.path)}", f"fix the disk, {RESUMES}"
+        ) from error
     try:
         image = open_image(job.path, io.BytesIO(content))
-        # Grey in files that say so stays grey, which is exact for recipes of either kind; all else becomes RGB.
+        # Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB.
         channels = 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
         pixels = image_tensor(image, job.path, job.resolution, channels)  # (C, R, R)
     except CorruptImage as error:
@@ -93,13 +95,13 @@ def convert(job: Job) -> Converted:
 
 
 def _start_process() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends its workers
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """End this process where the first one was killed, or it would wait for ever."""
+    """Exit when the parent process is killed, instead of waiting forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -108,10 +110,10 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def conversions(jobs: Iterator[Job], workers: int) -> Iterator[Iterator[Converted]]:
-    """Convert in ``workers`` processes, ahead of where the results are taken, which come in the order of the jobs.
+    """Convert in ``workers`` processes, ahead of time; yield an iterator over the results in the order of the jobs.
 
     Raises:
-        UserError: A disk fails.
+        UserError: The disk fails.
         BrokenProcessPool: A process died.
     """
     pool = ProcessPoolExecutor(workers, initializer=_start_process)
@@ -132,6 +134,6 @@ def conversions(jobs: Iterator[Job], workers: int) -> Iterator[Iterator[Converte
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
-    """Say that the destination's file system refuses."""
-    remedy = f"free space, or mend its permissions, {GOES_ON}"
-    return UserError("DST", str(path), f"cannot be written ({explain(error)})", remedy)
+    """Return the error that the destination's file system refuses to write."""
+    remedy = f"free space, or fix its permissions, {RESUMES}"
+    return UserError("DST", str(path), f"cannot be written: {reason(error, path)}", remedy)

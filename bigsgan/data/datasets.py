@@ -1,7 +1,7 @@
-"""Where real images come from: data sets behind one map-style protocol; those of other files keep to it too.
+"""The protocol of data sets, and the data sets of digits, of noise and of image files in folders.
 
-Shapes: N images in a data set, C channels (1 grey, 3 red-green-blue), R pixels a side. Images are uint8 until the
-loader has them on the device.
+Shapes: N images in a data set, C channels (1 grey, 3 RGB), R pixels a side. Images are uint8 until the loader has them
+on the device.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch import Tensor
 
 from bigsgan.config.sections import Data
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
-from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
+from bigsgan.data.images import CorruptImage, image_tensor, open_image
 from bigsgan.draws import Draws
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Those of torchvision.datasets.folder, which takes seconds to import."""
+"""As in torchvision.datasets.folder, which takes seconds to import."""
 
 _SYNTHETIC_IMAGES = 8_192
 
 
 class ImageDataset(Protocol):
-    """What the loader needs of a data set. It travels to loading processes, so it can be pickled."""
+    """The interface that the loader needs. A data set is pickled for the loading processes."""
 
     in_memory: bool
-    """Whether an image costs so little that loading processes would only slow it down."""
+    """Whether an image is so cheap that loading processes would only slow it down."""
 
     def __len__(self) -> int:
         """N, at least 1."""
@@ -49,12 +49,12 @@ class ImageDataset(Protocol):
         ...
 
     def fingerprint(self) -> Fingerprint:
-        """What it consists of, found without opening images, and independent of where its root lies."""
+        """Digests of the listing: computed without opening images, independent of the root's path."""
         ...
 
 
 def readable_images(dataset: ImageDataset, num: int) -> Tensor:
-    """Up to ``num`` images from all over a data set that can be read: (n, C, R, R) in [-1, 1]."""
+    """Return up to ``num`` readable images, spread over the data set: (n, C, R, R) in [-1, 1]."""
     found = []
     num = min(num, len(dataset))
     for index in range(num):
@@ -104,9 +104,9 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 class SyntheticImages:
-    """Noise of any size for benchmarks and tests: image and class are a function of the index alone.
+    """Noise of any size for benchmarks and tests: image and class are a function of the index only.
 
-    Each image is a window on one line of random bytes, so that it costs no work; 8,192 of them are different.
+    Each image is a window of one sequence of random bytes, which costs no work; 8,192 images are different.
     """
 
     in_memory = True
@@ -122,7 +122,7 @@ class SyntheticImages:
         return self.num_images
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        # An odd factor takes neighbours far apart and no two of the 8,192 to the same window.
+        # An odd factor maps neighbours far apart, and no two of the 8,192 to the same window.
         first = index * 3_001 % _SYNTHETIC_IMAGES
         image = self.noise[first : first + self.num_bytes].view(self.shape)
         return image, index % self.num_classes if self.num_classes else 0
@@ -133,11 +133,11 @@ class SyntheticImages:
 
 
 class PathList:
-    """Millions of paths, of files or within archives, that forked processes share."""
+    """A list of millions of paths, of files or archive members, that forked processes share."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        # Not a list of str: reading a Python object writes its reference count, so that each forked loading process
-        # would end up with its own copy of millions of paths (pytorch issue 13246). One block of bytes stays shared.
+        # Not a list of str: reading a Python object writes its reference count, and each forked loading process would
+        # end up with its own copy (pytorch issue 13246). One block of bytes stays shared.
         encoded = [path.encode("utf-8", "surrogateescape") for path in paths]
         self._paths = b"".join(encoded)
         self._ends = np.cumsum([0, *map(len, encoded)])
@@ -146,7 +146,7 @@ class PathList:
         return self._paths[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
 
     def digest(self, root: str = "") -> str:
-        """Hash of all paths in order, without ``root`` at their beginning."""
+        """Return the hash of all paths in order, without the prefix ``root``."""
         prefix = root.encode("utf-8", "surrogateescape")
         lengths = np.diff(self._ends) - len(prefix)
         return digest([self._paths.replace(prefix, b"") if prefix else self._paths, lengths.tobytes()])
@@ -166,7 +166,7 @@ class FolderImages:
         return len(self._labels)
 
     def path(self, index: int) -> str:
-        """Path of image ``index``."""
+        """Return the path of image ``index``."""
         return self._paths[index]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -174,7 +174,7 @@ class FolderImages:
         return image_tensor(open_image(path), path, self.resolution, self.channels), int(self._labels[index])
 
     def fingerprint(self) -> Fingerprint:
-        """Paths below the root and classes of all images, and the sizes of some files."""
+        """Return digests of the paths below the root, of the classes, and of the sizes of some files."""
         sizes = file_sizes(map(self.path, some_of(len(self))))
         return Fingerprint(len(self), self._paths.digest(self._root), digest([self._labels.tobytes()]), sizes)
 
@@ -182,8 +182,8 @@ class FolderImages:
 def build_folder(data: Data) -> FolderImages:
     """List the images below ``data.root``, in the order of their paths.
 
-    With classes, each sub-folder of the root is one, in alphabetical order, as in torchvision's ImageFolder; images
-    may lie deeper in it. Without, all images below the root count. Names that begin with a dot are skipped.
+    With classes, each sub-folder of the root is a class, in alphabetical order, as in torchvision's ImageFolder; images
+    may lie deeper in it. Without classes, all images below the root count. Names that begin with a dot are skipped.
     """
     root = data_directory("data.root", data.root, "give the directory that holds the images")
     try:
@@ -210,51 +210,50 @@ def _list_classes(root: Path, data: Data) -> tuple[list[str], list[int]]:
 
 
 def data_directory(field: str, text: str | None, remedy: str) -> Path:
-    """Return the path in a field of the recipe, which has to be a directory.
+    """Return the directory that a field of the recipe names.
 
     Raises:
-        UserError: It is none.
+        UserError: It is not a directory.
     """
     root = Path(str(text))
-    if not os.path.isdir(root):  # pathlib raises where a name is too long
-        problem = "is not a directory" if os.path.exists(root) else "does not exist"
+    if not os.path.isdir(root):  # pathlib raises if a name is too long
+        problem = "must be a directory" if os.path.exists(root) else "does not exist"
         raise UserError(field, text, problem, remedy)
     return root
 
 
 def class_folders(root: Path) -> list[Path]:
-    """Sub-folders in the order of their classes: alphabetical, without those that begin with a dot."""
+    """Return the sub-folders in the order of their classes: alphabetical, without names that begin with a dot."""
     return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def is_image(name: str) -> bool:
-    """Whether a file counts as an image, by its name.
+    """Return whether a file counts as an image, by its name.
 
-    One with a leading dot is often the double that macOS leaves beside a file (._cat.jpg), which is no image.
+    Names with a leading dot do not: macOS leaves files such as ._cat.jpg beside cat.jpg, which are not images.
     """
     return name.lower().endswith(IMAGE_EXTENSIONS) and not name.startswith(".")
 
 
 def image_files(folder: Path) -> list[str]:
-    """Paths of all image files below a folder, sorted; links are followed, as in ImageFolder.
+    """Return the paths of all image files below a folder, sorted; links are followed, as in ImageFolder.
 
     Raises:
-        UserError: A link leads to a directory above it.
+        UserError: A link points to one of its own parent directories.
         OSError: A directory cannot be read.
     """
 
-    def fail(error: OSError) -> None:  # os.walk by itself passes over a folder that it may not read
+    def fail(error: OSError) -> None:  # by default os.walk skips a folder that cannot be read
         raise error
 
     found = []
-    above = {str(folder): frozenset([_identity(folder)])}  # of each directory on the way: itself and those it lies in
+    above = {str(folder): frozenset([_identity(folder)])}  # for each directory to visit: itself and its parents
     for directory, below, names in os.walk(folder, onerror=fail, followlinks=True):
         below[:] = [name for name in below if not name.startswith(".")]
         way = above.pop(directory)
         for inner in (os.path.join(directory, name) for name in below):
             if _identity(inner) in way:
-                problem = "is a link to a directory that it lies in, so that its images have no end"
-                raise UserError(inner, None, problem, "remove that link")
+                raise UserError(inner, None, "must not link to one of its parent directories", "remove that link")
             above[inner] = way | {_identity(inner)}
         found += [os.path.join(directory, name) for name in names if is_image(name)]
     return sorted(found)
@@ -266,48 +265,46 @@ def _identity(directory: str | Path) -> tuple[int, int]:
 
 
 def check_num_folders(data: Data, folders: Sequence[str]) -> None:
-    """Compare the names of class folders with ``data.num_classes``.
+    """Compare the number of class folders with ``data.num_classes``.
 
     Raises:
-        UserError: There are more or fewer.
+        UserError: The numbers differ.
     """
     if len(folders) != data.num_classes:
         raise wrong_num_classes(data, len(folders), f"class folders{some_names(folders)}")
 
 
 def check_filled(data: Data, files: Mapping[str, Sequence[object]]) -> None:
-    """Check that each class folder holds an image.
+    """Check that each class folder contains images.
 
     Raises:
-        UserError: With the names of those that do not.
+        UserError: Some are empty; the message names them.
     """
     empty = [name for name, found in files.items() if not found]
     if empty:
-        raise UserError(
-            "data.root",
-            data.root,
-            f"has class folders without an image{some_names(empty)}",
-            f"fill them with files of {', '.join(IMAGE_EXTENSIONS)}, or remove them and lower data.num_classes",
-        )
+        problem = f"has class folders without images{some_names(empty)}"
+        remedy = f"add {', '.join(IMAGE_EXTENSIONS)} files, or remove the folders and lower data.num_classes"
+        raise UserError("data.root", data.root, problem, remedy)
 
 
 def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
-    """Say that the data has ``found`` classes, which are called ``what``."""
+    """Return the error that the data has ``found`` classes; ``what`` describes them."""
     remedy = f"set data.num_classes={found}" + (", or 0 to train without classes" if found else "")
-    return UserError("data.num_classes", data.num_classes, f"but {data.root} has {found} {what}", remedy)
+    detail = f"{data.root} has {found} {what}"
+    return UserError("data.num_classes", data.num_classes, f"must be {found} with this data", remedy, detail)
 
 
 def no_images(data: Data, wanted: str) -> UserError:
-    """Say that there is none; ``wanted`` is what would hold some."""
-    return UserError("data.root", data.root, "holds no image", f"give {wanted} of {', '.join(IMAGE_EXTENSIONS)}")
+    """Return the error that there are no images; ``wanted`` is what would contain some."""
+    return UserError("data.root", data.root, "contains no images", f"give {wanted} of {', '.join(IMAGE_EXTENSIONS)}")
 
 
 def unreadable_root(data: Data, error: OSError) -> UserError:
-    """Say that the file system refuses."""
-    return UserError("data.root", data.root, f"cannot be read: {explain(error)}", "mend its permissions")
+    """Return the error that the file system refuses to read."""
+    return UserError("data.root", data.root, f"cannot be read: {reason(error, data.root)}", "fix its permissions")
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Up to four names in brackets, for the end of a sentence."""
+    """Return up to four names in parentheses, for the end of a sentence."""
     shown = ", ".join(names[:4])
     return f" ({shown}{', ...' if len(names) > 4 else ''})" if names else ""

@@ -1,4 +1,4 @@
-"""What tells one listing of images from another without opening a file: their number, names, classes and sizes."""
+"""Identifies a listing of images without opening files: by number, names, classes and sizes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 STAT_FILES = 256
-"""Files of a listing, from all over it, whose sizes count: a file system may take a millisecond for each."""
+"""Files of a listing, spread over it, whose sizes are compared: a file system may take a millisecond for each."""
 
 
 class Fingerprint(NamedTuple):
-    """A listing of images. Digests are empty where a data set has nothing of that kind.
+    """Digests of a listing of images; empty if a data set has nothing of that kind.
 
     Attributes:
         num_images: N.
@@ -27,7 +27,7 @@ class Fingerprint(NamedTuple):
     sizes: str = ""
 
     def difference(self, other: Fingerprint) -> str | None:
-        """How ``other`` differs, in words that follow its host's name; None where it does not."""
+        """Describe how ``other`` differs; None if it does not."""
         if self.num_images != other.num_images:
             return f"{other.num_images} images"
         for field, words in (
@@ -41,7 +41,7 @@ class Fingerprint(NamedTuple):
 
 
 def digest(pieces: Iterable[bytes]) -> str:
-    """Hash of a sequence of byte strings, which keeps the bounds between them."""
+    """Return the hash of a sequence of byte strings, and of the bounds between them."""
     found = hashlib.sha256()
     for piece in pieces:
         found.update(len(piece).to_bytes(8, "little") + piece)
@@ -49,12 +49,12 @@ def digest(pieces: Iterable[bytes]) -> str:
 
 
 def file_sizes(paths: Iterable[str]) -> str:
-    """Hash of the sizes of files, of which some may not be there."""
+    """Return the hash of the sizes of files, of which some may not exist."""
     return digest(_size(path).encode() for path in paths)
 
 
 def some_of(num: int) -> range:
-    """Up to ``STAT_FILES`` indices from all over ``num``."""
+    """Return up to ``STAT_FILES`` indices, spread over ``range(num)``."""
     return range(0, num, max(1, -(-num // STAT_FILES)))
 
 

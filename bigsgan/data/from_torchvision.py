@@ -1,4 +1,4 @@
-"""Data sets of torchvision, which takes seconds to import: a module that is imported only where one is asked for."""
+"""Data sets of torchvision. Importing it takes seconds, so this module is imported only if a recipe names one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import wrong_num_classes
 from bigsgan.data.fingerprint import Fingerprint, digest
-from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
-from bigsgan.errors import UserError
+from bigsgan.data.images import CorruptImage, image_tensor, open_image
+from bigsgan.errors import UserError, reason
 
 
 class TorchvisionImages:
-    """A data set of torchvision, its images converted as those of a folder."""
+    """A data set of torchvision, with its images converted as those of a folder."""
 
     in_memory = False
 
@@ -37,16 +37,16 @@ class TorchvisionImages:
             sample = self.source[index]
         except CorruptImage:
             raise
-        except Exception as error:  # whatever the decoders of some sixty data sets raise
-            raise CorruptImage(name, explain(error)) from error
+        except Exception as error:  # the decoders of some sixty data sets raise all kinds
+            raise CorruptImage(name, reason(error)) from error
         image = image_tensor(sample[0], name, self.data.resolution, self.data.image_channels)
         return image, operator.index(sample[1]) if self.data.num_classes else 0
 
     def fingerprint(self) -> Fingerprint:
-        """What the data set of torchvision holds for each image: a path, a class, pixels. Some list in any order."""
+        """Return a digest of the attributes with one item per image: paths, classes, pixels. Some are not sorted."""
         root = os.path.expanduser(str(self.data.root))
         each = [(name, value) for name, value in sorted(vars(self.source).items()) if _has_one_each(value, len(self))]
-        once = {id(value): (name, value) for name, value in each}  # ImageFolder has its list twice
+        once = {id(value): (name, value) for name, value in each}  # ImageFolder has the same list twice
         pieces = [name.encode() + b"=" + _content(value, root) for name, value in once.values()]
         return Fingerprint(len(self), digest(pieces))
 
@@ -61,36 +61,28 @@ def build_torchvision(data: Data) -> TorchvisionImages:
     if name not in known:
         names = {each.lower(): each for each in known}
         close = difflib.get_close_matches(name.lower(), names, n=1)
-        remedy = (
-            f"did you mean {names[close[0]]}?" if close else "give a class of torchvision.datasets, such as CIFAR10"
-        )
-        raise UserError("data.dataset", name, "is not a data set of torchvision", remedy)
+        remedy = f"did you mean {names[close[0]]}?" if close else "give the name of a class such as CIFAR10"
+        raise UserError("data.dataset", name, "must be a class of torchvision.datasets", remedy)
     source_class = known[name]
     parameters = _constructor_parameters(source_class)
-    # Files go through our own reader, which knows alpha and 16 bits and names the file that it cannot read.
+    # Our own reader handles alpha and 16 bits, and names the file that it cannot read.
     given = {"root": str(data.root), "download": False, "loader": open_image}
     missing = [
         key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given
     ]
     if missing:
-        raise UserError(
-            "data.dataset",
-            name,
-            f"needs {', '.join(missing)}, which a recipe cannot give",
-            "store its images in class folders and use data.kind=folder",
-        )
+        problem = f"needs {', '.join(missing)}, which a recipe cannot give"
+        remedy = "store its images in class folders and use data.kind=folder"
+        raise UserError("data.dataset", name, problem, remedy)
     try:
         source = source_class(**{key: value for key, value in given.items() if key in parameters})
     except ImportError as error:
         remedy = "install the package that it names"
-        raise UserError("data.dataset", name, f"cannot be read: {explain(error)}", remedy) from error
-    except Exception as error:  # each class has its own way to find its files missing or damaged
-        raise UserError(
-            "data.root",
-            data.root,
-            f"cannot be read as {name}: {explain(error)}",
-            f"put the files of {name} there, as torchvision.datasets.{name} expects or downloads them",
-        ) from error
+        raise UserError("data.dataset", name, f"cannot be read: {reason(error)}", remedy) from error
+    except Exception as error:  # the classes raise all kinds if their files are missing or damaged
+        problem = f"cannot be read as {name}: {reason(error)}"
+        remedy = f"put the files of {name} there, as torchvision.datasets.{name} expects or downloads them"
+        raise UserError("data.root", data.root, problem, remedy) from error
     _check_torchvision(source, data)
     return TorchvisionImages(source, data)
 
@@ -106,7 +98,7 @@ def _torchvision_classes() -> dict[str, Any]:
 
 
 def _constructor_parameters(source_class: type) -> dict[str, inspect.Parameter]:
-    """Return what a constructor takes, with what it hands on to its base classes as ``**kwargs``."""
+    """Return a constructor's parameters, with those that it passes on to its base classes as ``**kwargs``."""
     found: dict[str, inspect.Parameter] = {}
     for base in source_class.__mro__:
         own = inspect.signature(base.__init__).parameters  # type: ignore[misc]
@@ -121,26 +113,21 @@ def _constructor_parameters(source_class: type) -> dict[str, inspect.Parameter]:
 def _check_torchvision(source: Any, data: Data) -> None:
     """Check the number of images and classes, and that the first sample is an image with a class number."""
     if not len(source):
-        raise UserError("data.root", data.root, f"holds no image of {data.dataset}", "put its files there")
+        raise UserError("data.root", data.root, f"contains no images of {data.dataset}", "put its files there")
     try:
         sample = source[0]
     except Exception:  # the loader meets it again, counts it and reports it
         return
     if not isinstance(sample, tuple) or not isinstance(sample[0], Image.Image):
-        raise UserError(
-            "data.dataset", data.dataset, "does not consist of images", "choose a data set of images, such as CIFAR10"
-        )
+        raise UserError("data.dataset", data.dataset, "must be a data set of images", "choose one such as CIFAR10")
     if not data.num_classes:
         return
     try:
         operator.index(sample[1])
     except TypeError:
-        raise UserError(
-            "data.num_classes",
-            data.num_classes,
-            f"but the labels of {data.dataset} are no class numbers",
-            "set data.num_classes=0 to train without classes",
-        ) from None
+        problem, detail = "must be 0 with this data", f"the labels of {data.dataset} are not class numbers"
+        remedy = "set data.num_classes=0 to train without classes"
+        raise UserError("data.num_classes", data.num_classes, problem, remedy, detail) from None
     found = _num_classes(source)
     if found is not None and found != data.num_classes:
         raise wrong_num_classes(data, found, "classes")
@@ -151,9 +138,9 @@ def _has_one_each(value: Any, num: int) -> bool:
 
 
 def _content(value: Any, root: str) -> bytes:
-    """Bytes that stand for a sequence of paths, numbers, or tuples of them; of anything else, for nothing.
+    """Return bytes that identify a sequence of paths, numbers, or tuples of them; of anything else, no bytes.
 
-    What comes in millions stands first.
+    The most frequent types come first.
     """
     if isinstance(value, str):
         return value.removeprefix(root).encode("utf-8", "surrogateescape")
@@ -170,7 +157,7 @@ def _content(value: Any, root: str) -> bytes:
 
 
 def _num_classes(source: Any) -> int | None:
-    """Classes of a data set of torchvision, by the attribute that it happens to keep them in."""
+    """Return the number of classes, from whichever attribute the data set keeps them in."""
     for name in ("classes", "categories"):
         if hasattr(source, name):
             return len(getattr(source, name))

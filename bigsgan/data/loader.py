@@ -1,4 +1,4 @@
-"""Real images on the device, in the order of order.py, read ahead by loading processes.
+"""Real images on the device, in the order of order.py, prefetched by loading processes.
 
 Shapes: n images of one micro-batch on this rank, C channels, R pixels a side.
 """
@@ -29,7 +29,7 @@ from bigsgan.errors import UserError
 from bigsgan.signals import kept_from_children
 
 _SHARED_MEMORY = "/dev/shm"
-_MORE_SHARED_MEMORY = "lower data.num_workers or data.prefetch, or give the machine more (docker run --shm-size)"
+_MORE_SHARED_MEMORY = "lower data.num_workers or data.prefetch, or give the container more (docker run --shm-size)"
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class LabelledImages(NamedTuple):
 class RealImages:
     """This rank's share of the real images, phase by phase.
 
-    Its only state is ``position``: what a phase holds is a function of where it begins, so a run that resumes builds
-    it anew from there. Loading starts here, ahead of the first ``next_phase``.
+    Its only state is ``position``: the images of a phase are a function of its first position, so a resumed run builds
+    it anew from there. Loading starts with the object, before the first ``next_phase``.
 
     Attributes:
         waited_seconds: How long this rank has waited for images so far.
@@ -68,13 +68,13 @@ class RealImages:
         """Take this replica's part of every micro-batch.
 
         Args:
-            dataset: The images, as ``build_training_dataset`` opens them.
+            dataset: The images, from ``build_training_dataset``.
             data: The recipe's section: loading processes, crops, flips, tolerated corrupt images.
             draws: The source of the order, the crops and the flips.
             part: What the replica takes.
-            device: Where the images go. A CUDA device has to be the current one.
-            position: Images of the order that come before the first ``next_phase``.
-            skipped: Stretches of the order that are passed over, ascending.
+            device: The device of the images. A CUDA device must be the current one.
+            position: Position of the first image of the first ``next_phase``.
+            skipped: Intervals of positions to skip, ascending.
             reads: Whether this rank is the one of its replica that reads images; the others load none.
         """
         self.data, self.draws, self.device = data, draws, device
@@ -87,7 +87,7 @@ class RealImages:
         self.rewind(position, skipped)
 
     def rewind(self, position: int, skipped: Sequence[Stretch] = ()) -> None:
-        """Have the next ``next_phase`` begin at another position, where ``skipped`` are passed over."""
+        """Make the next ``next_phase`` begin at another position, and skip other intervals."""
         self.close()
         self._position, self._skipped = position, skipped
         if self.reads:
@@ -97,29 +97,29 @@ class RealImages:
 
     @property
     def position(self) -> int:
-        """Images of the order that come before what ``next_phase`` returns, skipped ones among them."""
+        """Position of the next phase's first image, before intervals are skipped."""
         return self._position
 
     def next_phase(self) -> list[LabelledImages]:
         """Return this rank's micro-batches of the next phase, and advance.
 
-        An image that cannot be read is replaced by the next readable one of the data set and logged once.
+        An unreadable image is replaced by the next readable one of the data set, and logged once.
 
         Raises:
-            UserError: More than ``data.max_corrupt`` different images could not be read, on this rank since it
-                started; a label is outside ``data.num_classes``; or a loading process died.
+            UserError: This rank has met more than ``data.max_corrupt`` unreadable images since it started; a label is
+                outside ``data.num_classes``; or a loading process died.
         """
         start = next(self._starts(self._position))
         self._position = start + self._part.batch
         return [self._next_micro_batch(positions) for positions in self._positions(start)]
 
     def close(self) -> None:
-        """End the loading processes. No phase can be taken afterwards, but after ``rewind``."""
+        """End the loading processes. Only ``rewind`` makes further phases possible."""
         _end_workers(self._batches)
         self._batches = iter(())
 
     def _starts(self, position: int) -> Iterator[int]:
-        """Where each phase begins, from a position on."""
+        """Yield the first position of each phase, beginning at ``position``."""
         while True:
             start = phase_start(position, self._part.batch, self._skipped)
             yield start
@@ -142,12 +142,12 @@ class RealImages:
         if self.data.horizontal_flip:
             mirrored = self._to_device(torch.from_numpy(horizontal_flips(self.draws, positions)))
             images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
-        # Bytes travel; float32 appears on the device alone. 127.5 maps 0 .. 255 onto -1 .. 1 with both ends exact.
+        # Bytes are copied to the device and become float32 there. 127.5 maps 0 .. 255 onto -1 .. 1, both ends exact.
         images = images.to(torch.float32).div_(127.5).sub_(1.0)
         return LabelledImages(images, self._to_device(batch.labels))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        # From pageable memory CUDA waits for all queued work before it copies; from pinned memory it does not.
+        # A copy from pageable memory waits for all queued work on the GPU; one from pinned memory does not.
         if self.device.type == "cuda" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
@@ -163,34 +163,28 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
     try:
         batch = next(batches)
     except _SharedMemoryFullError as error:
-        problem = f"loading processes filled {_SHARED_MEMORY}, through which they hand images over"
+        problem = f"loading processes have filled {_SHARED_MEMORY}, which passes images between processes"
         raise UserError("data.num_workers", data.num_workers, problem, _MORE_SHARED_MEMORY) from error
     except RuntimeError as error:
-        if not re.match(r"DataLoader worker \(pid", str(error)):  # torch has no type of its own for it
+        if not re.match(r"DataLoader worker \(pid", str(error)):  # torch raises no type of its own
             raise
-        raise UserError(
-            "data.num_workers",
-            data.num_workers,
-            f"but a loading process died: {str(error).splitlines()[0]}",
-            "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)",
-        ) from error
-    # While they are on the CPU: on a GPU a label out of range ends in an assertion that names nothing.
+        problem = f"loading processes were started and one died: {str(error).splitlines()[0]}"
+        remedy = "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)"
+        raise UserError("data.num_workers", data.num_workers, problem, remedy) from error
+    # Checked on the CPU: on a GPU a label out of range ends in an assertion that does not name the label.
     num_classes, lowest, highest = data.num_classes, int(batch.labels.min()), int(batch.labels.max())
     if num_classes and not 0 <= lowest <= highest < num_classes:
-        raise UserError(
-            "data.num_classes",
-            num_classes,
-            f"but the data has the labels {lowest} and {highest}",
-            f"classes count from 0; set data.num_classes to {highest + 1} or more",
-        )
+        problem, remedy = f"must be at least {highest + 1}", f"set data.num_classes={highest + 1} or more"
+        detail = f"the data has the labels {lowest} and {highest}, and classes count from 0"
+        raise UserError("data.num_classes", num_classes, problem, remedy, detail)
     return batch
 
 
 class CorruptImages:
-    """Images that could not be read, each logged once; too many of them end the run."""
+    """Counts unreadable images and logs each once; too many of them end the run."""
 
     def __init__(self, tolerated: int, rank: int) -> None:
-        """Begin with none.
+        """Start with none.
 
         Args:
             tolerated: ``data.max_corrupt``.
@@ -200,30 +194,26 @@ class CorruptImages:
         self._paths: set[str] = set()
 
     def count(self, batch: Batch) -> None:
-        """Log those that were met on the way to a batch.
+        """Log the unreadable images of a batch.
 
         Raises:
-            UserError: They are too many, or some sample could not be replaced.
+            UserError: There are too many, or a sample could not be replaced.
         """
         for path, reason in batch.corrupt:
             if path not in self._paths:
                 self._paths.add(path)
-                _log.warning("skipped an image that cannot be read: %s: %s", path, reason)
+                _log.warning("skipped an unreadable image: %s: %s", path, reason)
         too_many = len(self._paths) > self._tolerated
         if batch.complete and not too_many:
             return
         path, reason = batch.corrupt[-1]
-        raise UserError(
-            "data.max_corrupt",
-            self._tolerated,
-            f"but {len(self._paths)} images could not be read on data-parallel rank {self._rank}, "
-            f"the last {path} ({reason})",
-            "repair or remove the images that the log names" + (", or raise data.max_corrupt" if too_many else ""),
-        )
+        problem = f"unreadable images are allowed, data-parallel rank {self._rank} has found {len(self._paths)}"
+        remedy = "repair or remove the images that the log names" + (", or raise data.max_corrupt" if too_many else "")
+        raise UserError("data.max_corrupt", self._tolerated, problem, remedy, f"the last is {path}: {reason}")
 
 
 def _crop(images: Tensor, offsets: Tensor, size: int) -> Tensor:
-    """Squares of ``size`` whose top left corners are at ``offsets`` (n, 2): (n, C, R, R) -> (n, C, size, size)."""
+    """Cut squares of ``size`` with top left corners ``offsets`` (n, 2): (n, C, R, R) -> (n, C, size, size)."""
     n, channels, *_ = images.shape
     reach = torch.arange(size, device=images.device)
     rows, columns = (offsets[:, :, None] + reach).unbind(1)  # (n, size) each
@@ -232,19 +222,19 @@ def _crop(images: Tensor, offsets: Tensor, size: int) -> Tensor:
 
 
 def _end_workers(batches: Iterator[Batch] | None) -> None:
-    """End loading processes now. They end with the last reference too, but a traceback may hold one."""
-    if batches is not None and hasattr(batches, "_shutdown_workers"):  # torch 2.8 to 2.15; there is no public name
+    """End loading processes now. They would end with the last reference, but a traceback may hold one."""
+    if batches is not None and hasattr(batches, "_shutdown_workers"):  # torch 2.8 to 2.15 have no public name
         batches._shutdown_workers()
 
 
 class Batch(NamedTuple):
-    """What a loading process sends: one micro-batch, and the images that it met and could not read.
+    """One micro-batch from a loading process, and the unreadable images among its samples.
 
     Attributes:
         images: uint8 (n, C, R, R).
         labels: int64 (n,).
-        corrupt: Path and reason of each image that another one stands in for.
-        complete: False where no readable image was found for some sample.
+        corrupt: Path and reason of each image that another one replaces.
+        complete: False if no readable image was found for some sample.
     """
 
     images: Tensor
@@ -259,8 +249,8 @@ class _Sample(NamedTuple):
     corrupt: list[tuple[str, str]]
 
 
-class _Readable:
-    """A data set whose every sample is readable: a corrupt one becomes the next that is not."""
+class _ReadableImages:
+    """A data set in which the next readable image replaces a corrupt one."""
 
     def __init__(self, dataset: ImageDataset, max_corrupt: int) -> None:
         self.dataset, self.attempts = dataset, min(len(dataset), max_corrupt + 1)
@@ -288,7 +278,7 @@ def _collate(samples: list[_Sample]) -> Batch:
         try:
             stacked.share_memory_(), labels.share_memory_()
         except RuntimeError as error:
-            # The thread that would share them otherwise loses the batch, for which the rank then waits for ever.
+            # Otherwise torch's queue thread fails to share them and drops the batch, and the rank waits forever.
             raise _SharedMemoryFullError(str(error)) from None
     return Batch(stacked, labels, corrupt, len(images) == len(samples))
 
@@ -300,29 +290,27 @@ def _endless_indices(order: EpochOrder, phases: Iterator[list[range]]) -> Iterat
 
 
 class _SharedMemoryFullError(RuntimeError):
-    """A loading process has no place to put a batch."""
+    """A loading process found no shared memory for a batch."""
 
 
 def _check_shared_memory(data: Data, indices: Iterator[list[int]]) -> Iterator[list[int]]:
-    """Refuse more micro-batches ahead than fit into /dev/shm; return the indices unchanged.
+    """Refuse to prefetch more micro-batches than fit into /dev/shm; return the indices unchanged.
 
-    Other ranks of the host fill it too, but may be done with it: what all need together is not known here.
+    Other ranks of the host use it too, but how much they will need is not known here.
     """
     first = list(itertools.islice(indices, 1))
     pixels = (data.crop_from or data.resolution) ** 2 * (data.image_channels + data.paired * data.input_channels)
-    # With the one that the rank holds.
+    # One more for the micro-batch that the rank has taken.
     needed, free = (data.num_workers * data.prefetch + 1) * sum(map(len, first)) * pixels, _free_shared_memory()
     if free is not None and needed > free:
-        problem = (
-            f"loading processes prepare {data.prefetch} micro-batches each, for which {_SHARED_MEMORY} needs "
-            f"{math.ceil(needed / 2**20)} MiB and has {free // 2**20} MiB free"
-        )
-        raise UserError("data.num_workers", data.num_workers, problem, _MORE_SHARED_MEMORY)
+        needs, has = f"{math.ceil(needed / 2**20)} MiB", f"{free // 2**20} MiB free"
+        problem = f"loading processes, each with {data.prefetch} micro-batches, need {needs} in {_SHARED_MEMORY}"
+        raise UserError("data.num_workers", data.num_workers, problem, _MORE_SHARED_MEMORY, f"it has {has}")
     return itertools.chain(first, indices)
 
 
 def _free_shared_memory() -> int | None:
-    """Bytes, or None where the machine does not say."""
+    """Return the free bytes, or None if the system does not tell."""
     try:
         found = os.statvfs(_SHARED_MEMORY)
     except OSError:
@@ -331,18 +319,18 @@ def _free_shared_memory() -> int | None:
 
 
 def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]], pin_memory: bool) -> Iterator[Batch]:
-    """Read batches in the given order, in this process or ahead of it in ``data.num_workers`` others.
+    """Read batches in the given order, in this process or ahead of time in ``data.num_workers`` others.
 
     Args:
         dataset: The images.
         data: The recipe's section.
         indices: Images of each batch.
-        pin_memory: Whether batches shall lie in pinned memory, for copies to a GPU that nothing waits for.
+        pin_memory: Whether to put batches into pinned memory, for asynchronous copies to a GPU.
 
     Raises:
-        UserError: What those processes prepare does not fit into /dev/shm.
+        UserError: The prefetched batches do not fit into /dev/shm.
     """
-    readable = _Readable(dataset, data.max_corrupt)
+    readable = _ReadableImages(dataset, data.max_corrupt)
     if dataset.in_memory or not data.num_workers:
         return (_collate([readable[index] for index in batch]) for batch in indices)
     indices = _check_shared_memory(data, indices)
@@ -353,12 +341,12 @@ def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]]
         prefetch_factor=data.prefetch,
         collate_fn=_collate,
         pin_memory=pin_memory,
-        # The processes' seed, which nothing here uses, would else be drawn from torch's global state.
+        # Without it the processes' seed, which is not used, would be drawn from torch's global generator.
         generator=torch.Generator(),
     )
     with kept_from_children():
         batches = iter(loader)
-    # At exit multiprocessing would wait for ever for processes that no signal ends.
+    # At exit multiprocessing would wait forever for processes that ignore signals.
     found = weakref.ref(batches)
     atexit.register(lambda: _end_workers(found()))
     return batches

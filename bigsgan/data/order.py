@@ -1,7 +1,7 @@
-"""Which real image comes when, where it is cut and whether it is mirrored: functions of the global position alone.
+"""The order of real images, their crops and their flips: functions of the global position only.
 
-A run reads images at the positions 0, 1, 2, ... whatever the number of ranks, so every layout trains on the same images
-in the same batches. A phase, one discriminator step, takes ``batch`` positions, from where the one before it ended.
+A run reads images at the positions 0, 1, 2, ... for any number of ranks, so every layout trains on the same images in
+the same batches. A phase, one discriminator step, takes the next ``batch`` positions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from bigsgan.draws import Draws
 
 Stretch: TypeAlias = tuple[int, int]
-"""The first of some positions, and the one behind the last."""
+"""An interval of positions: the first, and the one after the last."""
 
 
 class Slice(NamedTuple):
@@ -54,7 +54,7 @@ class Slice(NamedTuple):
 
 
 def phase_start(position: int, batch: int, skipped: Sequence[Stretch]) -> int:
-    """Where a phase begins: at ``position``, or behind those of ``skipped``, ascending, that it would reach into."""
+    """Return a phase's first position: ``position``, or after the intervals ``skipped`` that it would overlap."""
     for first, end in skipped:
         if position < end and first < position + batch:
             position = end
@@ -62,9 +62,9 @@ def phase_start(position: int, batch: int, skipped: Sequence[Stretch]) -> int:
 
 
 class EpochOrder:
-    """The index of the image at each position: a new permutation of all images in every epoch, none left out.
+    """The index of the image at each position: a new permutation of all images in every epoch.
 
-    A batch that reaches over the end of an epoch goes on in the next one.
+    A batch that reaches the end of an epoch continues in the next one.
     """
 
     def __init__(self, draws: Draws, length: int) -> None:
@@ -73,7 +73,7 @@ class EpochOrder:
         self._permutation = lru_cache(maxsize=2)(lambda epoch: draws.permutation("order", (epoch,), length))
 
     def indices(self, positions: range) -> np.ndarray:
-        """Indices of the images at contiguous positions: int64 (n,)."""
+        """Return the indices of the images at contiguous positions: int64 (n,)."""
         epochs, offsets = np.divmod(np.arange(positions.start, positions.stop), self.length)
         found = np.empty(len(positions), dtype=np.int64)
         for epoch in np.unique(epochs):
@@ -83,12 +83,12 @@ class EpochOrder:
 
 
 def horizontal_flips(draws: Draws, positions: range) -> np.ndarray:
-    """Whether the image at each position is mirrored, with probability 1/2: bool (n,)."""
+    """Return whether the image at each position is mirrored, with probability 1/2: bool (n,)."""
     return draws.integers("flip", (), positions.start, len(positions), 2) == 1
 
 
 def random_crops(draws: Draws, positions: range, margin: int) -> np.ndarray:
-    """Rows and columns to leave out above and to the left of each image, 0 to ``margin``: int64 (n, 2)."""
+    """Return the rows and columns to cut off above and to the left of each image, 0 to ``margin``: int64 (n, 2)."""
     sides = [
         draws.integers(f"crop/{side}", (), positions.start, len(positions), margin + 1) for side in ("top", "left")
     ]

@@ -1,6 +1,6 @@
 """Images in archives, for file systems on which millions of small files are slow: one zip file, or tar (shards.py).
 
-An index of all images is made when an archive is opened; an image is then read by its offset, in any order.
+Opening an archive builds an index of all images; an image is then read by its offset, in any order.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from bigsgan.data.datasets import (
     unreadable_root,
 )
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
-from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
-from bigsgan.errors import UserError
+from bigsgan.data.images import CorruptImage, image_tensor, open_image
+from bigsgan.errors import UserError, reason
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-# Half of what a process may have open (often 1,024), as torch's queues between processes need some too.
+# Half of a process's limit (often 1,024), as torch's queues between processes need open files too.
 _MOST_OPEN = 32_768 if _FILE_LIMIT == resource.RLIM_INFINITY else max(1, _FILE_LIMIT // 2)
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # zip, APPNOTE 4.3.7: signature, ..., length of name and of extra field
@@ -41,22 +41,22 @@ _ENCRYPTED = 0x1  # zip, APPNOTE 4.4.4
 _ZIP_ENTRY = np.dtype(
     [("archive", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("inflated", "i8"), ("crc", "u4")]
 )
-"""``inflated``: bytes that a compressed member inflates to; -1 of one that is stored."""
+"""``inflated``: uncompressed size of a compressed member; -1 for a stored one."""
 
 _MOST_BYTES = 1 << 28
-"""Of an image file."""
+"""Limit of an image file's size."""
 
 
 class OpenFiles:
-    """Files that every process opens for itself, each when it is first read from."""
+    """Files that every process opens for itself, at the first read."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
         self._process = os.getpid()
-        self._handles: dict[int, io.FileIO] = {}  # the one used last at the end
+        self._handles: dict[int, io.FileIO] = {}  # least recently used first
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[Sequence[str]]]:
-        """Travel to other processes without the handles."""
+        """Pickle without the handles."""
         return OpenFiles, (self._paths,)
 
     def read(self, number: int, offset: int, size: int) -> bytes:
@@ -66,24 +66,24 @@ class OpenFiles:
             OSError: The file cannot be read.
             EOFError: It is shorter.
         """
-        if self._process != os.getpid():  # a forked process begins with the handles of its parent
+        if self._process != os.getpid():  # a forked process inherits the handles of its parent
             self._process, self._handles = os.getpid(), {}
         handle = self._handles.pop(number, None) or io.FileIO(self._paths[number])
         self._handles[number] = handle
         if len(self._handles) > _MOST_OPEN:
             self._handles.pop(next(iter(self._handles))).close()
         pieces = []
-        while size:  # one call reads 2 GiB at most
+        while size:  # one call reads at most 2 GiB
             piece = os.pread(handle.fileno(), size, offset)
             if not piece:
-                raise EOFError("the archive ends before it")
+                raise EOFError("the archive is truncated")
             pieces.append(piece)
             offset, size = offset + len(piece), size - len(piece)
         return b"".join(pieces)
 
 
 class PackedImages:
-    """Images at known places of archives, each with a class."""
+    """Images at known offsets in archives, each with a class."""
 
     in_memory = False
 
@@ -99,8 +99,8 @@ class PackedImages:
 
         Args:
             archives: Paths of the archives.
-            names: What the images are called in them.
-            entries: Place and class of each image, (N,), with ``archive``, ``label`` and what ``content`` reads.
+            names: Names of the images in them.
+            entries: Offset and class of each image, (N,): ``archive``, ``label`` and the fields that ``content`` reads.
             content: Reads the image file of an entry.
             data: The recipe's section.
         """
@@ -112,20 +112,20 @@ class PackedImages:
         return len(self._entries)
 
     def path(self, index: int) -> str:
-        """Path of the archive of image ``index``, with its path in there behind it."""
+        """Return the path of the archive of image ``index``, followed by its path in the archive."""
         return f"{self._archives[self._entries[index]['archive']]}/{self._names[index]}"
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         entry, path = self._entries[index], self.path(index)
         try:
             content = self._content(self._files, entry)
-        except Exception as error:  # OSError, EOFError, zlib.error, ...: of this image alone
-            raise CorruptImage(path, explain(error)) from error
+        except Exception as error:  # OSError, EOFError, zlib.error, ...: only this image is affected
+            raise CorruptImage(path, reason(error)) from error
         image = image_tensor(open_image(path, io.BytesIO(content)), path, self.resolution, self.channels)
         return image, int(entry["label"])
 
     def fingerprint(self) -> Fingerprint:
-        """The whole index, and the sizes of the archives."""
+        """Return digests of the index, and of the sizes of the archives."""
         places = self._entries[[name for name in self._entries.dtype.names or () if name != "label"]]
         fields = [np.ascontiguousarray(places[name]).tobytes() for name in places.dtype.names or ()]
         archives = [os.path.basename(path).encode("utf-8", "surrogateescape") for path in self._archives]
@@ -140,30 +140,30 @@ class PackedImages:
 def build_zip(data: Data) -> PackedImages:
     """Open the zip file ``data.root``. Classes and order are those of the same files in a folder.
 
-    Members that are compressed by deflate are read too, at the cost of the time that it takes.
+    Members compressed by deflate are supported too, but slower.
 
     Raises:
-        UserError: It is not there or damaged, holds no image, or has another number of class folders.
+        UserError: It does not exist, is damaged, contains no images, or has another number of class folders.
     """
     root = Path(str(data.root))
     if not os.path.isfile(root):
-        problem = "is not a file" if os.path.exists(root) else "does not exist"
-        raise UserError("data.root", data.root, problem, "give the zip file that holds the images")
+        problem = "must be a file" if os.path.exists(root) else "does not exist"
+        raise UserError("data.root", data.root, problem, "give the zip file with the images")
     try:
         with zipfile.ZipFile(root) as archive:
             members = list({info.filename: info for info in archive.infolist()}.values())
     except OSError as error:
         raise unreadable_root(data, error) from error
     except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError, ...
-        raise damaged(data, "is a damaged archive", error) from error
+        raise damaged(data, "is damaged", error) from error
     visible = [info for info in members if not _is_hidden(info.filename)]
     images, labels = _list_zip_classes(visible, data) if data.num_classes else _list_zip(visible)
     if not images:
         raise no_images(data, "a zip file with files")
     for info in images:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & _ENCRYPTED:
-            problem = f"holds {info.filename} encrypted or compressed by another method than deflate"
-            raise UserError("data.root", data.root, problem, "pack it anew without compression (zip -0)")
+            problem = f"has a member that is encrypted or compressed by another method than deflate, {info.filename}"
+            raise UserError("data.root", data.root, problem, "pack it again without compression (zip -0)")
         check_member(data, info.filename, max(info.file_size, info.compress_size))
     entries = np.array(
         [
@@ -176,7 +176,7 @@ def build_zip(data: Data) -> PackedImages:
 
 
 def _is_hidden(name: str) -> bool:
-    # macOS packs the doubles of files into a folder __MACOSX beside what was asked for.
+    # macOS adds a folder __MACOSX with metadata files.
     return name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
 
 
@@ -203,11 +203,11 @@ def _is_zip_image(info: zipfile.ZipInfo) -> bool:
 
 
 def _zip_content(files: OpenFiles, entry: np.void) -> bytes:
-    # Not zipfile, which has one position in one open file, and keeps a Python object for each member in every process.
+    # Not zipfile: it has one position in one open file, and keeps a Python object per member in every process.
     number, offset = int(entry["archive"]), int(entry["offset"])
     signature, name, extra = _LOCAL_HEADER.unpack(files.read(number, offset, _LOCAL_HEADER.size))
     if signature != b"PK\x03\x04":
-        raise ValueError("it does not begin where the zip file's directory says")
+        raise ValueError("it does not start where the zip file's directory says")
     content = files.read(number, offset + _LOCAL_HEADER.size + name + extra, int(entry["size"]))
     if (inflated := int(entry["inflated"])) >= 0:
         content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, inflated + 1)
@@ -223,23 +223,23 @@ def _inflated(info: zipfile.ZipInfo) -> int:
 
 
 def check_member(data: Data, name: str, size: int) -> None:
-    """Refuse an archive whose member is said to have more bytes than any image.
+    """Refuse a member of an archive that is larger than any image.
 
     Raises:
-        UserError: With the member's name.
+        UserError: It is too large; the message names it.
     """
     if size > _MOST_BYTES:
-        problem = f"holds {name} of {size / 2**30:.1f} GiB, larger than any image"
-        raise UserError("data.root", data.root, problem, "remove it from there, or pack the images anew")
+        problem = f"has a member of {size / 2**30:.1f} GiB, larger than any image, {name}"
+        raise UserError("data.root", data.root, problem, "remove the member, or pack the images again")
 
 
 def damaged(data: Data, problem: str, error: Exception) -> UserError:
-    """Say what is wrong with an archive."""
-    return UserError("data.root", data.root, f"{problem}: {explain(error)}", "pack it anew")
+    """Return the error that an archive is damaged."""
+    return UserError("data.root", data.root, f"{problem}: {reason(error)}", "pack it again")
 
 
 def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """Write members, name and content; the bytes of the file depend on them alone."""
+    """Write members (name, content); the bytes of the file depend only on them."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for name, content in members:
             info = tarfile.TarInfo(name)  # of user 0, at time 0, mode 644
@@ -248,7 +248,7 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 
 def write_zip(path: Path, members: Iterable[tuple[str, bytes]], comment: bytes = b"") -> None:
-    """Write members, name and content, uncompressed; the bytes of the file depend on them and ``comment`` alone."""
+    """Write members (name, content), uncompressed; the bytes of the file depend only on them and ``comment``."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members:
             info = zipfile.ZipInfo(name)  # of 1980-01-01, not compressed

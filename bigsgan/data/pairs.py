@@ -1,7 +1,7 @@
 """Pairs of an input and a target image, for generators that translate one into the other.
 
-A pair is one uint8 tensor (C_in + C, R, R), the input's channels first, so that loading, flips and order treat it as
-they treat any image. Shapes: C_in and C channels of input and target, R pixels a side.
+A pair is one uint8 tensor (C_in + C, R, R), the input's channels first, so that loading, flips and order treat it like
+any image. Shapes: C_in and C channels of input and target, R pixels a side.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch import Tensor
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import data_directory, image_files
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
-from bigsgan.data.images import CorruptImage, explain, image_tensor, open_image
+from bigsgan.data.images import CorruptImage, image_tensor, open_image
 from bigsgan.draws import Draws
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 
 _NUM_KINDS = 8
 _NUM_RECTANGLES = 12
 
 
 class FilePairs:
-    """Pairs of files, or halves of single files where both paths of a pair are the same."""
+    """Pairs of files, or the two halves of a file if both paths of a pair are the same."""
 
     in_memory = False
 
@@ -42,7 +42,7 @@ class FilePairs:
             whole = open_image(source)
             width, height = whole.size
             if width < 2:
-                raise CorruptImage(source, f"is {width} pixel wide, and so holds no pair")
+                raise CorruptImage(source, f"must be at least 2 pixels wide, got {width}")
             left = whole.crop((0, 0, width // 2, height))
             right = whole.crop((width - width // 2, 0, width, height))
             images = (left, right) if data.input_side == "left" else (right, left)
@@ -50,7 +50,7 @@ class FilePairs:
         return torch.cat([first, image_tensor(images[1], target, data.resolution, data.image_channels)]), 0
 
     def fingerprint(self) -> Fingerprint:
-        """Paths of all inputs and targets below their roots, and the sizes of some files."""
+        """Return digests of the paths below the roots, and of the sizes of some files."""
         roots = [str(Path(str(root)).expanduser()) for root in (self.data.input_root or self.data.root, self.data.root)]
         names = [path.removeprefix(root) for pair in self.pairs for path, root in zip(pair, roots, strict=True)]
         some = [path for i in some_of(len(self)) for path in self.pairs[i]]
@@ -59,9 +59,9 @@ class FilePairs:
 
 
 class SyntheticPairs:
-    """Drawings of rectangles and what they stand for: each kind of rectangle has a pattern of its own.
+    """Drawings of rectangles as inputs, and as targets the same with a pattern for each kind of rectangle.
 
-    The target is a function of the input, so a generator can learn it. A pair is a function of its index alone.
+    The target is a function of the input, so a generator can learn it. A pair is a function of its index only.
     """
 
     in_memory = True
@@ -104,41 +104,41 @@ def _channels(colours: np.ndarray, channels: int) -> np.ndarray:
 
 
 def build_paired_folders(data: Data) -> FilePairs:
-    """Match the files of two folders by their paths in them, whatever their endings.
+    """Match the files of two folders by their relative paths without suffixes.
 
     Raises:
-        UserError: A folder cannot be read or holds no image, or a file has no partner.
+        UserError: A folder cannot be read or contains no images, or a file has no counterpart.
     """
     sources = _by_name("data.input_root", str(data.input_root))
     targets = _by_name("data.root", str(data.root))
     alone = sorted(sources.keys() ^ targets.keys())
     if alone:
         field, root = ("data.input_root", data.input_root) if alone[0] in targets else ("data.root", data.root)
-        problem = f"has no partner for {len(alone)} images, such as {alone[0]}"
+        problem = f"has no counterpart for {len(alone)} images, such as {alone[0]}"
         raise UserError(field, root, problem, "give input and target the same name")
     return FilePairs([(sources[name], targets[name]) for name in sorted(sources)], data)
 
 
 def build_side_by_side(data: Data) -> FilePairs:
-    """List images that hold input and target side by side.
+    """List images whose halves are input and target.
 
     Raises:
-        UserError: The folder cannot be read or holds no image.
+        UserError: The folder cannot be read or contains no images.
     """
     found = _by_name("data.root", str(data.root))
     return FilePairs([(found[name], found[name]) for name in sorted(found)], data)
 
 
 def _by_name(field: str, text: str) -> dict[str, str]:
-    """Image files below a folder, by their path in it without the ending."""
-    root = data_directory(field, text, "give the directory that holds the images")
+    """Return the image files below a folder, by relative path without suffix."""
+    root = data_directory(field, text, "give the directory with the images")
     try:
         files = image_files(root)
     except OSError as error:
-        raise UserError(field, text, f"cannot be read: {explain(error)}", "mend its permissions") from error
+        raise UserError(field, text, f"cannot be read: {reason(error, text)}", "fix its permissions") from error
     if not files:
-        raise UserError(field, text, "holds no image", "give a directory with images")
+        raise UserError(field, text, "contains no images", "give a directory with images")
     found = {str(Path(file).relative_to(root).with_suffix("")): file for file in files}
     if len(found) < len(files):
-        raise UserError(field, text, "holds images that differ in their endings alone", "keep one of each name")
+        raise UserError(field, text, "has images whose names differ only in the suffix", "keep one of each name")
     return found

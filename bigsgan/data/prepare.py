@@ -1,8 +1,8 @@
-"""`bigsgan data prepare`: images converted once, as training would each time, into a zip file, tar shards or a folder.
+"""`bigsgan data prepare`: converts images once, instead of in each training run, to a zip file, tar shards or a folder.
 
-The work is cut into parts of consecutive images. Processes convert the images (conversion.py), and this one writes the
-parts in order, so that every byte is the same whatever the number of processes. Each part has a report, written when
-the part is complete, and the whole has a plan, so that a second run goes on where the first one ended.
+The work is split into parts of consecutive images. Worker processes convert the images (conversion.py), and this
+process writes the parts in order, so that the output is the same for any number of workers. Each part has a report,
+written when the part is complete, and the whole has a plan, so that a second run resumes where the first one ended.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from tqdm import tqdm
 
 from bigsgan.atomic import replacing, write_text
 from bigsgan.config.run_directory import refuse_parts_of_runs
-from bigsgan.data.conversion import GOES_ON, Converted, Job, conversions, unwritable
+from bigsgan.data.conversion import RESUMES, Converted, Job, conversions, unwritable
 from bigsgan.data.datasets import some_names
-from bigsgan.data.images import explain
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.source import Source, list_source
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.locking import hold
 
 _log = logging.getLogger(__name__)
@@ -43,38 +42,38 @@ _SHOWN_UNREADABLE = 10
 
 
 class Prepared(NamedTuple):
-    """What was made."""
+    """The result of ``prepare``."""
 
     num_images: int
     num_classes: int
-    """0 where the images are not in class folders."""
+    """0 if the images are not in class folders."""
     image_channels: int
-    """1 where all images are grey."""
+    """1 if all images are greyscale."""
     num_unreadable: int
-    """Images that were left out."""
+    """Images that were skipped."""
     unreadable: list[tuple[str, str]]
-    """Their paths and what is wrong with them; empty where a zip file had been complete before."""
+    """Their paths and the reasons; empty if the zip file was complete before."""
 
 
 def main(source: Path, destination: Path, resolution: int, format: str, workers: int | None) -> None:
-    """Prepare, then print what was made, what was left out, and how a recipe names it.
+    """Prepare, then print the result, the skipped images, and the overrides of a recipe that uses it.
 
     Args:
-        source: As of ``prepare``.
-        destination: As of ``prepare``.
-        resolution: As of ``prepare``.
-        format: As of ``prepare``.
-        workers: As of ``prepare``; None for one process on each CPU core that this one may use.
+        source: See ``prepare``.
+        destination: See ``prepare``.
+        resolution: See ``prepare``.
+        format: See ``prepare``.
+        workers: See ``prepare``; None for one process for each available CPU core.
 
     Raises:
-        UserError: As of ``prepare``.
+        UserError: See ``prepare``.
     """
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     made = prepare(source, destination, resolution, format, workers)
-    for path, reason in made.unreadable[:_SHOWN_UNREADABLE]:
-        _log.warning("left out an image that cannot be read: %s: %s", path, reason)
+    for path, why in made.unreadable[:_SHOWN_UNREADABLE]:
+        _log.warning("skipped an unreadable image: %s: %s", path, why)
     if made.num_unreadable:
-        _log.warning("%d images cannot be read and were left out", made.num_unreadable)
+        _log.warning("%d unreadable images were skipped", made.num_unreadable)
     print(f"{destination}: {made.num_images} images of {made.num_classes or 'no'} classes")
     overrides = {
         "kind": format, "root": destination, "resolution": resolution, "image_channels": made.image_channels,
@@ -84,29 +83,29 @@ def main(source: Path, destination: Path, resolution: int, format: str, workers:
 
 
 def prepare(source: Path, destination: Path, resolution: int, format: str, workers: int) -> Prepared:
-    """Convert all images of a directory, or go on with that, and leave out those that cannot be read.
+    """Convert all images of a directory, or resume doing so; skip unreadable ones.
 
     Args:
-        source: Directory with a sub-folder for each class, or with images that have no class.
-        destination: What to make: a zip file, or the directory of the shards or of the class folders.
+        source: Directory with a sub-folder for each class, or with images without classes.
+        destination: A zip file, or the directory of the shards or of the class folders.
         resolution: R.
         format: ``zip``, ``tar`` or ``folder``.
-        workers: Processes that convert.
+        workers: Number of worker processes.
 
     Raises:
-        UserError: The source is no directory of images, or the destination is something else or of another source or
-            resolution, or being made by another process; the disk is full or cannot be read or written; a process
-            died; or a class has no readable image.
+        UserError: The source is not a directory of images; the destination is something else, was made from another
+            source or with another resolution, or is in use by another process; the disk is full, or cannot be read or
+            written; a process died; or a class has no readable image.
     """
-    for field, number in (("--resolution", resolution), ("--workers", workers)):
+    for field, number, most in (("--resolution", resolution, LARGEST_RESOLUTION), ("--workers", workers, None)):
         if number < 1:
-            raise UserError(field, number, "is not positive", "give 1 or more")
-    if resolution > LARGEST_RESOLUTION:
-        raise UserError("--resolution", resolution, "is too large", f"give 1 to {LARGEST_RESOLUTION}")
+            raise UserError(field, number, "must be at least 1", "give a larger number")
+        if most and number > most:
+            raise UserError(field, number, f"must be at most {most}", "give a smaller number")
     refuse_parts_of_runs(destination, "DST")
     task = _Task(list_source(source), destination, resolution, format)
     if destination.resolve().is_relative_to(source.resolve()):
-        raise UserError("DST", str(destination), "lies in SRC, which has to stay as it is", "give another place")
+        raise UserError("DST", str(destination), "must lie outside SRC", "give another destination")
     try:
         if format == "zip" and destination.is_file():
             return _already_joined(task)
@@ -117,18 +116,18 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
                     _join(task)
         made = _sum_up(task)
         if format == "zip":
-            shutil.rmtree(task.work)  # not before the lock in there is let go of: NFS would leave a file behind
+            shutil.rmtree(task.work)  # after the lock in it is released: otherwise NFS would leave a file behind
     except OSError as error:
         raise unwritable(destination, error) from error
     except BrokenProcessPool as error:
-        remedy = f"lower it, or give the machine more memory, {GOES_ON}"
-        raise UserError("--workers", workers, "but a process died", remedy) from error
+        remedy = f"lower it, or give the machine more memory, {RESUMES}"
+        raise UserError("--workers", workers, "worker processes were started and one died", remedy) from error
     return made
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What is to be made, and where its parts lie until then."""
+    """The parameters of a conversion, and the paths of its parts."""
 
     source: Source
     destination: Path
@@ -148,7 +147,7 @@ class _Task:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """What parts have to have in common."""
+        """The parameters that all parts must share."""
         return {
             "format": self.format,
             "resolution": self.resolution,
@@ -157,19 +156,19 @@ class _Task:
         }
 
     def parts(self) -> dict[int, range]:
-        """Indices of the images of each part."""
+        """Return the image indices of each part."""
         num = len(self.source.paths)
         firsts = range(0, num, _PART_SIZE)
         return {number: range(first, min(first + _PART_SIZE, num)) for number, first in enumerate(firsts)}
 
     def archive(self, number: int) -> Path | None:
-        """Path of a part's archive, if it has one."""
+        """Return the path of a part's archive, if it has one."""
         if self.format == "tar":
             return self.destination / f"shard-{number:06d}.tar"
         return self.work / f"part-{number:06d}.zip" if self.format == "zip" else None
 
     def report(self, number: int) -> Path:
-        """Path of what is known of a part once it is complete."""
+        """Return the path of a part's report, which is written when the part is complete."""
         return self.work / f"part-{number:06d}.json"
 
     def is_complete(self, number: int) -> bool:
@@ -177,7 +176,7 @@ class _Task:
         return self.report(number).is_file() and (archive is None or archive.is_file())
 
     def name(self, index: int) -> str:
-        """Path of an image within the destination, without its ending. Names sort as the source does."""
+        """Return the path of an image within the destination, without its suffix. Names sort as the source does."""
         label = self.source.labels[index]
         folder = f"{self.source.classes[label]}/" if self.source.classes and self.format != "tar" else ""
         return f"{folder}{index:08d}"
@@ -185,17 +184,18 @@ class _Task:
 
 @contextmanager
 def _begun(task: _Task) -> Iterator[None]:
-    """Keep other processes from making the same inside the block, and write the plan if it is not there.
+    """Lock the destination for the duration of the block, and write the plan if there is none.
 
     Raises:
-        UserError: The destination is something else, was begun with another plan, or is being made.
+        UserError: The destination is something else, was started with another plan, or is in use.
         OSError: It cannot be written.
     """
     _check_destination(task)
     task.work.mkdir(parents=True, exist_ok=True)
-    release = hold(task.work / _LOCK, "DST", str(task.destination), "wait for its end, or give another place")
+    remedy = "wait until it has ended, or give another destination"
+    release = hold(task.work / _LOCK, "DST", str(task.destination), remedy)
     try:
-        if not _check_destination(task):  # again, as it may have been begun and left since
+        if not _check_destination(task):  # again: another process may have started and stopped in the meantime
             write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
         yield
     finally:
@@ -203,10 +203,10 @@ def _begun(task: _Task) -> Iterator[None]:
 
 
 def _check_destination(task: _Task) -> bool:
-    """Return whether the destination was begun with this plan; nothing else may be there.
+    """Return whether the destination was started with this plan; it must not contain anything else.
 
     Raises:
-        UserError: The destination is something else, or was begun with another plan.
+        UserError: The destination is something else, or was started with another plan.
         OSError: It cannot be read.
     """
     if task.destination.exists() and (task.format == "zip" or not task.destination.is_dir()):
@@ -214,7 +214,7 @@ def _check_destination(task: _Task) -> bool:
     if task.plan_file.is_file():
         _check_plan(task, _read_json(task.plan_file.read_text()))
         return True
-    # All that a run leaves which is killed before its plan stands.
+    # What a process leaves behind that is killed before the plan is written.
     begun = {task.work.name, _LOCK, f"{task.plan_file.name}.tmp"}
     for directory in {task.work, task.work if task.format == "zip" else task.destination}:
         if directory.exists() and any(entry.name not in begun for entry in directory.iterdir()):
@@ -223,16 +223,16 @@ def _check_destination(task: _Task) -> bool:
 
 
 def _is_complete(task: _Task) -> bool:
-    """Whether the destination has been made already, so that nothing is left to write.
+    """Return whether the destination is complete.
 
     Raises:
-        UserError: As of ``_check_destination``.
+        UserError: See ``_check_destination``.
     """
     return _check_destination(task) and not _parts_left(task)
 
 
 def _already_joined(task: _Task) -> Prepared:
-    """Recognise a complete zip file by its comment, and remove the parts that it was made of."""
+    """Return the result stored in the comment of a complete zip file, and remove its parts."""
     try:
         with zipfile.ZipFile(task.destination) as archive:
             comment = _read_json(archive.comment.decode())
@@ -253,20 +253,20 @@ def _check_plan(task: _Task, found: Any) -> None:
     if found == task.plan:
         return
     key = next(key for key in task.plan if found[key] != task.plan[key])
-    problem = f"was begun with {key.replace('_', ' ')} {found[key]}, and is asked for with {task.plan[key]}"
+    problem = f"was started with {key.replace('_', ' ')} {found[key]}, not {task.plan[key]}"
     if key == "source":
-        problem = "was begun from other images than those of SRC now: some were changed, removed, added or renamed"
+        problem = "was started from other images than SRC has now: some were changed, removed, added or renamed"
     raise _taken(task, problem)
 
 
 def _not_ours(task: _Task) -> UserError:
-    return _taken(task, "is there, and was not made by `bigsgan data prepare`")
+    return _taken(task, "exists, and was not made by `bigsgan data prepare`")
 
 
 def _taken(task: _Task, problem: str) -> UserError:
     both = task.format == "zip" and task.destination.name and task.work.exists()
     places = f"it and {task.work}" if both else "it"
-    return UserError("DST", str(task.destination), problem, f"give another place, or delete {places} first")
+    return UserError("DST", str(task.destination), problem, f"give another destination, or delete {places} first")
 
 
 def _read_json(text: str) -> Any:
@@ -277,7 +277,7 @@ def _read_json(text: str) -> Any:
 
 
 def _convert_parts(task: _Task, workers: int) -> None:
-    """Write the parts that are not there yet."""
+    """Write the parts that are not complete."""
     left = _parts_left(task)
     if not left:
         return
@@ -287,7 +287,7 @@ def _convert_parts(task: _Task, workers: int) -> None:
     num_left = sum(map(len, left.values()))
     num = len(task.source.paths)
     jobs = (_job(task, index) for part in left.values() for index in part)
-    with (  # in this order: the bar has a thread, and processes are better forked without one
+    with (  # in this order: the progress bar starts a thread, and processes should be forked before
         conversions(jobs, min(workers, num_left)) as results,
         tqdm(total=num, initial=num - num_left, unit="image", dynamic_ncols=True, disable=None) as bar,
     ):
@@ -321,7 +321,7 @@ def _write_part(task: _Task, number: int, part: range, results: Iterator[Convert
 
     archive = task.archive(number)
     if archive is None:
-        deque(members(), maxlen=0)  # the processes have written the files
+        deque(members(), maxlen=0)  # the worker processes write the files
     else:
         with replacing(archive) as unfinished:
             (write_tar if task.format == "tar" else write_zip)(unfinished, members())
@@ -329,10 +329,10 @@ def _write_part(task: _Task, number: int, part: range, results: Iterator[Convert
 
 
 def _sum_up(task: _Task) -> Prepared:
-    """Read the reports of all parts.
+    """Combine the reports of all parts.
 
     Raises:
-        UserError: A class has lost its last image.
+        UserError: A class has no readable image.
     """
     reports = [json.loads(task.report(number).read_text()) for number in task.parts()]
     unreadable = dict(entry for report in reports for entry in report["unreadable"])
@@ -340,21 +340,19 @@ def _sum_up(task: _Task) -> Prepared:
     found = {source.labels[index] for index in range(num) if index not in unreadable}
     lost = [name for label, name in enumerate(source.classes) if label not in found]
     if lost or not found:
-        problem = f"has class folders without a readable image{some_names(lost)}" if lost else "holds no readable image"
+        problem = f"has class folders without readable images{some_names(lost)}"
         first = next(index for index in unreadable if source.labels[index] not in found)
-        raise UserError(
-            "SRC",
-            str(source.root),
-            f"{problem}, such as {source.paths[first]} ({unreadable[first]})",
-            f"repair or remove them, delete {task.work if task.format == 'zip' else task.destination}, and begin anew",
-        )
-    named = [(source.paths[index], reason) for index, reason in unreadable.items()]
+        made = task.work if task.format == "zip" else task.destination
+        remedy = f"repair or remove them, delete {made}, and start again"
+        detail = f"such as {source.paths[first]}: {unreadable[first]}"
+        raise UserError("SRC", str(source.root), problem if lost else "contains no readable image", remedy, detail)
+    named = [(source.paths[index], why) for index, why in unreadable.items()]
     channels = max(report["image_channels"] for report in reports)
     return Prepared(num - len(named), len(source.classes), channels, len(named), named)
 
 
 def _join(task: _Task) -> None:
-    """Make one zip file of the parts, with the plan as its comment."""
+    """Join the parts into one zip file, with the plan as its comment."""
 
     def members() -> Iterator[tuple[str, bytes]]:
         for number in task.parts():
@@ -363,8 +361,8 @@ def _join(task: _Task) -> None:
                     for info in part.infolist():
                         yield info.filename, part.read(info)
             except zipfile.BadZipFile as error:
-                problem = f"is damaged: {explain(error)}"
-                raise UserError("DST", str(task.archive(number)), problem, f"delete it, {GOES_ON}") from error
+                problem = f"is damaged: {reason(error)}"
+                raise UserError("DST", str(task.archive(number)), problem, f"delete it, {RESUMES}") from error
 
     comment = json.dumps({"plan": task.plan, "image_channels": _sum_up(task).image_channels}).encode()
     with replacing(task.destination) as unfinished:

@@ -1,8 +1,7 @@
-"""Images in tar shards, in WebDataset's layout, and the index that is kept of them.
+"""Images in tar shards, in WebDataset's layout, and their cached index.
 
-A tar archive has no directory: all of its headers are read to find the images, which takes 0.13 ms for each image on
-one core. What was found is kept beside the shards, and of a shard that has not changed since the headers are not read
-again.
+A tar archive has no directory: all of its headers have to be read to find the images, which takes 0.13 ms per image on
+one core. The result is cached in a file beside the shards, so that the headers of unchanged shards are read once.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ import numpy as np
 from bigsgan.atomic import replacing
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import IMAGE_EXTENSIONS, data_directory, no_images, unreadable_root, wrong_num_classes
-from bigsgan.data.images import explain
 from bigsgan.data.packed import OpenFiles, PackedImages, check_member, damaged
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.paths import check_regular
 
-_READERS = 16  # threads that read the headers of shards; they wait for the file system most of the time
+_READERS = 16  # threads that read the headers of shards; mostly they wait for the file system
 
-# WebDataset: all up to the first dot of the file's name is the sample's key, the rest says what the member holds.
+# WebDataset: the file name up to its first dot is the sample's key, the rest is the field.
 _KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _CLASS_NUMBER = re.compile(rb"\s*([0-9]{1,9})\s*")
 _TAR_BLOCK = 512
@@ -39,13 +37,13 @@ _TAR_BLOCK = 512
 _PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("label", "i8")])
 _ENTRY = np.dtype([("archive", "i4"), *_PLACE.descr])
 _FORMAT = 1
-"""Of the index that is kept."""
+"""Version of the cached index."""
 
 _log = logging.getLogger(__name__)
 
 
 class _State(NamedTuple):
-    """What changes when a shard is written anew."""
+    """Attributes of a shard that change when it is written again."""
 
     name: str
     size: int
@@ -53,7 +51,7 @@ class _State(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """Names and places of a shard's images, in its order."""
+    """Names and offsets of a shard's images, in its order."""
 
     names: list[str]
     places: np.ndarray  # (number of images,), of type _PLACE
@@ -62,20 +60,19 @@ class _Shard(NamedTuple):
 def build_tar(data: Data) -> PackedImages:
     """Open the shards ``*.tar`` in the directory ``data.root``, in WebDataset's layout: ``<key>.png``, ``<key>.cls``.
 
-    Images come in the order of the shards' names, and within one as they stand there. An image without a class has
-    class 0.
+    Images are in the order of the shards' names, and within a shard in its order. An image without a class has class 0.
 
     Raises:
-        UserError: They are not there, one is damaged, none holds an image, or they have another number of classes.
+        UserError: There are no shards, one is damaged, none has images, or they have another number of classes.
     """
-    root = data_directory("data.root", data.root, "give the directory that holds the shards (*.tar)")
+    root = data_directory("data.root", data.root, "give the directory with the shards (*.tar)")
     try:
         paths = sorted(path for path in root.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
         shards = _index(data, root, paths)
     except OSError as error:
         raise unreadable_root(data, error) from error
     if not paths:
-        raise UserError("data.root", data.root, "holds no shard (*.tar)", "give the directory that holds the shards")
+        raise UserError("data.root", data.root, "contains no shards (*.tar)", "give the directory with the shards")
     names = [name for shard in shards for name in shard.names]
     if not names:
         raise no_images(data, "a directory with shards (*.tar) of files")
@@ -90,15 +87,15 @@ def build_tar(data: Data) -> PackedImages:
 
 
 def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
-    """What each shard holds: as it was kept, or from its headers, which is then kept.
+    """Return the content of each shard: from the cached index, or from its headers, which are then cached.
 
     Raises:
         UserError: A shard is damaged.
-        OSError: One cannot be read.
+        OSError: A shard cannot be read.
     """
-    index = root / f".bigsgan-index-{'classes' if data.num_classes else 'plain'}.npz"  # without classes none are read
+    index = root / f".bigsgan-index-{'classes' if data.num_classes else 'plain'}.npz"  # "plain" has no classes
     states = [_state(path) for path in paths]
-    known = _kept(index)
+    known = _read_index(index)
     left = [(state, path) for state, path in zip(states, paths, strict=True) if state not in known]
     if left:
         start = time.perf_counter()
@@ -106,7 +103,7 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
             read = threads.map(partial(_read_headers, data), [path for _, path in left])
             known.update(zip((state for state, _ in left), read, strict=True))
         _log.info("read the headers of %d shards in %.1f s", len(left), time.perf_counter() - start)
-        _keep(index, {state: known[state] for state in states})
+        _write_index(index, {state: known[state] for state in states})
     return [known[state] for state in states]
 
 
@@ -116,8 +113,8 @@ def _state(path: Path) -> _State:
     return _State(path.name, found.st_size, found.st_mtime_ns)
 
 
-def _kept(index: Path) -> dict[_State, _Shard]:
-    """Shards of an index; none where it is not there, or is damaged."""
+def _read_index(index: Path) -> dict[_State, _Shard]:
+    """Read a cached index; a missing or damaged one is empty."""
     try:
         check_regular(index)
         with np.load(index, allow_pickle=False) as file:
@@ -133,13 +130,13 @@ def _kept(index: Path) -> dict[_State, _Shard]:
         return {state: _Shard(names[start:end], places[start:end]) for state, start, end in each}
     except FileNotFoundError:
         return {}
-    except Exception as error:  # BadZipFile, ValueError, KeyError, ...: whatever a damaged file leads to
-        _log.info("%s is damaged, and made anew: %s", index, explain(error))
+    except Exception as error:  # BadZipFile, ValueError, KeyError, ...: a damaged file raises all kinds
+        _log.info("%s is damaged and will be replaced: %s", index, reason(error))
         return {}
 
 
-def _keep(index: Path, shards: dict[_State, _Shard]) -> None:
-    """Write an index, where that is allowed. Many ranks may do so at once, each a file of its own until it is whole."""
+def _write_index(index: Path, shards: dict[_State, _Shard]) -> None:
+    """Write an index, if the directory is writable. Each rank writes its own file first, then renames it."""
     about = {"format": _FORMAT, "states": list(shards), "numbers": [len(shard.names) for shard in shards.values()]}
     names = "".join(f"{name}\0" for shard in shards.values() for name in shard.names)
     mine = index.with_name(f"{index.name}.{socket.gethostname()}-{os.getpid()}")
@@ -153,7 +150,7 @@ def _keep(index: Path, shards: dict[_State, _Shard]) -> None:
             )
         os.replace(mine, index)
     except OSError as error:
-        _log.info("the index of the shards is not kept: %s", error)
+        _log.info("the index of the shards cannot be written: %s", reason(error))
 
 
 def _bytes(content: bytes) -> np.ndarray:
@@ -180,8 +177,8 @@ def _read_headers(data: Data, path: Path) -> _Shard:
         raise
     except OSError as error:
         raise unreadable_root(data, error) from error
-    except Exception as error:  # TarError, EOFError, ValueError, ...: whatever tarfile meets in damaged headers
-        raise damaged(data, f"holds a damaged shard, {path.name}", error) from error
+    except Exception as error:  # TarError, EOFError, ValueError, ...: damaged headers make tarfile raise all kinds
+        raise damaged(data, f"has a damaged shard, {path.name}", error) from error
     places = [(offset, size, classes.get(key, 0)) for key, _, offset, size in images]
     return _Shard([name for _, name, _, _ in images], np.array(places, dtype=_PLACE))
 
@@ -191,16 +188,16 @@ def _class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, data: Data)
     found = _CLASS_NUMBER.fullmatch(file.read(_TAR_BLOCK)) if file else None
     if found is None:
         problem = f"has no class number in {member.name} of {os.fsdecode(archive.name or b'')}"
-        raise UserError("data.root", data.root, problem, "pack it anew, or set data.num_classes=0")
+        raise UserError("data.root", data.root, problem, "pack it again, or set data.num_classes=0")
     return int(found[1])
 
 
 def _check_end(path: Path, offset: int) -> None:
-    """Raise EOFError unless the archive ends where reading did: tarfile takes any damaged header for the end."""
+    """Raise EOFError unless the archive ends where reading ended: tarfile takes a damaged header for the end."""
     with path.open("rb") as file:
         file.seek(offset)
         if file.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):
-            raise EOFError(f"no header at byte {offset}, and no end of the archive")
+            raise EOFError(f"neither a header nor the end of the archive at byte {offset}")
 
 
 def _content(files: OpenFiles, entry: np.void) -> bytes:

@@ -7,7 +7,7 @@ import math
 from bigsgan.adversarial import Scheduled
 from bigsgan.config import Recipe
 from bigsgan.config.augmentation import Augmentation
-from bigsgan.config.sections import Average, Optimizer, Penalty
+from bigsgan.config.sections import EMA, Optimizer, Penalty
 from bigsgan.engines import Rates
 
 
@@ -61,7 +61,7 @@ def augmentation_probability(section: Augmentation, nimg: int) -> float | None:
     return None if section.final_p is None else cosine(section.p, section.final_p, nimg, section.ramp_nimg)
 
 
-def average_decay(section: Average, batch: int, nimg: int) -> float:
+def average_decay(section: EMA, batch: int, nimg: int) -> float:
     """Share of the old average that an update to ``nimg`` images keeps: 0 makes a copy.
 
     0.5 ** (batch / half_life), the half-life shortened to ``ramp * nimg`` (Karras et al. 2020, arXiv 2006.06676), or

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bigsgan.errors import rank_so_far
+from bigsgan.errors import rank_from_environment
 from bigsgan.signals import STOPPING
 
 _POLL_SECONDS = 0.5
@@ -166,7 +166,7 @@ class StopRequests:
 
 def _end(text: str, status: int) -> None:
     try:
-        if rank_so_far() == 0:
+        if rank_from_environment() == 0:
             print(f"bigsgan: {text}", file=sys.stderr, flush=True)
     finally:  # nobody may read it any more
         os._exit(status)

@@ -81,195 +81,302 @@ def check(capsys, arguments: list[str], field: str, *parts: str) -> None:
 
 # Overrides -> the field, what the message says of its value, and words of the remedy.
 OVERRIDES: dict[str, tuple[str, ...]] = {
-    "bathc=64": ("bathc", "64 is given for a key that does not exist", "did you mean batch?"),
-    "lr=1": ("lr", "1 is given", "did you mean optimizer.generator.lr or optimizer.discriminator.lr?"),
-    "optimizer.generator.learning_rate=1": ("optimizer.generator.learning_rate", "1 is given", "known keys here: kind"),
-    "data.colour=red": ("data.colour", "'red' is given for a key", "known keys here: kind, root"),
-    "batch=sixty": ("batch", "'sixty' is not an integer", "write an integer such as 64"),
-    "batch='64'": ("batch", "'64' is not an integer", "write an integer"),
-    "batch=64.5": ("batch", "64.5 is not an integer", "write an integer"),
-    "total_nimg=1e6": ("total_nimg", "1000000.0 is not an integer", "write 1000000"),
-    "batch=true": ("batch", "True is not an integer", "write an integer"),
-    "batch=0": ("batch", "0 is too small", "give more than 0"),
-    "batch=-64": ("batch", "-64 is too small", "give more than 0"),
-    "batch=": ("batch", "null is not an integer", "write an integer"),
-    "batch={size: 64}": ("batch", "is a section where a value belongs", "write the value alone"),
-    "batch.size=64": ("batch.size", "64 goes below batch, which is a value", "override batch itself"),
-    "accumulation=3": ("batch", "64 does not divide into 3 micro-batches on 1 ranks", "such as batch=66"),
-    "engines.discriminator.accumulation=128": ("batch", "64 does not divide into 128", "such as batch=128"),
-    "seed=-1": ("seed", "-1 is too small", "give at least 0"),
-    "seed=9223372036854775808": ("seed", "9223372036854775808 is too large", "give at most 9223372036854775807"),
-    f"seed={'9' * 400}": ("seed", "999... is too large", "give at most 9223372036854775807"),
-    f"seed={'9' * 5000}": ("seed", "is not a YAML value", "quote it or mend it"),
-    "batch=1048577": ("batch", "1048577 is too large", "give at most 1048576"),
-    "batch=9223372036854775807": ("batch", "is too large", "give at most 1048576"),
-    "data.resolution=4611686018427387904": ("data.resolution", "is too large", "give at most 16384"),
-    "data.crop_from=4611686018427387904": ("data.crop_from", "is too large", "give at most 16384"),
-    "data={kind: synthetic, num_images: 4611686018427387904}": ("data.num_images", "is too large", "most 100000000"),
-    "data.prefetch=4611686018427387904": ("data.prefetch", "is too large", "give at most 1024"),
-    "objective.d_steps=4611686018427387904": ("objective.d_steps", "is too large", "give at most 1000"),
-    "hang_timeout_seconds=9223372036854775807": ("hang_timeout_seconds", "is too large", "give at most 100000000"),
-    "generator={family: stylegan2, half_resolutions: 4611686018427387904}": (
-        "generator.half_resolutions", "is too large", "give at most 16",
+    "bathc=64": ("bathc", "unknown key", "did you mean batch?"),
+    "lr=1": ("lr", "unknown key", "did you mean optimizer.generator.lr or optimizer.discriminator.lr?"),
+    "optimizer.generator.learning_rate=1": (
+        "optimizer.generator.learning_rate", "unknown key", "the keys of this section are kind, lr,",
     ),
-    "discriminator={family: pix2pix, depth: 4611686018427387904}": ("discriminator.depth", "is too large", "most 64"),
+    "data.colour=red": ("data.colour", "unknown key", "the keys of this section are kind, root,"),
+    "batch=sixty": ("batch", "must be an integer, got 'sixty'", "write an integer such as 64"),
+    "batch='64'": ("batch", "must be an integer, got '64'", "write an integer"),
+    "batch=64.5": ("batch", "must be an integer, got 64.5", "write an integer"),
+    "total_nimg=1e6": ("total_nimg", "must be an integer, got 1000000.0", "write 1000000"),
+    "batch=true": ("batch", "must be an integer, got true", "write an integer"),
+    "batch=0": ("batch", "must be greater than 0, got 0", "give a larger number"),
+    "batch=-64": ("batch", "must be greater than 0, got -64", "give a larger number"),
+    "batch=": ("batch", "must be an integer, got null", "write an integer"),
+    "batch={size: 64}": ("batch", "must be a single value, got a section", "write the value alone"),
+    "batch.size=64": ("batch.size", "unknown key: batch is a value, not a section", "override batch"),
+    "accumulation=3": ("batch", "must be a multiple of 3, got 64 (3 micro-batches on 1 ranks", "set batch=66"),
+    "engines.discriminator.accumulation=128": (
+        "batch", "must be a multiple of 128, got 64 (128 micro-batches on 1", "set batch=128",
+    ),
+    "seed=-1": ("seed", "must be at least 0, got -1", "give a larger number"),
+    "seed=9223372036854775808": (
+        "seed", "must be at most 9223372036854775807, got 9223372036854775808", "give a smaller number",
+    ),
+    f"seed={'9' * 400}": ("seed", "must be at most 9223372036854775807, got 999", "give a smaller number"),
+    f"seed={'9' * 5000}": ("seed", "must be a YAML value", "fix or quote it"),
+    "batch=1048577": ("batch", "must be at most 1048576, got 1048577", "give a smaller number"),
+    "batch=9223372036854775807": ("batch", "must be at most 1048576, got 9223372036854775807", "give a smaller number"),
+    "data.resolution=4611686018427387904": (
+        "data.resolution", "must be at most 16384, got 4611686018427387904", "give a smaller number",
+    ),
+    "data.crop_from=4611686018427387904": (
+        "data.crop_from", "must be at most 16384, got 4611686018427387904", "give a smaller number",
+    ),
+    "data={kind: synthetic, num_images: 4611686018427387904}": (
+        "data.num_images", "must be at most 100000000, got 4611686018427387904", "give a smaller number",
+    ),
+    "data.prefetch=4611686018427387904": (
+        "data.prefetch", "must be at most 1024, got 4611686018427387904", "give a smaller number",
+    ),
+    "objective.d_steps=4611686018427387904": (
+        "objective.d_steps", "must be at most 1000, got 4611686018427387904", "give a smaller number",
+    ),
+    "hang_timeout_seconds=9223372036854775807": (
+        "hang_timeout_seconds", "must be at most 100000000, got 9223372036854775807", "give a smaller number",
+    ),
+    "generator={family: stylegan2, half_resolutions: 4611686018427387904}": (
+        "generator.half_resolutions", "must be at most 16, got 4611686018427387904", "give a smaller number",
+    ),
+    "discriminator={family: pix2pix, depth: 4611686018427387904}": (
+        "discriminator.depth", "must be at most 64, got 4611686018427387904", "give a smaller number",
+    ),
     "out=~nobody_of_that_name/x": ("out", "names a home directory that does not exist (~nobody", "the whole path"),
     "data.root=~nobody_of_that_name": ("data.root", "names a home directory that does not", "write the whole path"),
     "engines.generator.ds_config=~nobody_of_that_name/x": ("engines.generator.ds_config", "names a home", "whole path"),
-    f"a={BOMB.partition(': ')[2]}": ("a", "is not a YAML value", "quote it or mend it"),
-    "{0: &a [1,1], b: [*a, *a]}": ("override", "is not of the form", "write it like"),
-    "batch=!!map [1]": ("batch", "is tagged as a mapping and is none", "quote it or mend it"),
-    "batch=\x1b[31m": ("batch", "'\\x1b[31m' is not a YAML value", "quote it"),
-    "out=\udcff": ("out", "'\\udcff' is not a YAML value", "quote it or mend it"),
-    "\x1b[2J=1": ("\\x1b[2J", "1 is given for a key that does not exist", "known keys here"),
-    "out=": ("out", "null is not a string", "write text"),
-    "out=''": ("out", "'' is no directory", "give the run directory, such as out=runs/digits"),
-    "out=5": ("out", "5 is not a string", "in quotes"),
-    'out="a\\0b"': ("out", "is no directory", "give the run directory"),
-    "data=": ("data", "null is not a section", "write its keys below it"),
-    "data=folder": ("data", "'folder' is not a section", "write its keys below it"),
-    "data.kind=imagenet": ("data.kind", "'imagenet' is none of the choices", "choose from 'digits', 'folder'"),
-    "data.kind=folder": ("data.root", "is missing: kind folder reads from it", "give the directory"),
-    "data={kind: torchvision, root: x}": ("data.dataset", "is missing: kind torchvision needs it", "such as CIFAR10"),
-    "data.image_channels=3": ("data.image_channels", "3 but the digits are grey", "set data.image_channels=1"),
-    "data.image_channels=2": ("data.image_channels", "2 is neither grey nor colour", "set 1 for grey or 3 for colour"),
-    "data.image_channels=true": ("data.image_channels", "True is not an integer", "write an integer"),
-    "data.num_classes=1000": ("data.num_classes", "1000 but there are 10 digits", "set 10, or 0"),
-    "data.resolution=48": ("data.resolution", "48 is none of BigGAN's [16, 32,", "set data.resolution=64"),
-    "data.resolution=16.0": ("data.resolution", "16.0 is not an integer", "write 16"),
-    "data.crop_from=16": ("data.crop_from", "16 leaves no place to choose for a square", "raise it"),
-    "data.horizontal_flip=1": ("data.horizontal_flip", "1 is not true or false", "write true or false"),
-    "data.horizontal_flip=yes": ("data.horizontal_flip", "'yes' is not true or false", "write true or false"),
-    "data.num_workers=100000": ("data.num_workers", "100000 is too large", "give at most 256"),
-    "generator.family=progan": ("generator.family", "'progan' is none of the choices", "choose from 'biggan'"),
-    "generator.channels=1000000000": ("generator.channels", "1000000000 is too large", "give at most 65536"),
-    "generator.latent_size=61": ("generator.latent_size", "61 does not divide into 3 chunks", "latent_size=60 or"),
-    "generator.attention=8": ("generator.attention", "8 is not a list", "write a list"),
-    "generator.attention=[64]": ("generator.attention", "[64] names a feature map of 64", "choose from [8, 16]"),
-    "generator.attention=[8.0]": ("generator.attention.0", "8.0 is not an integer", "write 8"),
-    "discriminator.attention=[8, 8]": ("discriminator.attention", "[8, 8] names a resolution twice", "name each once"),
-    "objective.loss=hing": ("objective.loss", "'hing' is none of the choices", "choose from 'hinge'"),
-    "objective.r1=10": ("objective.r1", "10 is not a section", "write its keys below it"),
-    "objective.r1={every: 2}": ("objective.r1.weight", "is missing", "add it to the recipe"),
-    "objective.r1={wieght: 2}": ("objective.r1.wieght", "2 is given for a key", "did you mean objective.r1.weight?"),
-    "optimizer.generator.lr=0": ("optimizer.generator.lr", "0 is too small", "give more than 0"),
-    "optimizer.generator.lr=.inf": ("optimizer.generator.lr", "inf is not finite", "write a finite number"),
-    "optimizer.generator.lr=.nan": ("optimizer.generator.lr", "nan is not finite", "write a finite number"),
-    "optimizer.generator.lr='1e-4'": ("optimizer.generator.lr", "'1e-4' is not a number", "a number such as 1e-4"),
-    "optimizer.generator.lr=true": ("optimizer.generator.lr", "True is not a number", "write a number"),
-    "optimizer.generator.betas=[0.0]": ("optimizer.generator.betas", "[0.0] has too few entries", "give at least 2"),
-    "optimizer.generator.betas=[1.0, 0.9]": ("optimizer.generator.betas.0", "1.0 is too large", "give less than 1"),
-    "optimizer.generator.betas=0.9": ("optimizer.generator.betas", "0.9 is not a list", "such as [0.0, 0.999]"),
-    "optimizer.generator.kind=lamb": ("optimizer.generator.kind", "'lamb' is none of", "'adam', 'sgd' or 'rmsprop'"),
-    "optimizer.generator.momentum=0.9": ("optimizer.generator.momentum", "0.9 is not used by adam", "betas, or"),
-    "optimizer.generator.final_lr=1e-5": ("optimizer.generator.final_lr", "1e-05 is not used by", "linear or cosine"),
-    "optimizer.generator.final_beta2=0.99": ("optimizer.generator.final_beta2", "where decay is constant", "cosine"),
-    "optimizer.generator.decay_nimg=9": ("optimizer.generator.decay_nimg", "9 is not used where decay is", "cosine"),
+    f"a={BOMB.partition(': ')[2]}": ("a", "must be a YAML value", "fix or quote it"),
+    "{0: &a [1,1], b: [*a, *a]}": (
+        "override", "must have the form dotted.key=value, got '{0: &a [1,1], b:", "write it like",
+    ),
+    "batch=!!map [1]": ("batch", "must be a YAML value, got '!!map [1]' (!!map must tag a", "fix or quote it"),
+    "batch=\x1b[31m": ("batch", "must be a YAML value, got '\\x1b[31m' (unacceptable character", "quote it"),
+    "out=\udcff": ("out", "must be a YAML value, got '\\udcff' (unacceptable character", "fix or quote it"),
+    "\x1b[2J=1": ("\\x1b[2J", "unknown key", "the keys of this section are out, seed,"),
+    "out=": ("out", "must be a string, got null", "put the text in quotes"),
+    "out=''": ("out", "must be a directory, got ''", "give the run directory, such as out=runs/digits"),
+    "out=5": ("out", "must be a string, got 5", "in quotes"),
+    'out="a\\0b"': ("out", "must be a directory, got 'a\\x00b'", "give the run directory"),
+    "data=": ("data", "must be a section, got null", "write its keys below it"),
+    "data=folder": ("data", "must be a section, got 'folder'", "write its keys below it"),
+    "data.kind=imagenet": (
+        "data.kind", "must be 'digits', 'folder', 'zip', 'tar', 'torchvision',", "choose one of these",
+    ),
+    "data.kind=folder": ("data.root", "must be given with data.kind=folder", "give the path of the directory"),
+    "data={kind: torchvision, root: x}": (
+        "data.dataset", "must be given with data.kind=torchvision", "such as CIFAR10",
+    ),
+    "data.image_channels=3": (
+        "data.image_channels", "must be 1 with data.kind=digits, got 3 (the digits are", "set data.image_channels=1",
+    ),
+    "data.image_channels=2": (
+        "data.image_channels", "must be 1 or 3, got 2", "set data.image_channels=1 for greyscale or",
+    ),
+    "data.image_channels=true": ("data.image_channels", "must be an integer, got true", "write an integer"),
+    "data.num_classes=1000": (
+        "data.num_classes", "must be 0 or 10 with data.kind=digits, got 1000", "set data.num_classes=10, or 0 to train",
+    ),
+    "data.resolution=48": (
+        "data.resolution", "must be one of [16, 32, 64, 128, 256, 512] with BigGAN, got 48", "set data.resolution=64",
+    ),
+    "data.resolution=16.0": ("data.resolution", "must be an integer, got 16.0", "write 16"),
+    "data.crop_from=16": (
+        "data.crop_from", "must be greater than data.resolution (16), got 16", "give a larger number, or remove it",
+    ),
+    "data.horizontal_flip=1": ("data.horizontal_flip", "must be true or false, got 1", "write true or false"),
+    "data.horizontal_flip=yes": ("data.horizontal_flip", "must be true or false, got 'yes'", "write true or false"),
+    "data.num_workers=100000": ("data.num_workers", "must be at most 256, got 100000", "give a smaller number"),
+    "generator.family=progan": (
+        "generator.family", "must be 'biggan', 'biggan_deep', 'dcgan', 'mlp', 'pix2pix',", "choose one of these",
+    ),
+    "generator.channels=1000000000": (
+        "generator.channels", "must be at most 65536, got 1000000000", "give a smaller number",
+    ),
+    "generator.latent_size=61": (
+        "generator.latent_size", "must be a multiple of 3, got 61 (it is split into chunks for", "latent_size=60 or",
+    ),
+    "generator.attention=8": ("generator.attention", "must be a list, got 8", "write a list"),
+    "generator.attention=[64]": (
+        "generator.attention", "must be resolutions of feature maps, [8, 16], got [64]", "choose from these",
+    ),
+    "generator.attention=[8.0]": ("generator.attention.0", "must be an integer, got 8.0", "write 8"),
+    "discriminator.attention=[8, 8]": (
+        "discriminator.attention", "must name each resolution once, got [8, 8]", "remove the second",
+    ),
+    "objective.loss=hing": (
+        "objective.loss", "must be 'hinge', 'non_saturating', 'least_squares',", "choose one of these",
+    ),
+    "objective.r1=10": ("objective.r1", "must be a section, got 10", "write its keys below it"),
+    "objective.r1={every: 2}": ("objective.r1.weight", "must be given", "add it to the recipe"),
+    "objective.r1={wieght: 2}": ("objective.r1.wieght", "unknown key", "did you mean objective.r1.weight?"),
+    "optimizer.generator.lr=0": ("optimizer.generator.lr", "must be greater than 0, got 0", "give a larger number"),
+    "optimizer.generator.lr=.inf": (
+        "optimizer.generator.lr", "must be a finite number, got inf", "write a number such as 1e-4",
+    ),
+    "optimizer.generator.lr=.nan": (
+        "optimizer.generator.lr", "must be a finite number, got nan", "write a number such as 1e-4",
+    ),
+    "optimizer.generator.lr='1e-4'": (
+        "optimizer.generator.lr", "must be a number, got '1e-4'", "a number such as 1e-4",
+    ),
+    "optimizer.generator.lr=true": ("optimizer.generator.lr", "must be a number, got true", "write a number"),
+    "optimizer.generator.betas=[0.0]": (
+        "optimizer.generator.betas", "must have at least 2 entries, got [0.0]", "add entries",
+    ),
+    "optimizer.generator.betas=[1.0, 0.9]": (
+        "optimizer.generator.betas.0", "must be less than 1, got 1.0", "give a smaller number",
+    ),
+    "optimizer.generator.betas=0.9": ("optimizer.generator.betas", "must be a list, got 0.9", "such as [0.0, 0.999]"),
+    "optimizer.generator.kind=lamb": (
+        "optimizer.generator.kind", "must be 'adam', 'sgd' or 'rmsprop', got 'lamb'", "choose one of these",
+    ),
+    "optimizer.generator.momentum=0.9": (
+        "optimizer.generator.momentum", "must be 0 with kind=adam, got 0.9", "betas, or",
+    ),
+    "optimizer.generator.final_lr=1e-5": (
+        "optimizer.generator.final_lr", "must be unset with decay=constant, got 1e-05", "linear or cosine",
+    ),
+    "optimizer.generator.final_beta2=0.99": (
+        "optimizer.generator.final_beta2", "must be unset with decay=constant, got 0.99", "cosine",
+    ),
+    "optimizer.generator.decay_nimg=9": (
+        "optimizer.generator.decay_nimg", "must be unset with decay=constant, got 9", "cosine",
+    ),
     "optimizer.generator={lr: 1, kind: sgd, decay: linear, final_beta2: 0.9}": (
-        "optimizer.generator.final_beta2", "0.9 is not used by sgd", "set optimizer.generator.kind=adam",
+        "optimizer.generator.final_beta2", "must be unset with kind=sgd, got 0.9", "set optimizer.generator.kind=adam",
     ),
     "optimizer.generator={lr: 1, decay: cosine, warmup_nimg: 9, decay_nimg: 9}": (
-        "optimizer.generator.decay_nimg", "9 is not after the warm-up of 9 images", "raise it, or lower",
+        "optimizer.generator.decay_nimg", "must be greater than warmup_nimg (9), got 9", "raise it, or lower",
     ),
     "objective.r1={weight: 1, decay_nimg: 9}": (
-        "objective.r1.decay_nimg", "9 is not used by a constant weight", "give objective.r1.final_weight",
+        "objective.r1.decay_nimg", "must be unset without final_weight, got 9", "give objective.r1.final_weight",
     ),
-    "optimizer.generator.warmup_nimg=1000": ("optimizer.generator.warmup_nimg", "1000 reaches total_nimg", "shorten"),
-    "optimizer=": ("optimizer", "null is not a section", "write its keys below it"),
+    "optimizer.generator.warmup_nimg=1000": (
+        "optimizer.generator.warmup_nimg", "must be less than total_nimg (1000), got 1000", "shorten",
+    ),
+    "optimizer=": ("optimizer", "must be a section, got null", "write its keys below it"),
     "engines.generator.ds_config=ds_configs/none.json": (
         "engines.generator.ds_config", "'ds_configs/none.json' does not exist", "give the path of a DeepSpeed JSON",
     ),
     "engines.generator.ds_config=.": ("engines.generator.ds_config", "'.' does not exist", "give the path"),
-    "engines.generator.stages=2": ("engines.generator.stages", "2 is given", "known keys here: ds_config"),
-    "engines.generator.pipeline_stages=0": ("engines.generator.pipeline_stages", "0 is too small", "give more than 0"),
-    "engines.generator.pipeline_stages=2": (
-        "engines.generator.pipeline_stages", "2 times data-parallel ranks is to give the 1", "a multiple of 2 ranks",
+    "engines.generator.stages=2": (
+        "engines.generator.stages", "unknown key", "the keys of this section are ds_config,",
     ),
-    "engines.generator.partition=time": ("engines.generator.partition", "'time' is none of", "'profile'"),
-    "pipeline.generator_phase=hold": ("pipeline.generator_phase", "'hold' is none of", "'keep'"),
-    "pipeline.schedule=gpipe": ("pipeline.schedule", "'gpipe' is none of", "'joint'"),
-    "sample_statistics=none": ("sample_statistics", "'none' is none of", "'running'"),
-    "batch": ("override", "'batch' is not of the form", "write it like optimizer.generator.lr=1e-4"),
-    "=64": ("override", "'=64' is not of the form", "write it like"),
-    "my.yaml": ("override", "'my.yaml' is not of the form", "write --config my.yaml"),
-    "data.root=[1,": ("data.root", "'[1,' is not a YAML value", "quote it or mend it"),
-    "data.root=!!python/name:os.system x": ("data.root", "is not a YAML value", "quote it or mend it"),
+    "engines.generator.pipeline_stages=0": (
+        "engines.generator.pipeline_stages", "must be greater than 0, got 0", "give a larger number",
+    ),
+    "engines.generator.pipeline_stages=2": (
+        "engines.generator.pipeline_stages", "must divide the number of ranks (1), got 2", "a multiple of 2 ranks",
+    ),
+    "engines.generator.partition=time": (
+        "engines.generator.partition", "must be 'parameters', 'uniform' or 'profile', got 'time'", "choose one",
+    ),
+    "pipeline.generator_phase=hold": (
+        "pipeline.generator_phase", "must be 'keep' or 'recompute', got 'hold'", "choose one of these",
+    ),
+    "pipeline.schedule=gpipe": ("pipeline.schedule", "must be 'joint' or 'phases', got 'gpipe'", "choose one of these"),
+    "sample_statistics=none": ("sample_statistics", "must be 'running' or 'batch', got 'none'", "choose one of these"),
+    "batch": (
+        "override", "must have the form dotted.key=value, got 'batch'", "write it like optimizer.generator.lr=1e-4",
+    ),
+    "=64": ("override", "must have the form dotted.key=value, got '=64'", "write it like"),
+    "my.yaml": ("override", "must have the form dotted.key=value, got 'my.yaml'", "write --config my.yaml"),
+    "data.root=[1,": ("data.root", "must be a YAML value, got '[1,' (expected the node content,", "fix or quote it"),
+    "data.root=!!python/name:os.system x": (
+        "data.root", "must be a YAML value, got '!!python/name:os.system x' (could", "fix or quote it",
+    ),
 }  # fmt: skip
 
 SEVERAL: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "twice": (["batch=64", "seed=1", "batch=32"], ("batch", "32 is given twice", "give each override once")),
-    "around an option": (["batch=64", "--dry-run", "batch=32"], ("batch", "32 is given twice", "each override once")),
-    "a section after its key": (["data.kind=digits", "data={}"], ("data", "{} undoes data.kind", "before data.kind")),
+    "twice": (
+        ["batch=64", "seed=1", "batch=32"], ("batch", "must be given once, got two overrides", "remove one of them"),
+    ),
+    "around an option": (
+        ["batch=64", "--dry-run", "batch=32"], ("batch", "must be given once, got two overrides", "remove one of them"),
+    ),
+    "a section after its key": (
+        ["data.kind=digits", "data={}"], ("data", "replaces the earlier override data.kind", "before data.kind"),
+    ),
     "relativistic": (
         ["objective.loss=relativistic", "engines.generator.accumulation=2"],
-        ("objective.loss", "'relativistic' pairs each fake with a real", "remove accumulation from engines.generator"),
+        (
+            "objective.loss", "'relativistic' needs equal accumulation in both networks: it",
+            "remove accumulation from engines.generator",
+        ),
     ),
     "reuse_fakes": (
         ["objective.reuse_fakes=true", "engines.generator.accumulation=2"],
-        ("objective.reuse_fakes", "True needs the same micro-batches", "remove accumulation from engines.generator"),
+        (
+            "objective.reuse_fakes", "needs equal accumulation in both networks",
+            "remove accumulation from engines.generator",
+        ),
     ),
     "r1 and r2": (
         ["objective.r1={weight: 1, every: 2}", "objective.r2={weight: 1}"],
-        ("objective.r2", "'exact, every 1' differs from objective.r1 (exact, every 2)", "give both the same form"),
+        ("objective.r2", "must have the form and every of objective.r1 (exact, every", "give both the same form"),
     ),
 }  # fmt: skip
 
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "empty": ("", ("out", "is missing", "add it to the recipe")),
-    "a key is missing": (RECIPE.replace("ema:", "# "), ("ema", "is missing", "add it to the recipe")),
-    "a key is misspelt": (RECIPE.replace("batch:", "bathc:"), ("bathc", "64 is given", "did you mean batch?")),
+    "empty": ("", ("out", "must be given", "add it to the recipe")),
+    "a key is missing": (RECIPE.replace("ema:", "# "), ("ema", "must be given", "add it to the recipe")),
+    "a key is misspelt": (RECIPE.replace("batch:", "bathc:"), ("bathc", "unknown key", "did you mean batch?")),
     "a key stands twice": (
         RECIPE + "seed: 1\nseed: 2\n",
-        ("bad.yaml", "key 'seed' stands twice (line", "mend that line"),
+        ("bad.yaml", "must be valid YAML: duplicate key 'seed' (line 16, column 1)", "fix that line"),
     ),
-    "a list": ("- out: run\n", ("bad.yaml", "[{'out': 'run'}] is no mapping", "write `key: value` lines")),
-    "no YAML": ("out: [\n", ("bad.yaml", "is not valid YAML", "mend that line")),
+    "a list": ("- out: run\n", ("bad.yaml", "must be a mapping, got [{'out': 'run'}]", "write `key: value` lines")),
+    "no YAML": ("out: [\n", ("bad.yaml", "must be valid YAML: expected the node content, but found", "fix that line")),
     "a recursive anchor": (
         RECIPE + "engines: &e {generator: *e}\n",
-        ("bad.yaml", "is not valid YAML: an anchor holds an alias of itself (line 15", "mend that line"),
+        ("bad.yaml", "must be valid YAML: an anchor holds an alias of itself (line", "fix that line"),
     ),
     "an alias bomb": (
         RECIPE + BOMB,
-        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "mend that line"),
+        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "fix that line"),
     ),
     "an alias bomb as a key": (
         RECIPE + BOMB + "? *a29\n: 1\n",
-        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "mend that line"),
+        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "fix that line"),
     ),
-    "a mapping that is a list": ("data: !!map [1, 2]\n", ("bad.yaml", "is tagged as a mapping and is none", "mend")),
-    "a number that is a list": ("batch: !!int [1, 2]\n", ("bad.yaml", "expected a scalar node, but found seq", "mend")),
-    "a number that is a mapping": ("batch: !!float {a: b}\n", ("bad.yaml", "expected a scalar node", "mend")),
-    "true that is a list": ("batch: !!bool [true]\n", ("bad.yaml", "expected a scalar node", "mend")),
+    "a mapping that is a list": (
+        "data: !!map [1, 2]\n",
+        ("bad.yaml", "must be valid YAML: !!map must tag a mapping (line 1, column", "fix that line"),
+    ),
+    "a number that is a list": (
+        "batch: !!int [1, 2]\n",
+        ("bad.yaml", "expected a scalar node, but found seq", "fix that line"),
+    ),
+    "a number that is a mapping": ("batch: !!float {a: b}\n", ("bad.yaml", "expected a scalar node", "fix that line")),
+    "true that is a list": ("batch: !!bool [true]\n", ("bad.yaml", "expected a scalar node", "fix that line")),
     "a large file": ("# " + "x" * 300_000 + "\n", ("--config", "larger than 256 KiB", "give a readable text file")),
-    "a large key": ("k" * 500 + ": 1\n", ("k" * 400 + "...", "1 is given for a key that does not", "known keys here")),
+    "a large key": ("k" * 500 + ": 1\n", ("k" * 400 + "...", "unknown key", "the keys of this section are")),
 }
 
 DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "not JSON": ("{'stage': 1}", ("engines.generator.ds_config", "ds.json' is not valid JSON", "mend the file")),
+    "not JSON": ("{'stage': 1}", ("engines.generator.ds_config", "must be valid JSON, got", "fix the file")),
     "optimizer": (
         {"optimizer": {}},
-        ("{path}: optimizer", "{} is set there, but the recipe owns it", "use optimizer.gen"),
+        ("{path}: optimizer", "must be unset, as the recipe owns it", "use optimizer.gen"),
     ),
     "batch": (
         {"train_batch_size": 32},
-        ("{path}: train_batch_size", "32 contradicts the recipe", "the recipe's batch"),
+        ("{path}: train_batch_size", "must be 64, as in the recipe, got 32 (named by", "the recipe's batch"),
     ),
-    "clipping": ({"gradient_clipping": 1.0}, ("{path}: gradient_clipping", "1.0 contradicts the recipe", "clip_norm")),
+    "clipping": (
+        {"gradient_clipping": 1.0},
+        ("{path}: gradient_clipping", "must be 0.0, as in the recipe, got 1.0 (named by", "clip_norm"),
+    ),
     "misspelt": (
         {"zero_optimisation": {}},
-        ("{path}: zero_optimisation", "{} is given", "did you mean zero_optimization?"),
+        ("{path}: zero_optimisation", "unknown key", "did you mean zero_optimization?"),
     ),
     "stage": (
         {"zero_optimization": {"stage": 7}},
-        ("{path}: zero_optimization.stage", "7 is no ZeRO stage", "0, 1, 2 or 3"),
+        ("{path}: zero_optimization.stage", "must be 0, 1, 2 or 3, got 7", "choose one of these"),
     ),
     "fp16": (
         {"fp16": {"enabled": True}},
-        ("{path}: fp16.enabled", "True does not train at ZeRO stage 0", "stage to 1"),
+        ("{path}: fp16.enabled", "must be false at ZeRO stage 0, got true (DeepSpeed 0.19 does", "stage to 1"),
     ),
     "offload": (
         {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
-        ("{path}: zero_optimization.offload_param.device", "'cpu' needs ZeRO stage 3", "zero_optimization.stage to 3"),
+        (
+            "{path}: zero_optimization.offload_param.device",
+            "must be none at ZeRO stage 2, got 'cpu'",
+            "zero_optimization.stage to 3",
+        ),
     ),
 }
 
@@ -282,15 +389,19 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train --config missing.yaml": (
         "--config",
         "'missing.yaml' does not exist",
-        "give its path",
+        "give the path of a recipe, or the name of a",
     ),
     "train --config .": ("--config", "'.' cannot be read", "give a readable text file"),
     "train --dry-run --config missing.yaml": (
         "--config",
         "'missing.yaml' does not exist",
-        "give its path",
+        "give the path of a recipe, or the name of a",
     ),
-    "train batch=63 --local_rank=0 accumulation=2": ("batch", "63 does not divide into 2 micro-batches", "batch=64"),
+    "train batch=63 --local_rank=0 accumulation=2": (
+        "batch",
+        "must be a multiple of 2, got 63 (2 micro-batches on 1 ranks",
+        "batch=64",
+    ),
     "train --config ~nobody_of_that_name/x": ("--config", "names a home directory that does not", "the whole path"),
     "sample --run ~nobody_of_that_name --out x": ("--run", "names a home directory that does not", "the whole path"),
     "export --run x --out ~nobody_of_that_name": ("--out", "names a home directory that does not", "the whole path"),
@@ -321,7 +432,7 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     ),
     "odd ranks": (
         {"WORLD_SIZE": "3", "RANK": "0"},
-        ("batch", "64 does not divide into 1 micro-batches on 3", "batch=66"),
+        ("batch", "must be a multiple of 3, got 64 (1 micro-batches on 3 ranks", "batch=66"),
     ),
     "no address": ({"WORLD_SIZE": "1", "RANK": "0"}, ("MASTER_ADDR", "is not set in the environment", "`unset RANK`")),
     "rank": (
@@ -412,14 +523,14 @@ def test_recipes_that_are_no_files(kind, capsys):
         os.mkfifo("bad.yaml")
     else:
         os.symlink("/dev/zero" if kind == "device" else "bad.yaml", "bad.yaml")
-    problem = "Too many levels of symbolic links" if kind == "loop" else "not a file but a pipe, a socket or a device"
+    problem = "Too many levels of symbolic links" if kind == "loop" else "a pipe, socket or device, not a regular file"
     check(capsys, ["train", "--config", "bad.yaml"], "--config", problem, "give a readable text file")
 
 
 def test_a_hostile_runs_recipe(capsys):
     Path("run").mkdir()
     Path("run/config.yaml").write_text(RECIPE + BOMB)
-    with pytest.raises(UserError, match=r"run/config.yaml: is not the recipe of a run .* more than 10000 values"):
+    with pytest.raises(UserError, match=r"run/config.yaml: must be a valid recipe .* more than 10000 values"):
         read_saved_recipe(Path("run"))
 
 
@@ -509,7 +620,7 @@ def test_other_ranks_wait_and_speak_only_where_rank_0_did_not_end_them(monkeypat
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
-        check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give its path")
+        check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path of a recipe")
     (to_be_ended, before), (_, after), (to_be_forwarded, last) = waits
     assert before == 0 < after < last  # rank 1 before it speaks and behind that, rank 0 behind that
     assert to_be_ended > 10 * to_be_forwarded
@@ -526,7 +637,7 @@ def test_the_script_ends_with_status_2_and_one_line(tmp_path):
     command = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "batch=sixty"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
-    assert result.stderr == "bigsgan: batch: 'sixty' is not an integer; write an integer such as 64\n"
+    assert result.stderr == "bigsgan: batch: must be an integer, got 'sixty'; write an integer such as 64\n"
     assert result.stdout == ""
     assert list(tmp_path.iterdir()) == [tmp_path / "recipe.yaml"]
 
@@ -549,34 +660,53 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     **{
         f"ZeRO {stage}": (
             [f"engines.discriminator.ds_config=ds_configs/zero{stage}.json"],
-            ("engines.discriminator.pipeline_stages", f"2 does not go with ZeRO stage {stage}", "use stage 1"),
+            ("engines.discriminator.pipeline_stages", f"must be 1 with ZeRO stage {stage}, got 2", "use stage 1"),
         )
         for stage in (2, 3)
     },
     "offload": (
         ["engines.generator.ds_config=offload.json"],
-        ("engines.generator.pipeline_stages", "2 does not go with offloading", "a file without offload"),
+        ("engines.generator.pipeline_stages", "must be 1 with offload, got 2 (in", "a file without offload"),
     ),
     **{
         f"exact {name}": (
             [f"objective.{name}={{weight: 1}}"],
-            (f"objective.{name}.form", "'exact' needs a double backward", f"objective.{name}.form=finite_difference"),
+            (
+                f"objective.{name}.form",
+                "must be finite_difference with discriminator stages, got 'exact'",
+                f"objective.{name}.form=finite_difference",
+            ),
         )
         for name in ("r1", "r2")
     },
     "fp16 at stage 0": (
         ["engines.generator.ds_config=fp16.json"],
-        ("{directory}/fp16.json: fp16.enabled", "does not train at ZeRO stage 0", "zero_optimization.stage to 1"),
+        (
+            "{directory}/fp16.json: fp16.enabled",
+            "must be false at ZeRO stage 0, got true (DeepSpeed 0.19 does",
+            "zero_optimization.stage to 1",
+        ),
     ),
     "DeepSpeed's timers": (
         ["engines.generator.ds_config=timers.json"],
-        ("{directory}/timers.json: wall_clock_breakdown", "True does not go with", "pipeline_trace.json"),
+        (
+            "{directory}/timers.json: wall_clock_breakdown",
+            "must be false with pipeline_stages, got true",
+            "pipeline_trace.json",
+        ),
     ),
     "float32 accumulation at stage 0": (
         ["engines.generator.ds_config=accumulation.json"],
-        ("{directory}/accumulation.json: data_types.grad_accum_dtype", "'fp32' does not go with bf16", "stage to 1"),
+        (
+            "{directory}/accumulation.json: data_types.grad_accum_dtype",
+            "must be bf16 at ZeRO stage 0, got 'fp32'",
+            "stage to 1",
+        ),
     ),
-    "a batch for more replicas": (["batch=9", "accumulation=2"], ("batch", "9 does not divide into 2", "batch=10")),
+    "a batch for more replicas": (
+        ["batch=9", "accumulation=2"],
+        ("batch", "must be a multiple of 2, got 9 (2 micro-batches on 1 ranks", "batch=10"),
+    ),
 }
 
 
@@ -600,7 +730,7 @@ def test_stages_divide_the_ranks(network, capsys, monkeypatch):
     arguments = ["train", "--config", "recipe.yaml", "--dry-run", "batch=48", f"{field}=2"]
     for world_size in (1, 3):
         monkeypatch.setenv("WORLD_SIZE", str(world_size))
-        ranks = f"2 times data-parallel ranks is to give the {world_size} ranks that were started"
+        ranks = f"must divide the number of ranks ({world_size}), got 2"
         check(capsys, arguments, field, ranks, "start a multiple of 2 ranks")
     for world_size in (2, 6):
         monkeypatch.setenv("WORLD_SIZE", str(world_size))
@@ -654,7 +784,7 @@ def test_memory_that_cannot_be_planned_for(capsys, options, field, problem, reme
 def test_one_of_several_ranks_speaks_and_is_heard(monkeypatch, capsys, rank, size):
     """Under srun also before its tasks have the variables of the other launchers."""
     silent, slept = [], []
-    monkeypatch.setattr(cli, "wait_to_be_ended", lambda: silent.append(True))
+    monkeypatch.setattr(cli, "wait_for_termination", lambda: silent.append(True))
     monkeypatch.setattr(errors.time, "sleep", slept.append)
     monkeypatch.setenv(size, "2")
     for number in ("0", "1"):

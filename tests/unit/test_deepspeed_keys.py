@@ -84,55 +84,130 @@ def zero(**content: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "communication": ({"communication_data_type": "int8"}, "communication_data_type: 'int8' must be one of fp32, bf16, "
-                      "fp16, or null; fix it, or remove it for the default"),
-    "a list for a type": ({"communication_data_type": ["fp16"]}, "communication_data_type: ['fp16'] must be one of"),
-    "types": ({"data_types": "bf16"}, "data_types: 'bf16' is not an object; write an object such as {\"grad_accum_"),
-    "a type": ({"data_types": {"grad_accum_dtype": "int7"}}, "data_types.grad_accum_dtype: 'int7' must be one of"),
-    "parameters": ({"data_types": {"param_dtype": "bf16"}}, "param_dtype: 'bf16' contradicts the file's fp32; "
-                   "remove it: bf16.enabled and fp16.enabled decide"),
-    "gradients": ({"data_types": {"grad_accum_dtype": "float16"}}, "data_types.grad_accum_dtype: 'float16' does not go "
-                  "with fp32 at ZeRO stage 0; set zero_optimization.stage to 1"),
-    "modules": ({"data_types": {"keep_in_fp32_modules": 3}}, "modules: 3 must be a list of names, or \"auto\""),
-    "steps": ({"steps_per_print": "x"}, "steps_per_print: 'x' must be a whole number of at least 1, or null"),
-    "no steps": ({"steps_per_print": 0}, "steps_per_print: 0 must be a whole number of at least 1"),
-    "level": ({"log_level": "loud"}, "log_level: 'loud' must be one of debug, info, warning, error, critical, or null"),
-    "level is a number": ({"log_level": 3}, "log_level: 3 must be one of"),
-    "aio": ({"aio": 3}, "aio: 3 is not an object"),
-    "in aio": ({"aio": {"queue_depth": 0}}, "aio.queue_depth: 0 must be a whole number of at least 1"),
-    "auto in aio": ({"aio": {"block_size": "auto"}}, "aio.block_size: 'auto' must be a whole number"),
-    "misspelt in aio": ({"aio": {"queue_dept": 8}}, "aio.queue_dept: 8 is given for a key that this trainer does not "
-                        "use; did you mean queue_depth?"),
-    "profiler": ({"flops_profiler": True}, "flops_profiler: True is not an object"),
-    "in the profiler": ({"flops_profiler": {"profile_step": "x"}}, "flops_profiler.profile_step: 'x' must be a whole"),
-    "zenflow": (zero(zenflow={}), "zero_optimization.zenflow: {} is not supported; remove it"),
-    "quantized": (zero(zero_quantized_weights=True), "zero_quantized_weights: True must be false: it is not supported"),
-    "quantized is text": (zero(zero_quantized_gradients="x"), "zero_quantized_gradients: 'x' must be false"),
-    "groups": (zero(zero_hpz_partition_size=2), "zero_hpz_partition_size: 2 must be 1: it is not supported"),
-    "bucket": (zero(reduce_bucket_size=0), "reduce_bucket_size: 0 must be a whole number of at least 1"),
-    "half a bucket": (zero(reduce_bucket_size=5.5), "zero_optimization.reduce_bucket_size: 5.5 must be a whole number"),
-    "odd": (zero(allgather_bucket_size=3), "allgather_bucket_size: 3 must be an even number of at least 2"),
-    "infinite": ('{"zero_optimization": {"reduce_bucket_size": 1e999}}', "reduce_bucket_size: inf must be a whole"),
-    "gradients apart": (zero(contiguous_gradients=False), "zero_optimization.contiguous_gradients: False must be true"),
-    "predivided and scattered": ({**zero(), "gradient_predivide_factor": 2}, "gradient_predivide_factor: 2 is not "
-                                 "supported by DeepSpeed 0.19 at ZeRO stage 3"),
-    "prescaled and scattered": ({**zero(), "prescale_gradients": True}, "prescale_gradients: True is not supported"),
-    "no group": (zero(sub_group_size=0), "zero_optimization.sub_group_size: 0 must be a whole number of at least 1"),
-    "a boolean": (zero(overlap_comm="x"), "zero_optimization.overlap_comm: 'x' must be true or false, or null"),
-    "one": (zero(reduce_scatter=1), "zero_optimization.reduce_scatter: 1 must be true or false"),
-    "misspelt": (zero(reduce_bucket_sise=5), "zero_optimization.reduce_bucket_sise: 5 is given for a key that this "
-                 "trainer does not use; did you mean reduce_bucket_size?"),
+    "communication": (
+        {"communication_data_type": "int8"},
+        "communication_data_type: must be one of fp32, bf16, fp16, or null, got",
+    ),
+    "a list for a type": (
+        {"communication_data_type": ["fp16"]},
+        "communication_data_type: must be one of fp32, bf16, fp16, or null, got",
+    ),
+    "types": ({"data_types": "bf16"}, "data_types: must be an object, got 'bf16'; write an object such as"),
+    "a type": (
+        {"data_types": {"grad_accum_dtype": "int7"}},
+        "data_types.grad_accum_dtype: must be one of fp32, bf16, fp16, float32,",
+    ),
+    "parameters": (
+        {"data_types": {"param_dtype": "bf16"}},
+        "data_types.param_dtype: must be fp32, got 'bf16'; remove it: bf16.enabled",
+    ),
+    "gradients": (
+        {"data_types": {"grad_accum_dtype": "float16"}},
+        "data_types.grad_accum_dtype: must be fp32 at ZeRO stage 0, got 'float16';",
+    ),
+    "modules": (
+        {"data_types": {"keep_in_fp32_modules": 3}},
+        'data_types.keep_in_fp32_modules: must be a list of names, or "auto", got 3;',
+    ),
+    "steps": ({"steps_per_print": "x"}, "steps_per_print: must be a whole number of at least 1, or null, got 'x';"),
+    "no steps": ({"steps_per_print": 0}, "steps_per_print: must be a whole number of at least 1, or null, got 0; fix"),
+    "level": ({"log_level": "loud"}, "log_level: must be one of debug, info, warning, error, critical, or null,"),
+    "level is a number": (
+        {"log_level": 3},
+        "log_level: must be one of debug, info, warning, error, critical, or null,",
+    ),
+    "aio": ({"aio": 3}, 'aio: must be an object, got 3; write an object such as {"block_size": ...}'),
+    "in aio": ({"aio": {"queue_depth": 0}}, "aio.queue_depth: must be a whole number of at least 1, got 0; fix it, or"),
+    "auto in aio": (
+        {"aio": {"block_size": "auto"}},
+        "aio.block_size: must be a whole number of at least 1, got 'auto'; fix it,",
+    ),
+    "misspelt in aio": ({"aio": {"queue_dept": 8}}, "aio.queue_dept: unknown key; did you mean queue_depth?"),
+    "profiler": ({"flops_profiler": True}, "flops_profiler: must be an object, got true; write an object such as"),
+    "in the profiler": (
+        {"flops_profiler": {"profile_step": "x"}},
+        "flops_profiler.profile_step: must be a whole number of at least 1, got 'x';",
+    ),
+    "zenflow": (zero(zenflow={}), "zero_optimization.zenflow: is not supported; remove it: the EMA needs"),
+    "quantized": (
+        zero(zero_quantized_weights=True),
+        "zero_optimization.zero_quantized_weights: must be false, got true (it is",
+    ),
+    "quantized is text": (
+        zero(zero_quantized_gradients="x"),
+        "zero_optimization.zero_quantized_gradients: must be false, got 'x' (it is",
+    ),
+    "groups": (
+        zero(zero_hpz_partition_size=2),
+        "zero_optimization.zero_hpz_partition_size: must be 1, got 2 (other values",
+    ),
+    "bucket": (
+        zero(reduce_bucket_size=0),
+        "zero_optimization.reduce_bucket_size: must be a whole number of at least 1,",
+    ),
+    "half a bucket": (
+        zero(reduce_bucket_size=5.5),
+        "zero_optimization.reduce_bucket_size: must be a whole number of at least 1,",
+    ),
+    "odd": (
+        zero(allgather_bucket_size=3),
+        "zero_optimization.allgather_bucket_size: must be an even number of at least",
+    ),
+    "infinite": (
+        '{"zero_optimization": {"reduce_bucket_size": 1e999}}',
+        "zero_optimization.reduce_bucket_size: must be a whole number of at least 1,",
+    ),
+    "gradients apart": (
+        zero(contiguous_gradients=False),
+        "zero_optimization.contiguous_gradients: must be true, got false (DeepSpeed",
+    ),
+    "predivided and scattered": (
+        {**zero(), "gradient_predivide_factor": 2},
+        "gradient_predivide_factor: must be 1 at ZeRO stage 3, got 2 (DeepSpeed 0.19",
+    ),
+    "prescaled and scattered": (
+        {**zero(), "prescale_gradients": True},
+        "prescale_gradients: must be false at ZeRO stage 3, got true (DeepSpeed 0.19",
+    ),
+    "no group": (zero(sub_group_size=0), "zero_optimization.sub_group_size: must be a whole number of at least 1, got"),
+    "a boolean": (zero(overlap_comm="x"), "zero_optimization.overlap_comm: must be true or false, or null, got 'x';"),
+    "one": (zero(reduce_scatter=1), "zero_optimization.reduce_scatter: must be true or false, got 1; fix it, or"),
+    "misspelt": (zero(reduce_bucket_sise=5), "zero_optimization.reduce_bucket_sise: unknown key; did you mean"),
     "old name": (zero(prefetch_bucket_size=5), "did you mean stage3_prefetch_bucket_size?"),
-    "predivide": ({"gradient_predivide_factor": 0}, "gradient_predivide_factor: 0 must be a number above 0"),
-    "prescale": ({"prescale_gradients": "x"}, "prescale_gradients: 'x' must be true or false"),
-    "dump": ({"dump_state": "x"}, "dump_state: 'x' must be true or false"),
-    "timers": ({"timers": {"throughput": {"enabled": "x"}}}, "timers.throughput.enabled: 'x' must be true or false"),
-    "logger": ({"comms_logger": {"prof_ops": [1]}}, "comms_logger.prof_ops: [1] must be a list of names"),
-    "loss scale": ({"fp16": {"loss_scale": -1}}, "fp16.loss_scale: -1 must be a number of at least 0"),
-    "power": ({"fp16": {"initial_scale_power": 1e9}}, "fp16.initial_scale_power: 1000000000.0 must be a whole number"),
-    "offload": (zero(offload_optimizer={"device": "cpu", "pin_memory": "x"}), "offload_optimizer.pin_memory: 'x' must"),
-    "path": (zero(offload_optimizer={"device": "nvme", "nvme_path": 3}), "nvme_path: 3 must be a text"),
-}  # fmt: skip
+    "predivide": (
+        {"gradient_predivide_factor": 0},
+        "gradient_predivide_factor: must be a number above 0, got 0; fix it, or",
+    ),
+    "prescale": (
+        {"prescale_gradients": "x"},
+        "prescale_gradients: must be true or false, got 'x'; fix it, or remove it",
+    ),
+    "dump": ({"dump_state": "x"}, "dump_state: must be true or false, got 'x'; fix it, or remove it for the"),
+    "timers": (
+        {"timers": {"throughput": {"enabled": "x"}}},
+        "timers.throughput.enabled: must be true or false, got 'x'; fix it, or",
+    ),
+    "logger": (
+        {"comms_logger": {"prof_ops": [1]}},
+        "comms_logger.prof_ops: must be a list of names, got [1]; fix it, or remove",
+    ),
+    "loss scale": (
+        {"fp16": {"loss_scale": -1}},
+        "fp16.loss_scale: must be a number of at least 0, got -1; fix it, or remove",
+    ),
+    "power": (
+        {"fp16": {"initial_scale_power": 1e9}},
+        "fp16.initial_scale_power: must be a whole number of at least 0 and at most",
+    ),
+    "offload": (
+        zero(offload_optimizer={"device": "cpu", "pin_memory": "x"}),
+        "zero_optimization.offload_optimizer.pin_memory: must be true or false, got",
+    ),
+    "path": (
+        zero(offload_optimizer={"device": "nvme", "nvme_path": 3}),
+        "zero_optimization.offload_optimizer.nvme_path: must be a string, or null,",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

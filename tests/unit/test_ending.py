@@ -15,7 +15,7 @@ GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed b
 def end(monkeypatch, spoke, text=GLOO):
     waited = []
     monkeypatch.setattr(comm, "another_rank_spoke", lambda: spoke)
-    monkeypatch.setattr(ending, "wait_to_be_ended", lambda: waited.append("ended"))
+    monkeypatch.setattr(ending, "wait_for_termination", lambda: waited.append("ended"))
     monkeypatch.setattr(ending.time, "sleep", waited.append)
 
     def work():

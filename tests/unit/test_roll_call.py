@@ -43,7 +43,7 @@ def test_a_host_that_cannot_run_ranks_is_told_from_one_that_is_slow(found, ends,
 def test_a_host_whose_ranks_come_meanwhile_ends_nothing(monkeypatch):
     ended = []
     monkeypatch.setattr(roll_call.os, "_exit", ended.append)
-    monkeypatch.setattr(roll_call, "speak", lambda error: ended.append(str(error)))
+    monkeypatch.setattr(roll_call, "print_error", lambda error: ended.append(str(error)))
     monkeypatch.setattr(roll_call, "_open_store", lambda rank: store)
     monkeypatch.setattr(roll_call, "hosts_of_ranks", lambda: ["node1", "node2", "node3"])
     monkeypatch.setattr(roll_call.launched, "world_size", lambda: 3)

@@ -29,18 +29,18 @@ FREE = {
 }
 
 FIXED = {
-    "seed=99": r"seed: 99 was \d+ in the run that ",
-    "batch=64": r"batch: 64 was \d+ in the run that ",
-    "accumulation=2": "accumulation: 2 was 1 in the run that ",
-    "data.kind=synthetic": "data.kind: 'synthetic' was 'digits' in the run that ",
-    "data.horizontal_flip=true": "data.horizontal_flip: True was False in the run that ",
-    "generator.channels=12": r"generator.channels: 12 was \d+ in the run that ",
-    "optimizer.generator.lr=0.125": r"optimizer.generator.lr: 0.125 was 0.\d+ in the run that ",
-    "optimizer.generator.betas=[0.5, 0.9]": r"optimizer.generator.betas: \[0.5, 0.9\] was \[0.0, 0.999\] in the run ",
-    "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: 1.0 was unset in the run that ",
-    "objective.r1.weight=1": "objective.r1.every: 1 was unset in the run that ",
-    "engines.generator.accumulation=2": "engines.generator.accumulation: 2 was unset in the run that ",
-    "ema.half_life_nimg=17": r"ema.half_life_nimg: 17 was \d+ in the run that ",
+    "seed=99": r"seed: must be \d+, as in the run in ",
+    "batch=64": r"batch: must be \d+, as in the run in ",
+    "accumulation=2": "accumulation: must be 1, as in the run in ",
+    "data.kind=synthetic": "data.kind: must be 'digits', as in the run in ",
+    "data.horizontal_flip=true": "data.horizontal_flip: must be false, as in the run in ",
+    "generator.channels=12": r"generator.channels: must be \d+, as in the run in ",
+    "optimizer.generator.lr=0.125": r"optimizer.generator.lr: must be 0.\d+, as in the run in ",
+    "optimizer.generator.betas=[0.5, 0.9]": r"optimizer.generator.betas: must be \[0.0, 0.999\], as in the run in ",
+    "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: must be unset, as in the run in ",
+    "objective.r1.weight=1": "objective.r1.every: must be unset, as in the run in ",
+    "engines.generator.accumulation=2": "engines.generator.accumulation: must be unset, as in the run in ",
+    "ema.half_life_nimg=17": r"ema.half_life_nimg: must be \d+, as in the run in ",
 }
 
 
@@ -63,7 +63,7 @@ def test_what_changes_the_meaning_of_a_run_is_refused(tmp_path, override):
     with pytest.raises(UserError) as caught:
         compare(tiny_recipe(tmp_path), tiny_recipe(tmp_path, override))
     assert re.match(FIXED[override], str(caught.value))
-    remedy = "; set it back to go on, or give another `out` to start anew"
+    remedy = "; set it back to resume, or give another `out` to start a new run"
     if caught.value.field.startswith("generator."):
         assert str(caught.value).endswith(f"{remedy} (with init_from to keep the weights)")
     else:
@@ -74,16 +74,19 @@ def test_what_changes_the_meaning_of_a_run_is_refused(tmp_path, override):
 def test_a_change_is_accepted_where_the_user_says_so(tmp_path):
     saved, given = tiny_recipe(tmp_path), tiny_recipe(tmp_path, "seed=99", "batch=64")
     assert compare(saved, given, ["batch", "seed"]) == ["batch: 8 -> 64", "seed: 1 -> 99"]
-    with pytest.raises(UserError, match=r"^seed: 99 was 1"):
+    with pytest.raises(UserError, match=r"^seed: must be 1, as in the run in .*, got 99;"):
         compare(saved, given, ["batch"])
-    with pytest.raises(UserError, match=r"^--allow-change: 'bacth' is no key of the recipe"):
+    with pytest.raises(UserError, match=r"^--allow-change: must be a key of the recipe, got 'bacth'"):
         compare(saved, given, ["batch", "bacth", "seed"])
-    with pytest.raises(UserError, match=r"^generator.channels: 3 was 2 .*\(with init_from to keep the weights\)$"):
+    with pytest.raises(
+        UserError,
+        match=r"^generator.channels: must be 2, as in the run in .*, got 3;.*\(with init_from to keep the weights\)$",
+    ):
         compare(saved, tiny_recipe(tmp_path, "generator.channels=3"), ["generator.channels"])
 
 
 def test_taking_a_section_away_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"^objective.r1.every: is unset and was 1 in the run that "):
+    with pytest.raises(UserError, match=r"^objective.r1.every: must be 1, as in the run in "):
         compare(tiny_recipe(tmp_path, "objective.r1.weight=1"), tiny_recipe(tmp_path))
 
 
@@ -104,23 +107,32 @@ def test_the_recipe_is_kept_as_it_was(tmp_path):
 
 def test_a_recipe_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"^out: '.*/file/run' cannot be written \(.*; give a directory of your own$"):
+    with pytest.raises(
+        UserError,
+        match=r"^out: '.*/file/run' cannot be written: Not a directory.*; give a directory that you can write to$",
+    ):
         write_recipe(tiny_recipe(tmp_path), tmp_path / "file" / "run", {})
 
 
 def test_what_is_no_run_directory_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"^--run: '.*' is no run directory: it holds no config.yaml; give the `out`"):
+    with pytest.raises(
+        UserError, match=r"^--run: must be a run directory, got '.*' \(it has no config.yaml\); give the `out`"
+    ):
         read_saved_recipe(tmp_path / "missing")
     (tmp_path / "config.yaml").write_text("service: {port: 80}\n")
     with pytest.raises(UserError) as caught:
         read_saved_recipe(tmp_path)
     assert caught.value.field == str(tmp_path / "config.yaml")
-    assert "is not the recipe of a run (service: {'port': 80} is given for a key that" in str(caught.value)
+    assert "must be a valid recipe (service: unknown key; " in str(caught.value)
 
 
 def test_outputs_that_cannot_be_written_are_refused_beforehand(tmp_path):
     refuse_output(tmp_path / "new.png")
-    with pytest.raises(UserError, match=r"^--out: '.*' is a directory; give the path of a file in it"):
+    with pytest.raises(
+        UserError, match=r"^--out: must be a file, got '.*' \(it is a directory\); give the path of a file in it"
+    ):
         refuse_output(tmp_path)
-    with pytest.raises(UserError, match=r"^--out: '.*' lies in a directory that does not exist; make that directory"):
+    with pytest.raises(
+        UserError, match=r"^--out: must lie in a directory, got '.*' \(that directory does not exist\); make"
+    ):
         refuse_output(tmp_path / "missing" / "new.png")

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from bigsgan.config.sections import Average, Optimizer, Penalty
+from bigsgan.config.sections import EMA, Optimizer, Penalty
 from bigsgan.engines import Rates
 from bigsgan.training.schedules import (
     average_decay,
@@ -95,7 +95,7 @@ def test_what_has_no_end_of_its_own_ends_with_the_run():
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
 def test_the_half_life_grows_over_the_warm_up(batch):
-    section = Average(half_life_nimg=5000, warmup_nimg=10_000)
+    section = EMA(half_life_nimg=5000, warmup_nimg=10_000)
     assert average_decay(section, batch, batch) == 0.0  # a copy, as the half-life before the first update is 0
     for before in (1_000, 5_000, 9_999, 10_000, 10**6):
         expected = 0.5 ** (batch / published(before, 0, 5000, 10_000))
@@ -119,26 +119,26 @@ def test_an_update_is_told_only_what_moves(tmp_path):
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
 def test_a_weights_share_halves_in_a_half_life(batch):
-    section = Average(half_life_nimg=640)
+    section = EMA(half_life_nimg=640)
     kept = [average_decay(section, batch, nimg) for nimg in range(batch, 640 + 1, batch)]
     assert math.prod(kept) == pytest.approx(0.5)
 
 
 def test_the_published_decay():
     # Brock et al. 2019: 0.9999 at batch 2048 is a half-life of 14.2 million images.
-    section = Average(half_life_nimg=round(2048 * math.log(0.5) / math.log(0.9999)))
+    section = EMA(half_life_nimg=round(2048 * math.log(0.5) / math.log(0.9999)))
     assert average_decay(section, 2048, 10**8) == pytest.approx(0.9999, abs=1e-9)
 
 
 def test_the_average_is_a_copy_until_it_starts():
-    section = Average(half_life_nimg=100, start_nimg=300)
+    section = EMA(half_life_nimg=100, start_nimg=300)
     assert [average_decay(section, 50, nimg) for nimg in (0, 50, 250, 300)] == [0.0] * 4
     assert average_decay(section, 50, 301) == pytest.approx(0.5**0.5)
-    assert average_decay(Average(half_life_nimg=100, ramp=0.05), 50, 0) == 0.0
+    assert average_decay(EMA(half_life_nimg=100, ramp=0.05), 50, 0) == 0.0
 
 
 def test_the_ramp_shortens_the_half_life_early():
-    section = Average(half_life_nimg=1000, ramp=0.05)
+    section = EMA(half_life_nimg=1000, ramp=0.05)
     for nimg, half_life in ((64, 3.2), (1280, 64), (10_000, 500), (20_000, 1000), (10**6, 1000)):
         assert average_decay(section, 64, nimg) == pytest.approx(0.5 ** (64 / half_life))
     decays = [average_decay(section, 64, nimg) for nimg in range(64, 30_000, 64)]

@@ -1,7 +1,7 @@
 """The recipe's ``generator`` and ``discriminator`` sections: one pair of classes for each model family.
 
-Architecture tables live here, free of torch, so that a recipe is checked before anything heavy is imported. A new
-family adds a file, and a line to each union.
+Architecture tables live here, independent of torch, so that a recipe is checked before torch is imported. A new family
+adds a file, and a line to each union.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2G
 
 
 def family_of(section: Any) -> Any:
-    """Return the name that tells the classes of a union apart; a section without one is BigGAN's."""
+    """Return the name of a section's family, which selects its class; the default is BigGAN."""
     if isinstance(section, dict):
         return section.get("family", "biggan")
     return getattr(section, "family", "biggan")

@@ -1,4 +1,4 @@
-"""What the sections of all model families have in common."""
+"""Base classes of the sections of all model families."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pydantic import Field
 from bigsgan.config.sections import Data, Section, Width
 
 Depth = Annotated[int, Field(gt=0, le=64)]
-"""Layers or blocks in a row; a number beyond it is a slip."""
+"""Number of consecutive layers or blocks."""
 
 
 class NetworkSection(Section):
     """One network of a family.
 
     Attributes:
-        family: Name of the family, which tells the sections apart.
-        draws: Whether the network draws numbers of its own, such as noise; its inputs then carry a seed a sample.
-        has_styles: Whether its first layer leaves style vectors, which path length regularisation differentiates by.
+        family: Name of the family, which selects the class of the section.
+        draws: Whether the network draws random numbers, such as noise; its inputs then carry a seed for each sample.
+        has_styles: Whether its first layer outputs style vectors, which path length regularization needs.
         paired: Whether it reads input images: G in place of latents, D beside the images that it judges.
     """
 
@@ -33,10 +33,10 @@ class NetworkSection(Section):
         return False
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
 
     def check_micro_batch(self, size: int, num_parts: int = 1) -> None:
-        """Raise UserError where the network cannot take ``size`` images at a time, of a batch in so many parts."""
+        """Raise UserError if the network does not support micro-batches of ``size`` images, ``num_parts`` a batch."""
 
 
 class GeneratorSection(NetworkSection):

@@ -34,7 +34,7 @@ BIGGAN_DISCRIMINATOR = {
 
 
 class ScaledSection(BlockSection):
-    """How large a network is, beside ``channels``, and the form of its convolutions."""
+    """The size of a network, and the variant of its convolutions."""
 
     channels: Width = 96
     width: Annotated[float, Field(gt=0, le=64)] = 1.0
@@ -72,20 +72,18 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
     """Let gains and biases of batch norm be linear in one embedding; without, each has an embedding of its own."""
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN", BIGGAN_GENERATOR, data.resolution)
         blocks = len(BIGGAN_GENERATOR[data.resolution]) - 1
         if self.hierarchical and not self.shared_embedding:
-            problem = "needs an embedding that blocks share, to which they append their chunks of the latent"
-            raise UserError("generator.hierarchical", True, problem, "set generator.hierarchical=false")
+            problem, detail = "must be false with shared_embedding=false", "chunks are appended to the shared embedding"
+            raise UserError("generator.hierarchical", True, problem, "set generator.hierarchical=false", detail)
         if self.hierarchical and self.latent_size % (blocks + 1):
             nearest = max(1, round(self.latent_size / (blocks + 1))) * (blocks + 1)
-            raise UserError(
-                "generator.latent_size",
-                self.latent_size,
-                f"does not divide into {blocks + 1} chunks (the input and {blocks} blocks)",
-                f"set generator.latent_size={nearest} or generator.hierarchical=false",
-            )
+            problem = f"must be a multiple of {blocks + 1}"
+            remedy = f"set generator.latent_size={nearest} or generator.hierarchical=false"
+            detail = f"it is split into chunks for the input and {blocks} blocks"
+            raise UserError("generator.latent_size", self.latent_size, problem, remedy, detail)
         check_attention("generator", self.attention, [4 * 2 ** (i + 1) for i in range(blocks)])
         check_groups("generator", self, self.widths(BIGGAN_GENERATOR[data.resolution]))
 
@@ -96,7 +94,7 @@ class BigGANDiscriminator(ScaledSection, NetworkSection):
     family: Literal["biggan"] = "biggan"
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data.resolution)
         check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.resolution))
         check_groups("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.resolution]))
@@ -110,22 +108,18 @@ def biggan_discriminator_resolutions(resolution: int) -> list[int]:
 
 
 def check_resolution(family: str, known: Mapping[int, object], resolution: int) -> None:
-    """Raise UserError where a family has no table for a resolution."""
+    """Raise UserError if a family has no table for a resolution."""
     if resolution not in known:
         nearest = min(known, key=lambda r: abs(math.log(r / resolution)))
-        problem = f"is none of {family}'s {sorted(known)}"
+        problem = f"must be one of {sorted(known)} with {family}"
         raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
 
 
 def check_attention(network: str, attention: list[int], available: list[int]) -> None:
-    """Raise UserError where attention names a feature map that a network does not have, or one twice."""
+    """Raise UserError if attention names a feature map that the network does not have, or one twice."""
     for resolution in attention:
         if resolution not in available:
-            raise UserError(
-                f"{network}.attention",
-                attention,
-                f"names a feature map of {resolution}, which there is not",
-                f"choose from {sorted(set(available))}, or [] for none",
-            )
+            problem = f"must be resolutions of feature maps, {sorted(set(available))}"
+            raise UserError(f"{network}.attention", attention, problem, "choose from these, or [] for none")
     if len(set(attention)) != len(attention):
-        raise UserError(f"{network}.attention", attention, "names a resolution twice", "name each once")
+        raise UserError(f"{network}.attention", attention, "must name each resolution once", "remove the second")

@@ -44,7 +44,7 @@ class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
     """Size of the class embedding that all blocks share."""
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN-deep", BIGGAN_GENERATOR, data.resolution)
         multipliers = BIGGAN_GENERATOR[data.resolution]
         check_attention("generator", self.attention, [8 << i for i in range(len(multipliers) - 1)])
@@ -57,7 +57,7 @@ class BigGANDeepDiscriminator(DeepSection, NetworkSection):
     family: Literal["biggan_deep"] = "biggan_deep"
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN-deep", BIGGAN_DISCRIMINATOR, data.resolution)
         check_attention("discriminator", self.attention, deep_discriminator_resolutions(data.resolution))
         _check_bottleneck("discriminator", self.channels, min(BIGGAN_DISCRIMINATOR[data.resolution][1:]))
@@ -72,9 +72,6 @@ def deep_discriminator_resolutions(resolution: int) -> list[int]:
 
 def _check_bottleneck(network: str, channels: int, narrowest: int) -> None:
     if channels * narrowest < BOTTLENECK:
-        raise UserError(
-            f"{network}.channels",
-            channels,
-            f"leaves a block of {channels * narrowest} channels, whose bottleneck has {BOTTLENECK} times fewer",
-            f"set {network}.channels={-(-BOTTLENECK // narrowest)} or more",
-        )
+        field, least = f"{network}.channels", -(-BOTTLENECK // narrowest)
+        detail = f"a block's bottleneck has {BOTTLENECK} times fewer channels"
+        raise UserError(field, channels, f"must be at least {least}", f"set {field}={least} or more", detail)

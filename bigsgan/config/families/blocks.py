@@ -1,4 +1,4 @@
-"""What stands in a block's place of a full convolution: keys that several families share."""
+"""Convolution variants: keys that several families share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bigsgan.errors import UserError
 
 
 class BlockSection(Section):
-    """The form of a network's convolutions; those that see or make an image are always full ones."""
+    """The variant of a network's convolutions; those that read or write an image are always full convolutions."""
 
     block: Literal["standard", "depthwise_separable", "grouped", "inverted_residual"] = "standard"
     """Full convolutions; one filter a channel and a 1x1 convolution (Howard et al. 2017, arXiv 1704.04861); groups of
@@ -23,7 +23,7 @@ class BlockSection(Section):
 
 
 def check_groups(network: str, section: BlockSection, widths: Iterable[int]) -> None:
-    """Raise UserError where a feature map does not divide into groups.
+    """Raise UserError if the channels of a feature map do not divide into groups.
 
     Args:
         network: ``generator`` or ``discriminator``.
@@ -34,9 +34,6 @@ def check_groups(network: str, section: BlockSection, widths: Iterable[int]) -> 
         return
     for width in widths:
         if width % section.groups:
-            raise UserError(
-                f"{network}.groups",
-                section.groups,
-                f"does not divide the {width} channels of a feature map",
-                f"set {network}.groups to a divisor of it, or {network}.block=standard",
-            )
+            problem = f"must divide the {width} channels of a feature map"
+            remedy = f"set {network}.groups to a divisor of {width}, or {network}.block=standard"
+            raise UserError(f"{network}.groups", section.groups, problem, remedy)

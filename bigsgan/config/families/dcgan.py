@@ -18,10 +18,10 @@ class DCGANGenerator(BlockSection, GeneratorSection):
     channels: Width = 64
     """Of the finest feature map; each coarser one has twice as many."""
     embedding_size: Width = 32
-    """Size of the class embedding beside the latent; without effect where there are no classes."""
+    """Size of the class embedding beside the latent; ignored without classes."""
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         _check_resolution(data.resolution)
         check_groups("generator", self, [self.channels])
 
@@ -36,7 +36,7 @@ class DCGANDiscriminator(BlockSection, NetworkSection):
     """Batch norm as published, or spectral norm (Miyato et al. 2018, arXiv 1802.05957), or neither."""
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         _check_resolution(data.resolution)
         check_groups("discriminator", self, [self.channels])
 
@@ -44,5 +44,5 @@ class DCGANDiscriminator(BlockSection, NetworkSection):
 def _check_resolution(resolution: int) -> None:
     if resolution < 8 or resolution & (resolution - 1):
         nearest = max(8, 1 << (resolution.bit_length() - 1))
-        problem = "is no power of two from 8 on, which DCGAN's halvings need"
+        problem = "must be a power of two of at least 8 with DCGAN"
         raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")

@@ -18,7 +18,7 @@ class MLPGenerator(GeneratorSection):
     depth: Depth = 3
     """Hidden layers."""
     embedding_size: Width = 32
-    """Size of the class embedding beside the latent; without effect where there are no classes."""
+    """Size of the class embedding beside the latent; ignored without classes."""
 
 
 class MLPDiscriminator(NetworkSection):

@@ -36,11 +36,11 @@ class Pix2PixGenerator(NetworkSection):
     """
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         if self.architecture == "unet":
             pix2pix_levels(data.resolution)
         elif data.resolution < 8 or data.resolution % 4:
-            problem = "must be a multiple of 4, from 8 on, for two halvings"
+            problem = "must be a multiple of 4 of at least 8 with architecture=resnet"
             remedy = f"set data.resolution={max(8, data.resolution // 4 * 4)}"
             raise UserError("data.resolution", data.resolution, problem, remedy)
 
@@ -58,10 +58,10 @@ class Pix2PixDiscriminator(NetworkSection):
     norm: Norm = "batch"
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         if self.architecture == "patches" and data.resolution >> self.depth < 3:
             most = max(1, (data.resolution // 3).bit_length() - 1)
-            problem = f"leaves no patch of an image of {data.resolution} pixels"
+            problem = f"must be at most {most} with images of {data.resolution} pixels"
             raise UserError("discriminator.depth", self.depth, problem, f"set discriminator.depth={most} or less")
 
 
@@ -74,6 +74,6 @@ def pix2pix_levels(resolution: int) -> int:
     levels = min(MOST_LEVELS, (resolution & -resolution).bit_length() - 1)
     if resolution < 8 or resolution >> levels > 8 or levels < 3:
         nearest = max(8, 1 << (resolution.bit_length() - 1))
-        problem = "cannot be halved often enough for a U-Net"
-        raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
+        problem, detail = "must be 1 to 8 times a power of two from 8 to 256", "the U-Net halves it that often"
+        raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}", detail)
     return levels

@@ -14,9 +14,9 @@ _BOTTOM = 4
 
 
 class R3GANNetwork(NetworkSection):
-    """What both networks have: stages of residual blocks, one for each resolution from 4x4 on.
+    """Keys of both networks: stages of residual blocks, one for each resolution from 4x4 on.
 
-    The lists name the stages from coarse to fine, for the discriminator too.
+    The lists give the stages from coarse to fine, also for the discriminator.
     """
 
     widths: list[Width] = Field(min_length=1)
@@ -36,25 +36,25 @@ class R3GANNetwork(NetworkSection):
         return self.bf16_stages > 0
 
     def _check(self, network: str, data: Data) -> None:
-        """Raise UserError where the lists fit neither the resolution nor each other."""
+        """Raise UserError if the lists do not fit the resolution or each other."""
         num = len(self.widths)
         resolution = _BOTTOM * 2 ** (num - 1)
         if data.resolution != resolution:
-            problem = f"ends at {resolution}x{resolution}, as stages double from 4x4 on, but data.resolution differs"
-            remedy = f"give one width for each resolution up to data.resolution={data.resolution}"
-            raise UserError(f"{network}.widths", self.widths, problem, remedy)
+            problem = f"must have an entry for each resolution from 4 to data.resolution ({data.resolution})"
+            remedy, detail = "add or remove entries", f"{num} stages end at {resolution}x{resolution}"
+            raise UserError(f"{network}.widths", self.widths, problem, remedy, detail)
         for key, values in (("cardinalities", self.cardinalities), ("blocks", self.blocks)):
             if len(values) != num:
-                problem = f"has {len(values)} entries for {num} stages"
-                raise UserError(f"{network}.{key}", values, problem, f"give {num} numbers, as {network}.widths has")
+                problem = f"must have {num} entries, as {network}.widths"
+                raise UserError(f"{network}.{key}", values, problem, "give one for each stage")
         for width, groups in zip(self.widths, self.cardinalities, strict=True):
             if width * self.expansion % groups:
-                problem = f"has {groups}, which does not divide a block's {width * self.expansion} channels"
-                remedy = f"choose divisors of {network}.widths times {network}.expansion"
-                raise UserError(f"{network}.cardinalities", self.cardinalities, problem, remedy)
+                problem = f"must divide {network}.widths times {network}.expansion"
+                detail = f"{groups} does not divide a block's {width * self.expansion} channels"
+                raise UserError(f"{network}.cardinalities", self.cardinalities, problem, "choose divisors", detail)
         if self.bf16_stages > num:
-            problem = f"is more than the {num} stages"
-            raise UserError(f"{network}.bf16_stages", self.bf16_stages, problem, f"set 0 to {num}")
+            problem, remedy = f"must be at most {num}, the number of stages", "give a smaller number"
+            raise UserError(f"{network}.bf16_stages", self.bf16_stages, problem, remedy)
 
 
 class R3GANGenerator(R3GANNetwork, GeneratorSection):
@@ -63,10 +63,10 @@ class R3GANGenerator(R3GANNetwork, GeneratorSection):
     family: Literal["r3gan"] = "r3gan"
     latent_size: Width = 64
     embedding_size: Width = 64
-    """Size of the class embedding beside the latent; without effect where there are no classes."""
+    """Size of the class embedding beside the latent; ignored without classes."""
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         self._check("generator", data)
 
 
@@ -75,8 +75,8 @@ class R3GANDiscriminator(R3GANNetwork):
 
     family: Literal["r3gan"] = "r3gan"
     embedding_size: Width = 768
-    """Features that the head projects on the class's embedding; without effect where there are no classes."""
+    """Features that the head projects on the class's embedding; ignored without classes."""
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         self._check("discriminator", data)

@@ -63,17 +63,16 @@ class _StyleGAN2(NetworkSection):
         resolution = data.resolution
         if resolution < SMALLEST_RESOLUTION or resolution & (resolution - 1):
             nearest = max(SMALLEST_RESOLUTION, 1 << (resolution.bit_length() - 1))
-            problem = f"is no power of two from {SMALLEST_RESOLUTION} on, which StyleGAN2's blocks need"
+            problem = f"must be a power of two of at least {SMALLEST_RESOLUTION} with StyleGAN2"
             raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
         if self.channel_base < resolution:
-            problem = f"leaves no channel at {resolution}x{resolution}"
-            remedy = f"set {network}.channel_base to {resolution} or more"
-            raise UserError(f"{network}.channel_base", self.channel_base, problem, remedy)
+            field, problem = f"{network}.channel_base", f"must be at least {resolution}, the resolution"
+            raise UserError(field, self.channel_base, problem, f"set {field}={resolution} or more")
         largest = resolution.bit_length() - SMALLEST_RESOLUTION.bit_length() + 1
         if self.half_resolutions > largest:
-            problem = f"is more than the {largest} resolutions above {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
-            remedy = f"set {network}.half_resolutions={largest}"
-            raise UserError(f"{network}.half_resolutions", self.half_resolutions, problem, remedy)
+            field = f"{network}.half_resolutions"
+            problem = f"must be at most {largest}, the resolutions above {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
+            raise UserError(field, self.half_resolutions, problem, f"set {field}={largest}")
 
 
 class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
@@ -93,7 +92,7 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     """Share of the images in training whose finer layers take the style of a second latent."""
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         self._check("generator", data)
 
 
@@ -113,24 +112,23 @@ class StyleGAN2Discriminator(_StyleGAN2):
     """Feature maps that show it to the last layers; 0 leaves it out."""
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         self._check("discriminator", data)
         bottom = self.channels(data.resolution)[BOTTOM_RESOLUTION]
         if self.mbstd_channels and bottom % self.mbstd_channels:
-            problem = f"does not divide the {bottom} channels at {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
+            problem = f"must divide the {bottom} channels at {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
             remedy = f"set discriminator.mbstd_channels={math.gcd(bottom, self.mbstd_channels)}"
             raise UserError("discriminator.mbstd_channels", self.mbstd_channels, problem, remedy)
 
     def check_micro_batch(self, size: int, num_parts: int = 1) -> None:
-        """Raise UserError where ``size`` images do not divide into groups, or groups of all would be of a part."""
+        """Raise UserError if ``size`` images do not divide into groups, or if a group would span micro-batches."""
+        field = "discriminator.mbstd_group"
         if self.mbstd_channels and self.mbstd_group is None and num_parts > 1:
-            problem = f"takes all images of a batch together, which come in {num_parts} parts"
-            remedy = f"set discriminator.mbstd_group={math.gcd(size, 4)}, or train on one rank without accumulation"
-            raise UserError("discriminator.mbstd_group", None, problem, remedy)
+            problem = "must be given, got null"
+            detail = f"null needs the whole batch at once, which is split into {num_parts} micro-batches"
+            remedy = f"set {field}={math.gcd(size, 4)}, or train on one rank without accumulation"
+            raise UserError(field, None, problem, remedy, detail)
         if self.mbstd_channels and self.mbstd_group is not None and size % self.mbstd_group:
-            raise UserError(
-                "discriminator.mbstd_group",
-                self.mbstd_group,
-                f"does not divide the {size} images of a micro-batch on one rank",
-                f"set discriminator.mbstd_group={math.gcd(size, self.mbstd_group)}, or change batch or accumulation",
-            )
+            problem = f"must divide the {size} images of a micro-batch on one rank"
+            remedy = f"set {field}={math.gcd(size, self.mbstd_group)}, or change batch or accumulation"
+            raise UserError(field, self.mbstd_group, problem, remedy)
