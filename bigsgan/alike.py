@@ -34,8 +34,8 @@ def check_plans(plan: RunPlan) -> None:
     """
     told: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
     told |= {key: value for key, value in flat(plan.recipe.model_dump()).items() if key not in _OWN_KEYS}
-    for network, file in plan.deepspeed_files.items():
-        told[f"engines.{network}.ds_config"] = file.content
+    for network, engine in plan.engines.items():
+        told[f"engines.{network}.ds_config"] = engine.file.content
 
     def refuse(by_rank: Sequence[tuple[str, dict[str, Any]]]) -> UserError | None:
         (host, first), *others = by_rank

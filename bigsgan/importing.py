@@ -73,9 +73,9 @@ def main(
     if nimg >= _MOST_NIMG:
         raise UserError("--weights", str(weights), f"has seen {nimg} images, it says", "give another snapshot")
     recipe, chosen = make_recipe(found, out, nimg)
-    files = checked(found.settings, lambda: plan_run(recipe, 1).deepspeed_files)
+    engines = checked(found.settings, lambda: plan_run(recipe, 1).engines)
     entries = {name: _Entry(recipe, name, state, found.moments.get(name)) for name, state in found.states.items()}
-    write_recipe(recipe, out, files)
+    write_recipe(recipe, out, engines)
     saver = checkpoint.Saver(out / "checkpoints", checkpoint.OneRank(), Checkpoints(background=False))
     if not saver.save(nimg, entries, checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})):
         raise UserError("--out", str(out), "could not be written (the warnings above say why)", "make room")

@@ -60,7 +60,7 @@ def describe_networks(plan: RunPlan) -> str:
 
 def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
     """Parameters, and floating-point operations of a forward pass for one image."""
-    num_samples = plan.micro_batch_size(network)  # which layers that look across samples can divide
+    num_samples = plan.engines[network].micro_batch_size  # which layers that look across samples can divide
     with torch.device("meta"):
         stack = build_network(plan.recipe, network).eval().requires_grad_(False)
     with FlopCounterMode(display=False) as counter:

@@ -79,9 +79,9 @@ def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Col
 def _compare(plan: RunPlan, found: checkpoint.Checkpoint, allowed: Collection[str]) -> None:
     """Refuse a recipe that means something else than the checkpoint's; tell what differs."""
     saved, given = flat(parse_recipe(found.manifest["recipe"]).model_dump()), flat(plan.recipe.model_dump())
-    for network, file in plan.deepspeed_files.items():  # the part of a DeepSpeed file that changes the numbers
+    for network, engine in plan.engines.items():  # the part of a DeepSpeed file that changes the numbers
         key = f"engines.{network}.precision"
-        saved[key], given[key] = found.layout.get(f"{network}.precision"), file.precision
+        saved[key], given[key] = found.layout.get(f"{network}.precision"), engine.file.precision
     lines = compare_recipes(saved, given, str(plan.recipe.out), allowed)
     lines = [line for line in lines if not line.startswith("out: ")]
     if lines:

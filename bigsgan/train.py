@@ -129,7 +129,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
     run = build_run(plan, out, start, rank_log)
     if rank == 0:  # not before the recipe has proved to fit the data and the checkpoint
-        write_recipe(recipe, out, plan.deepspeed_files)
+        write_recipe(recipe, out, plan.engines)
     rank_log.write = run.reporter.message
     board = partial(
         comm.open_board, comm.from_rank_zero(uuid.uuid4().hex)
@@ -227,11 +227,11 @@ def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, An
     if recipe.init_from:
         freeze_first_layers(recipe, engines["discriminator"], recipe.init_from.freeze_discriminator)
     layout: dict[str, Any] = {"world_size": plan.world_size}
-    for network, file in plan.deepspeed_files.items():
-        layout[f"{network}.stage"] = file.stage
-        layout[f"{network}.offload"] = file.offload_optimizer
-        layout[f"{network}.precision"] = file.precision
-        layout[f"{network}.pipeline_stages"] = plan.placement(network).num_stages
+    for network, engine in plan.engines.items():
+        layout[f"{network}.stage"] = engine.file.stage
+        layout[f"{network}.offload"] = engine.file.offload_optimizer
+        layout[f"{network}.precision"] = engine.file.precision
+        layout[f"{network}.pipeline_stages"] = engine.placement.num_stages
         layout[f"{network}.division"] = engines[network].division
     return executor, layout
 
@@ -352,7 +352,7 @@ def _closing_lines(out: Path, run: Run) -> str:
 
 def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
     """Say where memory ran out, and what to do about it."""
-    sizes = ", ".join(f"{plan.micro_batch_size(n)} ({n})" for n in NETWORKS)
+    sizes = ", ".join(f"{plan.engines[n].micro_batch_size} ({n})" for n in NETWORKS)
     staged = any(plan.placement(network).num_stages > 1 for network in NETWORKS)
     keeps = staged and plan.recipe.pipeline.generator_phase == "keep"
     return (

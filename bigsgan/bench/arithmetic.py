@@ -44,7 +44,7 @@ def arithmetic_of(plan: RunPlan, peaks: dict[str, float]) -> Arithmetic | None:
     if any(plan.placement(network).num_stages > 1 for network in NETWORKS):
         return None
     flops = count_work(plan)["update_flop"] * plan.recipe.batch // plan.world_size
-    engine_precision = plan.deepspeed_files["discriminator"].precision
+    engine_precision = plan.engines["discriminator"].file.precision
     precision = matrix_precision(engine_precision, comm.device())
     if precision not in peaks:
         if comm.world_size() > 1:

@@ -134,7 +134,7 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
         network: ``generator`` or ``discriminator``.
         numel: Parameters.
     """
-    file, num, d_steps = plan.deepspeed_files[network], plan.world_size, plan.recipe.objective.d_steps
+    file, num, d_steps = plan.engines[network].file, plan.world_size, plan.recipe.objective.d_steps
     phases = {"generator": plan.recipe.accumulation_of("generator")}
     phases["discriminator"] = d_steps * plan.recipe.accumulation_of("discriminator")  # micro-batches of all its updates
     updates = d_steps if network == "discriminator" else 1
@@ -192,8 +192,8 @@ def count(planned: Planned) -> dict[str, Any]:
         sent = sum(num for kind, num in traffic.wire.items() if network_of(kind.phase) == network)
         least = least_bytes(plan, network, numel)
         networks[network] = {
-            "stage": plan.deepspeed_files[network].stage,
-            "precision": plan.deepspeed_files[network].precision,
+            "stage": plan.engines[network].file.stage,
+            "precision": plan.engines[network].file.precision,
             "parameters": numel,
             "wire_bytes": sent,
             "least_bytes": least,

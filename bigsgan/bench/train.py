@@ -115,7 +115,7 @@ def _on_machine(planned: Planned) -> Planned:
         reason = "" if variant.tf32 is None else _without_tf32(variant.tf32)
         return Planned(variant, None, reason) if reason else planned
     try:
-        for network in plan.deepspeed_files:
+        for network in plan.engines:
             checked_config(plan, network)
             check_compiler(plan, network)
             check_cuda_graphs(plan, network)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
+from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.families import AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import Metrics
@@ -97,12 +99,11 @@ class RunPlan:
 
     recipe: Recipe
     world_size: int
-    deepspeed_files: dict[str, DeepSpeedFile]
+    engines: Mapping[str, EnginePlan]
 
     def placement(self, network: str) -> Placement:
         """Return the ranks of the network's stages and replicas."""
-        stages = self.recipe.engine(network).pipeline_stages
-        return Placement(stages, self.world_size // stages, reversed=network == "discriminator")
+        return self.engines[network].placement
 
     @property
     def images_travel(self) -> bool:
@@ -118,10 +119,6 @@ class RunPlan:
         # A ZeRO engine alternates forward and backward; here D needs all micro-batches before the first gradient.
         needs_all = self.images_travel or self.recipe.objective.reuse_fakes
         return not needs_all or self.recipe.accumulation_of("generator") == 1
-
-    def micro_batch_size(self, network: str) -> int:
-        """Images of one micro-batch on one replica."""
-        return self.recipe.batch // (self.recipe.accumulation_of(network) * self.placement(network).num_replicas)
 
 
 def load_recipe(path: Path, overrides: list[str]) -> Recipe:
@@ -155,52 +152,58 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
     Raises:
         UserError: The batch does not divide, or a DeepSpeed file does not fit the recipe.
     """
-    files: dict[str, DeepSpeedFile] = {}
-    plan = RunPlan(recipe, world_size, files)
-    for network in NETWORKS:
-        _check_stages(recipe, network, world_size)
+    placements = {network: _place(recipe, network, world_size) for network in NETWORKS}
     for network, phase in zip(2 * NETWORKS, NETWORKS + NETWORKS[::-1], strict=True):
-        # Each network computes both networks' micro-batches: G makes the images that D trains on, and D judges G's.
-        _check_division(plan, network, recipe.accumulation_of(phase))
-    for network in NETWORKS:
-        derived = derived_keys(plan, network)
-        files[network] = read_deepspeed_file(network, recipe.engine(network).ds_config, recipe_dir, derived)
-        _check_pipeline(recipe, network, files[network])
-        _check_compile(recipe, network, files[network])
-        _check_cuda_graphs(recipe, network, files[network])
-    _check_slope(recipe, files["discriminator"])
-    return plan
+        # Each network's own micro-batches, and the other's: G computes D's as well, and D judges G's.
+        _check_division(recipe, network, recipe.accumulation_of(phase), placements[network].num_replicas)
+    engines: dict[str, EnginePlan] = {}
+    for network, placement in placements.items():
+        section, optimizer = recipe.engine(network), getattr(recipe.optimizer, network)
+        size = recipe.batch // (recipe.accumulation_of(network) * placement.num_replicas)
+        derived = _derived_keys(recipe, network, size)
+        file = read_deepspeed_file(network, section.ds_config, recipe_dir, derived)
+        _check_pipeline(recipe, network, file)
+        _check_compile(recipe, network, file)
+        _check_cuda_graphs(recipe, network, file)
+        engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived)
+    _check_slope(recipe, engines["discriminator"].file)
+    return RunPlan(recipe, world_size, engines)
 
 
-def derived_keys(plan: RunPlan, network: str) -> dict[str, Any]:
-    """Return the DeepSpeed keys whose values follow from the recipe; the DeepSpeed file may only repeat them."""
-    recipe = plan.recipe
+def _derived_keys(recipe: Recipe, network: str, micro_batch_size: int) -> dict[str, Any]:
+    """DeepSpeed's keys whose values the recipe determines; its file may only repeat them."""
     return {
         "train_batch_size": recipe.batch,
-        "train_micro_batch_size_per_gpu": plan.micro_batch_size(network),
+        "train_micro_batch_size_per_gpu": micro_batch_size,
         "gradient_accumulation_steps": recipe.accumulation_of(network),
         "gradient_clipping": getattr(recipe.optimizer, network).clip_norm or 0.0,  # DeepSpeed's default is 1.0
     }
 
 
-def _check_stages(recipe: Recipe, network: str, world_size: int) -> None:
+def _place(recipe: Recipe, network: str, world_size: int) -> Placement:
+    """The ranks of a network's stages and replicas.
+
+    Raises:
+        UserError: The stages do not divide the ranks.
+    """
     stages = recipe.engine(network).pipeline_stages
     if world_size % stages:
         problem = f"must divide the number of ranks ({world_size})"
         remedy = f"start a multiple of {stages} ranks, or set a number of stages that divides {world_size}"
         raise UserError(f"engines.{network}.pipeline_stages", stages, problem, remedy)
+    return Placement(stages, world_size // stages, reversed=network == "discriminator")
 
 
-def _check_division(plan: RunPlan, network: str, accumulation: int) -> None:
-    batch, replicas = plan.recipe.batch, plan.placement(network).num_replicas
+def _check_division(recipe: Recipe, network: str, accumulation: int, replicas: int) -> None:
+    batch = recipe.batch
     parts = accumulation * replicas
     if batch % parts:
         problem = f"must be a multiple of {parts}"
         detail = f"{accumulation} micro-batches on {replicas} ranks for the {network}"
         raise UserError("batch", batch, problem, f"set batch={-(-batch // parts) * parts}", detail)
-    getattr(plan.recipe, network).check_micro_batch(batch // parts, parts)
-    if network == "generator" and plan.recipe.objective.path_length:
-        plan.recipe.objective.path_length.check_micro_batch(batch // parts)
+    getattr(recipe, network).check_micro_batch(batch // parts, parts)
+    if network == "generator" and recipe.objective.path_length:
+        recipe.objective.path_length.check_micro_batch(batch // parts)
 
 
 def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.atomic import write_text
-from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.recipe import Recipe, load_recipe
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError, reason, shown
@@ -28,6 +28,7 @@ FREE_KEYS = {
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
     "engines.generator.compile", "engines.discriminator.compile",
+    "engines.generator.stock_deepspeed", "engines.discriminator.stock_deepspeed",
     "engines.generator.cuda_graphs", "engines.discriminator.cuda_graphs",
     "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's partition stays
     "engines.generator.pipeline_stages", "engines.discriminator.pipeline_stages",
@@ -47,13 +48,13 @@ _FIXED = (
 )  # fmt: skip
 
 
-def write_recipe(recipe: Recipe, out: Path, files: Mapping[str, DeepSpeedFile]) -> None:
+def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -> None:
     """Write the resolved recipe into the run directory, with copies of its DeepSpeed files.
 
     Args:
         recipe: The recipe of the run.
         out: The run directory.
-        files: The DeepSpeed file of each network; the written recipe names the copies.
+        engines: By network, its engine; the written recipe names the copies of their files.
 
     Raises:
         UserError: The directory cannot be written.
@@ -61,9 +62,9 @@ def write_recipe(recipe: Recipe, out: Path, files: Mapping[str, DeepSpeedFile]) 
     tree = recipe.model_dump()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for network, file in files.items():
+        for network, engine in engines.items():
             tree["engines"][network]["ds_config"] = f"ds_{network}.json"
-            write_text(out / f"ds_{network}.json", json.dumps(file.content, indent=2) + "\n")
+            write_text(out / f"ds_{network}.json", json.dumps(engine.file.content, indent=2) + "\n")
         write_text(out / RECIPE_FILE, dump_yaml(tree))
     except OSError as error:
         problem = f"cannot be written: {reason(error, out)}"

@@ -64,8 +64,8 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
 
 
 def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngine:
-    file = plan.deepspeed_files[network]
-    if file.stage == 3 and not plan.recipe.engine(network).activation_checkpointing:
+    section, file = plan.engines[network].section, plan.engines[network].file
+    if file.stage == 3 and not section.activation_checkpointing:
         _log.warning(
             "%s: between forward and backward, spectral normalisation keeps a copy of every weight whole on each rank; "
             "engines.%s.activation_checkpointing=true keeps them sharded",
@@ -74,19 +74,19 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
         )
     release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
-    section = plan.recipe.engine(network)
     root = Root(stack, section.compile, section.cuda_graphs)
     engine, averaged = initialize_engine(plan, network, stack, root, config)
     if file.uses_nvme:
         deepspeed_private.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())
     refusing = Refusing(engine) if device_decides(engine, plan, network) else None
-    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, refusing)
+    stock = section.stock_deepspeed
+    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, refusing, stock)
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:
     """Complete the section for NVMe; return what removes the swap files."""
-    file = plan.deepspeed_files[network]
+    file = plan.engines[network].file
     buffers = nvme.num_swap_buffers(file, getattr(plan.recipe.optimizer, network))
     path, release = nvme.open_swap_directory(file, network, comm.rank())
     build_async_io()

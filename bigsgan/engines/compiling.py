@@ -16,7 +16,6 @@ from torch.torch_version import TorchVersion
 from torch.utils._triton import has_triton
 
 from bigsgan.config import RunPlan
-from bigsgan.engines.deepspeed_config import averages_by_group, reduces_by_group
 from bigsgan.engines.replays import keeping_norms
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import BatchStatistics
@@ -125,7 +124,7 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
     """
     if not plan.recipe.engine(network).cuda_graphs:
         return
-    field, file = f"engines.{network}.cuda_graphs", plan.deepspeed_files[network]
+    field, file = f"engines.{network}.cuda_graphs", plan.engines[network].file
     device = get_accelerator().device_name()
     if device != "cuda":
         raise UserError(field, True, f"needs a CUDA device, and this one is {device}", f"set {field}=false")
@@ -133,7 +132,7 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
         problem = f"needs torch {GRAPHS_SINCE}, and this is {torch.__version__}: before it, graphs may be written over"
         raise UserError(field, True, problem, f"install torch {GRAPHS_SINCE}, or set {field}=false")
     alone = file.stage == 0 and plan.placement(network).num_replicas == 1
-    if not (alone or reduces_by_group(file) or averages_by_group(plan, network)):
+    if not (alone or plan.engines[network].reduces_by_group or plan.engines[network].averages_by_group):
         problem = f"does not go with the way in which {file.path} lets DeepSpeed reduce gradients"
         raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
     num_replicas, averaging = plan.placement(network).num_replicas, _first_of(plan, network, (RankAverages,))

@@ -22,9 +22,10 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.engines import deepspeed_private
 from bigsgan.engines.averaged_gradients import AveragedGradients
-from bigsgan.engines.deepspeed_config import PART_MULTIPLE, AtATime, reduces_by_group
+from bigsgan.engines.deepspeed_config import PART_MULTIPLE, AtATime
 from bigsgan.engines.divided_update import divide_update
 from bigsgan.engines.grouped_gradients import norm_over_ranks, reduce_by_group
 from bigsgan.engines.offloaded_norm import ask_once
@@ -43,35 +44,35 @@ class _PartMultiple:
         pass
 
 
-def align_parts() -> None:
-    """Let ranks' parts of flat groups begin at multiples of 16 bytes in optimizers that are made from now on.
+def align_parts(aligned: bool) -> None:
+    """Let ranks' parts of flat groups begin at multiples of 16 bytes in optimizers that are made from now on, or not.
 
     As it comes DeepSpeed pads groups so that parts begin at multiples of 4 bytes (zero/stage_1_and_2.py and
     bf16_optimizer.py), where NCCL's copies are narrower; no file can change it.
     """
     for kind in (DeepSpeedZeroOptimizer, BF16_Optimizer):
-        kind.nccl_start_alignment_factor = _PartMultiple()
+        if aligned:
+            kind.nccl_start_alignment_factor = _PartMultiple()
+        elif "nccl_start_alignment_factor" in vars(kind):
+            del kind.nccl_start_alignment_factor
 
 
-def economise(
-    engine: DeepSpeedEngine, file: DeepSpeedFile, at_a_time: AtATime, averages: bool, replayed: bool
-) -> AveragedGradients | None:
+def install_reducers(engine: DeepSpeedEngine, plan: EnginePlan, at_a_time: AtATime) -> AveragedGradients | None:
     """Let an engine reduce and update with fewer bytes, on the wire and in memory, than DeepSpeed as it comes.
 
     Args:
         engine: Any.
-        file: Its DeepSpeed file, whose choices stand.
+        plan: Its plan; the choices of its DeepSpeed file stand.
         at_a_time: What stage 0 handles together.
-        averages: Whether stage 0 averages by group; see deepspeed_config.averages_by_group.
-        replayed: Whether gradients come from CUDA graphs.
 
     Returns:
         What has to be waited for before gradients are used; None where nothing has.
     """
+    file, replayed = plan.file, plan.section.cuda_graphs
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
         divide_update(engine.optimizer, at_a_time.updated)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
-        if reduces_by_group(file):
+        if plan.reduces_by_group:
             reduce_by_group(engine.optimizer, replayed)
         else:
             _scatter_gradients(engine.optimizer, file)
@@ -82,7 +83,7 @@ def economise(
         _keep_norm_on_device(engine.optimizer)
     if not deepspeed_private.has_optimizer_wrapper(engine):
         _drop_gradients_at_once(engine)
-    if averages:
+    if plan.averages_by_group:
         return AveragedGradients(engine, at_a_time.reduced, bool(engine.zero_overlap_comm()), replayed)
     _limit_reductions(engine, at_a_time.reduced)
     return None

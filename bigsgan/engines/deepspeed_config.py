@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.config.recipe import derived_keys
 from bigsgan.engines import nvme
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.optimizer import num_state_tensors
@@ -41,7 +40,7 @@ def checked_config(plan: RunPlan, network: str) -> dict[str, Any]:
     Raises:
         UserError: They cannot.
     """
-    file = plan.deepspeed_files[network]
+    file = plan.engines[network].file
     _check_machine(network, file)
     config = deepspeed_config(plan, network)
     _let_deepspeed_check(file, config, plan)
@@ -50,7 +49,7 @@ def checked_config(plan: RunPlan, network: str) -> dict[str, Any]:
 
 def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
     """The DeepSpeed file completed with what follows from the recipe, and without DeepSpeed's silent defaults."""
-    file = plan.deepspeed_files[network]
+    file = plan.engines[network].file
     content = {key: value for key, value in file.content.items() if value != "auto"}
     return {
         "steps_per_print": None,
@@ -60,10 +59,10 @@ def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,  # all of engines/optimizer.py are tested
         "zero_optimization": {
             "stage": 0,
-            **({"overlap_comm": True} if overlaps(plan, network) else {}),
+            **({"overlap_comm": True} if plan.engines[network].overlaps else {}),
             **content.get("zero_optimization", {}),
         },
-        **derived_keys(plan, network),
+        **plan.engines[network].derived,
     }
 
 
@@ -76,7 +75,7 @@ def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int
         network: Which.
         numel: Its parameters, of the layers on this rank.
     """
-    file, zero = plan.deepspeed_files[network], config["zero_optimization"]
+    file, zero = plan.engines[network].file, config["zero_optimization"]
     sizes = dict(_LARGEST[zero["stage"]])
     weight = _bytes_of_weight(file)
     handled = {
@@ -104,48 +103,9 @@ def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
     Returns:
         None where there is one group.
     """
-    if not reduces_by_group(plan.deepspeed_files[network]):
+    if not plan.engines[network].reduces_by_group:
         return None
     return zero_settings(plan, network, numel).reduce_bucket_size
-
-
-def reduces_by_group(file: DeepSpeedFile) -> bool:
-    """Whether ZeRO's own optimizer reduces group by group (engines/grouped_gradients.py), and not as DeepSpeed does it.
-
-    DeepSpeed does with an optimizer on the host, and where the file asks for a way of its own: ``reduce_scatter``
-    false, ``use_multi_rank_bucket_allreduce``, or ``parameter_alignment``. Float32 accumulation of bf16 at stage 1 has
-    another optimizer (bf16_optimizer.py), which has the groups, but reduces as DeepSpeed does.
-    """
-    zero = file.content.get("zero_optimization", {})
-    return (
-        file.stage in (1, 2)
-        and file.offload_optimizer == "none"
-        and zero.get("reduce_scatter", True) is not False
-        and "use_multi_rank_bucket_allreduce" not in zero
-        and not zero.get("parameter_alignment", False)
-    )
-
-
-def averages_by_group(plan: RunPlan, network: str) -> bool:
-    """Whether stage 0 averages over replicas group by group (engines/averaged_gradients.py), and not as DeepSpeed does.
-
-    DeepSpeed does in pipelines, and where the file asks for ``prescale_gradients`` or ``gradient_predivide_factor``.
-    """
-    file, placement = plan.deepspeed_files[network], plan.placement(network)
-    scales = file.content.get("prescale_gradients", False) or file.content.get("gradient_predivide_factor", 1.0) != 1.0
-    return file.stage == 0 and placement.num_replicas > 1 and placement.num_stages == 1 and not scales
-
-
-def leaves_steps_open(plan: RunPlan, network: str) -> bool:
-    """Whether gradients may still travel after ``train``, whose last step then comes later (engines/zero.py)."""
-    return averages_by_group(plan, network) and overlaps(plan, network)
-
-
-def overlaps(plan: RunPlan, network: str) -> bool:
-    """Whether gradients of stages 0 to 2 travel while the backward pass goes on, where bigsgan reduces them."""
-    reduces = reduces_by_group(plan.deepspeed_files[network]) and plan.placement(network).num_stages == 1
-    asked = plan.deepspeed_files[network].content.get("zero_optimization", {}).get("overlap_comm", True)
-    return (averages_by_group(plan, network) or reduces) and asked in (True, "auto")
 
 
 class AtATime(NamedTuple):
@@ -168,7 +128,7 @@ def stage_0_at_a_time(plan: RunPlan, network: str, numel: int) -> AtATime:
         network: Which.
         numel: Its parameters, of the layers on this rank.
     """
-    weight = _bytes_of_weight(plan.deepspeed_files[network])
+    weight = _bytes_of_weight(plan.engines[network].file)
     return AtATime(_at_a_time(plan, network, numel, weight), _at_a_time(plan, network, numel, _FLOAT))
 
 
@@ -180,7 +140,7 @@ def _at_a_time(plan: RunPlan, network: str, numel: int, handled: int) -> int:
 
 def _bytes_of_parameter(plan: RunPlan, network: str) -> float:
     """What ZeRO holds of each on a rank's device (Rajbhandari et al. 2020, arXiv 1910.02054, section 5)."""
-    file, num = plan.deepspeed_files[network], plan.placement(network).num_replicas
+    file, num = plan.engines[network].file, plan.placement(network).num_replicas
     weight = gradient = _bytes_of_weight(file)
     has_masters = file.stage > 0 or weight < _FLOAT
     states = _FLOAT * (has_masters + num_state_tensors(getattr(plan.recipe.optimizer, network), file))

@@ -31,7 +31,7 @@ def reduce_by_group(optimizer: DeepSpeedZeroOptimizer, replayed: bool = False) -
     """Let groups of gradients take the place of the optimizer's own reductions, from now on.
 
     Args:
-        optimizer: Of an engine whose file leaves reductions to us; see deepspeed_config.reduces_by_group.
+        optimizer: Of an engine whose file leaves reductions to us; see EnginePlan.reduces_by_group.
         replayed: Whether gradients come from CUDA graphs.
     """
     _GroupedGradients(optimizer, replayed)  # which the optimizer's methods and the parameters' hooks then refer to

@@ -10,8 +10,8 @@ from torch import nn
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.averaged_gradients import AveragedGradients
-from bigsgan.engines.deepspeed_collectives import align_parts, economise
-from bigsgan.engines.deepspeed_config import averages_by_group, elements_of_group, size_buckets, stage_0_at_a_time
+from bigsgan.engines.deepspeed_collectives import align_parts, install_reducers
+from bigsgan.engines.deepspeed_config import elements_of_group, size_buckets, stage_0_at_a_time
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.network import LayerStack
 
@@ -31,13 +31,13 @@ def initialize_engine(
     Returns:
         The engine, and what has to be waited for before its gradients are used; None where nothing has.
     """
-    file = plan.deepspeed_files[network]
+    own = plan.engines[network]
     numel = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in layers.parameters())
     size_buckets(config, plan, network, numel)
     at_a_time = elements_of_group(plan, network, numel)
-    optimizer = build_optimizer(getattr(plan.recipe.optimizer, network), layers, file, at_a_time)
-    align_parts()
+    optimizer = build_optimizer(own.optimizer, layers, own.file, at_a_time)
+    align_parts(not own.section.stock_deepspeed)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-    averages = averages_by_group(plan, network)
-    replayed = plan.recipe.engine(network).cuda_graphs
-    return engine, economise(engine, file, stage_0_at_a_time(plan, network, numel), averages, replayed)
+    if own.section.stock_deepspeed:
+        return engine, None
+    return engine, install_reducers(engine, own, stage_0_at_a_time(plan, network, numel))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.deepspeed_config import leaves_steps_open
 from bigsgan.engines.phases import Phase, Task, all_in_turn, hold_back_steps, in_turn
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.schedule import Cost
@@ -32,7 +31,7 @@ class Order:
         meets = not plan.images_travel
         self._is_whole = num_staged == 0
         self._is_joint = num_staged == 2 and meets and plan.recipe.pipeline.schedule == "joint"
-        self._holds_back = leaves_steps_open(plan, "discriminator")
+        self._holds_back = plan.engines["discriminator"].leaves_steps_open
         self._known: dict[tuple[Phase, ...], list[list[Task]]] = {}
 
     def __call__(self, phases: Sequence[Phase]) -> list[list[Task]]:

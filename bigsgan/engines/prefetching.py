@@ -23,13 +23,14 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 class Prefetching:
     """The records of one engine's passes; does nothing but at stage 3."""
 
-    def __init__(self, engine: DeepSpeedEngine) -> None:
+    def __init__(self, engine: DeepSpeedEngine, stock: bool) -> None:
         """Begin without a record.
 
         Args:
             engine: Whose module no pass has gone through.
+            stock: Leave DeepSpeed's own record in place, one for all kinds of passes.
         """
-        self._offload: Any = getattr(engine.optimizer, "parameter_offload", None)
+        self._offload: Any = None if stock else getattr(engine.optimizer, "parameter_offload", None)
         self._coordinators: dict[Hashable, Any] = {}
         if self._offload is not None:
             self._blank = self._offload.get_param_coordinator()

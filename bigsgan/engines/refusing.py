@@ -18,7 +18,6 @@ from deepspeed.runtime.zero import stage3, stage_1_and_2
 from torch import Tensor
 
 from bigsgan.config import RunPlan
-from bigsgan.engines.deepspeed_config import reduces_by_group
 from bigsgan.engines.outcomes import Outcome
 
 
@@ -83,12 +82,13 @@ def device_decides(engine: DeepSpeedEngine, plan: RunPlan, network: str) -> bool
         plan: The run's.
         network: Which.
     """
-    optimizer, file = engine.basic_optimizer, plan.deepspeed_files[network]
+    optimizer, file = engine.basic_optimizer, plan.engines[network].file
     return (
         _runs_ahead(engine.device)
-        and all(each.precision != "fp16" for each in plan.deepspeed_files.values())
+        and not plan.engines[network].section.stock_deepspeed
+        and all(each.file.precision != "fp16" for each in plan.engines.values())
         and file.offload_optimizer == "none"
-        and (file.stage in (0, 3) or reduces_by_group(file))
+        and (file.stage in (0, 3) or plan.engines[network].reduces_by_group)
         and not isinstance(engine.optimizer, BF16_Optimizer)
         and isinstance(optimizer, torch.optim.Adam)
         and bool(optimizer.defaults["fused"])

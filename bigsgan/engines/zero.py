@@ -94,6 +94,7 @@ class ZeroEngine(DeepSpeedBacked):
         release: Callable[[], None] | None = None,
         averaged: AveragedGradients | None = None,
         refusing: Refusing | None = None,
+        stock: bool = False,
     ) -> None:
         """Wrap an engine.
 
@@ -106,6 +107,7 @@ class ZeroEngine(DeepSpeedBacked):
             averaged: What has to be waited for before gradients are used. While they travel, DeepSpeed's step of a
                 micro-batch is left to the network's next task: the other network may compute meanwhile.
             refusing: Steps in the place of the host where the device decides whether to update.
+            stock: Whether DeepSpeed keeps its own buffers and prefetching.
         """
         super().__init__(engine, root.network, rank, world_size)
         self.division: list[int] | None = None
@@ -118,9 +120,9 @@ class ZeroEngine(DeepSpeedBacked):
             engine.clip_fp32_gradients = self._clip  # DeepSpeed's takes the norm again, and waits for numbers it copies
         self._gathers_for_double_backward = engine.zero_optimization_stage() == 3 and not self.network.checkpointing
         # The other network's update needs their room.
-        self._gradient_buffers = deepspeed_private.gradient_buffers(engine)
+        self._gradient_buffers = [] if stock else deepspeed_private.gradient_buffers(engine)
         deepspeed_private.release(self._gradient_buffers)
-        self._prefetching = Prefetching(engine)
+        self._prefetching = Prefetching(engine, stock)
         self._until_backward = ExitStack()  # what is to hold from a micro-batch's forward to its backward pass
 
     def expect(self, phase: Phase, task: Task) -> None:

@@ -49,7 +49,7 @@ class Traces:
 
     def network(self, plan: RunPlan, network: str) -> LayerStack:
         """All layers, on the meta device."""
-        key = network, plan.deepspeed_files[network].precision
+        key = network, plan.engines[network].file.precision
         if key not in self._networks:
             self._networks[key] = build_on_meta(plan, network)
         return self._networks[key]
@@ -98,7 +98,7 @@ class Traces:
         return _Between(self._unit(plan, network), num_samples).wholes(first, second)
 
     def _key(self, plan: RunPlan, network: str) -> tuple:
-        return network, plan.deepspeed_files[network].precision, plan.placement(network).num_replicas > 1
+        return network, plan.engines[network].file.precision, plan.placement(network).num_replicas > 1
 
     def prepared(self, plan: RunPlan, network: str) -> LayerStack:
         """The layers, averaging their statistics as replicas do."""

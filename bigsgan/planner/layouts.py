@@ -283,7 +283,7 @@ class Surveyor:
         plan = self._plan(changes)
         prediction = predict(plan, self._traces)
         fits = self._resources.fits(prediction)
-        size = plan.micro_batch_size("generator")
+        size = plan.engines["generator"].micro_batch_size
         changed = {change.partition("=")[0] for change in changes}
         given = [text for text in self._given if text.partition("=")[0] not in changed]
         return Layout(name, [*given, *changes], plan.recipe.accumulation, size, recomputes, prediction, fits)

@@ -92,7 +92,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     """Go through an update without lazy penalties, one with them, and sampling."""
     states = {network: build_states(plan, network, part.sizes) for network, part in parts.items()}
     average = FLOAT * states["generator"].num_masters
-    is_offloaded = plan.deepspeed_files["generator"].offload_optimizer != "none"
+    is_offloaded = plan.engines["generator"].file.offload_optimizer != "none"
     # Each network's buffers are kept for the case that an update is skipped; G's are averaged too.
     buffers = 2 * sum(part.buffers for part in parts.values()) + parts["generator"].buffers
 
@@ -132,7 +132,7 @@ def _differ(first: Game, second: Game) -> bool:
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int) -> list[Moment]:
     """Images from the average, whose weights and buffers are swapped in before."""
-    num = plan.micro_batch_size("generator")
+    num = plan.engines["generator"].micro_batch_size
     passes = traces.passes(plan, "generator", "train", 1, num, part.bounds)
     swapped = min(average, FLOAT * SWAP_ELEMENTS)
     return [

@@ -15,8 +15,6 @@ from bigsgan.config import RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed_config import (
     PART_MULTIPLE,
-    averages_by_group,
-    overlaps,
     stage_0_at_a_time,
     zero_settings,
 )
@@ -113,7 +111,7 @@ def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
         network: Which.
         sizes: Elements of each parameter of the rank's layers.
     """
-    file, placement = plan.deepspeed_files[network], plan.placement(network)
+    file, placement = plan.engines[network].file, plan.placement(network)
     content = file.content.get("data_types", {})
     weight = DTYPES[file.precision].itemsize
     adds_up = FLOAT if content.get("grad_accum_dtype") in ("fp32", "float32") else weight
@@ -154,7 +152,7 @@ def _measure_each(sizes: Sequence[int], num_replicas: int) -> _Sizes:
 
 
 def _num_moments(plan: RunPlan, network: str) -> int:
-    return num_state_tensors(getattr(plan.recipe.optimizer, network), plan.deepspeed_files[network])
+    return num_state_tensors(getattr(plan.recipe.optimizer, network), plan.engines[network].file)
 
 
 def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
@@ -169,7 +167,7 @@ def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
     reduced, updated = stage_0_at_a_time(plan, network, whole)
     updated = min(whole, max(updated, sizes.largest))
     held = whole * weight
-    if averages_by_group(plan, network):
+    if plan.engines[network].averages_by_group:
         group = min(whole, max(reduced, sizes.largest)) * weight  # copied as soon as it is whole, and then gone itself
         updating = held + (updated * FLOAT if is_low else 0)  # gradients go by the group, and copies come by the part
         gradients = Gradients(
@@ -200,8 +198,8 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
     sent = max(group, sizes.largest)  # a larger parameter is sent as it is, the others in a copy
     kept, part = shared * adds_up, -(-sent // num)
     stepping = kept + (part * FLOAT if adds_up < FLOAT else 0)
-    several, overlapping = plan.recipe.accumulation_of(network) > 1, overlaps(plan, network)
-    if plan.deepspeed_files[network].stage == 1 and (several or adds_up > weight or not overlapping):
+    several, overlapping = plan.recipe.accumulation_of(network) > 1, plan.engines[network].overlaps
+    if plan.engines[network].file.stage == 1 and (several or adds_up > weight or not overlapping):
         reducing = (whole + group) * adds_up + part * adds_up
         arriving = whole * weight if adds_up > weight else 0  # before they are added up at the end of a pass
         gradients = Gradients(
@@ -233,7 +231,7 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
 
 def _stage12_offloaded(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
     """Masters, optimizer and the reduced gradients on the host."""
-    stage = plan.deepspeed_files[network].stage
+    stage = plan.engines[network].file.stage
     bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
     whole, shared, touched = sizes.whole, sizes.shared, sizes.touched
     several = plan.recipe.accumulation_of(network) > 1
@@ -268,7 +266,7 @@ def _flat_gradients(plan: RunPlan, network: str, sizes: _Sizes, weight: int, add
     sent = 0
     if sizes.num_replicas > 1:
         bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
-        group = max(bucket, sizes.largest) if plan.deepspeed_files[network].stage else padded
+        group = max(bucket, sizes.largest) if plan.engines[network].file.stage else padded
         sent = min(padded, stage_0_at_a_time(plan, network, sizes.whole).reduced + group) * adds_up
     stepping = shared * FLOAT if adds_up < FLOAT else 0
     return States(device, {}, Gradients(updating=max(sent, stepping)), weight, shared)
@@ -276,7 +274,7 @@ def _flat_gradients(plan: RunPlan, network: str, sizes: _Sizes, weight: int, add
 
 def _stage3(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
     """Everything shared; whole parameters for as long as they are used (zero/stage3.py)."""
-    file, settings = plan.deepspeed_files[network], zero_settings(plan, network, sizes.whole)
+    file, settings = plan.engines[network].file, zero_settings(plan, network, sizes.whole)
     shared, bucket = sizes.shared, settings.reduce_bucket_size
     device, host = dict[str, int](), dict[str, int]()
     (host if file.offload_parameters != "none" else device)["weights"] = shared * weight

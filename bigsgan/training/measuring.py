@@ -57,7 +57,7 @@ class Measuring:
         self._recipe, self._out, self._dataset, self._rank_log = plan.recipe, out, dataset, rank_log
         features = open_features(section.features, data, directory(), RECIPE)
         self._evaluation = Evaluation(section.asked, features, dataset, data, batch, directory(), self._tell)
-        self._precision, self._batch = plan.deepspeed_files["generator"].precision, batch
+        self._precision, self._batch = plan.engines["generator"].file.precision, batch
         place, rank = plan.placement("generator"), comm.rank()
         self._replica = Replica(place.replica(rank), place.num_replicas, place.stage(rank), place.num_stages)
 

@@ -36,7 +36,7 @@ FILES = {
 
 @pytest.mark.parametrize("family", ["biggan", *FAMILIES])
 def test_parts_of_every_family_are_aligned_on_any_number_of_ranks(family, tmp_path):
-    deepspeed_collectives.align_parts()
+    deepspeed_collectives.align_parts(True)
     recipe = tiny_recipe(tmp_path, *FAMILIES.get(family, []))
     for network in NETWORKS:
         with torch.device("meta"):

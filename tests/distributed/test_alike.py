@@ -80,7 +80,7 @@ def planned(overrides, directory):
     try:
         plan = tiny_plan(place, comm.world_size(), overrides[comm.rank()], BOTH)
         recipe = plan.recipe.model_copy(update={"out": "run"})
-        check_plans(RunPlan(recipe, plan.world_size, plan.deepspeed_files))
+        check_plans(RunPlan(recipe, plan.world_size, plan.engines))
     except UserError as error:
         return str(error)
     return None

@@ -33,7 +33,7 @@ def trained(overrides, ds, economises=True, most_padding=1.05):
         patch.setattr(deepspeed_config, "_LEAST", 100)
         patch.setattr(deepspeed_config, "_LEAST_OF_RANK", 1)
         if not economises:
-            patch.setattr(initialization, "economise", lambda *arguments: None)
+            patch.setattr(initialization, "install_reducers", lambda *arguments: None)
         return *scenarios.norms(overrides, ds, 2), calls
 
 

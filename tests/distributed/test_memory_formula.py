@@ -48,7 +48,7 @@ def per_parameter(stage, weight, num_moments, num_ranks):
 
 def declared(plan, network, sizes, weight, num_ranks):
     """Bytes of what is reduced, or updated, at a time."""
-    numel, stage = sum(sizes), plan.deepspeed_files[network].stage
+    numel, stage = sum(sizes), plan.engines[network].file.stage
     in_float32 = 4 if weight == 2 else 0  # the gradients of an update
     if stage == 0:
         updated = stage_0_at_a_time(plan, network, numel).updated
@@ -80,7 +80,7 @@ def as_it_comes(overrides, ds):
                 config["zero_optimization"].setdefault(key, numel + numel % 2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(initialization, "economise", lambda *arguments: None)
+        patch.setattr(initialization, "install_reducers", lambda *arguments: None)
         patch.setattr(initialization, "size_buckets", size_buckets)
         patch.setattr(
             initialization, "build_optimizer", lambda section, stack, file, _: build_optimizer(section, stack, file)

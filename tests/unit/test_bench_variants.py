@@ -26,7 +26,7 @@ def test_each_variant_changes_one_thing(tmp_path):
     assert all(plans.values())
     plain = plans["zero0"].recipe
     for name, plan in plans.items():
-        recipe, files = plan.recipe, plan.deepspeed_files.values()
+        recipe, files = plan.recipe, [engine.file for engine in plan.engines.values()]
         expected = {
             "mixed_precision": (0, "bf16", "none"),
             "zero1": (1, "fp32", "none"),
@@ -46,7 +46,7 @@ def test_each_variant_changes_one_thing(tmp_path):
 def test_a_recipes_own_layout_is_not_compared(tmp_path):
     overrides = ["engines.generator.ds_config=ds_configs/zero3.json", "engines.generator.pipeline_stages=1"]
     found = planned(tmp_path, 1, *overrides)
-    assert found["zero0"].plan.deepspeed_files["generator"].stage == 0
+    assert found["zero0"].plan.engines["generator"].file.stage == 0
 
 
 def test_accumulation_is_the_variants_own(tmp_path):
@@ -88,14 +88,14 @@ def test_a_combination_has_the_changes_of_all_its_parts(tmp_path):
     ]
     recipe = tiny_recipe(tmp_path, "accumulation=2")
     _, first, second, third = (each.plan for each in plan_variants(recipe, variants, 2))
-    assert {(file.stage, file.precision) for file in first.deepspeed_files.values()} == {(0, "bf16")}
+    assert {(e.file.stage, e.file.precision) for e in first.engines.values()} == {(0, "bf16")}
     assert {first.recipe.engine(network).compile for network in NETWORKS} == {"whole"}
-    assert {(file.stage, file.precision) for file in second.deepspeed_files.values()} == {(2, "fp32")}
+    assert {(e.file.stage, e.file.precision) for e in second.engines.values()} == {(2, "fp32")}
     assert (second.recipe.batch, second.recipe.accumulation) == (4 * 8, 4 * 2)
     assert {getattr(second.recipe.optimizer, network).clip_norm for network in NETWORKS} == {2}
     assert second.recipe.objective.reuse_fakes
     assert not first.recipe.objective.reuse_fakes
-    assert {file.stage for file in third.deepspeed_files.values()} == {1}
+    assert {e.file.stage for e in third.engines.values()} == {1}
     assert {third.placement(network).num_stages for network in NETWORKS} == {2}
 
 

@@ -134,8 +134,8 @@ def test_micro_batches_follow_from_batch_accumulation_and_ranks(
     tmp_path, world_size, overrides, generator, discriminator
 ):
     plan = plan_run(least(tmp_path, *overrides), world_size)
-    assert plan.micro_batch_size("generator") == generator
-    assert plan.micro_batch_size("discriminator") == discriminator
+    assert plan.engines["generator"].micro_batch_size == generator
+    assert plan.engines["discriminator"].micro_batch_size == discriminator
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class PipelineBuilder:
             UserError: There are fewer layers than stages.
         """
         plan, rank, device = self._plan, comm.rank(), comm.device()
-        placement, file = plan.placement(network), plan.deepspeed_files[network]
+        placement, file = plan.placement(network), plan.engines[network].file
         measured = comm.from_rank_zero(measure_layers(plan, network, device) if rank == 0 else None)
         division = divide_network(plan, network, measured, None if bounds is None else list(bounds))
         self._divisions[network] = division

@@ -120,7 +120,7 @@ def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
     with torch.device("meta"):
         whole = build_network(plan.recipe, network)
     for parameter in whole.parameters():
-        parameter.data = parameter.data.to(DTYPES[plan.deepspeed_files[network].precision])
+        parameter.data = parameter.data.to(DTYPES[plan.engines[network].file.precision])
     return whole
 
 
@@ -141,7 +141,7 @@ def _boundaries(plan: RunPlan, network: str, whole: LayerStack, bounds: Sequence
 
 def samples_of(plan: RunPlan, network: str) -> int:
     """Samples of a micro-batch that a network trains on; D sees real and fake images."""
-    return plan.micro_batch_size(network) * (1 if network == "generator" else 2)
+    return plan.engines[network].micro_batch_size * (1 if network == "generator" else 2)
 
 
 def describe_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> str | None:

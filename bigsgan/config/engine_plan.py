@@ -1,0 +1,79 @@
+"""What is decided about one network's engine, once: by the recipe, its DeepSpeed file and the number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.sections import Engine, Optimizer
+from bigsgan.placement import Placement
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """A network's engine.
+
+    Attributes:
+        network: ``generator`` or ``discriminator``.
+        section: The recipe's section of it.
+        optimizer: The recipe's section of its optimizer.
+        file: Its DeepSpeed file.
+        placement: The ranks of its stages and replicas.
+        micro_batch_size: Images of one micro-batch on one replica.
+        derived: DeepSpeed's keys whose values the recipe determines.
+    """
+
+    network: str
+    section: Engine
+    optimizer: Optimizer
+    file: DeepSpeedFile
+    placement: Placement
+    micro_batch_size: int
+    derived: dict[str, Any]
+
+    @property
+    def reduces_by_group(self) -> bool:
+        """Whether ZeRO 1 or 2 reduces gradients group by group (engines/grouped_gradients.py).
+
+        DeepSpeed reduces them in its own way with an optimizer on the host, and where the file asks for it:
+        ``reduce_scatter`` false, ``use_multi_rank_bucket_allreduce``, or ``parameter_alignment``. Float32 accumulation
+        of bf16 at stage 1 has another optimizer (bf16_optimizer.py), which has the groups, but reduces as DeepSpeed
+        does.
+        """
+        zero = self._zero
+        return (
+            self.file.stage in (1, 2)
+            and not self.section.stock_deepspeed
+            and self.file.offload_optimizer == "none"
+            and zero.get("reduce_scatter", True) is not False
+            and "use_multi_rank_bucket_allreduce" not in zero
+            and not zero.get("parameter_alignment", False)
+        )
+
+    @property
+    def averages_by_group(self) -> bool:
+        """Whether stage 0 averages gradients over replicas group by group (engines/averaged_gradients.py).
+
+        DeepSpeed averages them in its own way in pipelines, and where the file asks for ``prescale_gradients`` or
+        ``gradient_predivide_factor``.
+        """
+        content = self.file.content
+        scales = content.get("prescale_gradients", False) or content.get("gradient_predivide_factor", 1.0) != 1.0
+        is_alone = self.placement.num_replicas == 1 or self.placement.num_stages > 1
+        return self.file.stage == 0 and not (is_alone or scales or self.section.stock_deepspeed)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients of stages 0 to 2 travel during the backward pass, where bigsgan reduces them."""
+        reduces = self.reduces_by_group and self.placement.num_stages == 1
+        return (self.averages_by_group or reduces) and self._zero.get("overlap_comm", True) in (True, "auto")
+
+    @property
+    def leaves_steps_open(self) -> bool:
+        """Whether gradients may still travel after the backward pass, until the network's next task."""
+        return self.averages_by_group and self.overlaps
+
+    @property
+    def _zero(self) -> dict[str, Any]:
+        return self.file.content.get("zero_optimization", {})

@@ -1,0 +1,42 @@
+"""Without what bigsgan installs in DeepSpeed, the update is the same: `engines.*.stock_deepspeed`."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigsgan.config import NETWORKS
+from tests.distributed import scenarios
+from tests.distributed.test_equivalence import FEWER, PENALTIES, check
+from tests.tiny import zero
+
+STOCK = [f"engines.{network}.stock_deepspeed=true" for network in NETWORKS]
+STAGES = [f"engines.{network}.pipeline_stages=2" for network in NETWORKS]
+
+
+def replaced(overrides, ds):
+    """Methods of G's DeepSpeed engine and optimizer that are bigsgan's; whether it reduces, and records passes."""
+    run = scenarios.build(overrides, ds)
+    engine = run.step.generator
+    places = {**vars(engine._engine), **vars(engine._engine.optimizer)}
+    ours = {name for name, value in places.items() if "bigsgan.engines" in str(getattr(value, "__module__", ""))}
+    scenarios.destroy(run)
+    return ours - {"basic_optimizer"}, engine._averaged is not None, engine._prefetching._offload is not None
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_nothing_is_replaced(ranks, stage):
+    ds = dict.fromkeys(NETWORKS, zero(stage))
+    stock, usual = (ranks(2).run(replaced, options, ds)[0] for options in (STOCK, []))
+    # At stage 0 in float32 DeepSpeed would apply gradients that are not finite.
+    assert stock == ({"clip_fp32_gradients"} if stage == 0 else set(), False, False)
+    assert usual != stock
+
+
+@pytest.mark.parametrize("stage", [pytest.param(n, marks=() if n == 3 else pytest.mark.slow) for n in range(4)])
+def test_the_update_is_the_reference(ranks, stage):
+    check(ranks(2), [*STOCK, "accumulation=2", *PENALTIES["exact"]], dict.fromkeys(NETWORKS, zero(stage)), FEWER)
+
+
+@pytest.mark.slow
+def test_stages_of_a_pipeline_too(ranks):
+    check(ranks(2), [*STOCK, *STAGES, "accumulation=2"], dict.fromkeys(NETWORKS, zero(1)), FEWER)
