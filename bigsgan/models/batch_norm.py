@@ -45,6 +45,21 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return moments
 
 
+@torch.library.custom_op("bigsgan::copied", mutates_args=())
+def _copied(buffer: Tensor) -> Tensor:
+    """A copy of a buffer that a backward pass is to see as it was.
+
+    Compiled by torch 2.14, a backward pass takes an ordinary copy anew, from a buffer that has moved meanwhile: the
+    gradient is wrong. It repeats no operation that it does not know.
+    """
+    return buffer.clone()
+
+
+@_copied.register_fake
+def _(buffer: Tensor) -> Tensor:
+    return torch.empty_like(buffer)
+
+
 class BatchStatistics(RankAverages):
     """Normalises each channel over the samples and pixels of the global micro-batch, without gain or bias.
 
@@ -136,7 +151,9 @@ class BatchStatistics(RankAverages):
         gradient holds there too, which a clamp alone would drop.
         """
         mean, var = _moments(x)
-        center = self.running_mean.repeat(self.segments)  # a copy: it moves in place before the backward pass
+        # A copy, as it moves in place before the backward pass.
+        center = _copied(self.running_mean) if torch.compiler.is_compiling() else self.running_mean
+        center = center.repeat(self.segments)
         offset = mean - center
         offset, square, var = average(torch.stack([offset, offset.square(), var])).unbind(0)
         between = square - offset.square()

@@ -489,3 +489,21 @@ def test_compiled_upsampling_scatters_nothing(memory_format):
         pass_through, torch.compile(lambda images: F.interpolate(images, scale_factor=2), dynamic=False)
     )
     assert any("index_put" in each for each in stock)
+
+
+@pytest.mark.slow
+def test_compiled_statistics_that_move_have_the_gradient_of_those_that_did_not():
+    """Of several ranks, in the form that is compiled; torch 2.14 took the moved ones in the backward pass."""
+    torch.compiler.reset()
+    x, grads = torch.randn(2, 8, 4, 6, 6).unbind()
+    found = []
+    for compiles in (False, True):
+        layer = BatchStatistics(4)
+        layer.running_mean.normal_(generator=torch.Generator().manual_seed(0))
+        layer.running_var.fill_(1.0)
+        layer.average_over_ranks, layer.num_ranks = lambda tensor: tensor * 1.0, 2
+        images = x.clone().requires_grad_(True)
+        with moving_state([layer], True):
+            (torch.compile(layer, dynamic=False) if compiles else layer)(images).backward(grads)
+        found.append(images.grad)
+    assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
