@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines import deepspeed_private, initialization
+from bigsgan.engines import initialization
 from bigsgan.engines.deepspeed_config import stage_0_at_a_time, zero_settings
-from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.build import build_network
 from tests.distributed import allocations
+from tests.distributed.test_stock_deepspeed import STOCK
 from tests.tiny import tiny_plan, zero
 
 WIDTH, DEPTH = 512, 64
@@ -80,13 +80,8 @@ def as_it_comes(overrides, ds):
                 config["zero_optimization"].setdefault(key, numel + numel % 2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(initialization, "install_reducers", lambda *arguments: None)
         patch.setattr(initialization, "size_buckets", size_buckets)
-        patch.setattr(
-            initialization, "build_optimizer", lambda section, stack, file, _: build_optimizer(section, stack, file)
-        )
-        patch.setattr(deepspeed_private, "gradient_buffers", lambda engine: [])
-        return allocations.peaks(overrides, ds, 3)
+        return allocations.peaks([*overrides, *STOCK], ds, 3)
 
 
 @pytest.mark.nightly
