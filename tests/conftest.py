@@ -37,5 +37,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
     return Sharing(config, log)
 
 
+KINKS: list[int] = [0, 0]
+"""Updates that tests have compared with the reference, and those of them that met a kink."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        for name, counts in report.user_properties:
+            if name == "updates and kinks":
+                KINKS[:] = [sum(pair) for pair in zip(KINKS, counts, strict=True)]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if KINKS[0]:
+        terminalreporter.write_line(f"{KINKS[0]} updates compared with the reference, {KINKS[1]} met a kink")
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()

@@ -6,6 +6,7 @@ draws.
 """
 
 import contextlib
+import copy
 import math
 
 import torch
@@ -64,6 +65,7 @@ class Reference:
         self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
         self.seen, self.anchors, self.signs, self.lengths, self.mean_length = [], None, [], [], 0.0
         self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
+        self.phases = {}
         draws, cpu = Draws(recipe.seed), torch.device("cpu")
         self.draws = SampleDraws(draws, cpu)
         self.source = LatentSource(self.draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
@@ -151,7 +153,9 @@ class Reference:
 
     def d_step(self, update, d_step):
         section, part = self.recipe.objective, self.parts["discriminator"]
-        reals = self.last_reals = self.reals.next_phase()
+        if (update, d_step) not in self.phases:
+            self.phases[update, d_step] = self.reals.next_phase()
+        reals = self.last_reals = self.phases[update, d_step]
         latents = self.last_latents = self.generator_inputs("discriminator", (update, d_step), part)
         phase = update * section.d_steps + d_step
         for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
@@ -250,6 +254,23 @@ class Reference:
         return {
             "generator": dict(self.g.state_dict()), "discriminator": dict(self.d.state_dict()), "average": self.average
         }  # fmt: skip
+
+    def memory(self):
+        """What an update leaves to the next beside ``result``."""
+        own = self.seen, self.anchors, self.signs, self.lengths, self.mean_length
+        return copy.deepcopy((own, self.opt_g.state_dict(), self.opt_d.state_dict()))
+
+    def go_back(self, state, memory):
+        """Begin from a state such as ``result`` gives, in any shapes, and from what ``memory`` gave."""
+        own, of_g, of_d = copy.deepcopy(memory)
+        self.seen, self.anchors, self.signs, self.lengths, self.mean_length = own
+        for optimizer, saved in ((self.opt_g, of_g), (self.opt_d, of_d)):
+            optimizer.load_state_dict(saved)
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for entry, tensors in self.result().items():
+                for name, value in tensors.items():
+                    value.copy_(state[entry][name].view(value.shape))
 
 
 def run_reference(recipe: Recipe, num_updates: int):

@@ -1,5 +1,6 @@
 """The default recipe and its siblings keep their promise: ten columns of digits that a classifier reads as asked."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,14 @@ def test_recipes_learn_the_digits(recipe, tmp_path):
     deepspeed = Path(sys.executable).with_name("deepspeed")
     config = [] if recipe == "digits" else ["--config", f"launch/recipes/{recipe}.yaml"]
     command = [deepspeed, "launch/train.py", *config, f"out={tmp_path / 'run'}"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=1100)
+    built = tmp_path / "built"
+    env = {**os.environ, "TORCH_EXTENSIONS_DIR": str(built)}
+    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=1100)
+    for path in ("metrics.jsonl", "samples/samples_ema_*.png", "checkpoints/*/manifest.json"):
+        files = [*(tmp_path / "run").glob(path)]
+        assert files, path
+        assert all(file.stat().st_size for file in files), path
+    assert not built.exists() or not list(built.iterdir())  # nothing on the default path is compiled
     quality = measure(tmp_path / "run")
     print(quality)
     assert quality["held_out"] >= 0.97

@@ -7,6 +7,7 @@ import pytest
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch.utils import cpp_extension
 
+from tests.distributed import agreement
 from tests.distributed.pool import ON_GPU, RankPool
 
 BUILD_SECONDS = 3000
@@ -34,6 +35,15 @@ def ranks() -> Iterator[Callable[[int], RankPool]]:
     yield get
     for pool in pools.values():
         pool.stop()
+
+
+@pytest.fixture(autouse=True)
+def kinks(record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """Tell of the kinks that a test met."""
+    agreement.COUNTS.clear()
+    yield
+    if agreement.COUNTS:
+        record_property("updates and kinks", [agreement.COUNTS["updates"], agreement.COUNTS["kinks"]])
 
 
 def build_op():

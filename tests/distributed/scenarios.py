@@ -83,15 +83,28 @@ def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
 
 def local_state(run: Run) -> dict[str, Any]:
     """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)]."""
+    return on_host(snapshot(run))
+
+
+def snapshot(run: Run) -> dict[str, Any]:
+    """What ``local_state`` gives, where it lies: nothing here waits for a device."""
     result: dict[str, Any] = {
-        entry: {name: buffer.cpu().numpy().copy() for name, buffer in named.items()}
-        for entry, named in buffers(run).items()
+        entry: {name: buffer.clone() for name, buffer in named.items()} for entry, named in buffers(run).items()
     }
     for entry, kind, shard, tensor in flat_tensors(run):
         for piece in shard.pieces if kind == "master" else ():
             values = tensor[piece.start : piece.start + piece.numel]
-            result[entry].setdefault(piece.name, []).append((piece.offset, values.cpu().numpy().copy()))
+            result[entry].setdefault(piece.name, []).append((piece.offset, values.clone()))
     return result
+
+
+def on_host(tensors: Any) -> Any:
+    """The same with numpy's arrays for tensors."""
+    if isinstance(tensors, dict):
+        return {name: on_host(value) for name, value in tensors.items()}
+    if isinstance(tensors, list):
+        return [(offset, on_host(values)) for offset, values in tensors]
+    return tensors.cpu().numpy()
 
 
 def merge(states: list[dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:

@@ -4,6 +4,7 @@ import tempfile
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from bigsgan.config import NETWORKS
 from tests import reference
 from tests.distributed import scenarios
+from tests.distributed.agreement import SAME, check_updates, differences
 from tests.tiny import FAMILIES, tiny_recipe, zero
 
 UPDATES = 6
@@ -19,8 +21,7 @@ FEWER = 4
 
 # Biases before a batch norm, which takes the mean away: their gradient is rounding.
 UNSEEN = [f"layers.{name}.bias" for name in ("1.conv1", "3.conv1", "3.conv2", "3.shortcut")]
-SAME = 1e-5
-SEEDS = (2, 3, 4, 5)
+SEED = 2
 
 PENALTIES = {
     "none": [],
@@ -35,21 +36,8 @@ def expected(*overrides: str, updates: int = UPDATES):
 
 
 def check(pool, overrides, ds, updates=UPDATES):
-    """Compare with the reference on a seed, and on another one only if they differ there.
-
-    Once in some ten runs an activation lies within rounding of a kink (ReLU, hinge, max-pooling), falls on the other
-    side of it in another order of summation, and one sample's gradient jumps. That does not happen with every seed; a
-    mistake in the arithmetic does.
-    """
-    found = []
-    for seed in SEEDS:
-        seeded = [*overrides, f"seed={seed}"]
-        states = pool.run(scenarios.train, seeded, ds, updates)
-        found.append(reference.worst(scenarios.merge(states), expected(*seeded, updates=updates)))
-        print(f"seed {seed}: worst {found[-1][0]:.2e} {found[-1][1]}")
-        if found[-1][0] <= SAME:
-            return
-    raise AssertionError(f"differs with every seed: {found}")
+    """Every update is the reference's, begun from the same state."""
+    check_updates(pool, [*overrides, f"seed={SEED}"], ds, updates)
 
 
 def cells():
@@ -194,8 +182,8 @@ def test_a_norm_on_the_host_is_the_same(ranks, clip_norm):
 
 def test_every_tensor_moves():
     """The matrix would prove nothing about a tensor that stays where it was."""
-    start = reference.run_reference(tiny_recipe(Path(tempfile.mkdtemp()), f"seed={SEEDS[0]}"), 0)
-    end = expected(f"seed={SEEDS[0]}")
+    start = reference.run_reference(tiny_recipe(Path(tempfile.mkdtemp()), f"seed={SEED}"), 0)
+    end = expected(f"seed={SEED}")
     for entry, tensors in start.items():
         for name, value in tensors.items():
             is_unseen = entry != "discriminator" and name in UNSEEN
@@ -217,6 +205,24 @@ def moved(pool, overrides, ds):
     states = scenarios.merge(pool.run(scenarios.train, overrides, ds, UPDATES))
     deltas = [(states[e][n] - v.flatten()) for e, t in start.items() for n, v in t.items() if n.endswith("weight")]
     return torch.cat(deltas)
+
+
+@pytest.mark.slow
+def test_most_updates_agree_where_networks_have_kinks(ranks):
+    """With ReLU and max-pooling as they are, the median over seeds and updates agrees, and few meet a kink.
+
+    Of 20 seeds' 120 updates 3 did, and 8 of 342 of other games; ``-s`` prints what this run met.
+    """
+    overrides, ds = ["accumulation=2", *PENALTIES["exact"]], dict.fromkeys(NETWORKS, zero(1))
+    found = []
+    for seed in range(SEED, SEED + 6):
+        found += differences(ranks(2), [*overrides, f"seed={seed}"], ds, UPDATES, is_smooth=False)
+    at_once = [shares[0][0] for shares in found]
+    num_other = sum(share > 1 for share in at_once)
+    explained = sum(len(shares) > 1 >= shares[-1][0] for shares in found)
+    print(f"of {len(found)} updates {num_other} differ, {explained} of them by a kink that was found")
+    assert median(at_once) < 0.5
+    assert num_other <= len(found) / 6
 
 
 @pytest.mark.slow
