@@ -38,9 +38,14 @@ LIMIT = 1.01
 
 
 @contextmanager
-def choosing(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> Iterator[None]:
+def choosing(monkeypatch: pytest.MonkeyPatch, kernels: bool, draws: bool = False) -> Iterator[None]:
+    """Kernels for feature maps or torch's operations, and the same of random numbers, whose last bits differ."""
+
+    def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+        return None if (kernels if dtype.is_floating_point else draws) else "a test wants it so"
+
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "obstacle", lambda device, dtype: None if kernels else "a test wants it so")
+        patch.setattr(fused, "obstacle", obstacle)
         yield
 
 

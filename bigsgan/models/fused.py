@@ -1,4 +1,6 @@
-"""StyleGAN2's filter, and the rectifier with its bias, as one Triton kernel each, differentiable as often as wanted.
+"""What is one Triton kernel in the place of many of torch's: StyleGAN2's filter, its rectifier, random numbers.
+
+Filter and rectifier, which adds the bias, are differentiable as often as wanted.
 
 Whoever calls them asks ``used_for`` first and else takes torch's own operations: for tensors on a CPU, where Triton or
 the C compiler that it needs is missing, and where BIGSGAN_FUSED is 0. The choice is logged once.
@@ -23,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def used_for(x: Tensor) -> bool:
-    """Whether the kernels here work for tensors like ``x``; the first question on a GPU compiles them."""
+    """Whether the kernels work for tensors like ``x``; int64 asks for random numbers. The first question compiles."""
     return not x.is_meta and obstacle(x.device, x.dtype) is None
 
 
@@ -31,7 +33,8 @@ def used_for(x: Tensor) -> bool:
 def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why torch's own operations are to be used, or None where the kernels work; the log tells it."""
     reason = _find_obstacle(device, dtype)
-    _log_once("Triton kernels" if reason is None else f"torch's own operations, as {reason}")
+    subject = "filters and rectifiers of feature maps" if dtype.is_floating_point else "random numbers of samples"
+    _log_once(subject, "Triton kernels" if reason is None else f"torch's own operations, as {reason}")
     return reason
 
 
@@ -79,6 +82,11 @@ def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tenso
     if limit is not None:
         limit = _rounded(limit, x.dtype)
     return _Rectify.apply(x, bias.view(-1, 1, 1).expand_as(x), slope, limit)
+
+
+def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
+    """Random numbers of ``kind`` words, uniform or normal, as ``noise`` defines them: (N,) int64 -> (N, S, num)."""
+    return _noise_kernels().draw(seeds, streams, num, kind)
 
 
 class _Resample(torch.autograd.Function):
@@ -144,22 +152,36 @@ def _kernels() -> Any:
     return importlib.import_module("bigsgan.models.fused_kernels")
 
 
+@cache
+def _noise_kernels() -> Any:
+    return importlib.import_module("bigsgan.models.noise_kernels")
+
+
 def _find_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cuda":
         return "tensors are not on a GPU"
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     try:
-        kernels = _kernels()
-        x, taps = torch.zeros(1, 1, 4, 4, device=device, dtype=dtype), torch.zeros(4, 4, device=device)
-        y = kernels.resample(x, taps, *Geometry(2, 1, 2, 8, 8))
-        kernels.rectify(y, torch.zeros(1, device=device, dtype=dtype), 0.2, 1.0)
-        kernels.slopes(y, y, 0.2, 1.0)
+        (_try_maps if dtype.is_floating_point else _try_draws)(device, dtype)
     except Exception as error:  # Triton's and the C compiler's have no type in common
         return f"the kernels do not work here for {dtype} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     return None
 
 
+def _try_maps(device: torch.device, dtype: torch.dtype) -> None:
+    kernels = _kernels()
+    x, taps = torch.zeros(1, 1, 4, 4, device=device, dtype=dtype), torch.zeros(4, 4, device=device)
+    y = kernels.resample(x, taps, *Geometry(2, 1, 2, 8, 8))
+    kernels.rectify(y, torch.zeros(1, device=device, dtype=dtype), 0.2, 1.0)
+    kernels.slopes(y, y, 0.2, 1.0)
+
+
+def _try_draws(device: torch.device, dtype: torch.dtype) -> None:
+    for kind in ("uniform", "normal"):
+        draw(torch.zeros(1, device=device, dtype=dtype), range(1), 2, kind)
+
+
 @cache
-def _log_once(choice: str) -> None:
-    _log.info("filters and rectifiers of feature maps: %s", choice)
+def _log_once(subject: str, choice: str) -> None:
+    _log.info("%s: %s", subject, choice)
