@@ -21,19 +21,25 @@ from torch import Tensor
 
 SWITCH = "BIGSGAN_FUSED"
 
+MAPS, DRAWS, NORMS = "filters and rectifiers of feature maps", "random numbers of samples", "spectral norms of weights"
+
 _log = logging.getLogger(__name__)
 
 
-def used_for(x: Tensor) -> bool:
-    """Whether the kernels work for tensors like ``x``; int64 asks for random numbers. The first question compiles."""
-    return not x.is_meta and obstacle(x.device, x.dtype) is None
+def used_for(x: Tensor, subject: str = MAPS) -> bool:
+    """Whether a subject's kernels work for tensors like ``x``; the first question on a GPU compiles them."""
+    return not x.is_meta and obstacle(x.device, x.dtype, subject) is None
+
+
+@torch.compiler.assume_constant_result  # which torch would else compile the search for
+def obstacle(device: torch.device, dtype: torch.dtype, subject: str = MAPS) -> str | None:
+    """Return why torch's own operations are to be used, or None where the kernels work; the log tells it."""
+    return _decide(device, dtype, subject)
 
 
 @cache
-def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why torch's own operations are to be used, or None where the kernels work; the log tells it."""
-    reason = _find_obstacle(device, dtype)
-    subject = "filters and rectifiers of feature maps" if dtype.is_floating_point else "random numbers of samples"
+def _decide(device: torch.device, dtype: torch.dtype, subject: str) -> str | None:
+    reason = _find_obstacle(device, dtype, subject)
     _log_once(subject, "Triton kernels" if reason is None else f"torch's own operations, as {reason}")
     return reason
 
@@ -153,17 +159,23 @@ def _kernels() -> Any:
 
 
 @cache
+def spectral_kernels() -> Any:
+    """The kernels of ``spectral``, which needs Triton to be there."""
+    return importlib.import_module("bigsgan.models.spectral_kernels")
+
+
+@cache
 def _noise_kernels() -> Any:
     return importlib.import_module("bigsgan.models.noise_kernels")
 
 
-def _find_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+def _find_obstacle(device: torch.device, dtype: torch.dtype, subject: str) -> str | None:
     if device.type != "cuda":
         return "tensors are not on a GPU"
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     try:
-        (_try_maps if dtype.is_floating_point else _try_draws)(device, dtype)
+        {MAPS: _try_maps, DRAWS: _try_draws, NORMS: _try_norms}[subject](device, dtype)
     except Exception as error:  # Triton's and the C compiler's have no type in common
         return f"the kernels do not work here for {dtype} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     return None
@@ -180,6 +192,16 @@ def _try_maps(device: torch.device, dtype: torch.dtype) -> None:
 def _try_draws(device: torch.device, dtype: torch.dtype) -> None:
     for kind in ("uniform", "normal"):
         draw(torch.zeros(1, device=device, dtype=dtype), range(1), 2, kind)
+
+
+def _try_norms(device: torch.device, dtype: torch.dtype) -> None:
+    kernels, total = spectral_kernels(), torch.promote_types(dtype, torch.float32)
+    u, v = torch.ones(2, device=device, dtype=total), torch.ones(12, device=device, dtype=total)
+    for shape in ((2, 3, 2, 2), (2, 12)):
+        weight = torch.ones(shape, device=device, dtype=dtype)
+        kernels.iterate(weight, u, v, 1e-12)
+        sigma = kernels.norm(weight, u, v)
+        kernels.differentiate(kernels.divide(weight, sigma), weight, u, v, sigma)
 
 
 @cache

@@ -69,7 +69,7 @@ def normal_of_streams(seeds: Tensor, streams: range, num: int) -> Tensor:
 
 def _draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
     # While torch compiles, it joins these operations itself.
-    if not torch.compiler.is_compiling() and fused.used_for(seeds):
+    if not torch.compiler.is_compiling() and fused.used_for(seeds, fused.DRAWS):
         return fused.draw(seeds, streams, num, kind)
     if kind == "words":
         return _words(seeds, streams, num)

@@ -1,6 +1,6 @@
 """Random numbers of samples in one Triton kernel: the arithmetic of ``noise``, word for word.
 
-Importing this needs Triton. Only ``noise`` imports it, where ``fused`` says that it may be used. Words and uniform
+Importing this needs Triton. Only ``fused`` imports it, where it may be used, for ``noise``. Words and uniform
 numbers are those of ``noise`` bit for bit; normal ones as exactly as this device's logarithm, sine and cosine are.
 
 Shapes: N samples, S streams; a program draws a tile of the matrix (N * S, words).

@@ -36,7 +36,7 @@ CELLS = [
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_the_kernels_are_used_and_the_log_says_so_once(dtype, caplog):
-    for cached in (fused.obstacle, fused._log_once):
+    for cached in (fused._decide, fused._log_once):
         cached.cache_clear()
     with caplog.at_level(logging.INFO, "bigsgan"):
         for _ in range(2):
@@ -93,7 +93,7 @@ def test_stylegan2_trains_with_the_kernels(tmp_path):
 def test_random_numbers(kind, num):
     """Words and uniform numbers bit for bit those of a CPU; normal ones within a rounding or two."""
     seeds, streams = torch.tensor([0, 3, 2**62 + 12345, 2**63 - 1]), range(2**32, 2**32 + 3)
-    assert fused.used_for(seeds.cuda())
+    assert fused.used_for(seeds.cuda(), fused.DRAWS)
     drawn, plain = noise._draw(seeds.cuda(), streams, num, kind).cpu(), noise._draw(seeds, streams, num, kind)
     if kind == "normal":
         torch.testing.assert_close(drawn, plain, rtol=1e-6, atol=1e-6)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import logging
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -15,22 +12,21 @@ import torch
 from bigsgan.models import fused, noise
 from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.stylegan2_layers import rectify_biased
-from tests.fused import FILTERS, LAYOUTS, LIMIT, choosing, compare_filter, compare_networks, compare_rectifier
+from tests.fused import (
+    FILTERS,
+    LAYOUTS,
+    LIMIT,
+    choosing,
+    compare_filter,
+    compare_networks,
+    compare_rectifier,
+    compiled,
+    fresh_kernels,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
 DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
-
-
-def fresh_kernels(name: str = "fused_kernels") -> ModuleType:
-    """A module, anew and under no name: what Triton's decorator makes of a kernel depends on the environment."""
-    pytest.importorskip("triton")
-    spec = importlib.util.find_spec(f"bigsgan.models.{name}")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +40,6 @@ def interpreted() -> Iterator[None]:
 
 
 # --- compiling, before the interpreter runs: Triton 3.4's leaves its own functions in the language ---
-
-
-def compiled(kernel: Any, dtype: str, **given: Any) -> Any:
-    """Code for an H100, which Triton can write without one; arguments that are not given are numbers."""
-    compiler = pytest.importorskip("triton.compiler")
-    backends = pytest.importorskip("triton.backends.compiler")
-    signature, constants = {}, {}
-    for i, name in enumerate(inspect.signature(kernel.fn).parameters):
-        if name in given:
-            signature[name], constants[(i,)] = "constexpr", given[name]
-        else:
-            pointer = "*i64" if name == "seeds_ptr" else f"*{dtype}"
-            signature[name] = pointer if name.endswith("_ptr") else "i64" if name == "first" else "i32"
-    source = compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    target = backends.GPUTarget("cuda", 90, 32)
-    return compiler.compile(source, target=target).asm
 
 
 @pytest.mark.slow
@@ -194,7 +174,7 @@ def test_layers_draw_by_the_kernel(monkeypatch):
         return [*layers, gate, grain, augmentation.normal("scale")]
 
     plain = drawn()
-    with choosing(monkeypatch, kernels=False, draws=True), monkeypatch.context() as patch:
+    with choosing(monkeypatch, kernels=True, subject=fused.DRAWS), monkeypatch.context() as patch:
         patch.setattr(noise, "_words", lambda *arguments: pytest.fail("torch draws"))
         for own, other in zip(drawn(), plain, strict=True):
             torch.testing.assert_close(own, other, rtol=4e-7, atol=4e-7)
@@ -205,10 +185,10 @@ def test_layers_draw_by_the_kernel(monkeypatch):
 
 @pytest.fixture
 def undecided() -> Iterator[None]:
-    for cached in (fused.obstacle, fused._log_once):
+    for cached in (fused._decide, fused._log_once):
         cached.cache_clear()
     yield
-    for cached in (fused.obstacle, fused._log_once):
+    for cached in (fused._decide, fused._log_once):
         cached.cache_clear()
 
 
