@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -37,10 +40,46 @@ LIMIT = 1.01
 """bf16 and fp16 round it down: what is compared with the limit has to be rounded too."""
 
 
+def fresh_kernels(name: str = "fused_kernels") -> ModuleType:
+    """A module, anew and under no name: what Triton's decorator makes of a kernel depends on the environment."""
+    pytest.importorskip("triton")
+    spec = importlib.util.find_spec(f"bigsgan.models.{name}")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_OWN = {"seeds_ptr": "i64", "first": "i64", "eps": "fp32"} | dict.fromkeys(["sums_ptr", "sigma_ptr"], "fp32")
+"""Types of arguments that follow from none other."""
+
+
+def compiled(kernel: Any, dtype: str, **given: Any) -> Any:
+    """Code for an H100, which Triton can write without one; arguments that are not given are numbers."""
+    compiler = pytest.importorskip("triton.compiler")
+    backends = pytest.importorskip("triton.backends.compiler")
+    signature, constants = {}, {}
+    for i, name in enumerate(inspect.signature(kernel.fn).parameters):
+        if name in given:
+            signature[name], constants[(i,)] = "constexpr", given[name]
+        else:
+            own = _OWN.get(name, "i32")
+            signature[name] = f"*{_OWN.get(name, dtype)}" if name.endswith("_ptr") else own
+    source = compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    target = backends.GPUTarget("cuda", 90, 32)
+    return compiler.compile(source, target=target).asm
+
+
 @contextmanager
-def choosing(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> Iterator[None]:
+def choosing(monkeypatch: pytest.MonkeyPatch, kernels: bool, subject: str = fused.MAPS) -> Iterator[None]:
+    """Kernels or torch's operations for a subject; torch's for the others, as their last bits differ."""
+
+    def obstacle(device: torch.device, dtype: torch.dtype, asked: str) -> str | None:
+        return None if kernels and asked == subject else "a test wants it so"
+
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "obstacle", lambda device, dtype: None if kernels else "a test wants it so")
+        patch.setattr(fused, "obstacle", obstacle)
         yield
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
 from torch._dynamo import callback as dynamo_callback
 from torch._dynamo import config as dynamo
+from torch._inductor.codecache import cache_dir
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch.fx import GraphModule
 from torch.torch_version import TorchVersion
 from torch.utils._triton import has_triton
 
@@ -60,6 +65,31 @@ def seconds_compiling() -> float:
     return 0.0 if since is None else time.monotonic() - since
 
 
+def _sharing(graph: GraphModule, inputs: list[Any]) -> Any:
+    """inductor, of which a host's ranks compile a graph one after the other: all but the first find it in the cache.
+
+    Only what makes no collectives waits, so that none stalls another rank's; ``seconds_compiling`` tells of the wait.
+    """
+    return compile_fx(graph, inputs, inner_compile=_one_by_one)
+
+
+def _one_by_one(*arguments: Any, **options: Any) -> Any:
+    with _host_lock():
+        return compile_fx_inner(*arguments, **options)
+
+
+@contextmanager
+def _host_lock() -> Iterator[None]:
+    """Keep out the host's other ranks that would find the same: torch's keys name the device by its number."""
+    device = get_accelerator().current_device_name().replace(":", "_")
+    with ExitStack() as stack:
+        with suppress(OSError):  # a directory of others', a file system without locks: then each for itself
+            os.makedirs(cache_dir(), exist_ok=True)
+            file = stack.enter_context(open(os.path.join(cache_dir(), f"bigsgan_{device}.lock"), "a"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
     """The network's function, compiled for each number of samples that it meets; the parameters stay the network's.
 
@@ -72,12 +102,13 @@ def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Calla
     num_graphs = _VARIANTS * len(network.layers)  # layers share code, which torch else gives up after 8 graphs of
     dynamo.recompile_limit = max(dynamo.recompile_limit, num_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2 * num_graphs)
-    mode = "reduce-overhead" if cuda_graphs else None  # which differ in triton.cudagraphs alone
+    # CUDA graphs are torch's own matter: a mode goes with no backend but inductor by name.
+    options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {"backend": _sharing}
     fast: Callable[..., Any]
     if unit == "whole":
-        fast = torch.compile(network, dynamic=False, mode=mode)
+        fast = torch.compile(network, dynamic=False, **options)
     else:
-        fast = network.wrapped(lambda layer: torch.compile(layer, dynamic=False, mode=mode))
+        fast = network.wrapped(lambda layer: torch.compile(layer, dynamic=False, **options))
     return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
 
 

@@ -24,7 +24,7 @@ _NAMES = (
 # Two streams a name: the strength, and whether the transformation acts at all.
 _PLACES = {name: 2 * i for i, name in enumerate(_NAMES)}
 _STREAMS = range(_FIRST_STREAM, _FIRST_STREAM + 2 * len(_NAMES))
-_WORDS = 2
+_NUMBERS = 2
 """Of each stream that are drawn together: hardly a transformation takes more."""
 
 
@@ -44,14 +44,14 @@ class AugmentationDraws:
     def uniform(self, name: str, *shape: int) -> Tensor:
         """Uniform numbers in (0, 1): (N, *shape)."""
         num, place = math.prod(shape), _PLACES[name]
-        if num > _WORDS:
+        if num > _NUMBERS:
             return noise.uniform(self.seeds, _STREAMS[place], shape).to(self.dtype)
         return self._uniform[:, place, :num].reshape(-1, *shape).to(self.dtype)
 
     def normal(self, name: str, *shape: int) -> Tensor:
         """Standard normal numbers: (N, *shape)."""
         num, place = math.prod(shape), _PLACES[name]
-        if num > 2:  # of one word, as a word's second number is not the second of two words
+        if num > _NUMBERS:  # those of one word, as its second number is not the second of two words
             return noise.normal(self.seeds, _STREAMS[place], shape).to(self.dtype)
         return self._normal[:, place, :num].reshape(-1, *shape).to(self.dtype)
 
@@ -60,16 +60,12 @@ class AugmentationDraws:
         return self._uniform[:, _PLACES[name] + 1, 0]
 
     @cached_property
-    def _words(self) -> Tensor:
-        return noise.words_of_streams(self.seeds, _STREAMS, _WORDS)
-
-    @cached_property
     def _uniform(self) -> Tensor:
-        return noise.uniform_from(self._words)
+        return noise.uniform_of_streams(self.seeds, _STREAMS, _NUMBERS)
 
     @cached_property
     def _normal(self) -> Tensor:
-        return noise.normal_from(self._words[..., :1])
+        return noise.normal_of_streams(self.seeds, _STREAMS, _NUMBERS)
 
     def chosen(self, name: str, probability: Tensor, value: Tensor, otherwise: float) -> Tensor:
         """``value`` (N, ...) for a share ``probability`` (1,) of the samples, and ``otherwise`` for the rest."""

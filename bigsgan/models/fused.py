@@ -1,4 +1,6 @@
-"""StyleGAN2's filter, and the rectifier with its bias, as one Triton kernel each, differentiable as often as wanted.
+"""What is one Triton kernel in the place of many of torch's: StyleGAN2's filter, its rectifier, random numbers.
+
+Filter and rectifier, which adds the bias, are differentiable as often as wanted.
 
 Whoever calls them asks ``used_for`` first and else takes torch's own operations: for tensors on a CPU, where Triton or
 the C compiler that it needs is missing, and where BIGSGAN_FUSED is 0. The choice is logged once.
@@ -19,19 +21,26 @@ from torch import Tensor
 
 SWITCH = "BIGSGAN_FUSED"
 
+MAPS, DRAWS, NORMS = "filters and rectifiers of feature maps", "random numbers of samples", "spectral norms of weights"
+
 _log = logging.getLogger(__name__)
 
 
-def used_for(x: Tensor) -> bool:
-    """Whether the kernels here work for tensors like ``x``; the first question on a GPU compiles them."""
-    return not x.is_meta and obstacle(x.device, x.dtype) is None
+def used_for(x: Tensor, subject: str = MAPS) -> bool:
+    """Whether a subject's kernels work for tensors like ``x``; the first question on a GPU compiles them."""
+    return not x.is_meta and obstacle(x.device, x.dtype, subject) is None
+
+
+@torch.compiler.assume_constant_result  # which torch would else compile the search for
+def obstacle(device: torch.device, dtype: torch.dtype, subject: str = MAPS) -> str | None:
+    """Return why torch's own operations are to be used, or None where the kernels work; the log tells it."""
+    return _decide(device, dtype, subject)
 
 
 @cache
-def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why torch's own operations are to be used, or None where the kernels work; the log tells it."""
-    reason = _find_obstacle(device, dtype)
-    _log_once("Triton kernels" if reason is None else f"torch's own operations, as {reason}")
+def _decide(device: torch.device, dtype: torch.dtype, subject: str) -> str | None:
+    reason = _find_obstacle(device, dtype, subject)
+    _log_once(subject, "Triton kernels" if reason is None else f"torch's own operations, as {reason}")
     return reason
 
 
@@ -79,6 +88,11 @@ def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tenso
     if limit is not None:
         limit = _rounded(limit, x.dtype)
     return _Rectify.apply(x, bias.view(-1, 1, 1).expand_as(x), slope, limit)
+
+
+def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
+    """Random numbers of ``kind`` words, uniform or normal, as ``noise`` defines them: (N,) int64 -> (N, S, num)."""
+    return _noise_kernels().draw(seeds, streams, num, kind)
 
 
 class _Resample(torch.autograd.Function):
@@ -144,22 +158,52 @@ def _kernels() -> Any:
     return importlib.import_module("bigsgan.models.fused_kernels")
 
 
-def _find_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+@cache
+def spectral_kernels() -> Any:
+    """The kernels of ``spectral``, which needs Triton to be there."""
+    return importlib.import_module("bigsgan.models.spectral_kernels")
+
+
+@cache
+def _noise_kernels() -> Any:
+    return importlib.import_module("bigsgan.models.noise_kernels")
+
+
+def _find_obstacle(device: torch.device, dtype: torch.dtype, subject: str) -> str | None:
     if device.type != "cuda":
         return "tensors are not on a GPU"
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     try:
-        kernels = _kernels()
-        x, taps = torch.zeros(1, 1, 4, 4, device=device, dtype=dtype), torch.zeros(4, 4, device=device)
-        y = kernels.resample(x, taps, *Geometry(2, 1, 2, 8, 8))
-        kernels.rectify(y, torch.zeros(1, device=device, dtype=dtype), 0.2, 1.0)
-        kernels.slopes(y, y, 0.2, 1.0)
+        {MAPS: _try_maps, DRAWS: _try_draws, NORMS: _try_norms}[subject](device, dtype)
     except Exception as error:  # Triton's and the C compiler's have no type in common
         return f"the kernels do not work here for {dtype} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     return None
 
 
+def _try_maps(device: torch.device, dtype: torch.dtype) -> None:
+    kernels = _kernels()
+    x, taps = torch.zeros(1, 1, 4, 4, device=device, dtype=dtype), torch.zeros(4, 4, device=device)
+    y = kernels.resample(x, taps, *Geometry(2, 1, 2, 8, 8))
+    kernels.rectify(y, torch.zeros(1, device=device, dtype=dtype), 0.2, 1.0)
+    kernels.slopes(y, y, 0.2, 1.0)
+
+
+def _try_draws(device: torch.device, dtype: torch.dtype) -> None:
+    for kind in ("uniform", "normal"):
+        draw(torch.zeros(1, device=device, dtype=dtype), range(1), 2, kind)
+
+
+def _try_norms(device: torch.device, dtype: torch.dtype) -> None:
+    kernels, total = spectral_kernels(), torch.promote_types(dtype, torch.float32)
+    u, v = torch.ones(2, device=device, dtype=total), torch.ones(12, device=device, dtype=total)
+    for shape in ((2, 3, 2, 2), (2, 12)):
+        weight = torch.ones(shape, device=device, dtype=dtype)
+        kernels.iterate(weight, u, v, 1e-12)
+        sigma = kernels.norm(weight, u, v)
+        kernels.differentiate(kernels.divide(weight, sigma), weight, u, v, sigma)
+
+
 @cache
-def _log_once(choice: str) -> None:
-    _log.info("filters and rectifiers of feature maps: %s", choice)
+def _log_once(subject: str, choice: str) -> None:
+    _log.info("%s: %s", subject, choice)

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from bigsgan.models import spectral
+
 Generators = Callable[[str], torch.Generator]
 """Gives the generator of a parameter or buffer, by its name in its module."""
 
@@ -155,6 +157,9 @@ class SpectralLayer(StatefulLayer):
         if self.orthogonal:
             scale = torch.as_tensor(self.gradient_scale, dtype=torch.float32, device=weight.device)
             weight = _OrthogonalGradient.apply(weight, scale, self)
+        if self.groups == 1 and spectral.used_for(weight):
+            normalized, self.sigma = spectral.normalized(weight, self.u, self.v, self.moving, self.eps)
+            return normalized
         exact = full(weight)  # bf16 keeps 8 bits of sigma, which would scale every layer by up to 0.4 %
         matrix = self.as_matrix(exact)
         u, v = self.u, self.v

@@ -2,7 +2,8 @@
 
 A sample travels with a seed; each use in a network has a stream of its own. The generator is SplitMix64 (Steele, Lea
 and Flood 2014, "Fast splittable pseudorandom number generators"), whose i-th word is a function of i alone, so that a
-whole feature map is drawn at once and a recomputation under activation checkpointing draws the same.
+whole feature map is drawn at once and a recomputation under activation checkpointing draws the same. On a GPU that is
+one kernel where Triton works, and else some thirty of torch's.
 
 Shapes: N samples; int64 holds unsigned 64-bit words, as torch has no type of its own for arithmetic on them.
 """
@@ -13,6 +14,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from bigsgan.models import fused
 
 
 def _signed(word: int) -> int:
@@ -32,58 +35,68 @@ def words(seeds: Tensor, stream: int, num: int) -> Tensor:
         stream: Which use; different streams of one seed have nothing in common.
         num: Words for each sample.
     """
-    return _sequence(_mix(seeds ^ _signed(_mix_int(stream))), num)
-
-
-def words_of_streams(seeds: Tensor, streams: range, num: int) -> Tensor:
-    """Random words of S consecutive streams, in hardly more operations than those of one.
-
-    Args:
-        seeds: (N,) int64, of the samples.
-        streams: Which; S of them, one after the other.
-        num: Words for each sample and stream.
-
-    Returns:
-        What ``words`` gives for each of them: (N, S, num) int64.
-    """
-    # On the device, as a copy of keys from the host would make it wait.
-    numbers = torch.arange(len(streams), dtype=torch.int64, device=seeds.device)
-    keys = _mix(numbers + _signed((streams.start + 0x9E3779B97F4A7C15) % 2**64))
-    return _sequence(_mix(seeds[:, None] ^ keys), num)
+    return _draw(seeds, range(stream, stream + 1), num, "words")[:, 0]
 
 
 def uniform(seeds: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
     """Uniform numbers in the open interval (0, 1): float32 (N, *shape)."""
-    return uniform_from(words(seeds, stream, math.prod(shape))).view(-1, *shape)
+    return uniform_of_streams(seeds, range(stream, stream + 1), math.prod(shape)).view(-1, *shape)
 
 
 def normal(seeds: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
     """Standard normal numbers by the Box-Muller transform, two of each word: float32 (N, *shape)."""
-    num = math.prod(shape)
-    return normal_from(words(seeds, stream, -(-num // 2)))[:, :num].reshape(-1, *shape)
+    return normal_of_streams(seeds, range(stream, stream + 1), math.prod(shape)).reshape(-1, *shape)
 
 
-def uniform_from(drawn: Tensor) -> Tensor:
-    """Uniform numbers in (0, 1), one of each word: (...) int64 -> (...) float32."""
-    return _unit(_shift(drawn, 41))
+def uniform_of_streams(seeds: Tensor, streams: range, num: int) -> Tensor:
+    """Uniform numbers of consecutive streams, in hardly more operations than those of one.
+
+    Args:
+        seeds: (N,) int64, of the samples.
+        streams: Which; S of them, one after the other.
+        num: Numbers for each sample and stream.
+
+    Returns:
+        What ``uniform`` gives for each of them: float32 (N, S, num).
+    """
+    return _draw(seeds, streams, num, "uniform")
 
 
-def normal_from(drawn: Tensor) -> Tensor:
-    """Standard normal numbers, two of each word: (..., n) int64 -> (..., 2n) float32."""
-    radius = torch.sqrt(-2 * torch.log(uniform_from(drawn)))
+def normal_of_streams(seeds: Tensor, streams: range, num: int) -> Tensor:
+    """Standard normal numbers of consecutive streams, as ``normal`` gives them for each: float32 (N, S, num)."""
+    return _draw(seeds, streams, num, "normal")
+
+
+def _draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
+    # While torch compiles, it joins these operations itself.
+    if not torch.compiler.is_compiling() and fused.used_for(seeds, fused.DRAWS):
+        return fused.draw(seeds, streams, num, kind)
+    if kind == "words":
+        return _words(seeds, streams, num)
+    if kind == "uniform":
+        return _unit(_shift(_words(seeds, streams, num), 41))
+    drawn = _words(seeds, streams, -(-num // 2))
+    radius = torch.sqrt(-2 * torch.log(_unit(_shift(drawn, 41))))
     angle = 2 * math.pi * _unit((drawn >> 1) & 0x7FFFFF)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :num]
+
+
+def _words(seeds: Tensor, streams: range, num: int) -> Tensor:
+    """(N,) -> (N, S, num)."""
+    if len(streams) == 1:
+        begin = _mix(seeds ^ _signed(_mix_int(streams.start)))[:, None]
+    else:
+        # On the device, as a copy of keys from the host would make it wait.
+        numbers = torch.arange(len(streams), dtype=torch.int64, device=seeds.device)
+        keys = _mix(numbers + _signed((streams.start + 0x9E3779B97F4A7C15) % 2**64))
+        begin = _mix(seeds[:, None] ^ keys)
+    steps = torch.arange(1, num + 1, dtype=torch.int64, device=seeds.device)
+    return _mix(torch.add(begin[..., None], steps, alpha=_GOLDEN))
 
 
 def _unit(bits: Tensor) -> Tensor:
     """23 bits -> (0, 1): they and a half are the most that float32 tells apart."""
     return (bits.to(torch.float32) + 0.5) * 2.0**-23
-
-
-def _sequence(begin: Tensor, num: int) -> Tensor:
-    """The first words from a state on: (...) int64 -> (..., num)."""
-    steps = torch.arange(1, num + 1, dtype=torch.int64, device=begin.device)
-    return _mix(torch.add(begin[..., None], steps, alpha=_GOLDEN))
 
 
 def _mix(z: Tensor) -> Tensor:

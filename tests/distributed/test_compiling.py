@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -94,6 +96,31 @@ def test_what_was_compiled_serves_the_next_updates(ranks):
         assert 2 <= found[0] == found[1] == found[2] == found[3]
     for found in ranks(2).run(num_frames, FAMILIES["mlp"], both(1)):
         assert found == [0] * 4
+
+
+def found_in_cache(overrides, ds, directory):
+    """Graphs that a run's updates compiled, and those that it found compiled, on this rank."""
+    counters = torch._dynamo.utils.counters
+    torch.compiler.reset()
+    counters.clear()
+    with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=directory):
+        run = scenarios.build(overrides, ds)
+        scenarios.update(run, 2)
+        scenarios.destroy(run)
+    torch.compiler.reset()
+    return [counters["inductor"][f"fxgraph_cache_{found}"] for found in ("miss", "hit")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, unit", [("mlp", "whole"), ("dcgan_spectral", "layers")])
+def test_ranks_of_a_host_compile_each_graph_once(family, unit, ranks, tmp_path):
+    options = [*FAMILIES[family], *compiled(unit)]
+    (misses, hits), (others, found) = ranks(2).run(found_in_cache, options, both(1), str(tmp_path))
+    assert misses + hits == others + found > 0
+    assert 0 < misses + others <= misses + hits  # fewer where layers of one rank are alike, too
+    again = ranks(2).run(found_in_cache, options, both(1), str(tmp_path))
+    assert [rank[0] for rank in again] == [0, 0]
+    assert list(tmp_path.glob("bigsgan_*.lock"))
 
 
 def both(stage):

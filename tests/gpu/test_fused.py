@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from bigsgan.models import fused
+from bigsgan.models import fused, noise
 from tests.fused import (
     FILTERS,
     LAYOUTS,
@@ -36,7 +36,7 @@ CELLS = [
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_the_kernels_are_used_and_the_log_says_so_once(dtype, caplog):
-    for cached in (fused.obstacle, fused._log_once):
+    for cached in (fused._decide, fused._log_once):
         cached.cache_clear()
     with caplog.at_level(logging.INFO, "bigsgan"):
         for _ in range(2):
@@ -86,3 +86,16 @@ def test_stylegan2_trains_with_the_kernels(tmp_path):
     check(rows)
     log = (tmp_path / "run" / "logs" / "rank00000.log").read_text()
     assert log.count("filters and rectifiers of feature maps: Triton kernels") == 1
+
+
+@pytest.mark.parametrize("kind", ["words", "uniform", "normal"])
+@pytest.mark.parametrize("num", [2, 1031, 2**21 + 1])
+def test_random_numbers(kind, num):
+    """Words and uniform numbers bit for bit those of a CPU; normal ones within a rounding or two."""
+    seeds, streams = torch.tensor([0, 3, 2**62 + 12345, 2**63 - 1]), range(2**32, 2**32 + 3)
+    assert fused.used_for(seeds.cuda(), fused.DRAWS)
+    drawn, plain = noise._draw(seeds.cuda(), streams, num, kind).cpu(), noise._draw(seeds, streams, num, kind)
+    if kind == "normal":
+        torch.testing.assert_close(drawn, plain, rtol=1e-6, atol=1e-6)
+    else:
+        assert torch.equal(drawn, plain)

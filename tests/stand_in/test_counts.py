@@ -20,6 +20,16 @@ def test_an_update_keeps_within_its_bounds(on_ranks, name):
     for key in ("launches", "products", "rest"):
         bound = getattr(counts.CASES[name], key)
         assert CLOSE * bound <= found[key] <= bound, f"{key}: {found[key]:,.1f}; see tests/stand_in/counts.py"
+    launches, _, _, num_bytes = map(sum, zip(*found["phases"].values(), strict=True))
+    assert launches == pytest.approx(found["launches"], rel=0.001)
+    assert num_bytes / 1e9 == pytest.approx(found["products"] + found["rest"])
+    if name.startswith("BigGAN"):
+        # Two convolutions of 3 x 3 in each of G's blocks; shortcuts, attention and the image are some 5 % more.
+        blocks = [(1536, 1536, 8), (1536, 768, 16), (768, 384, 32), (384, 192, 64), (192, 96, 128)]
+        expected = 256 * 2 * sum(9 * (a * b + b * b) * size**2 for a, b, size in blocks)
+        forward, inference = found["phases"]["G forward"][1], found["phases"]["G makes images"][1]
+        assert expected < forward < 1.08 * expected
+        assert inference == pytest.approx(2 * forward)  # for two steps of D
 
 
 def test_how_bytes_are_counted(on_ranks):

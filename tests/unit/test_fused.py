@@ -2,61 +2,44 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import logging
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
-from bigsgan.models import fused
+from bigsgan.models import fused, noise
+from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.stylegan2_layers import rectify_biased
-from tests.fused import FILTERS, LAYOUTS, LIMIT, choosing, compare_filter, compare_networks, compare_rectifier
+from tests.fused import (
+    FILTERS,
+    LAYOUTS,
+    LIMIT,
+    choosing,
+    compare_filter,
+    compare_networks,
+    compare_rectifier,
+    compiled,
+    fresh_kernels,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
 DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
 
 
-def fresh_kernels() -> ModuleType:
-    """The module, anew and under no name: what Triton's decorator makes of a kernel depends on the environment."""
-    pytest.importorskip("triton")
-    spec = importlib.util.find_spec("bigsgan.models.fused_kernels")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        module = fresh_kernels()
+        module, noise_module = fresh_kernels(), fresh_kernels("noise_kernels")
         patch.setattr(fused, "_kernels", lambda: module)
+        patch.setattr(fused, "_noise_kernels", lambda: noise_module)
         yield
 
 
 # --- compiling, before the interpreter runs: Triton 3.4's leaves its own functions in the language ---
-
-
-def compiled(kernel: Any, dtype: str, **given: Any) -> bytes:
-    """Machine code for an H100, which Triton can write without one; arguments that are not given are numbers."""
-    compiler = pytest.importorskip("triton.compiler")
-    backends = pytest.importorskip("triton.backends.compiler")
-    signature, constants = {}, {}
-    for i, name in enumerate(inspect.signature(kernel.fn).parameters):
-        if name in given:
-            signature[name], constants[(i,)] = "constexpr", given[name]
-        else:
-            signature[name] = f"*{dtype}" if name.endswith("_ptr") else "i32"
-    source = compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    target = backends.GPUTarget("cuda", 90, 32)
-    return compiler.compile(source, target=target).asm["cubin"]
 
 
 @pytest.mark.slow
@@ -74,6 +57,18 @@ def test_kernels_compile_for_a_gpu(dtype, last, tmp_path, monkeypatch):
     for limit in (None, LIMIT):
         assert compiled(kernels._rectify, dtype, slope=0.2, limit=limit, **tile)
         assert compiled(kernels._slopes, dtype, slope=0.2, limit=limit, tile=1024)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, dtype", [("words", "i64"), ("uniform", "fp32"), ("normal", "fp32")])
+def test_random_numbers_compile_for_a_gpu(kind, dtype, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    kernels = fresh_kernels("noise_kernels")
+    code = compiled(kernels._draw, dtype, kind=kind, tile_rows=4, tile_columns=256)
+    assert code["cubin"]
+    for rough in ("sqrt.approx", "lg2.approx", "sin.approx", "cos.approx"):  # Triton's own choice for some functions
+        assert rough not in code["ptx"]
 
 
 # --- values and derivatives ---
@@ -148,15 +143,52 @@ def test_whole_networks(name, monkeypatch):
     compare_networks(monkeypatch, name, "cpu")
 
 
+# --- random numbers ---
+
+SEEDS = torch.tensor([0, 3, 2**62 + 12345, 2**63 - 1, -1, 77])
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("kind", ["words", "uniform", "normal"])
+@pytest.mark.parametrize("streams", [range(7, 8), range(0xADA00, 0xADA00 + 46), range(2**32, 2**32 + 1)], ids=str)
+@pytest.mark.parametrize("num", [1, 2, 3, 300, 1031])
+def test_random_numbers(kind, streams, num):
+    """Of one stream and of many, of tiles that are full and that are not."""
+    strided = torch.stack([SEEDS, SEEDS.flip(0)], dim=1)[:, 0]
+    plain, drawn = noise._draw(SEEDS, streams, num, kind), fused.draw(strided, streams, num, kind)
+    assert (drawn.shape, drawn.dtype) == (plain.shape, plain.dtype)
+    assert drawn.is_contiguous()
+    if kind == "normal":
+        torch.testing.assert_close(drawn, plain, rtol=4e-7, atol=4e-7)  # numpy's logarithm, sine and cosine
+    else:
+        assert torch.equal(drawn, plain)
+    assert not fused.draw(SEEDS[:0], streams, num, kind).numel()
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_layers_draw_by_the_kernel(monkeypatch):
+    def drawn() -> list[torch.Tensor]:
+        augmentation = AugmentationDraws(SEEDS, torch.float32)
+        gate, grain = augmentation.gate("scale"), augmentation.normal("grain", 3, 2, 2)
+        layers = [noise.normal(SEEDS, 5, (1, 3, 3)), noise.uniform(SEEDS, 5, (7,)), noise.words(SEEDS, 5, 4)]
+        return [*layers, gate, grain, augmentation.normal("scale")]
+
+    plain = drawn()
+    with choosing(monkeypatch, kernels=True, subject=fused.DRAWS), monkeypatch.context() as patch:
+        patch.setattr(noise, "_words", lambda *arguments: pytest.fail("torch draws"))
+        for own, other in zip(drawn(), plain, strict=True):
+            torch.testing.assert_close(own, other, rtol=4e-7, atol=4e-7)
+
+
 # --- the choice ---
 
 
 @pytest.fixture
 def undecided() -> Iterator[None]:
-    for cached in (fused.obstacle, fused._log_once):
+    for cached in (fused._decide, fused._log_once):
         cached.cache_clear()
     yield
-    for cached in (fused.obstacle, fused._log_once):
+    for cached in (fused._decide, fused._log_once):
         cached.cache_clear()
 
 

@@ -1,0 +1,89 @@
+"""Random numbers of samples in one Triton kernel: the arithmetic of ``noise``, word for word.
+
+Importing this needs Triton. Only ``fused`` imports it, where it may be used, for ``noise``. Words and uniform
+numbers are those of ``noise`` bit for bit; normal ones as exactly as this device's logarithm, sine and cosine are.
+
+Shapes: N samples, S streams; a program draws a tile of the matrix (N * S, words).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE = 1024
+"""Words of a program: 8 in each thread of Triton's four warps."""
+
+_DTYPES = {"words": torch.int64, "uniform": torch.float32, "normal": torch.float32}
+
+
+@triton.jit
+def _mix(z):
+    z = (z ^ (z >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
+    z = (z ^ (z >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _unit(bits):
+    return (bits.to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2 ** -23
+
+
+# A variant for each kind of these numbers would only be compiled more often.
+@triton.jit(do_not_specialize=["stride", "first", "num_rows", "num_streams", "num_words", "num"])
+def _draw(
+    seeds_ptr,
+    out_ptr,
+    stride,
+    first,
+    num_rows,
+    num_streams,
+    num_words,
+    num,
+    kind: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
+    golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
+    seeds = tl.load(seeds_ptr + (row // num_streams).to(tl.int64) * stride, mask=row < num_rows, other=0)
+    key = _mix((row % num_streams).to(tl.uint64) + first.to(tl.uint64) + golden)
+    begin = _mix(seeds.to(tl.uint64, bitcast=True) ^ key)
+    word = _mix(begin + (column + 1).to(tl.uint64) * golden)
+    inside = (row < num_rows) & (column < num_words)
+    out_ptr += row.to(tl.int64) * num + column
+    if kind == "words":
+        tl.store(out_ptr, word.to(tl.int64, bitcast=True), mask=inside)
+    elif kind == "uniform":
+        tl.store(out_ptr, _unit(word >> 41), mask=inside)
+    else:
+        radius = tl.sqrt_rn(-2 * tl.log(_unit(word >> 41)))
+        angle = 6.283185307179586 * _unit((word >> 1) & 0x7FFFFF)
+        tl.store(out_ptr, radius * tl.cos(angle), mask=inside)
+        tl.store(out_ptr + num_words, radius * tl.sin(angle), mask=inside & (column + num_words < num))
+
+
+def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
+    """Random numbers of consecutive streams: (N,) int64 -> (N, S, num).
+
+    Args:
+        seeds: Of the samples.
+        streams: S of them, one after the other.
+        num: Numbers of each sample and stream.
+        kind: ``words`` int64, ``uniform`` float32 or, two of each word, ``normal`` float32.
+    """
+    out = torch.empty((len(seeds), len(streams), num), dtype=_DTYPES[kind], device=seeds.device)
+    if not out.numel():
+        return out
+    rows, words = len(seeds) * len(streams), -(-num // 2) if kind == "normal" else num
+    columns = min(triton.next_power_of_2(words), _TILE)
+    grid = triton.cdiv(rows, _TILE // columns), triton.cdiv(words, columns)
+    with torch.cuda.device_of(seeds):
+        _draw[grid](
+            seeds, out, seeds.stride(0), streams.start, rows, len(streams), words, num,
+            kind, _TILE // columns, columns,
+        )  # fmt: skip
+    return out

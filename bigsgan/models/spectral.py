@@ -1,0 +1,140 @@
+"""Spectral normalisation by Triton kernels that all layers share, whatever their shapes.
+
+By torch's operations a layer launches some twenty kernels in a pass that moves its vectors and goes backward, and what
+torch.compile makes of them is another code for each shape: half of all that it makes for BigGAN-128. Here they are
+seven, which torch.compile calls and does not look into. Whoever calls asks ``used_for`` first.
+
+Shapes: R rows and C columns of a weight seen as a matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigsgan.models import fused
+
+_MOST = 2**31
+"""Numbers of a weight, whose places the kernels hold in 32 bits."""
+
+
+def used_for(weight: Tensor) -> bool:
+    """Whether the kernels work for this weight."""
+    return fused.used_for(weight, fused.NORMS) and weight.numel() < _MOST and weight.is_contiguous()
+
+
+def normalized(weight: Tensor, u: Tensor, v: Tensor, moving: bool, eps: float) -> tuple[Tensor, Tensor]:
+    """weight / sigma, in the weight's shape and type, and sigma = u^T W v, detached.
+
+    Args:
+        weight: (R, ...).
+        u: (R,), moved in place with ``v`` by one step of the power iteration if ``moving``.
+        v: (C,).
+        moving: See ``u``.
+        eps: Least length to divide by.
+    """
+    with torch.no_grad():
+        if not moving:
+            sigma = _norm(weight, u, v)
+        else:
+            u, v, sigma = _iterate(weight, u, v, eps)
+    return _Divided.apply(weight, u, v, sigma), sigma
+
+
+class _Divided(torch.autograd.Function):
+    """weight / sigma, where sigma = u^T W v depends on the weight too: d sigma = u^T dW v."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, u, v, sigma)
+        return _divide(weight, sigma)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        weight, u, v, sigma = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # it is to be differentiated once more
+            return _differentiable(grad, weight, u, v), None, None, None
+        return _differentiate(grad, weight, u, v, sigma), None, None, None
+
+
+def _differentiable(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    grad = grad.to(exact.dtype)
+    u, v = u.to(exact.dtype), v.to(exact.dtype)
+    sigma = torch.dot(u, torch.mv(exact.flatten(1), v))
+    share = (grad * exact).sum() / sigma.square()
+    return (grad / sigma - share * torch.outer(u, v).view_as(grad)).to(weight.dtype)
+
+
+# --- the kernels, or while torch compiles operations of its dispatcher that stand for them ---
+
+
+def _norm(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return _norm_op(weight, u, v) if torch.compiler.is_compiling() else fused.spectral_kernels().norm(weight, u, v)
+
+
+def _iterate(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        return _iterate_op(weight, u, v, eps)
+    moved = fused.spectral_kernels().iterate(weight, u, v, eps)
+    torch.autograd.graph.increment_version([u, v])  # a pass before this one may have kept them
+    return moved
+
+
+def _divide(weight: Tensor, sigma: Tensor) -> Tensor:
+    return (
+        _divide_op(weight, sigma) if torch.compiler.is_compiling() else fused.spectral_kernels().divide(weight, sigma)
+    )
+
+
+def _differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
+    function = _differentiate_op if torch.compiler.is_compiling() else fused.spectral_kernels().differentiate
+    return function(grad, weight, u, v, sigma)
+
+
+@torch.library.custom_op("bigsgan::spectral_norm", mutates_args=())
+def _norm_op(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return fused.spectral_kernels().norm(weight, u, v)
+
+
+@torch.library.custom_op("bigsgan::power_iteration", mutates_args=("u", "v"))
+def _iterate_op(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    return fused.spectral_kernels().iterate(weight, u, v, eps)
+
+
+@torch.library.custom_op("bigsgan::divide_by_norm", mutates_args=())
+def _divide_op(weight: Tensor, sigma: Tensor) -> Tensor:
+    return fused.spectral_kernels().divide(weight, sigma)
+
+
+# Of gradients in any order; torch would copy them to that in which it traced.
+@torch.library.custom_op("bigsgan::divide_by_norm_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+def _differentiate_op(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
+    return fused.spectral_kernels().differentiate(grad, weight, u, v, sigma)
+
+
+def _total(weight: Tensor) -> torch.dtype:
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
+@_norm_op.register_fake
+def _(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return weight.new_empty((), dtype=_total(weight))
+
+
+@_iterate_op.register_fake
+def _(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(u), torch.empty_like(v), weight.new_empty((), dtype=_total(weight))
+
+
+@_divide_op.register_fake
+def _(weight: Tensor, sigma: Tensor) -> Tensor:
+    last = weight.dim() == 4 and weight[0, 0].numel() > 1
+    return torch.empty_like(weight, memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+@_differentiate_op.register_fake
+def _(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
+    return torch.empty_like(weight)
