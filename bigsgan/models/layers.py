@@ -18,6 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bigsgan.models import convolutions
+
+_ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""FlashAttention wants as many features of values as of keys. cuDNN's, which torch (2.14) prefers on a Hopper, ends in an
+error where cuDNN finds no plan."""
 
 Generators = Callable[[str], torch.Generator]
 """Gives the generator of a parameter or buffer, by its name in its module."""
@@ -26,18 +33,6 @@ Generators = Callable[[str], torch.Generator]
 def full(x: Tensor) -> Tensor:
     """Return ``x`` in float32, or in float64 if it was: gradients are checked in that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an input (N, C, H, W) of a convolution in its type, and in the order in which its kernels want it."""
-    if _prefers_channels_last(x.device, dtype):
-        return x.to(dtype, memory_format=torch.channels_last)
-    return x.to(dtype)
-
-
-def _prefers_channels_last(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether kernels of the half types turn other orders round, before and after each of them: a GPU's do."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 class StatefulLayer(nn.Module):
@@ -290,10 +285,15 @@ def upsample_nearest(x: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2."""
+    """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2.
+
+    Attributes:
+        exact: Write the weights out, for second derivatives, of which torch's attention kernels have none.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        self.exact = False
         self.query = SpectralConv2d(channels, channels // 8, 1, bias=False)
         self.key = SpectralConv2d(channels, channels // 8, 1, bias=False)
         self.value = SpectralConv2d(channels, channels // 2, 1, bias=False)
@@ -308,10 +308,34 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W): x + gamma * attention(x)."""
         n, _, height, width = x.shape
-        query = self.query(x).flatten(2)  # (N, C/8, HW)
-        key = F.max_pool2d(self.key(x), 2).flatten(2)  # (N, C/8, HW/4)
-        value = F.max_pool2d(self.value(x), 2).flatten(2)  # (N, C/2, HW/4)
-        weights = torch.softmax(torch.bmm(query.transpose(1, 2), key), dim=-1)  # (N, HW, HW/4)
-        # In this order the gradient of the weights, the largest tensor here, arrives as they lie, and not transposed.
-        mixed = torch.bmm(weights, value.transpose(1, 2)).transpose(1, 2).view(n, -1, height, width)  # (N, C/2, H, W)
-        return x + self.gamma * self.out(mixed)
+        query = _rows(self.query(x))  # (N, HW, C/8)
+        key = _rows(F.max_pool2d(self.key(x), 2))  # (N, HW/4, C/8)
+        value = _rows(F.max_pool2d(self.value(x), 2))  # (N, HW/4, C/2)
+        if convolutions.suits_tensor_cores(query.device, query.dtype) and not self.exact:
+            mixed = _attended(query, key, value)
+        else:
+            weights = torch.softmax(torch.bmm(query, key.mT), dim=-1)  # (N, HW, HW/4)
+            # In this order the gradient of the weights, the largest tensor here, arrives as they lie, not transposed.
+            mixed = torch.bmm(weights, value)
+        return x + self.gamma * self.out(mixed.mT.view(n, -1, height, width))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(N, C, H, W) -> (N, HW, C)."""
+    return x.flatten(2).mT
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """softmax(query key^T) value of (N, M, E), (N, K, E), (N, K, F) -> (N, M, F), whose weights no memory holds.
+
+    torch's kernels for half types take multiples of 8 features alone; E and F may differ. Features of 0 add nothing.
+    """
+    q, k, v = (_padded(x)[:, None] for x in (query, key, value))
+    with sdpa_kernel(_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0)[:, 0, :, : value.shape[-1]]
+
+
+def _padded(x: Tensor) -> Tensor:
+    """(N, M, E) -> (N, M, E'), E' the next multiple of 8."""
+    missing = -x.shape[-1] % convolutions.MULTIPLE
+    return F.pad(x, (0, missing)) if missing else x

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.models.layers import Generators, full, laid_out
+from bigsgan.models.convolutions import laid_out
+from bigsgan.models.layers import Generators, full
 
 
 class Weighted(nn.Module):

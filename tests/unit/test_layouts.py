@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bigsgan.models import layers
+from bigsgan.models import convolutions
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from tests.tiny import FAMILIES, tiny_recipe
@@ -27,7 +27,7 @@ def test_the_order_follows_device_and_type():
         ("cuda", torch.bfloat16, True),
         ("cuda", torch.float16, True),
     ]:
-        assert layers._prefers_channels_last(torch.device(device), dtype) == wanted
+        assert convolutions.suits_tensor_cores(torch.device(device), dtype) == wanted
 
 
 class Turned(TorchDispatchMode):
@@ -88,7 +88,7 @@ def test_the_order_changes_no_number_and_stays(family, overrides, before, now, c
     recipe, networks = built(family, overrides, tmp_path)
     with Turned() as contiguous:
         expected = trained(recipe, networks)
-    monkeypatch.setattr(layers, "_prefers_channels_last", lambda device, dtype: True)
+    monkeypatch.setattr(convolutions, "suits_tensor_cores", lambda device, dtype: True)
     with Turned() as last:
         found = trained(recipe, networks)
     assert_close(found, expected, rtol=1e-10, atol=1e-10)
