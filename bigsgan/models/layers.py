@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bigsgan.models import convolutions
 
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""FlashAttention wants as many features of values as of keys. cuDNN's, which torch (2.14) prefers on a Hopper, ends in an
-error where cuDNN finds no plan."""
+"""FlashAttention wants as many features of values as of keys. cuDNN's, which torch (2.14) prefers on a Hopper, ends in
+an error where cuDNN finds no plan."""
 
 Generators = Callable[[str], torch.Generator]
 """Gives the generator of a parameter or buffer, by its name in its module."""
@@ -179,12 +179,29 @@ def _product(matrix: Tensor, vector: Tensor) -> Tensor:
     return torch.bmm(matrix, vector.view(len(matrix), -1, 1)).flatten()
 
 
+class _Unfelt(torch.autograd.Function):
+    """Identity on x, and a gradient of 0 for a bias that batch norm takes away with the mean."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.num = len(bias)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad.new_zeros(ctx.num)
+
+
 class SpectralConv2d(SpectralLayer):
     """Convolution, with same padding unless told otherwise: (N, C_in, H, W) -> (N, C_out, H / stride, W / stride).
 
+    On a GPU a bias is an addition of its own, so that what comes behind the convolution decides where it is added.
+
     Attributes:
-        pools: Halve the resolution of what comes out by average pooling, before the bias is added: on a GPU that is an
-            addition of its own, which has a quarter of the pixels then.
+        followed_by: ``pooling`` halves the resolution by average pooling, and the bias is added behind it. ``relu``
+            rectifies, in the same pass. Before ``batch norm`` a GPU leaves the bias out in training.
+        shift: The bias (C_out,) that the last output lacks, for the running mean; None where it has it. A copy, which
+            stays when ZeRO 3 takes the parameter away.
     """
 
     def __init__(
@@ -199,20 +216,40 @@ class SpectralConv2d(SpectralLayer):
     ) -> None:
         super().__init__((out_channels, in_channels // groups, kernel, kernel), bias, groups)
         self.stride, self.padding = stride, kernel // 2 if padding is None else padding
-        self.pools = False
+        self.followed_by: Literal["pooling", "relu", "batch norm"] | None = None
+        self.shift: Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
         That is how kernels want them, and most of what follows keeps them so (docs/performance.md).
+
+        Args:
+            x: (N, C_in, H, W).
+            beside: Added to the result, each pixel four times: (N, C_out, H / 2, W / 2).
         """
-        x = x.to(self.weight.dtype, memory_format=torch.channels_last)
-        own = None if self.pools else self.bias
-        x = F.conv2d(x, self.normalized_weight(), own, self.stride, self.padding, groups=self.groups)
-        if not self.pools:
-            return x
-        x = F.avg_pool2d(x, 2)
-        return x if self.bias is None else x + self.bias[:, None, None]
+        x = convolutions.laid_out(x, self.weight.dtype, everywhere=True)
+        own, self.shift = self.bias, None
+        # What is compiled joins a bias with what follows by itself.
+        lean = convolutions.suits_tensor_cores(x.device, x.dtype) and not torch.compiler.is_compiling()
+        if self.followed_by == "pooling":
+            x = F.avg_pool2d(self._convolve(x, None), 2)
+            return x if own is None else x + own[:, None, None]
+        if self.followed_by == "relu":
+            if own is None or not lean or x.shape[1] % convolutions.MULTIPLE:
+                return F.relu(self._convolve(x, own))
+            return convolutions.rectify_biased(self._convolve(x, None), own)
+        if self.followed_by == "batch norm" and own is not None and lean and self.training:
+            self.shift = own.detach().clone()
+            return _Unfelt.apply(self._convolve(x, None), own)
+        if beside is None:
+            return self._convolve(x, own)
+        if own is not None and lean:
+            beside, own = beside + own[:, None, None], None
+        return self._convolve(x, own) + upsample_nearest(beside)
+
+    def _convolve(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return convolutions.convolve(x, self.normalized_weight(), bias, self.stride, self.padding, self.groups)
 
 
 class SpectralLinear(SpectralLayer):
@@ -332,7 +369,7 @@ def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """
     q, k, v = (_padded(x)[:, None] for x in (query, key, value))
     with sdpa_kernel(_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v, scale=1.0)[:, 0, :, : value.shape[-1]]
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0).squeeze(1)[:, :, : value.shape[-1]]
 
 
 def _padded(x: Tensor) -> Tensor:

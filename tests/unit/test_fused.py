@@ -12,9 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from bigsgan.models import fused
+from bigsgan.models import convolutions, fused, r3gan
 from bigsgan.models.stylegan2_layers import rectify_biased
-from tests.fused import FILTERS, LAYOUTS, LIMIT, choosing, compare_filter, compare_networks, compare_rectifier
+from tests.fused import (
+    FILTERS,
+    LAYOUTS,
+    LIMIT,
+    choosing,
+    coarse,
+    compare,
+    compare_filter,
+    compare_networks,
+    compare_rectifier,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
@@ -108,6 +118,22 @@ def test_maps_of_more_than_one_tile(shape, monkeypatch):
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, *HALVES])
 def test_rectifier(limit, layout, dtype, monkeypatch):
     compare_rectifier(monkeypatch, limit, (2, 3, 5, 7), layout, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+def test_rectifiers_of_other_families(slope, layout, monkeypatch):
+    inputs = [coarse((2, 3, 5, 7), 7), coarse((3,), 8)]
+    compare(monkeypatch, lambda x, b: convolutions.rectify_biased(x, b, slope), inputs, layout, DOUBLE)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("resample", [r3gan.upsample, r3gan.downsample])
+def test_filters_of_r3gan(resample, layout, monkeypatch):
+    for dtype in (DOUBLE, torch.bfloat16):
+        compare(monkeypatch, resample, [coarse((2, 3, 6, 8), 7)], layout, dtype)
 
 
 @pytest.mark.slow
