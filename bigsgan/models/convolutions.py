@@ -5,8 +5,6 @@ Shapes: N samples, C channels, H x W pixels, K a kernel's side.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,35 +26,12 @@ def laid_out(x: Tensor, dtype: torch.dtype, everywhere: bool = False) -> Tensor:
     That is a pixel's channels side by side, on tensor cores or ``everywhere``.
     """
     if suits_tensor_cores(x.device, dtype):
-        return _ordered(x, dtype, torch.channels_last)
+        return x.to(dtype, memory_format=torch.channels_last)
     if everywhere:
         return x.to(dtype, memory_format=torch.channels_last)
     if suits_tensor_cores(x.device, x.dtype):  # copied anyway
-        return _ordered(x, dtype, torch.contiguous_format)
+        return x.to(dtype, memory_format=torch.contiguous_format)
     return x.to(dtype)
-
-
-def _ordered(x: Tensor, dtype: torch.dtype, order: torch.memory_format) -> Tensor:
-    if torch.compiler.is_compiling():
-        return x.to(dtype, memory_format=order)
-    # Of a single pixel either order would do, but by the strides kernels choose the order of what they make of it.
-    is_last = (x.stride(1), x.stride(3)) == (1, x.shape[1]) and x.is_contiguous(memory_format=torch.channels_last)
-    is_there = x.dtype == dtype and (is_last if order == torch.channels_last else x.is_contiguous())
-    return x if is_there else _Ordered.apply(x, dtype, order)
-
-
-class _Ordered(torch.autograd.Function):
-    """A type and an order, which what differentiates the gradient once more has too; torch's own has any."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, order: torch.memory_format) -> Tensor:
-        is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-        ctx.before = x.dtype, torch.channels_last if is_last else torch.preserve_format
-        return x.to(dtype, memory_format=order)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Ordered.apply(grad, *ctx.before), None, None
 
 
 def convolve(

@@ -130,7 +130,7 @@ def test_elsewhere_it_is_torchs_own_call():
 
 
 def test_gradients_of_gradients_are_in_order(on_tensor_cores):
-    """Whatever order it comes in, what differentiates a gradient of images once more is put in a convolution's."""
+    """Whatever order it comes in: what fills up its channels puts it in a convolution's, and so all that follows."""
     images, weight = torch.randn(NUM, 3, 6, 8, requires_grad=True), torch.randn(8, 3, 3, 3)
     with Convolutions() as seen:
         y = convolve(laid_out(images, images.dtype), weight, None, 1, 1)
