@@ -25,9 +25,7 @@ def laid_out(x: Tensor, dtype: torch.dtype, everywhere: bool = False) -> Tensor:
 
     That is a pixel's channels side by side, on tensor cores or ``everywhere``.
     """
-    if suits_tensor_cores(x.device, dtype):
-        return x.to(dtype, memory_format=torch.channels_last)
-    if everywhere:
+    if everywhere or suits_tensor_cores(x.device, dtype):
         return x.to(dtype, memory_format=torch.channels_last)
     if suits_tensor_cores(x.device, x.dtype):  # copied anyway
         return x.to(dtype, memory_format=torch.contiguous_format)
@@ -51,12 +49,10 @@ def convolve(
         rides = bias is not None and kernel > 2 * padding  # one tap never meets the padding
         # As the last dimension, so that channels stay side by side also where there was but one.
         x = F.pad(x.permute(0, 2, 3, 1), (0, spare), value=float(rides)).permute(0, 3, 1, 2)
-        more = (
-            weight.new_zeros(num, spare, kernel, kernel)
-            if bias is None or not rides
-            else _tap(bias, weight, padding, spare)
-        )
-        weight, bias = torch.cat([weight, more], dim=1), None if rides else bias
+        more = weight.new_zeros(num, spare, kernel, kernel)
+        if bias is not None and rides:
+            more, bias = _tap(bias, weight, padding, spare), None
+        weight = torch.cat([weight, more], dim=1)
     if missing:
         weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing))
     if bias is not None and (kernel, stride, padding) == (1, 1, 0):
