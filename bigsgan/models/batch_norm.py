@@ -91,10 +91,14 @@ class BatchStatistics(RankAverages):
         self.running_mean.zero_()
         self.running_var.fill_(1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         """Normalise (N, C, H, W) to mean 0 and variance 1 for each channel, in x's type.
 
         Differentiable twice, in bf16 to its 8 bits only where ``exact`` is set.
+
+        Args:
+            x: The input.
+            shift: What x lacks, (C,), in training mode: the mean takes it away, and the running mean has it.
         """
         # Sums over N * H * W values need more than 8 or 11 bits. torch's kernels add bf16 up in float32, as the running
         # statistics are. But second derivatives are subtracted from each other in bf16, and so would be what comes back
@@ -104,14 +108,14 @@ class BatchStatistics(RankAverages):
         if not self.training:
             return F.batch_norm(inputs, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
         if self.segments == 1:
-            return self._normalize(inputs).to(x.dtype)
+            return self._normalize(inputs, shift).to(x.dtype)
         n, c, h, w = x.shape
         # Segments become channels, which batch norm keeps apart.
         apart = inputs.view(self.segments, -1, c, h, w).transpose(0, 1).reshape(-1, self.segments * c, h, w)
-        normalized = self._normalize(apart).view(-1, self.segments, c, h, w).transpose(0, 1)
+        normalized = self._normalize(apart, shift).view(-1, self.segments, c, h, w).transpose(0, 1)
         return normalized.reshape(n, c, h, w).to(x.dtype)
 
-    def _normalize(self, x: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor, shift: Tensor | None) -> Tensor:
         """Normalise (n, segments * C, H, W).
 
         Over several ranks, m and v being mean and variance, and m' and v' their values held constant,
@@ -125,17 +129,20 @@ class BatchStatistics(RankAverages):
         if self.average_over_ranks is None:
             # Copies even where nothing may move: a recomputation has to save as many tensors as its forward.
             mean, var = (buffer.repeat(self.segments) for buffer in (self.running_mean, self.running_var))
-            if self.segments == 1 and self.moving:
+            in_place = self.segments == 1 and shift is None
+            if in_place and self.moving:
                 mean, var = self.running_mean, self.running_var
             normalized = F.batch_norm(x, mean, var, training=True, momentum=self.momentum, eps=self.eps)
-            if self.segments > 1 and self.moving:
-                self.running_mean.copy_(mean[:channels])
+            if not in_place and self.moving:
+                moved = mean[:channels]
+                self.running_mean.copy_(moved if shift is None else moved.add(shift, alpha=self.momentum))
                 self.running_var.copy_(var[:channels])
             return normalized
         mean, var = self._global_statistics(x, self.average_over_ranks)
         if self.moving:
             count = x.numel() // x.shape[1] * self.num_ranks
-            self._move(mean[:channels].detach(), var[:channels].detach(), count)
+            moved = mean[:channels].detach()
+            self._move(moved if shift is None else moved + shift, var[:channels].detach(), count)
         inverse = torch.rsqrt(var + self.eps)
         if torch.compiler.is_compiling():  # which joins these operations with others
             return (x - mean.view(1, -1, 1, 1)) * inverse.view(1, -1, 1, 1)
@@ -173,10 +180,10 @@ class ConditionalBatchNorm(nn.Module):
         self.gain = SpectralLinear(condition_size, channels, bias=False)
         self.bias = SpectralLinear(condition_size, channels, bias=False)
 
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalised * (1 + gain) + bias."""
+    def forward(self, x: Tensor, condition: Tensor, shift: Tensor | None = None) -> Tensor:
+        """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalised * (1 + gain) + bias; x may lack a shift."""
         gain = 1 + self.gain(condition)[:, :, None, None]
-        return torch.addcmul(self.bias(condition)[:, :, None, None], self.statistics(x), gain)
+        return torch.addcmul(self.bias(condition)[:, :, None, None], self.statistics(x, shift), gain)
 
 
 class ClassBatchNorm(nn.Module):
@@ -188,10 +195,10 @@ class ClassBatchNorm(nn.Module):
         self.gain = Embedding(num_classes, channels)
         self.bias = Embedding(num_classes, channels)
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """(N, C, H, W), (N,) int64 -> (N, C, H, W): normalised * (1 + gain) + bias."""
+    def forward(self, x: Tensor, labels: Tensor, shift: Tensor | None = None) -> Tensor:
+        """(N, C, H, W), (N,) int64 -> (N, C, H, W): normalised * (1 + gain) + bias; x may lack a shift."""
         gain = 1 + self.gain(labels)[:, :, None, None]
-        return torch.addcmul(self.bias(labels)[:, :, None, None], self.statistics(x), gain)
+        return torch.addcmul(self.bias(labels)[:, :, None, None], self.statistics(x, shift), gain)
 
 
 class AffineBatchNorm(nn.Module):

@@ -91,6 +91,7 @@ class GeneratorBlock(nn.Module):
         norm: Callable[..., nn.Module] = ConditionalBatchNorm if self.is_shared else ClassBatchNorm
         condition_size = self.embedding_size + chunk[1] - chunk[0] if self.is_shared else num_classes
         conv1, conv2, between = pair(config, _MAKERS, in_channels, out_channels)
+        last(conv1).followed_by = "batch norm"
         self.norm1 = norm(in_channels, condition_size, config.norm_eps)
         self.conv1 = conv1
         self.norm2 = norm(between, condition_size, config.norm_eps)
@@ -105,10 +106,26 @@ class GeneratorBlock(nn.Module):
         x = F.relu(self.norm1(h, condition))
         if self.upsample:
             x = upsample_nearest(x)
-        x = self.conv2(F.relu(self.norm2(self.conv1(x), condition)))
+        x = self.conv1(x)
+        x = F.relu(self.norm2(x, condition, last(self.conv1).shift))
         # A 1x1 convolution commutes with nearest-neighbour enlargement: convolving first costs a quarter.
-        x = x + (h if self.shortcut is None else upsample_nearest(self.shortcut(h)))
+        x = self.conv2(x) + h if self.shortcut is None else _beside(self.conv2, x, self.shortcut(h))
         return (x,) if self.is_last else (x, shared)
+
+
+def last(branch: nn.Module) -> SpectralConv2d:
+    """The last convolution of those that stand for one, or it."""
+    conv = branch[-1] if isinstance(branch, nn.Sequential) else branch
+    assert isinstance(conv, SpectralConv2d)
+    return conv
+
+
+def _beside(branch: nn.Module, x: Tensor, shortcut: Tensor) -> Tensor:
+    """Sum of what a branch leaves of x (N, C_in, 2H, 2W) and of a shortcut (N, C_out, H, W), each pixel four times."""
+    before, conv = (branch[:-1], branch[-1]) if isinstance(branch, nn.Sequential) else ((), branch)
+    for part in before:
+        x = part(x)
+    return conv(x, shortcut)
 
 
 class CarriedAttention(nn.Module):
@@ -153,16 +170,15 @@ class DiscriminatorBlock(nn.Module):
         super().__init__()
         self.preactivation, self.downsample = preactivation, downsample
         self.conv1, self.conv2, _ = pair(form, _MAKERS, in_channels, out_channels)
+        last(self.conv1).followed_by = "relu"
         if downsample:
-            last = self.conv2[-1] if isinstance(self.conv2, nn.Sequential) else self.conv2
-            assert isinstance(last, SpectralConv2d)
-            last.pools = True
+            last(self.conv2).followed_by = "pooling"
         learned = in_channels != out_channels or downsample
         self.shortcut = SpectralConv2d(in_channels, out_channels, 1) if learned else None
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
-        x = self.conv2(F.relu(self.conv1(F.relu(h) if self.preactivation else h)))
+        x = self.conv2(self.conv1(F.relu(h) if self.preactivation else h))
         # Average pooling commutes with the 1x1 convolution: pooling first costs a quarter.
         shortcut = F.avg_pool2d(h, 2) if self.downsample else h
         return x + (shortcut if self.shortcut is None else self.shortcut(shortcut)), labels

@@ -65,16 +65,19 @@ class GeneratorBlock(nn.Module):
         self.conv3 = SpectralConv2d(inner, inner, 3)
         self.norm4 = ConditionalBatchNorm(inner, condition_size, norm_eps)
         self.conv4 = SpectralConv2d(inner, out_channels, 1)
+        for conv in (self.conv1, self.conv2, self.conv3):
+            conv.followed_by = "batch norm"
 
     def forward(self, h: Tensor, condition: Tensor) -> tuple[Tensor, ...]:
         """(N, C_in, H, W), (N, E + Z) -> (N, C_out, H or 2H, W or 2W) and, unless this is the last, the condition."""
         x = self.conv1(F.relu(self.norm1(h, condition)))
-        x = F.relu(self.norm2(x, condition))
+        x = F.relu(self.norm2(x, condition, self.conv1.shift))
         shortcut = h[:, : self.out_channels]
         if self.upsample:
             x, shortcut = upsample_nearest(x), upsample_nearest(shortcut)
-        x = self.conv3(F.relu(self.norm3(self.conv2(x), condition)))
-        x = self.conv4(F.relu(self.norm4(x, condition))) + shortcut
+        x = self.conv2(x)
+        x = self.conv3(F.relu(self.norm3(x, condition, self.conv2.shift)))
+        x = self.conv4(F.relu(self.norm4(x, condition, self.conv3.shift))) + shortcut
         return (x,) if self.is_last else (x, condition)
 
 
@@ -107,13 +110,14 @@ class DiscriminatorBlock(nn.Module):
         self.conv2 = SpectralConv2d(inner, inner, 3)
         self.conv3 = SpectralConv2d(inner, inner, 3)
         self.conv4 = SpectralConv2d(inner, out_channels, 1)
+        for conv in (self.conv1, self.conv2, self.conv3):
+            conv.followed_by = "relu"
         more = out_channels - in_channels
         self.shortcut = SpectralConv2d(in_channels, more, 1) if more else None
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
-        x = self.conv1(F.relu(h))
-        x = F.relu(self.conv3(F.relu(self.conv2(F.relu(x)))))
+        x = self.conv3(self.conv2(self.conv1(F.relu(h))))
         if self.downsample:
             x, h = F.avg_pool2d(x, 2), F.avg_pool2d(h, 2)
         if self.shortcut is not None:

@@ -11,6 +11,7 @@ from bigsgan.config import Recipe
 from bigsgan.models import biggan, biggan_deep, dcgan, mlp, pix2pix, r3gan, stylegan2
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.batch_norm import BatchStatistics
+from bigsgan.models.layers import SelfAttention
 from bigsgan.models.network import LayerStack
 
 _LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
@@ -50,7 +51,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
     for module in stack.modules():
-        if isinstance(module, BatchStatistics):
+        if isinstance(module, (BatchStatistics, SelfAttention)):
             module.exact = network == "discriminator" and recipe.objective.differentiates_twice
     return stack
 

@@ -12,14 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bigsgan.models import spectral
+from bigsgan.models import convolutions, spectral
+
+_ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""FlashAttention wants as many features of values as of keys. cuDNN's, which torch (2.14) prefers on a Hopper, ends in
+an error where cuDNN finds no plan."""
 
 Generators = Callable[[str], torch.Generator]
 """Gives the generator of a parameter or buffer, by its name in its module."""
@@ -28,18 +33,6 @@ Generators = Callable[[str], torch.Generator]
 def full(x: Tensor) -> Tensor:
     """Return ``x`` in float32, or in float64 if it was: gradients are checked in that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an input (N, C, H, W) of a convolution in its type, and in the order in which its kernels want it."""
-    if _prefers_channels_last(x.device, dtype):
-        return x.to(dtype, memory_format=torch.channels_last)
-    return x.to(dtype)
-
-
-def _prefers_channels_last(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether kernels of the half types turn other orders round, before and after each of them: a GPU's do."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 class StatefulLayer(nn.Module):
@@ -189,12 +182,29 @@ def _product(matrix: Tensor, vector: Tensor) -> Tensor:
     return torch.bmm(matrix, vector.view(len(matrix), -1, 1)).flatten()
 
 
+class _Unfelt(torch.autograd.Function):
+    """Identity on x, and a gradient of 0 for a bias that batch norm takes away with the mean."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.num = len(bias)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad.new_zeros(ctx.num)
+
+
 class SpectralConv2d(SpectralLayer):
     """Convolution, with same padding unless told otherwise: (N, C_in, H, W) -> (N, C_out, H / stride, W / stride).
 
+    On a GPU a bias is an addition of its own, so that what comes behind the convolution decides where it is added.
+
     Attributes:
-        pools: Halve the resolution of what comes out by average pooling, before the bias is added: on a GPU that is an
-            addition of its own, which has a quarter of the pixels then.
+        followed_by: ``pooling`` halves the resolution by average pooling, and the bias is added behind it. ``relu``
+            rectifies, in the same pass. Before ``batch norm`` a GPU leaves the bias out in training.
+        shift: The bias (C_out,) that the last output lacks, for the running mean; None where it has it. A copy, which
+            stays when ZeRO 3 takes the parameter away.
     """
 
     def __init__(
@@ -209,20 +219,40 @@ class SpectralConv2d(SpectralLayer):
     ) -> None:
         super().__init__((out_channels, in_channels // groups, kernel, kernel), bias, groups)
         self.stride, self.padding = stride, kernel // 2 if padding is None else padding
-        self.pools = False
+        self.followed_by: Literal["pooling", "relu", "batch norm"] | None = None
+        self.shift: Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
         That is how kernels want them, and most of what follows keeps them so (docs/explanation/performance.md).
+
+        Args:
+            x: (N, C_in, H, W).
+            beside: Added to the result, each pixel four times: (N, C_out, H / 2, W / 2).
         """
-        x = x.to(self.weight.dtype, memory_format=torch.channels_last)
-        own = None if self.pools else self.bias
-        x = F.conv2d(x, self.normalized_weight(), own, self.stride, self.padding, groups=self.groups)
-        if not self.pools:
-            return x
-        x = F.avg_pool2d(x, 2)
-        return x if self.bias is None else x + self.bias[:, None, None]
+        x = convolutions.laid_out(x, self.weight.dtype, everywhere=True)
+        own, self.shift = self.bias, None
+        # What is compiled joins a bias with what follows by itself.
+        lean = convolutions.suits_tensor_cores(x.device, x.dtype) and not torch.compiler.is_compiling()
+        if self.followed_by == "pooling":
+            x = F.avg_pool2d(self._convolve(x, None), 2)
+            return x if own is None else x + own[:, None, None]
+        if self.followed_by == "relu":
+            if own is None or not lean or x.shape[1] % convolutions.MULTIPLE:
+                return F.relu(self._convolve(x, own))
+            return convolutions.rectify_biased(self._convolve(x, None), own)
+        if self.followed_by == "batch norm" and own is not None and lean and self.training:
+            self.shift = own.detach().clone()
+            return _Unfelt.apply(self._convolve(x, None), own)
+        if beside is None:
+            return self._convolve(x, own)
+        if own is not None and lean:
+            beside, own = beside + own[:, None, None], None
+        return self._convolve(x, own) + upsample_nearest(beside)
+
+    def _convolve(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return convolutions.convolve(x, self.normalized_weight(), bias, self.stride, self.padding, self.groups)
 
 
 class SpectralLinear(SpectralLayer):
@@ -295,10 +325,15 @@ def upsample_nearest(x: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2."""
+    """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2.
+
+    Attributes:
+        exact: Write the weights out, for second derivatives, of which torch's attention kernels have none.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        self.exact = False
         self.query = SpectralConv2d(channels, channels // 8, 1, bias=False)
         self.key = SpectralConv2d(channels, channels // 8, 1, bias=False)
         self.value = SpectralConv2d(channels, channels // 2, 1, bias=False)
@@ -313,10 +348,34 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W): x + gamma * attention(x)."""
         n, _, height, width = x.shape
-        query = self.query(x).flatten(2)  # (N, C/8, HW)
-        key = F.max_pool2d(self.key(x), 2).flatten(2)  # (N, C/8, HW/4)
-        value = F.max_pool2d(self.value(x), 2).flatten(2)  # (N, C/2, HW/4)
-        weights = torch.softmax(torch.bmm(query.transpose(1, 2), key), dim=-1)  # (N, HW, HW/4)
-        # In this order the gradient of the weights, the largest tensor here, arrives as they lie, and not transposed.
-        mixed = torch.bmm(weights, value.transpose(1, 2)).transpose(1, 2).view(n, -1, height, width)  # (N, C/2, H, W)
-        return x + self.gamma * self.out(mixed)
+        query = _rows(self.query(x))  # (N, HW, C/8)
+        key = _rows(F.max_pool2d(self.key(x), 2))  # (N, HW/4, C/8)
+        value = _rows(F.max_pool2d(self.value(x), 2))  # (N, HW/4, C/2)
+        if convolutions.suits_tensor_cores(query.device, query.dtype) and not self.exact:
+            mixed = _attended(query, key, value)
+        else:
+            weights = torch.softmax(torch.bmm(query, key.mT), dim=-1)  # (N, HW, HW/4)
+            # In this order the gradient of the weights, the largest tensor here, arrives as they lie, not transposed.
+            mixed = torch.bmm(weights, value)
+        return x + self.gamma * self.out(mixed.mT.view(n, -1, height, width))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(N, C, H, W) -> (N, HW, C)."""
+    return x.flatten(2).mT
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """softmax(query key^T) value of (N, M, E), (N, K, E), (N, K, F) -> (N, M, F), whose weights no memory holds.
+
+    torch's kernels for half types take multiples of 8 features alone; E and F may differ. Features of 0 add nothing.
+    """
+    q, k, v = (_padded(x)[:, None] for x in (query, key, value))
+    with sdpa_kernel(_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0).squeeze(1)[:, :, : value.shape[-1]]
+
+
+def _padded(x: Tensor) -> Tensor:
+    """(N, M, E) -> (N, M, E'), E' the next multiple of 8."""
+    missing = -x.shape[-1] % convolutions.MULTIPLE
+    return F.pad(x, (0, missing)) if missing else x

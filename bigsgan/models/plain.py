@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.models.layers import Generators, full, laid_out
+from bigsgan.models.convolutions import convolve, convolve_transposed, laid_out
+from bigsgan.models.layers import Generators, full
 
 
 class Weighted(nn.Module):
@@ -60,7 +61,7 @@ class Conv2d(Weighted):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
         x = laid_out(x, self.weight.dtype)
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
+        return convolve(x, self.weight, self.bias, self.stride, self.padding, self.groups)
 
 
 class ConvTranspose2d(Weighted):
@@ -84,7 +85,7 @@ class ConvTranspose2d(Weighted):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
         x = laid_out(x, self.weight.dtype)
-        return F.conv_transpose2d(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
+        return convolve_transposed(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
 
 
 class Linear(Weighted):

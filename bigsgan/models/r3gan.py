@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator, R3GANNetwork
+from bigsgan.models import fir, fused
+from bigsgan.models.convolutions import convolve, laid_out, rectify_biased
 from bigsgan.models.layers import Generators, full
 from bigsgan.models.plain import Embedding, Linear, Weighted
 
@@ -60,7 +62,7 @@ class Convolution(Weighted):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in bf16 or in the weight's type."""
         weight = _narrowed(self.weight, self.bf16)
-        return F.conv2d(x.to(weight.dtype), weight, padding=self.padding, groups=self.groups)
+        return convolve(laid_out(x, weight.dtype), weight, padding=self.padding, groups=self.groups)
 
 
 class BiasedActivation(nn.Module):
@@ -77,7 +79,7 @@ class BiasedActivation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> the same, in x's type."""
-        return F.leaky_relu(x + self.bias.to(x.dtype).view(1, -1, 1, 1), _SLOPE)
+        return rectify_biased(x, self.bias.to(x.dtype), _SLOPE)
 
 
 class ResidualBlock(nn.Module):
@@ -207,6 +209,8 @@ class DiscriminatorHead(nn.Module):
 
 def upsample(x: Tensor) -> Tensor:
     """Double the resolution by bilinear interpolation, 0 outside: (N, C, H, W) -> (N, C, 2H, 2W)."""
+    if _filters(x):
+        return fir.upsample(x, _kernel(x)[0, 0])
     n, c, h, w = x.shape
     planes = x.reshape(n * c, 1, h, w)
     return F.conv_transpose2d(planes, 4 * _kernel(x), stride=2, padding=1).view(n, c, 2 * h, 2 * w)
@@ -214,8 +218,15 @@ def upsample(x: Tensor) -> Tensor:
 
 def downsample(x: Tensor) -> Tensor:
     """Halve the resolution by the transpose of ``upsample``, over 4: (N, C, H, W) -> (N, C, H/2, W/2)."""
+    if _filters(x):
+        return fir.downsample(x, _kernel(x)[0, 0])
     n, c, h, w = x.shape
     return F.conv2d(x.reshape(n * c, 1, h, w), _kernel(x), stride=2, padding=1).view(n, c, h // 2, w // 2)
+
+
+def _filters(x: Tensor) -> bool:
+    """Whether to take the kernel of StyleGAN2's filter, which is this one, and which leaves the order of memory."""
+    return not torch.compiler.is_compiling() and fused.used_for(x)
 
 
 def _kernel(like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigsgan.models import fir, fused, noise
+from bigsgan.models.convolutions import convolve, laid_out
 from bigsgan.models.layers import Generators, full
 from bigsgan.models.plain import Weighted
 
@@ -171,9 +172,9 @@ class Conv2d(Weighted):
         """Convolve, and scale the output, and its limits, by ``gain``."""
         dtype = self.half_type or self.weight.dtype
         if self.bias is None:
-            return self._convolve(x.to(dtype), self._scaled(gain, dtype))
+            return self._convolve(laid_out(x, dtype), self._scaled(gain, dtype))
         scale = ACTIVATION_GAIN * gain
-        x = self._convolve(x.to(dtype), self._scaled(scale, dtype))
+        x = self._convolve(laid_out(x, dtype), self._scaled(scale, dtype))
         return rectify_biased(x, (self.bias * scale).to(dtype), None if self.clamp is None else self.clamp * gain)
 
     def _scaled(self, scale: float, dtype: torch.dtype) -> Tensor:
@@ -183,11 +184,11 @@ class Conv2d(Weighted):
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         padding = self.kernel // 2
         if not self.down:
-            return F.conv2d(x, weight, padding=padding)
+            return convolve(x, weight, padding=padding)
         if self.kernel == 1:  # filtering at a quarter of the pixels costs a quarter
-            return F.conv2d(fir.downsample(x, self.resample_filter), weight)
+            return convolve(fir.downsample(x, self.resample_filter), weight)
         # The filter's own padding and the convolution's, both before the filter.
-        return F.conv2d(fir.blur(x, self.resample_filter, padding + 1), weight, stride=2)
+        return convolve(fir.blur(x, self.resample_filter, padding + 1), weight, stride=2)
 
 
 class Doubled(Conv2d):
@@ -204,7 +205,7 @@ class Doubled(Conv2d):
         fir.fill_filter(self.resample_filter)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        return fir.upsample(F.conv2d(x, weight), self.resample_filter)
+        return fir.upsample(convolve(x, weight), self.resample_filter)
 
 
 class Modulated(Weighted):
@@ -245,8 +246,10 @@ class ToRGB(Modulated):
         """(N, C, H, W), (N, W) -> (N, image channels, H, W), float32 at least: the image is a sum over resolutions."""
         dtype = self.half_type or self.weight.dtype
         styles = self.affine(w) * self.weight_gain
-        x = F.conv2d(x.to(dtype) * styles.to(dtype)[:, :, None, None], self.weight.to(dtype), self.bias.to(dtype))
-        return full(x if self.clamp is None else x.clamp(-self.clamp, self.clamp))
+        x = laid_out(x, dtype) * styles.to(dtype)[:, :, None, None]
+        x = convolve(x, self.weight.to(dtype), self.bias.to(dtype))
+        x = x if self.clamp is None else x.clamp(-self.clamp, self.clamp)
+        return laid_out(x, torch.promote_types(dtype, torch.float32))
 
 
 class SynthesisLayer(Modulated):
@@ -307,7 +310,7 @@ class SynthesisLayer(Modulated):
         norms = F.linear(styles.square(), weight.square().sum(dim=(2, 3)))
         scale = ACTIVATION_GAIN * gain
         demodulation = (scale * torch.rsqrt(norms + _EPS)).to(dtype)[:, :, None, None]
-        x = self._convolve(x.to(dtype) * styles.to(dtype)[:, :, None, None], weight.to(dtype))
+        x = self._convolve(laid_out(x, dtype) * styles.to(dtype)[:, :, None, None], weight.to(dtype))
         drawn = self._noise(seeds)
         if drawn is None:
             x = x * demodulation
@@ -317,7 +320,7 @@ class SynthesisLayer(Modulated):
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         if not self.up:
-            return F.conv2d(x, weight, padding=1)
+            return convolve(x, weight, padding=1)
         # Zeros between the pixels, convolution, filter: (H - 1) * 2 + 3 = 2H + 1 pixels, and 2H after the filter.
         x = F.conv_transpose2d(x, weight.transpose(0, 1), stride=2)
         return fir.blur(x, self.resample_filter, padding=1, gain=4.0)

@@ -1,7 +1,8 @@
-"""On a GPU: networks in float32, once and twice differentiated, against the same in float64 on the CPU."""
+"""On a GPU: networks in float32 and bf16, once and twice differentiated, against the same in float64 on the CPU."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from bigsgan.config import NETWORKS
 from bigsgan.engines.pipeline.layout import meta_inputs
+from bigsgan.models import convolutions
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from tests.tiny import FAMILIES, awake, tiny_plan, zero
@@ -23,6 +25,9 @@ pytestmark = [
 DEVICE = torch.device("cuda")
 CLOSE = 1e-4
 """Relative norm of the difference: float32 has 6e-8, which second derivatives of ten layers make grow."""
+
+NO_WORSE = 2.0
+"""Error of what tensor cores are given in its place, to that of torch's own operations in bf16: roundings differ."""
 
 GAMES: dict[str, list[str]] = {"biggan": [], **FAMILIES}
 
@@ -73,3 +78,34 @@ def test_gradients_are_those_of_float64(family, network, penalised, tmp_path):
     error = float((found - expected).norm() / expected.norm())
     print(f"{family} {network}{' twice' * penalised}: {error:.1e}")
     assert error <= CLOSE
+
+
+@pytest.mark.parametrize("family", GAMES)
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(
+    "network, penalised", [("generator", False), ("discriminator", False), ("discriminator", True)]
+)
+def test_what_tensor_cores_are_given_is_no_worse_than_torchs_own(family, network, penalised, tmp_path, monkeypatch):
+    """Attention without weights, channels filled up, biases elsewhere, other orders: in bf16, which rounds it all."""
+    exact = ["objective.r1={weight: 1}"] if penalised and "biggan" in family else []
+    overrides = [*GAMES[family], *exact]
+    stack, inputs = built(network, overrides, tmp_path)
+    for tensor in (*stack.parameters(), *(x for x in inputs if x.is_floating_point())):
+        tensor.data.copy_(tensor.data.bfloat16())
+    state = copy.deepcopy(stack.state_dict())
+    expected = torch.cat([g.flatten() for g in gradients(stack, inputs, penalised)])
+    errors = []
+    for suits in (lambda device, dtype: False, convolutions.suits_tensor_cores):
+        monkeypatch.setattr(convolutions, "suits_tensor_cores", suits)
+        stack.load_state_dict(state)
+        stack.to(DEVICE)
+        for module in stack.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.float())
+        for parameter in stack.parameters():
+            parameter.data = parameter.data.bfloat16()
+        on_device = [x.detach().to(DEVICE, torch.float32 if x.is_floating_point() else x.dtype) for x in inputs]
+        found = torch.cat([g.flatten().double().cpu() for g in gradients(stack, on_device, penalised)])
+        errors.append(float((found - expected).norm() / expected.norm()))
+    print(f"{family} {network}{' twice' * penalised}: {errors[0]:.1e} and {errors[1]:.1e}")
+    assert errors[1] <= NO_WORSE * errors[0]

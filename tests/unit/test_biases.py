@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bigsgan.config import load_recipe
 from bigsgan.config.families.biggan import BigGANGenerator
 from bigsgan.config.families.blocks import BlockSection
+from bigsgan.models import biggan_deep, convolutions
+from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.biggan import DiscriminatorBlock, GeneratorBlock
 from bigsgan.models.build import build_network
-from bigsgan.models.layers import SpectralConv2d
+from bigsgan.models.layers import SpectralConv2d, moving_state
 from bigsgan.models.network import initialize
 from tests import REPOSITORY
 
@@ -127,3 +129,53 @@ def test_biases_of_biggan_128_are_counted(network, num_whole, num_pooled, millio
         stack(torch.zeros(shape), torch.zeros(16, dtype=torch.int64)).sum().backward()
     assert (biases.forward, biases.backward, biases.apart) == (num_whole, num_whole, num_pooled)
     assert round(biases.numbers / 1e6) == million_numbers
+
+
+def average(x: Tensor) -> Tensor:
+    """That of two ranks which hold the same."""
+    return x * 1.0
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("over_ranks", [None, average])
+def test_batch_norm_takes_a_bias_away_and_keeps_it_in_the_running_mean(over_ranks, segments):
+    x, bias = torch.randn(4, 3, 5, 5, dtype=torch.float64), torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64)
+    found = []
+    for inputs, shift in ((x + bias.view(3, 1, 1), None), (x, bias)):
+        norm = BatchStatistics(3)
+        initialize(norm, 1)
+        norm.double()
+        norm.average_over_ranks, norm.num_ranks, norm.segments = over_ranks, 2, segments
+        inputs = inputs.clone().requires_grad_()
+        outputs = []
+        for moving in (True, True, False):
+            with moving_state([norm], moving):
+                outputs.append(norm(inputs, shift))
+        (grad,) = torch.autograd.grad(sum((y**3).sum() for y in outputs), inputs)
+        found.append([*outputs, grad, *norm.buffers()])
+    assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", [BigGANGenerator, None], ids=["biggan", "deep"])
+def test_a_bias_before_batch_norm_costs_nothing_on_a_gpu(family, monkeypatch):
+    monkeypatch.setattr(convolutions, "suits_tensor_cores", lambda device, dtype: True)
+    if family is None:
+        block: nn.Module = ready(biggan_deep.GeneratorBlock(16, 16, 4, True, True, 1e-5))
+        convs = [block.conv1, block.conv2, block.conv3]
+    else:
+        config = BigGANGenerator(channels=8, latent_size=4, embedding_size=4, hierarchical=False)
+        block = ready(GeneratorBlock(8, 8, 1, (4, 4), True, True, config))
+        convs = [block.conv1]
+    h, condition = (
+        torch.randn(3, block.norm1.statistics.running_mean.numel(), 4, 4).double(),
+        torch.randn(3, 4).double(),
+    )
+    with Biases() as biases:
+        (y,) = block(h, condition)
+        y.square().sum().backward()
+    assert biases.forward == 0
+    for conv in convs:
+        assert torch.equal(conv.shift, conv.bias)
+        assert not conv.bias.grad.any()
+    block.eval()(h, condition)
+    assert all(conv.shift is None for conv in convs)

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from bigsgan.models import fused, noise
+from bigsgan.models import convolutions, fused, noise, r3gan
 from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.stylegan2_layers import rectify_biased
 from tests.fused import (
@@ -17,6 +17,8 @@ from tests.fused import (
     LAYOUTS,
     LIMIT,
     choosing,
+    coarse,
+    compare,
     compare_filter,
     compare_networks,
     compare_rectifier,
@@ -103,6 +105,22 @@ def test_maps_of_more_than_one_tile(shape, monkeypatch):
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, *HALVES])
 def test_rectifier(limit, layout, dtype, monkeypatch):
     compare_rectifier(monkeypatch, limit, (2, 3, 5, 7), layout, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+def test_rectifiers_of_other_families(slope, layout, monkeypatch):
+    inputs = [coarse((2, 3, 5, 7), 7), coarse((3,), 8)]
+    compare(monkeypatch, lambda x, b: convolutions.rectify_biased(x, b, slope), inputs, layout, DOUBLE)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("resample", [r3gan.upsample, r3gan.downsample])
+def test_filters_of_r3gan(resample, layout, monkeypatch):
+    for dtype in (DOUBLE, torch.bfloat16):
+        compare(monkeypatch, resample, [coarse((2, 3, 6, 8), 7)], layout, dtype)
 
 
 @pytest.mark.slow
