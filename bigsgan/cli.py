@@ -64,7 +64,7 @@ def _unwritten(more: str = "") -> UserError | None:
         raise
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would flush again at its end
-        return UserError("standard output", None, f"cannot be written: {error.strerror}", "make room there")
+        return UserError("standard output", None, f"cannot be written: {error.strerror}", "free some space there")
 
 
 def _reader_is_gone() -> bool:

@@ -1,4 +1,4 @@
-"""How a command that runs on many ranks ends where something is wrong: one rank speaks, all exit alike."""
+"""How a command on many ranks exits after an error: one rank prints the message, all have the same exit status."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ def exit_status(work: Callable[[], int]) -> int:
 def _lost(error: RuntimeError) -> str:
     reason = str(error).splitlines()[0]
     where = f"rank {comm.rank()} on {socket.gethostname()} lost its connection in phase '{current_phase()}'"
-    return f"{where}: {reason}; another rank or its host ended before it"
+    return f"{where}: {reason}; another rank or its host failed first"

@@ -1,4 +1,4 @@
-"""One message for a mistake that the ranks of several hosts find before they have met, so that no collective helps.
+"""One message for an error that ranks on several hosts find before they are connected, without a collective.
 
 Rank 0 speaks, and then answers at the address where it would have met the others until all other hosts have asked.
 """

@@ -1,4 +1,4 @@
-"""Names the ranks that have not come while the others wait for them to join, and ends where their host never can."""
+"""Names missing ranks while the others wait for them to join, and ends the job if their host cannot run a rank."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _take(joined: threading.Event, first_look: float, patience: float) -> None:
         while not joined.wait(patience):
             if (missing := _missing(store)) and not joined.is_set():
                 named = _named(missing, hosts)
-                text = f"rank 0 on {socket.gethostname()} still waits for {named}: look at the messages of that host"
+                text = f"rank 0 on {socket.gethostname()} is waiting for {named}: see the messages of that host"
                 print(f"bigsgan: {text}", file=sys.stderr, flush=True)
     except RuntimeError:  # joining meets the same, and tells of it
         return

@@ -38,7 +38,7 @@ def label_phases(run: Run, entering: Entering) -> None:
     _wrap(run.step.generator, "_infer", IMAGES, entering)
     _wrap(run.step.discriminator, "_input_grads", SEAM, entering)
     _wrap(run.reals, "next_phase", DATA, entering)
-    _wrap(run.average, "update", AVERAGE, entering)
+    _wrap(run.ema, "update", AVERAGE, entering)
 
 
 @contextmanager

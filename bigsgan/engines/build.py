@@ -63,7 +63,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     file = plan.deepspeed_files[network]
     if file.stage == 3 and not plan.recipe.engine(network).activation_checkpointing:
         _log.warning(
-            "%s: between forward and backward, spectral normalisation keeps a copy of every weight whole on each rank; "
+            "%s: from forward to backward, spectral norm keeps an unsharded copy of every weight on each rank; "
             "engines.%s.activation_checkpointing=true keeps them sharded",
             network,
             network,

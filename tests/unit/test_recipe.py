@@ -150,7 +150,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(tmp_path, wo
     with pytest.raises(UserError) as caught:
         plan_run(least(tmp_path, *overrides), world_size)
     assert str(caught.value).startswith("batch: must be a multiple of ")
-    assert f", got 24 (" in str(caught.value)
+    assert ", got 24 (" in str(caught.value)
     assert f"on {world_size} ranks for the {network}); " in str(caught.value)
     assert str(caught.value).endswith(remedy)
 
