@@ -335,7 +335,7 @@ def peak_memory_bytes() -> int:
 
 
 def forget_peak_memory() -> None:
-    """Begin to count a device's ``peak_memory_bytes`` anew, after giving back what its allocator keeps unused."""
+    """Reset a device's ``peak_memory_bytes``, after releasing the unused memory of its allocator."""
     if device().type != "cpu":
         get_accelerator().empty_cache()
         get_accelerator().reset_peak_memory_stats()

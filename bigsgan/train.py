@@ -312,7 +312,7 @@ def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
 def _build_reals(
     plan: RunPlan, network: str, slices: dict[str, Slice], dataset: ImageDataset, draws: Draws, counters: Counters
 ) -> RealImages:
-    """Begin to read the data of a network's slice, on the ranks that its first stage lies on."""
+    """Start to read this rank's shard of the data, on the ranks of the network's first stage."""
     recipe, part = plan.recipe, slices[network]
     return RealImages(
         dataset,
