@@ -1,6 +1,6 @@
-"""Refuses to begin where ranks were given different things: another recipe, other versions, other data.
+"""Refuses to start if ranks have different recipes, versions or data.
 
-Ranks that differ would not fail: each would train on a permutation of its own, and nobody would notice.
+Ranks that differ would not fail: each would train on its own permutation, and nobody would notice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bigsgan.config.run_directory import flat
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, shown
 from bigsgan.preflight import versions
 
 _OWN_KEYS = frozenset({"data.root", "data.input_root", "data.num_workers", "data.prefetch"})
@@ -42,9 +42,9 @@ def check_plans(plan: RunPlan) -> None:
         for key in first:
             hosts = [(name, told.get(key)) for name, told in others if told.get(key) != first[key]]
             if hosts:
-                named = _named([f"{value!r} on {name}" for name, value in hosts])
+                named = _named([f"{'null' if value is None else shown(value)} on {name}" for name, value in hosts])
                 remedy = "start all hosts with the same recipe, DeepSpeed files and versions"
-                return UserError(key, None, f"is {named}, and {first[key]!r} on {host} (rank 0)", remedy)
+                return UserError(key, None, f"must be {shown(first[key])} as on {host} (rank 0), got {named}", remedy)
         return None
 
     _agree(told, refuse)
@@ -77,18 +77,19 @@ def _different_data(by_rank: Sequence[tuple[str, Fingerprint | UserError]], data
     listed = [(host, told) for host, told in by_rank if isinstance(told, Fingerprint)]
     if errors:
         error = errors[0][1]
-        hosts = f" (on {_named([host for host, _ in errors])})" if listed else ""
-        return UserError(error.field, error.value, error.problem + hosts, error.remedy)
+        hosts = f"on {_named([host for host, _ in errors])}" if listed else ""
+        detail = "; ".join(filter(None, (error.detail, hosts)))
+        return UserError(error.field, error.value, error.problem, error.remedy, detail)
     first_host, first = listed[0]
     found = [f"{words} on {host}" for host, told in listed if (words := first.difference(told))]
     if not found:
         return None
     problem = f"differs between hosts: {first.num_images} images on {first_host} (rank 0), {_named(found)}"
-    return UserError(field, value, problem, "copy the same files to all hosts, or give a place that they share")
+    return UserError(field, value, problem, "copy the same files to all hosts, or give a path on a shared file system")
 
 
 def _agree(told: _Told, refuse: Callable[[Sequence[tuple[str, _Told]]], UserError | None]) -> None:
-    """Have rank 0 look at what each rank tells, with its host, and raise on all ranks what it returns."""
+    """Compare on rank 0 what each rank tells, with its host, and raise the resulting error on all ranks."""
     if comm.world_size() == 1:
         return
     by_rank = comm.gather_objects((socket.gethostname(), told))
@@ -97,6 +98,6 @@ def _agree(told: _Told, refuse: Callable[[Sequence[tuple[str, _Told]]], UserErro
 
 
 def _named(texts: Sequence[str]) -> str:
-    """Texts in a row, each once and not too many."""
+    """Join texts, each once and not too many."""
     each = list(dict.fromkeys(texts))
     return ", ".join(each[:_MOST_HOSTS_NAMED]) + (", ..." if len(each) > _MOST_HOSTS_NAMED else "")

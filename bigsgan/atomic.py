@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written under another name, brought to the disk, and renamed."""
+"""Atomic file writes: a temporary name, fsync, rename."""
 
 from __future__ import annotations
 

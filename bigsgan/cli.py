@@ -1,9 +1,8 @@
 """The `bigsgan` command.
 
-What may ask a run to stop is noted before anything else, as imports take their time. Recipes are checked before torch
-and deepspeed are imported: a mistake is answered at once, and with every rank doing the same check, one speaks. What
-takes time is therefore imported by name: the parser here, the modules behind the commands once the input is known to
-be good.
+Signals are handled before anything else, because imports take time. Input is checked before torch and deepspeed are
+imported, so that errors appear at once; all ranks make the same checks, and one of them prints the message. Slow
+modules are imported by name: the parser here, the modules behind the commands after the checks.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise unwritten
         return status
     except UserError as error:
-        _speak_once(error)
+        _print_once(error)
         return EXIT_BAD_INPUT
     except BrokenPipeError:
         if not _reader_is_gone():
@@ -64,7 +63,7 @@ def _unwritten(more: str = "") -> UserError | None:
         raise
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would flush again at its end
-        return UserError("standard output", None, f"cannot be written: {error.strerror}", "make room there")
+        return UserError("standard output", None, f"cannot be written: {error.strerror}", "free some space there")
 
 
 def _reader_is_gone() -> bool:
@@ -74,11 +73,12 @@ def _reader_is_gone() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _speak_once(error: UserError) -> None:
-    """Print on rank 0, while the others wait to be ended.
+def _print_once(error: UserError) -> None:
+    """Print on rank 0, while the other ranks wait to be terminated.
 
-    Launchers end the ranks of rank 0's host as soon as it ends, and those of other hosts later, so these ask it.
-    A rank that is still alive after that met something that rank 0 did not, such as a file missing on its host alone.
+    Launchers terminate the ranks on rank 0's host as soon as it exits, and those on other hosts later; these ask rank 0
+    whether it has printed. A rank that is still alive after that has an error of its own, such as a file that is
+    missing only on its host.
     """
     rank = rank_from_environment()
     if rank > 0:

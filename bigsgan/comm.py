@@ -57,12 +57,13 @@ def initialize(patience_seconds: float | None = None) -> None:
     else:
         devices = get_accelerator().device_count()
         if devices == 0:
-            problem = f"is set in the environment, and {socket.gethostname()} has no such device"
+            problem = f"must be a device of {socket.gethostname()}"
             name = get_accelerator().device_name()
-            raise UserError("DS_ACCELERATOR", name, problem, "run `unset DS_ACCELERATOR`")
+            raise UserError("DS_ACCELERATOR", name, problem, "run `unset DS_ACCELERATOR`", "an environment variable")
         if local_size > devices:
             remedy = "start at most one rank for each device"
-            raise UserError("LOCAL_SIZE", local_size, f"ranks on this host, which has {devices} devices", remedy)
+            problem = f"must be at most {devices}, the number of devices of this host"
+            raise UserError("LOCAL_SIZE", local_size, problem, remedy)
         # CUDA has 8 queues otherwise. An inner stage of two pipelines has more streams, and one that waits for a
         # neighbour would hold up another that shares its queue.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -334,7 +335,7 @@ def peak_memory_bytes() -> int:
 
 
 def forget_peak_memory() -> None:
-    """Begin to count a device's ``peak_memory_bytes`` anew, after giving back what its allocator keeps unused."""
+    """Reset a device's ``peak_memory_bytes``, after releasing the unused memory of its allocator."""
     if device().type != "cpu":
         get_accelerator().empty_cache()
         get_accelerator().reset_peak_memory_stats()
@@ -355,7 +356,7 @@ def _meeting_place() -> dist.Store | None:
         )
     except RuntimeError as error:
         if "EADDRINUSE" in str(error) or "EACCES" in str(error):
-            problem = f"cannot be used on {socket.gethostname()}: another program listens there, or it is root's"
+            problem = f"cannot be used on {socket.gethostname()}: another program uses it, or it is reserved for root"
             raise UserError("MASTER_PORT", port, problem, "give another, as with --master_port") from error
-        problem = f"does not lead back to rank 0, which is on {socket.gethostname()}"
+        problem = f"must be an address of rank 0's host, {socket.gethostname()}"
         raise UserError("MASTER_ADDR", host, problem, "give the name or address of rank 0's host") from error

@@ -1,4 +1,4 @@
-"""torchrun for a run whose hosts come and go: `python -m bigsgan.elastic [torchrun's options] -- [bigsgan train's]`.
+"""torchrun for elastic runs: `python -m bigsgan.elastic [torchrun's options] -- [bigsgan train's options]`.
 
 The same agent with what a run needs of it: hosts may return, bad input ends all at once, and a stopped rank is no
 finished one.
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         run.parse_args(["--help"])  # which ends the process
     if "--" not in arguments:
         remedy = "write torchrun's options, then -- and the options of `bigsgan train`"
-        raise UserError("arguments", None, "hold no --", remedy)
+        raise UserError("arguments", None, "must contain --", remedy)
     at = list(arguments).index("--")
     # torch 2.15 remembers the store of its first meeting, where ranks that meet again after a loss would wait for ever.
     os.environ.setdefault(_SHARED_STORE, "1")
@@ -60,19 +60,19 @@ def main(arguments: Sequence[str]) -> int:
         run.run(run.parse_args([*_DEFAULTS, *arguments[:at], *module]))
     except ValueError as error:
         words = " ".join(arguments[:at])
-        raise UserError("arguments", words, f"are refused: {error}", "see `torchrun --help`") from None
+        raise UserError("arguments", words, f"are not valid: {error}", "see `torchrun --help`") from None
     except ChildFailedError as error:
         failures = error.failures.values()
         if _is_bad_input(failures):
             return EXIT_BAD_INPUT
         for failure in failures:
-            _say(f"local rank {failure.local_rank} ended with status {failure.exitcode}, and was not started again")
+            _print(f"local rank {failure.local_rank} exited with status {failure.exitcode} and was not restarted")
         return EXIT_FAILED
     except SignalException as error:
-        _say(f"stopped by {error.sigval.name}")
+        _print(f"stopped by {error.sigval.name}")
         return EXIT_STOPPED
     except RendezvousError as error:
-        _say(f"the hosts do not meet: {type(error).__name__}: {error}")
+        _print(f"the hosts cannot connect to each other: {type(error).__name__}: {error}")
         return EXIT_FAILED
     return 0
 
@@ -81,7 +81,7 @@ def _is_bad_input(failures: Any) -> bool:
     return any(failure.exitcode == EXIT_BAD_INPUT for failure in failures)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"bigsgan: {os.uname().nodename}: {text}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""How a command that runs on many ranks ends where something is wrong: one rank speaks, all exit alike."""
+"""How a command on many ranks exits after an error: one rank prints the message, all have the same exit status."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _log = logging.getLogger(__name__)
 
 
 def exit_status(work: Callable[[], int]) -> int:
-    """Do the work on every rank, and return its result, 2 after the message of a UserError, or 1 without other ranks.
+    """Do the work on every rank; return its result, 2 after a UserError, or 1 after a lost connection.
 
-    Of a UserError one rank prints; the others wait to be ended by the launcher, which ends all ranks as soon as one
-    exits. A connection that breaks each rank tells of that is not ended within that time, with its host and phase.
+    One rank prints the message of a UserError; the others wait until the launcher terminates them, which it does as
+    soon as one rank exits. A rank that loses its connection and is not terminated in time prints its host and phase.
     """
     try:
         return work()
     except UserError as error:
-        # INFO, for the log file alone: as an error it would be printed twice.
+        # INFO, for the log file only: as an error it would be printed twice.
         _log.info("stopped: %s", error, exc_info=error)
         if comm.claim_speech():
             print_error(error)
@@ -51,4 +51,4 @@ def exit_status(work: Callable[[], int]) -> int:
 def _lost(error: RuntimeError) -> str:
     reason = str(error).splitlines()[0]
     where = f"rank {comm.rank()} on {socket.gethostname()} lost its connection in phase '{current_phase()}'"
-    return f"{where}: {reason}; another rank or its host ended before it"
+    return f"{where}: {reason}; another rank or its host failed first"

@@ -1,4 +1,4 @@
-"""`bigsgan evaluate`: quality metrics of a run's generator, measured by all ranks that were started."""
+"""`bigsgan evaluate`: quality metrics of a run's generator, measured by all ranks together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.ending import exit_status
 from bigsgan.engines import MicroBatch
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, shown
 from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
@@ -39,7 +39,7 @@ class Options(NamedTuple):
     Attributes:
         run: Run directory.
         nimg: Which checkpoint; None for the newest.
-        live: The live weights instead of the average.
+        live: Use the live weights instead of the EMA.
         metrics: Which.
         features: The network to compare by.
         batch: Images at a time.
@@ -111,23 +111,23 @@ def _evaluate(options: Options) -> None:
 def _check(options: Options) -> None:
     check_batch(options.batch)
     if not 0 <= options.seed <= LARGEST_INT:
-        raise UserError("--seed", options.seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
+        raise UserError("--seed", options.seed, f"must be 0 to {LARGEST_INT}", "give a number in this range")
     for override in options.overrides:
         if not override.startswith("data."):
-            problem = "changes more than where the data is read from"
-            raise UserError("argument", override, problem, "give keys such as data.root alone")
+            problem = "must be a key that only changes where the data is read from"
+            raise UserError("argument", override, problem, "give only keys such as data.root")
 
 
 def _check_run(recipe: Recipe, options: Options) -> None:
     """Refuse what the run's generator cannot do."""
     if options.truncation is not None:
         if recipe.data.paired:
-            raise UserError("--truncation", options.truncation, "is for generators from latents", "leave it out")
+            raise UserError("--truncation", None, "needs a generator from latents", "remove the option")
         check_truncation(recipe, options.truncation)
     for metric in options.metrics:
         if metric.kind == "ppl" and not recipe.generator.has_styles:
             problem = f"needs a generator with styles, and {recipe.generator.family} has none"
-            raise UserError("--metrics", metric.name, problem, "leave it out")
+            raise UserError("--metrics", metric.name, problem, "remove it")
 
 
 def _with_data(recipe: Recipe, options: Options) -> Recipe:
@@ -135,8 +135,8 @@ def _with_data(recipe: Recipe, options: Options) -> Recipe:
     changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides))
     for key in ("resolution", "image_channels", "num_classes"):
         if getattr(changed.data, key) != getattr(recipe.data, key):
-            problem = "differs from what the run's networks were made for"
-            raise UserError(f"data.{key}", getattr(changed.data, key), problem, "leave it out")
+            problem = f"must be {shown(getattr(recipe.data, key))}, as in the run"
+            raise UserError(f"data.{key}", getattr(changed.data, key), problem, "remove it")
     return changed
 
 

@@ -14,7 +14,7 @@ from bigsgan import memory
 from bigsgan.atomic import replacing
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config.run_directory import refuse_output
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.training.sampling import check_batch, check_truncation, smaller_batch, stand_statistics, standing_batches
 
@@ -34,7 +34,7 @@ def main(
     Args:
         run: Run directory.
         network: ``generator`` or ``discriminator``.
-        live: The weights being trained instead of the average; None means the average where there is one.
+        live: Use the live weights instead of the EMA; None means the EMA if there is one.
         out: File to write.
         nimg: Which checkpoint; None for the newest.
         standing: Give the generator the standing statistics that ``bigsgan sample`` uses, so that it makes the same
@@ -46,12 +46,12 @@ def main(
         UserError: The run cannot be opened, the file cannot be written, memory runs out, or an option does not fit.
     """
     if network == "discriminator" and live is False:
-        raise UserError("--ema", None, "asks for an average, which only the generator has", "use --live")
+        raise UserError("--ema", None, "needs an EMA, which only the generator has", "use --live")
     if network == "discriminator" and standing:
-        raise UserError("--standing", None, "asks for statistics, which only the generator has", "leave it out")
+        raise UserError("--standing", None, "needs the generator, which alone has statistics", "remove the option")
     standing = network == "generator" and standing is not False
     if truncation is not None and not standing:
-        raise UserError("--truncation", truncation, "is for standing statistics, which are not made", "leave it out")
+        raise UserError("--truncation", None, "needs standing statistics", "remove the option, or add --standing")
     check_batch(batch)
     refuse_output(out)
     remedy = f"{smaller_batch(batch)}, or none (--no-standing)" if standing else "use a machine with more memory"
@@ -81,7 +81,7 @@ def main(
 def _finite_state(trained: TrainedNetwork, network: str, run: Path) -> dict[str, Tensor]:
     state = {name: tensor.cpu().contiguous() for name, tensor in trained.network.state_dict().items()}
     if name := first_not_finite(state):
-        problem = f"holds a {network} at {trained.nimg} images whose {name} is not finite"
+        problem = f"has a {network} at {trained.nimg} images with non-finite values in {name}"
         raise UserError("--run", str(run), problem, "choose an older checkpoint by --nimg")
     return state
 
@@ -91,4 +91,4 @@ def _write(state: dict[str, Tensor], header: dict[str, str], out: Path) -> None:
         with replacing(out) as unfinished:
             save_file(state, unfinished, metadata=header)
     except (OSError, SafetensorError) as error:
-        raise UserError("--out", str(out), f"cannot be written ({error})", "give a writable path") from None
+        raise UserError("--out", str(out), f"cannot be written: {reason(error, out)}", "give a writable path") from None

@@ -1,6 +1,6 @@
-"""One message for a mistake that the ranks of several hosts find before they have met, so that no collective helps.
+"""One message for an error that ranks on several hosts find before they are connected, without a collective.
 
-Rank 0 speaks, and then answers at the address where it would have met the others until all other hosts have asked.
+Rank 0 prints the message, and then answers at the rendezvous address until all other hosts have asked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 
 _PATIENCE_SECONDS = 30.0
-"""How long rank 0 and the others wait for each other: imports before this point are few."""
+"""How long rank 0 and the others wait for each other: few imports come before this point."""
 
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.2
@@ -19,7 +19,7 @@ _WORD = b"rank 0 of bigsgan has spoken\n"
 
 
 def is_on_another_host() -> bool:
-    """Whether this rank has another host than rank 0, on whose host ranks have the same number in the job and there."""
+    """Return whether this rank is on another host than rank 0, where global and local ranks are equal."""
     return _number("RANK") != _number("LOCAL_RANK") and _address() is not None
 
 

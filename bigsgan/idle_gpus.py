@@ -1,4 +1,4 @@
-"""Refuses to train on the CPU of a machine whose GPUs this torch cannot use, unless that is asked for."""
+"""Refuses to train on the CPU of a machine whose GPUs this torch cannot use, unless the user asks for it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def refuse_idle_gpus(environment: Mapping[str, str]) -> None:
     if environment.get("DS_ACCELERATOR") or hidden or not any(_opens(path) for path in DEVICES.glob("nvidia[0-9]*")):
         return
     if torch.version.cuda is None:
-        problem, remedy = "is a build for CPUs", "install a build for CUDA"
+        problem, remedy = "is a build without CUDA", "install a build with CUDA"
     else:
-        problem = f"needs a driver for CUDA {torch.version.cuda}, and finds none"
+        problem = f"needs a driver for CUDA {torch.version.cuda}, which is not installed"
         remedy = "update the driver (nvidia-smi shows its version), or install a build of torch for an older CUDA"
     problem += ", and this machine has NVIDIA GPUs"
     raise UserError("torch", torch.__version__, problem, f"{remedy}; or set DS_ACCELERATOR=cpu to train on the CPU")

@@ -59,33 +59,34 @@ def main(
 ) -> None:
     """Write a run directory at the images seen that a snapshot or its name tells, else at 0.
 
-    Where there is no discriminator, training on begins with a new one.
+    Without a discriminator, training starts with a new one.
 
     Raises:
         UserError: The files cannot be read or hold something else, or ``out`` is in use.
     """
     if os.path.lexists(out / RECIPE_FILE):
-        raise UserError("--out", str(out), "holds a run already", "give another directory")
+        raise UserError("--out", str(out), "contains a run already", "give another directory")
     refuse_directory(out, "--out")
     found = read_source(source, weights, discriminator, norm_eps, settings_file)
     in_name = _images_in_name(weights)
     nimg = found.nimg if found.nimg is not None else in_name
     if nimg >= _MOST_NIMG:
-        raise UserError("--weights", str(weights), f"has seen {nimg} images, it says", "give another snapshot")
+        problem = f"must have seen fewer than {_MOST_NIMG} images"
+        raise UserError("--weights", str(weights), problem, "give another file", f"it says {nimg}")
     recipe, chosen = make_recipe(found, out, nimg)
     engines = checked(found.settings, lambda: plan_run(recipe, 1).engines)
     entries = {name: _Entry(recipe, name, state, found.moments.get(name)) for name, state in found.states.items()}
     write_recipe(recipe, out, engines)
-    saver = checkpoint.Saver(out / "checkpoints", checkpoint.OneRank(), Checkpoints(background=False))
+    saver = checkpoint.Saver(out / "checkpoints", checkpoint.SingleProcess(), Checkpoints(background=False))
     if not saver.save(nimg, entries, checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})):
-        raise UserError("--out", str(out), "could not be written (the warnings above say why)", "make room")
+        raise UserError("--out", str(out), "was not written, see the warnings above", "fix that and try again")
     numel = sum(tensor.numel() for tensor in found.states["generator"].values()) / 1e6
     also = "and its discriminator" if "discriminator" in entries else "without a discriminator"
     print(f"{out}: a {recipe.generator.family} generator of {numel:.2f} M numbers, {also}")
     print(chosen)
     print(_state_taken(recipe, found, nimg, bool(in_name)))
-    print(f"look at it:    bigsgan sample --run {out} --out samples.png")
-    print(f"train on:      {shipped.train_command()} --config {out / RECIPE_FILE} data.root=...")
+    print(f"sample:        bigsgan sample --run {out} --out samples.png")
+    print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE} data.root=...")
 
 
 def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
@@ -118,7 +119,7 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     known = _known_keys(found)
     for key, value in known.items():
         apply_override(tree, key.split("."), value)
-    _go_on(tree, found, nimg)
+    _resume_schedules(tree, found, nimg)
     recipe: Recipe = checked(found.settings, lambda: parse_recipe(tree))
     return recipe, _settings(name, recipe, settled, flat(known), found)
 
@@ -135,15 +136,15 @@ def _known_keys(found: Found) -> dict[str, Any]:
     return keys
 
 
-def _go_on(tree: dict[str, Any], found: Found, nimg: int) -> None:
-    """Let ADA's p, the duration and the average go on from where they stand."""
+def _resume_schedules(tree: dict[str, Any], found: Found, nimg: int) -> None:
+    """Set ADA's p, the duration and the EMA to resume from the snapshot."""
     augmentation = tree.get("augmentation") or {}
     if found.augmentation_p is not None and "final_p" not in augmentation and augmentation:
         apply_override(tree, ["augmentation", "p"], found.augmentation_p)
     if nimg >= tree["total_nimg"]:
         tree["total_nimg"] = 2 * nimg
     if not nimg:
-        # The average is an old one, though no image is counted: what shortens a young one's memory is left out.
+        # The EMA is old although no images are counted, so its warm-up is removed.
         tree["ema"] = {"half_life_nimg": tree["ema"]["half_life_nimg"]}
 
 
@@ -178,12 +179,12 @@ def _settings(name: str, recipe: Recipe, settled: Mapping[str, Any], known: Mapp
 
 
 def _state_taken(recipe: Recipe, found: Found, nimg: int, in_name: bool) -> str:
-    """What of the training's state goes on, besides the networks."""
+    """Describe the training state that resumes, besides the networks."""
     where = "in the snapshot" if found.nimg is not None else "in the file's name" if in_name else ""
     seen = f"{nimg} images seen, as said {where}" if where else "images seen are not known: counted from 0"
-    optimizers = [f"Adam of the {n} goes on after {moments.steps} updates" for n, moments in found.moments.items()]
-    optimizers += [f"Adam of the {n} begins anew ({problem})" for n, problem in found.without_moments.items()]
-    lines = [f"{seen}; the EMA is kept", *(optimizers or ["optimizer state: not taken, Adam begins anew"])]
+    optimizers = [f"Adam of the {n} resumes after {moments.steps} updates" for n, moments in found.moments.items()]
+    optimizers += [f"Adam of the {n} starts from zero ({problem})" for n, problem in found.without_moments.items()]
+    lines = [f"{seen}; the EMA is kept", *(optimizers or ["optimizer state: none, Adam starts from zero"])]
     if found.augmentation_p is not None and recipe.augmentation and recipe.augmentation.final_p is None:
         lines.append(f"augmentation at p {recipe.augmentation.p:g}, as in the snapshot")
     return "\n".join(f"{'state:' if i == 0 else '':<15}{line}" for i, line in enumerate(lines))
@@ -216,18 +217,18 @@ class _Entry:
         other = {key for key, tensor in state.items() if tensor.shape != wanted.get(key)}
         if other or missing:
             field = "--discriminator" if network == "discriminator" else "--weights"
-            problem = f"does not fit the generator's images and classes, or is not whole ({min(other | missing)})"
+            problem = f"does not fit the generator's images and classes, or is not complete ({min(other | missing)})"
             raise UserError(field, None, problem, "give the two networks of one training")
         stack.load_state_dict(dict(state), strict=False)
         self._parameters, self._buffers = dict(stack.named_parameters()), dict(stack.named_buffers())
         self._moments = moments
 
-    def parts(self) -> list[checkpoint.Part]:
+    def parts(self) -> list[checkpoint.StateShard]:
         """Float32 parameters, buffers, and what Adam keeps of the parameters."""
-        found = [checkpoint.Part(MASTER, n, 0, p.detach().float().flatten()) for n, p in self._parameters.items()]
-        found += [checkpoint.Part(BUFFER, n, 0, b.flatten()) for n, b in self._buffers.items()]
+        found = [checkpoint.StateShard(MASTER, n, 0, p.detach().float().flatten()) for n, p in self._parameters.items()]
+        found += [checkpoint.StateShard(BUFFER, n, 0, b.flatten()) for n, b in self._buffers.items()]
         for kind, values in (self._moments.values if self._moments else {}).items():
-            found += [checkpoint.Part(kind, n, 0, values[n].flatten()) for n in self._parameters]
+            found += [checkpoint.StateShard(kind, n, 0, values[n].flatten()) for n in self._parameters]
         return found
 
     def numbers(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Weights that a run begins with: another run's, or imported ones."""
+"""Initial weights of a run: from another run, or imported."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bigsgan.config import NETWORKS, Recipe
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
-from bigsgan.training.ema import ShardedAverage
-from bigsgan.training.state import STEP, AverageState, load_buffers, load_optimizer, load_shard
+from bigsgan.training.ema import ShardedEMA
+from bigsgan.training.state import STEP, EMAState, load_buffers, load_optimizer, load_shard
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ class InitialWeights(NamedTuple):
     Attributes:
         recipe: Of the run that they were trained in.
         checkpoint: Of that run.
-        live: Take the generator as it was trained and not its average.
-        own: The run directory is that of an import, whose EMA, count of images and optimizer state go on.
+        live: Load the generator's live weights and not its EMA.
+        own: The run directory is that of an import, whose EMA, images seen and optimizer state are kept.
     """
 
     recipe: Recipe
@@ -56,32 +56,33 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
         entry = "average" if network == "generator" and not live else network
         if entry not in found.entries:
             _refuse_freezing(recipe, found)
-            _log.warning("%s holds no %s: it begins anew", found.path, network)
+            _log.warning("%s has no %s: it starts from random weights", found.path, network)
             continue
         theirs, expected, ours = (_shapes(each, network) for each in (other, same, recipe))
         _refuse_other(network, theirs, expected)
         kept = {name for name, shape in ours.items() if theirs.get(name) == shape}
         if left := sorted(ours.keys() - kept):
-            _log.warning("%s: %d tensors of other classes begin anew, such as %s", network, len(left), left[0])
+            text = "%s: %d tensors depend on the classes and start from random values, such as %s"
+            _log.warning(text, network, len(left), left[0])
         saved = reader.entry(entry)
         _fill(engines[network], saved, kept)
         if not own or STEP not in saved.numbers:
             continue
         if left or getattr(recipe.optimizer, network).kind != "adam":
-            _log.warning("%s: the imported optimizer state does not fit: it begins anew", network)
+            _log.warning("%s: the imported optimizer state does not fit and starts from zero", network)
         else:
             load_optimizer(saved, engines[network])
 
 
-def load_imported_average(recipe: Recipe, initial: InitialWeights, engine: Engine, average: ShardedAverage) -> None:
-    """Fill the average with an import's, unless its classes are others. Every rank calls this."""
+def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, average: ShardedEMA) -> None:
+    """Load an import's EMA, unless its classes differ. A collective."""
     found = initial.checkpoint
     if not initial.own:
         return
     if _shapes(initial.recipe, "generator") != _shapes(recipe, "generator"):
-        _log.warning("%s has other classes: the EMA begins as a copy of the generator", found.path)
+        _log.warning("%s has other classes: the EMA starts as a copy of the generator", found.path)
         return
-    AverageState(engine, average).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry("average"))
+    EMAState(engine, average).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry("average"))
 
 
 def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
@@ -98,7 +99,7 @@ def _refuse_other(network: str, theirs: dict[str, torch.Size], expected: dict[st
             sizes = ", ".join(
                 f"{'none' if s is None else tuple(s)} {where}" for s, where in ((wanted, "here"), (was, "there"))
             )
-            problem = f"has another {network}: {name} is {sizes}"
+            problem = f"has a different {network}: {name} is {sizes}"
             remedy = f"use the {network} and data sections of its config.yaml; data.num_classes may differ"
             raise UserError("init_from.run", None, problem, remedy)
 
@@ -106,7 +107,7 @@ def _refuse_other(network: str, theirs: dict[str, torch.Size], expected: dict[st
 def _refuse_freezing(recipe: Recipe, found: checkpoint.Checkpoint) -> None:
     if recipe.init_from and recipe.init_from.freeze_discriminator:
         number = recipe.init_from.freeze_discriminator
-        problem = f"would keep layers that have not been trained: {found.path} holds no discriminator"
+        problem = f"must be 0, as {found.path} has no discriminator"
         raise UserError("init_from.freeze_discriminator", number, problem, "set it to 0")
 
 
@@ -130,7 +131,7 @@ def freeze_first_layers(recipe: Recipe, engine: Engine, num_layers: int) -> None
     with torch.device("meta"):
         numbers = [int(number) for number in build_network(recipe, "discriminator").layers]
     if num_layers > max(numbers):
-        problem = f"leaves none of the discriminator's {max(numbers) + 1} layers to train"
+        problem = f"must be less than {max(numbers) + 1}, the number of the discriminator's layers"
         raise UserError("init_from.freeze_discriminator", num_layers, problem, f"give {max(numbers)} or less")
     for number, layer in engine.network.layers.items():
         if int(number) < num_layers:

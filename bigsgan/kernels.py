@@ -1,4 +1,4 @@
-"""Which of its kernels torch takes: the fastest that it finds, or those that give the same sums in every run."""
+"""Selects torch's kernels: the fastest, or deterministic ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def choose_kernels(deterministic: bool) -> None:
     if hasattr(inductor, "deterministic"):  # since torch 2.10
         inductor.deterministic = deterministic
     if deterministic:
-        _log.info("kernels: deterministic ones of torch, cuDNN, cuBLAS and torch.compile")
+        _log.info("kernels: deterministic in torch, cuDNN, cuBLAS and torch.compile")
     elif torch.backends.cudnn.benchmark:
         _log.info("kernels: cuDNN takes the fastest of %d algorithms", torch.backends.cudnn.benchmark_limit)
 

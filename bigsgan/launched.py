@@ -1,4 +1,4 @@
-"""What a launcher has told this process in its environment, checked before anything heavy is imported."""
+"""The launcher's environment variables, checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def number(name: str, default: int, least: int, most: int = _MOST) -> int:
     """Return a number that launchers set.
 
     Raises:
-        UserError: It is no integer, or not in ``least`` to ``most``.
+        UserError: It is not an integer from ``least`` to ``most``.
     """
     text = os.environ.get(name, "")
     if not text:
         return default
     if not text.isdecimal() or len(text) > len(str(_MOST)) or not least <= int(text) <= most:
-        problem = f"is set in the environment and must be a whole number from {least} to {most}"
-        raise UserError(name, text, problem, f"run `unset {name}`")
+        problem = f"must be a whole number from {least} to {most}"
+        raise UserError(name, text, problem, f"run `unset {name}`", "an environment variable")
     return int(text)
 
 
@@ -60,15 +60,15 @@ def check_launcher() -> None:
     for name in _REQUIRED:
         if not os.environ.get(name):
             remedy = "start with deepspeed or torchrun, or run `unset RANK`"
-            raise UserError(name, None, "is not set in the environment and RANK is", remedy)
+            raise UserError(name, None, "must be set in the environment, as RANK is", remedy)
     _check_first_host()
 
 
 def _check_accelerator() -> None:
     name = os.environ.get("DS_ACCELERATOR")
     if name and name not in _ACCELERATORS:
-        problem = f"is set in the environment and must be one of {', '.join(_ACCELERATORS)}"
-        raise UserError("DS_ACCELERATOR", name, problem, "run `unset DS_ACCELERATOR`")
+        problem = f"must be one of {', '.join(_ACCELERATORS)}"
+        raise UserError("DS_ACCELERATOR", name, problem, "run `unset DS_ACCELERATOR`", "an environment variable")
 
 
 def _check_interfaces() -> None:
@@ -76,8 +76,9 @@ def _check_interfaces() -> None:
     for variable, fits in (("GLOO_SOCKET_IFNAME", _gloo_finds), ("NCCL_SOCKET_IFNAME", _nccl_finds)):
         text = os.environ.get(variable, "")
         if text and not fits(text, own):
-            problem = f"is set in the environment, but {socket.gethostname()} has the interfaces {', '.join(own)}"
-            raise UserError(variable, text, problem, f"name one of them, or run `unset {variable}`")
+            problem = f"must be a network interface of {socket.gethostname()} ({', '.join(own)})"
+            remedy = f"name one of them, or run `unset {variable}`"
+            raise UserError(variable, text, problem, remedy, "an environment variable")
 
 
 def _gloo_finds(text: str, own: Sequence[str]) -> bool:
@@ -103,7 +104,7 @@ def _check_first_host() -> None:
             if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN and time.monotonic() < until:
                 time.sleep(1)
                 continue
-            problem = f"is set in the environment, and no host of that name is known on {socket.gethostname()}"
+            problem = f"must be a host that {socket.gethostname()} can resolve"
             raise UserError("MASTER_ADDR", host, problem, "give the name or address of rank 0's host") from None
 
 
@@ -115,7 +116,7 @@ def check_rank() -> None:
     """
     if not os.environ.get("RANK") and world_size() > 1:
         remedy = "start with deepspeed or torchrun, or run `unset WORLD_SIZE`"
-        raise UserError("WORLD_SIZE", world_size(), "is set in the environment and RANK is not", remedy)
+        raise UserError("WORLD_SIZE", world_size(), "must be unset without RANK", remedy, "environment variables")
     if rank() >= world_size():
-        problem = f"is set in the environment and WORLD_SIZE is {world_size()}"
-        raise UserError("RANK", rank(), problem, "run `unset RANK`")
+        problem = f"must be less than WORLD_SIZE ({world_size()})"
+        raise UserError("RANK", rank(), problem, "run `unset RANK`", "environment variables")

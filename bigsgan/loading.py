@@ -80,7 +80,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
                 layer.truncation_psi = psi
     except Exception as error:  # headers of others lead to whatever error they like
         cause = next(iter(str(error).splitlines()), "")
-        problem = f"is no exported network ({type(error).__name__}: {cause})"
+        problem = f"must be an exported network: {type(error).__name__}: {cause}"
         raise UserError(str(path), None, problem, "give a file that `bigsgan export` wrote") from None
     return ExportedNetwork(recipe, network, header).to(device).eval()
 

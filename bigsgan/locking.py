@@ -1,4 +1,4 @@
-"""Keeps a second process out of what one is writing: a lock on a file, which the kernel lets go of with the process."""
+"""File locks, which keep a second process from writing; the kernel releases them when the process ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 
 _REFUSALS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems answer that keep no locks; the last is Lustre's, mounted without ``flock``."""
@@ -45,7 +45,7 @@ def hold(path: Path, field: str, value: str, remedy: str) -> Callable[[], None]:
 
     Args:
         path: The file, in a directory that exists. It stays there, as a process could be about to lock it.
-        field: What the user has to mend where another process holds it.
+        field: The key or option that the user has to change if another process holds the lock.
         value: Of ``field``.
         remedy: As of UserError.
 
@@ -63,9 +63,9 @@ def hold(path: Path, field: str, value: str, remedy: str) -> Callable[[], None]:
             holder = _read(path)
         except OSError as error:
             if error.errno not in _REFUSALS:
-                problem = f"cannot be locked ({error})"
+                problem = f"cannot be locked: {reason(error, path)}"
                 raise UserError(str(path), None, problem, "give a directory that you can write to") from None
-            text = "%s is on a file system that keeps no locks (%s): nothing keeps a second job out of that directory"
+            text = "%s is on a file system without locks (%s): do not start a second job in that directory"
             _log.warning(text, path, error)
             return lambda: None
         else:
@@ -74,7 +74,7 @@ def hold(path: Path, field: str, value: str, remedy: str) -> Callable[[], None]:
         if until is None:
             until = time.monotonic() + _PATIENCE_SECONDS
             if holder is None or holder.host != socket.gethostname():
-                _log.warning("%s is in use by %s: waiting for %.0f s, as it may be lost", value, who, _PATIENCE_SECONDS)
+                _log.warning("%s is in use by %s, waiting for %.0f s in case it is dead", value, who, _PATIENCE_SECONDS)
         if time.monotonic() > until or (holder is not None and holder.host == socket.gethostname()):
             raise UserError(field, value, f"is in use by {who}", remedy)
         time.sleep(_POLL_SECONDS)
@@ -98,7 +98,7 @@ def _locked(path: Path) -> FileIO:
 def _held(file: FileIO) -> Callable[[], None]:
     """Write down who holds a lock, and return what lets go of it."""
     holder = _Holder(socket.gethostname(), os.getpid(), datetime.now().astimezone().isoformat(" ", "seconds"))
-    with suppress(OSError):  # a full disk is no reason not to go on
+    with suppress(OSError):  # a full disk does not prevent the lock
         file.truncate(0)
         file.write(json.dumps(holder._asdict()).encode() + b"\n")
     os.register_at_fork(after_in_child=file.close)  # or a child that outlives this process would hold the lock

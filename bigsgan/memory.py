@@ -1,4 +1,4 @@
-"""Memory of the host: how much is free, and running out of it, told from other faults and turned into a message."""
+"""Host memory: how much is free, and a message when memory runs out."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def naming_remedy(where: str, remedy: str) -> Iterator[None]:
     """Turn running out of memory inside the block into a UserError.
 
     Args:
-        where: What was going on, behind 'ran out'.
+        where: The activity, after 'ran out'.
         remedy: What to do about it.
     """
     try:

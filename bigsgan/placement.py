@@ -1,4 +1,4 @@
-"""Which rank computes which stage of which replica of a network.
+"""The placement of a network's stages and replicas on ranks.
 
 A network with S stages on W ranks has W / S replicas. Without a pipeline S is 1 and every rank is a replica.
 """

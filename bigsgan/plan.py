@@ -1,4 +1,4 @@
-"""`bigsgan plan`: what a recipe costs, how it would be divided into stages, and what fits, without training."""
+"""`bigsgan plan`: the cost of a recipe, its partition into stages, and the layouts that fit, without training."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def main(plan: RunPlan, pipeline: bool, as_json: bool) -> None:
     staged = [network for network in NETWORKS if plan.placement(network).num_stages > 1]
     if not staged:
         remedy = "set engines.generator.pipeline_stages=2, or the discriminator's, or both"
-        raise UserError("--pipeline", None, "has nothing to show: no network has stages", remedy)
+        raise UserError("--pipeline", None, "needs a network with pipeline stages", remedy)
     divisions: dict[str, Division] = {}
     for network in staged:
         field = f"engines.{network}.partition"

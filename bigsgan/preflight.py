@@ -1,4 +1,4 @@
-"""Looks at the hosts of a hostfile over ssh before a job starts: `python -m bigsgan.preflight HOSTFILE`.
+"""Checks the hosts of a hostfile over ssh before a job starts: `python -m bigsgan.preflight HOSTFILE`.
 
 A host that does not answer, or lacks the environment, would leave the ranks of the others waiting for it.
 """
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from bigsgan.errors import EXIT_BAD_INPUT, UserError
 
 CONNECT_SECONDS, PATIENCE_SECONDS = 10, 45
-REMEDY = "mend or remove these hosts; all need ssh without a password, the same paths and the same packages"
+REMEDY = "fix or remove these hosts; all need ssh without a password, the same paths and the same packages"
 _PACKAGES = ("bigsgan", "torch", "deepspeed")
 _PROBE = "import json; from bigsgan.preflight import versions; print(json.dumps(versions()))"
 _NO_PYTHON, _NO_DIRECTORY, _SSH_FAILED = 127, 64, 255
@@ -28,7 +28,7 @@ _LACKING = "ModuleNotFoundError"
 
 
 class Problem(NamedTuple):
-    """What is wrong with a host."""
+    """A problem with a host."""
 
     host: str
     found: str
@@ -80,10 +80,10 @@ def read_hosts(hostfile: Path) -> list[str]:
         if not slots.isdecimal() or int(slots) == 0 or words[0].startswith("-"):
             raise UserError(f"{hostfile}:{number}", line, "must be a host and its slots", "write `node1 slots=8`")
         if words[0] in hosts:
-            raise UserError(f"{hostfile}:{number}", words[0], "is there twice", "give each host once")
+            raise UserError(f"{hostfile}:{number}", words[0], "must be listed once", "remove the second line")
         hosts.append(words[0])
     if not hosts:
-        raise UserError(str(hostfile), None, "names no host", "write a line such as `node1 slots=8` for each")
+        raise UserError(str(hostfile), None, "lists no hosts", "write a line such as `node1 slots=8` for each")
     return hosts
 
 
@@ -119,7 +119,7 @@ def _problem(host: str) -> Problem | None:
         there = json.loads(done.stdout.strip().splitlines()[-1])
         return _different(host, {name: str(there[name]) for name in _PACKAGES if name in there})
     except (IndexError, ValueError, TypeError):
-        return Problem(host, f"cannot be looked at (status {done.returncode}): {said}", sure=False)
+        return Problem(host, f"cannot be checked (status {done.returncode}): {said}", sure=False)
 
 
 def versions() -> dict[str, str]:
@@ -135,7 +135,7 @@ def _different(host: str, there: Mapping[str, str]) -> Problem | None:
     own = versions()
     if missing := [name for name in own if name not in there]:
         return Problem(host, f"lacks {', '.join(missing)}", sure=True)
-    found = [f"{name} {there[name]} and not {own[name]}" for name in own if there[name] != own[name]]
+    found = [f"{name} {there[name]}, not {own[name]}" for name in own if there[name] != own[name]]
     return Problem(host, f"has {', '.join(found)}", sure=False) if found else None
 
 

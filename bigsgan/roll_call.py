@@ -1,4 +1,4 @@
-"""Names the ranks that have not come while the others wait for them to join, and ends where their host never can."""
+"""Names missing ranks while the others wait for them to join, and ends the job if their host cannot run a rank."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MOST_NAMED = 8
 
 @contextmanager
 def taken(first_look: float = _FIRST_LOOK_SECONDS, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
-    """Have ranks tell inside the block that they have come; every ``patience`` seconds rank 0 prints which have not.
+    """Register this rank; inside the block, rank 0 prints every ``patience`` seconds which ranks are missing.
 
-    After ``first_look`` seconds it looks over ssh at the hosts of the missing ranks, where `deepspeed` has told them.
-    Where one cannot run a rank it ends this process with a message and status 2, and the launcher ends the others.
+    After ``first_look`` seconds rank 0 checks the hosts of missing ranks over ssh, if `deepspeed` has named them. If
+    one cannot run a rank, this process prints a message and exits with status 2, and the launcher ends the others.
     """
     if launched.world_size() == 1 or not os.environ.get("RANK"):
         yield
@@ -58,9 +58,9 @@ def _take(joined: threading.Event, first_look: float, patience: float) -> None:
         while not joined.wait(patience):
             if (missing := _missing(store)) and not joined.is_set():
                 named = _named(missing, hosts)
-                text = f"rank 0 on {socket.gethostname()} still waits for {named}: look at the messages of that host"
+                text = f"rank 0 on {socket.gethostname()} is waiting for {named}: see the messages of that host"
                 print(f"bigsgan: {text}", file=sys.stderr, flush=True)
-    except RuntimeError:  # joining meets the same, and tells of it
+    except RuntimeError:  # joining fails with the same error, and reports it
         return
 
 
@@ -69,7 +69,7 @@ def _missing(store: dist.Store) -> list[int]:
 
 
 def _hosts_without_ranks(missing: Sequence[int], hosts: Sequence[str]) -> list[preflight.Problem]:
-    """What is surely wrong with hosts of missing ranks, none where ssh does not even lead back to this host."""
+    """Return certain problems of the missing ranks' hosts; none if ssh cannot even reach this host."""
     absent = {hosts[rank] for rank in missing if rank < len(hosts)} - set(hosts[:1])
     if not absent:
         return []
@@ -83,7 +83,7 @@ def _hosts_without_ranks(missing: Sequence[int], hosts: Sequence[str]) -> list[p
 
 
 def _open_store(rank: int) -> dist.Store:
-    """The store that ranks meet at: of rank 0, in whose process another one shares the port, or of torchrun."""
+    """Open the rendezvous store: rank 0's, which shares its port with torch's own, or torchrun's."""
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=_CONNECTION, multi_tenant=True)
@@ -95,7 +95,7 @@ def _key(rank: int) -> str:
 
 
 def hosts_of_ranks(parent: int | None = None) -> list[str]:
-    """Host of each rank as `deepspeed` has told the process that started this one; none under another launcher."""
+    """Return the host of each rank from the command line of `deepspeed`'s process; none with another launcher."""
     try:
         words = Path(f"/proc/{parent or os.getppid()}/cmdline").read_text().split("\0")
         (info,) = [word.partition("=")[2] for word in words if word.startswith("--world_info=")]

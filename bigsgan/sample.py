@@ -103,24 +103,24 @@ def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, r
 
 def _check(options: Options, out: Path) -> None:
     if not 1 <= options.num_latents <= LARGEST_NUM:
-        raise UserError("--num", options.num, "is no number of images", f"give 1 to {LARGEST_NUM}")
+        raise UserError("--num", options.num, f"must be 1 to {LARGEST_NUM}", "give a number in this range")
     check_batch(options.batch)
     if not 0 <= options.seed <= LARGEST_INT:
-        raise UserError("--seed", options.seed, "is no seed", f"give a number from 0 to {LARGEST_INT}")
+        raise UserError("--seed", options.seed, f"must be 0 to {LARGEST_INT}", "give a number in this range")
     if options.interpolate != 0 and not 2 <= options.interpolate <= MOST_STEPS:
-        problem = "is no number of images from one sample to the next"
-        raise UserError("--interpolate", options.interpolate, problem, f"give 2 to {MOST_STEPS}")
+        problem = f"must be 2 to {MOST_STEPS} images from one sample to the next"
+        raise UserError("--interpolate", options.interpolate, problem, "give a number in this range")
     if options.mix < 0:
-        raise UserError("--mix", options.mix, "is no number of coarse styles", "give 1 or more, such as 4")
+        raise UserError("--mix", options.mix, "must be at least 1 coarse style", "give a number such as 4")
     if options.morph and not options.interpolate:
-        raise UserError("--morph", None, "is for interpolations", "add --interpolate 16")
+        raise UserError("--morph", None, "needs --interpolate", "add --interpolate 16")
     asked = [name for name in ("interpolate", "mix", "files") if getattr(options, name)]
     if len(options.truncations) > 1:
         asked.append("truncation (several)")
     if len(asked) > 1:
-        raise UserError(f"--{asked[0]}", None, f"does not go with --{asked[1]}", "ask for one of them")
+        raise UserError(f"--{asked[0]}", None, f"cannot be combined with --{asked[1]}", "give only one of them")
     if out.suffix == ".gif" and not options.interpolate:
-        raise UserError("--out", str(out), "is an animation, which only interpolations are", "add --interpolate 16")
+        raise UserError("--out", str(out), "is an animation, which needs --interpolate", "add --interpolate 16")
     if options.files:
         refuse_directory(out, "--out")
     else:
@@ -133,9 +133,9 @@ def _check_run(recipe: Recipe, options: Options) -> None:
         check_truncation(recipe, truncation)
     _check_styles(recipe, options)
     if not options.standing and not (has_standing_statistics(recipe) and (options.input or not recipe.data.paired)):
-        raise UserError("--no-standing", None, "is for batch norm, and of pairs for --input alone", "leave it out")
+        raise UserError("--no-standing", None, "needs batch norm, and with pairs also --input", "remove the option")
     if options.input is not None and not recipe.data.paired:
-        raise UserError("--input", str(options.input), "is for generators that translate images", "leave it out")
+        raise UserError("--input", None, "needs a generator that translates images", "remove the option")
     if recipe.data.paired:
         asked = {
             "--truncation": options.truncations, "--classes": options.classes, "--interpolate": options.interpolate,
@@ -144,28 +144,26 @@ def _check_run(recipe: Recipe, options: Options) -> None:
         }  # fmt: skip
         for option, given in asked.items():
             if given:
-                raise UserError(option, None, "is for generators from latents, which this is not", "leave it out")
+                raise UserError(option, None, "needs a generator from latents", "remove the option")
     if options.interpolate and recipe.sample_statistics == "batch":
-        problem = "computes images one by one, which sample_statistics=batch would normalise one by one"
-        raise UserError(
-            "--interpolate", options.interpolate, problem, "set sample_statistics to running in config.yaml"
-        )
+        problem = "must be unset with sample_statistics=batch"
+        raise UserError("--interpolate", options.interpolate, problem, "set sample_statistics: running in config.yaml")
     if options.morph and not recipe.data.num_classes:
-        raise UserError("--morph", None, "goes from class to class, and the run has none", "leave it out")
+        raise UserError("--morph", None, "needs a run with classes", "remove the option")
 
 
 def _check_styles(recipe: Recipe, options: Options) -> None:
     """Refuse options of a generator with styles where they do not fit."""
     if options.noise is not None and not recipe.generator.has_styles:
-        raise UserError("--noise", options.noise, "is for generators with noise maps (StyleGAN2)", "leave it out")
+        raise UserError("--noise", None, "needs a generator with noise maps (StyleGAN2)", "remove the option")
     if options.cutoff is None:
         return
     if not recipe.generator.has_styles:
-        problem = "is for generators with styles (StyleGAN2)"
-        raise UserError("--truncation-cutoff", options.cutoff, problem, "leave it out")
+        problem = "needs a generator with styles (StyleGAN2)"
+        raise UserError("--truncation-cutoff", None, problem, "remove the option")
     if not options.truncations:
-        problem = "limits a truncation, and there is none"
-        raise UserError("--truncation-cutoff", options.cutoff, problem, "add --truncation 0.7")
+        problem = "needs --truncation"
+        raise UserError("--truncation-cutoff", None, problem, "add --truncation 0.7")
 
 
 def _make_sheet(trained: TrainedNetwork, options: Options, device: torch.device) -> Sheet:
@@ -220,8 +218,8 @@ def _pixels(image: torch.Tensor) -> torch.Tensor:
 def _check_pixels(option: str, number: int, times: int, resolution: int) -> None:
     most = MOST_PIXELS // (times * resolution**2)
     if number > most:
-        problem = f"makes more images of {resolution} pixels a side than a sheet holds"
-        raise UserError(option, number, problem, f"give {most} or less")
+        problem = f"must be at most {most} with images of {resolution} pixels"
+        raise UserError(option, number, problem, "give a smaller number")
 
 
 def _write_sheet(sheet: Sheet, out: Path) -> str:
@@ -265,13 +263,13 @@ def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) ->
     if asked is None:
         return [column if num_classes else 0 for column in range(grid_columns(num_classes))]
     if not num_classes:
-        raise UserError("--classes", None, "is given, but the run has no classes", "leave it out")
+        raise UserError("--classes", None, "needs a run with classes", "remove the option")
     for part in asked:
         if part.stop > num_classes:
-            problem = f"is no class of the run, which has {num_classes}"
-            raise UserError("--classes", part.stop - 1, problem, f"give numbers from 0 to {num_classes - 1}")
+            problem = f"must be 0 to {num_classes - 1}, the classes of the run"
+            raise UserError("--classes", part.stop - 1, problem, "give numbers in this range")
     num_columns = sum(map(len, asked))
     if num_columns > num:
-        problem = f"images do not show the {num_columns} classes asked for"
+        problem = f"must be at least {num_columns}, the number of classes"
         raise UserError("--num", num, problem, f"give --num {num_columns} or more")
     return [label for part in asked for label in part]

@@ -1,4 +1,4 @@
-"""What `bigsgan sample` shows: grids, truncation sweeps, interpolations, mixed styles, translated pairs.
+"""The images of `bigsgan sample`: grids, truncation sweeps, interpolations, style mixing, translated pairs.
 
 Shapes: n images (n, C, R, R) in [-1, 1] on the host, Z numbers in a latent.
 """
@@ -103,7 +103,7 @@ class Sampler:
         latents, labels, *rest = self.inputs(0, torch.tensor(columns), truncation)
         if morph and not any(isinstance(module, _TABLES) for module in self._trained.network.modules()):
             family = self._recipe.generator.family
-            raise UserError("--morph", None, f"is not there for generators of family {family}", "leave it out")
+            raise UserError("--morph", None, f"is not supported by generators of family {family}", "remove the option")
         rows = []
         for i in range(len(columns)):
             j = (i + 1) % len(columns)
@@ -127,10 +127,10 @@ class Sampler:
             truncation: Psi.
         """
         if not self._mappings():
-            raise UserError("--mix", None, "needs a generator with styles", "leave it out")
+            raise UserError("--mix", None, "needs a generator with styles", "remove the option")
         num_styles = self._mappings()[0].num_ws
         if crossover >= num_styles:
-            problem = f"leaves none of the {num_styles} styles fine"
+            problem = f"must be less than {num_styles}, the number of styles"
             raise UserError("--mix", crossover, problem, f"give 1 to {num_styles - 1}")
         self.prepare(truncation)
         network = self._trained.network
@@ -187,8 +187,8 @@ def set_styles(network: LayerStack, noise: str | None, cutoff: int | None) -> No
             module.noise_mode = noise
         if isinstance(module, Mapping) and cutoff is not None:
             if not 1 <= cutoff <= module.num_ws:
-                problem = f"is no number of the generator's {module.num_ws} styles"
-                raise UserError("--truncation-cutoff", cutoff, problem, f"give 1 to {module.num_ws}")
+                problem = f"must be 1 to {module.num_ws}, the number of styles"
+                raise UserError("--truncation-cutoff", cutoff, problem, "give a number in this range")
             module.truncation_cutoff = cutoff
 
 
@@ -207,7 +207,7 @@ def translated_pairs(trained: TrainedNetwork, num: int, batch: int, device: torc
     """Inputs of the run's data, their translations and their targets side by side."""
     pairs = readable_images(build_dataset(trained.recipe.data), num)
     if not len(pairs):
-        raise UserError("data.root", trained.recipe.data.root, "holds no pair that can be read", "repair its images")
+        raise UserError("data.root", trained.recipe.data.root, "contains no readable pairs", "repair its images")
     grid = pair_grid(trained.recipe, pairs, device)
     images = sample(trained.network, trained.infer, grid.inputs, batch, trained.recipe.sample_statistics)
     return Sheet(grid.frame(images), grid.columns)

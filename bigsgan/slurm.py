@@ -1,4 +1,4 @@
-"""Ranks from Slurm: what `srun` sets for a task, in the names that torch.distributed reads."""
+"""Ranks from Slurm: translates the variables that `srun` sets to those that torch.distributed reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def first_host(nodelist: str) -> str:
     """First name of a list such as ``gpu[007-010,012]-ib,login1``."""
     found = re.fullmatch(r"([^\[\],]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?(?:,.*)?", nodelist)
     if found is None:
-        raise UserError("SLURM_STEP_NODELIST", nodelist, "is no list of hosts", "set MASTER_ADDR to the first host")
+        raise UserError("SLURM_STEP_NODELIST", nodelist, "must be a list of hosts", "set MASTER_ADDR to the first host")
     prefix, number, suffix = found.groups(default="")
     return prefix + number + suffix
 
@@ -57,10 +57,11 @@ def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
     for part in text.split(","):
         found = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,6})\))?", part)
         if found is None:
-            raise UserError("SLURM_STEP_TASKS_PER_NODE", text, "is not as Slurm writes it", "start with `srun`")
+            raise UserError("SLURM_STEP_TASKS_PER_NODE", text, "must be as Slurm sets it", "start with `srun`")
         counts += [int(found[1])] * int(found[2] or 1)
     if node >= len(counts):
-        raise UserError("SLURM_NODEID", node, f"but the step has {len(counts)} nodes", "start with `srun`")
+        problem = f"must be less than {len(counts)}, the number of nodes of the step"
+        raise UserError("SLURM_NODEID", node, problem, "start with `srun`")
     return counts[node]
 
 
@@ -79,11 +80,11 @@ def _sees_own_device(environment: Mapping[str, str], local_size: int) -> bool:
 def _number(environment: Mapping[str, str], name: str) -> str:
     text = _text(environment, name)
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
-        raise UserError(name, text, "is no number", "start with `srun`")
+        raise UserError(name, text, "must be a whole number", "start with `srun`")
     return text
 
 
 def _text(environment: Mapping[str, str], name: str) -> str:
     if not environment.get(name):
-        raise UserError(name, None, "is not set though this is a step of Slurm", "start with `srun`")
+        raise UserError(name, None, "must be set in a step of Slurm", "start with `srun`")
     return environment[name]

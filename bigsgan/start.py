@@ -1,4 +1,4 @@
-"""Finds what a run begins from: its own newest intact checkpoint, another run's weights, or nothing."""
+"""Finds the start of a run: its newest intact checkpoint, another run's weights, or random weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Start(NamedTuple):
     """What a run begins from; with neither, at the beginning.
 
     Attributes:
-        found: Its own checkpoint, to go on from.
+        found: Its own checkpoint, to resume from.
         initial: Weights of another run, or imported ones.
     """
 
@@ -77,7 +77,7 @@ def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Col
 
 
 def _compare(plan: RunPlan, found: checkpoint.Checkpoint, allowed: Collection[str]) -> None:
-    """Refuse a recipe that means something else than the checkpoint's; tell what differs."""
+    """Refuse a recipe that differs in what the run has learnt from; log other differences."""
     saved, given = flat(parse_recipe(found.manifest["recipe"]).model_dump()), flat(plan.recipe.model_dump())
     for network, engine in plan.engines.items():  # the part of a DeepSpeed file that changes the numbers
         key = f"engines.{network}.precision"
@@ -85,4 +85,4 @@ def _compare(plan: RunPlan, found: checkpoint.Checkpoint, allowed: Collection[st
     lines = compare_recipes(saved, given, str(plan.recipe.out), allowed)
     lines = [line for line in lines if not line.startswith("out: ")]
     if lines:
-        _log.log(NOTICE, "going on with a recipe that differs:\n  %s", "\n  ".join(lines))
+        _log.log(NOTICE, "Resuming with changes to the recipe:\n  %s", "\n  ".join(lines))

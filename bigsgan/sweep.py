@@ -1,4 +1,4 @@
-"""A sweep file: for each task of a Slurm job array one line of overrides."""
+"""A sweep file: one line of overrides for each task of a Slurm job array."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 
 
 def read_sweep(path: Path) -> list[list[str]]:
@@ -22,17 +22,17 @@ def read_sweep(path: Path) -> list[list[str]]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, ValueError) as error:
-        raise UserError("--sweep", str(path), f"cannot be read ({error})", "give a text file") from None
+        raise UserError("--sweep", str(path), f"cannot be read: {reason(error, path)}", "give a text file") from None
     tasks = []
     for number, line in enumerate(lines, start=1):
         try:
             words = _split(line)
         except ValueError as error:
-            raise UserError("--sweep", f"{path}:{number}", f"cannot be split ({error})", "close the quotes") from None
+            raise UserError("--sweep", f"{path}:{number}", f"cannot be split: {error}", "close the quotes") from None
         if words:
             tasks.append(words)
     if not tasks:
-        raise UserError("--sweep", str(path), "holds no line of overrides", "write a line for each task")
+        raise UserError("--sweep", str(path), "has no line of overrides", "write a line for each task")
     return tasks
 
 
@@ -57,7 +57,7 @@ def own_overrides(path: Path, environment: Mapping[str, str]) -> list[str]:
     text = environment.get("SLURM_ARRAY_TASK_ID", "")
     remedy = f"submit with `sbatch --array 1-{len(tasks)}`"
     if not text:
-        raise UserError("--sweep", str(path), "is for the tasks of a job array, and this is none", remedy)
+        raise UserError("--sweep", None, "needs a task of a job array", remedy)
     if not text.isdecimal() or not 1 <= int(text) <= len(tasks):
-        raise UserError("--sweep", str(path), f"has {len(tasks)} lines of overrides, and none for task {text}", remedy)
+        raise UserError("--sweep", str(path), f"has {len(tasks)} lines of overrides, none for task {text}", remedy)
     return tasks[int(text) - 1]

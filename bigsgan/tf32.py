@@ -1,4 +1,4 @@
-"""TF32, in which newer CUDA devices may compute float32: products of numbers with ten bits, added up in float32."""
+"""TF32 on newer CUDA devices: float32 products with ten-bit mantissas, summed in float32."""
 
 from __future__ import annotations
 

@@ -31,18 +31,18 @@ from bigsgan.engines.compiling import seconds_compiling
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.phases import update_phases
 from bigsgan.errors import UserError
-from bigsgan.initial_weights import freeze_first_layers, load_imported_average, load_initial_weights
+from bigsgan.initial_weights import freeze_first_layers, load_imported_ema, load_initial_weights
 from bigsgan.kernels import choose_kernels
 from bigsgan.locking import hold
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.start import Start, find_start
-from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.loop import Run, training_loop
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
-from bigsgan.training.state import AverageState, Counters, EngineState
+from bigsgan.training.state import Counters, EMAState, EngineState
 from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
 from bigsgan.training.watchdog import Watchdog
 
@@ -103,7 +103,7 @@ def _alone_in(out: Path) -> Iterator[None]:
     """
     refused, release = None, None
     if comm.rank() == 0:
-        remedy = "wait for the end of that job, or end it; or give another `out`"
+        remedy = "wait until that job has ended, or end it, or give another `out`"
         try:
             release = hold(out / ".lock", "out", str(out), remedy)
         except UserError as error:
@@ -123,7 +123,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     found = start.found
     if found is not None and found.nimg >= recipe.total_nimg:
         if rank == 0:
-            print(f"{out} is complete at {found.nimg} images; raise total_nimg to go on")
+            print(f"{out} is complete at {found.nimg} images; raise total_nimg to continue")
         return None
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
@@ -156,13 +156,13 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
-    average = ShardedAverage(engines["generator"])
+    ema = ShardedEMA(engines["generator"])
     if start.initial is not None:
-        load_imported_average(recipe, start.initial, engines["generator"], average)
+        load_imported_ema(recipe, start.initial, engines["generator"], ema)
     statistics = Statistics(device)
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
     counters = _imported_counters(start, recipe)
-    entries = {**_entries(engines, average, counters), **extras.entries()}
+    entries = {**_entries(engines, ema, counters), **extras.entries()}
     if start.found is not None:
         _restore(start.found, entries, layout)
     slices = _slices(plan, rank)
@@ -174,7 +174,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     step = AdversarialStep(executor, update_phases(plan), recipe.objective, sources, statistics, extras)
     rank_log.detail = lambda: executor.doing
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
-    _say_where_from(reporter, start, counters.nimg)
+    _report_start(reporter, start, counters.nimg)
     checkpoints, sampling_batch = out / "checkpoints", slices["generator"]["generator"].num_samples
     return Run(
         recipe=recipe,
@@ -182,7 +182,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         reals=reals,
         source=source,
         step=step,
-        average=average,
+        ema=ema,
         grid=_build_grid(recipe, shown, reporter, counters.nimg),
         sampling_batch=sampling_batch,
         standing=standing,
@@ -237,18 +237,16 @@ def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, An
 
 
 def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
-    """Divisions of the checkpoint, for networks that still have as many stages: measured anew, they could differ."""
+    """Return the checkpoint's partitions of networks with unchanged stages: a new measurement could differ."""
     found = {} if start.found is None else start.found.divisions
     return {n: bounds for n, bounds in found.items() if len(bounds) - 1 == plan.placement(n).num_stages}
 
 
-def _entries(
-    engines: Mapping[str, Engine], average: ShardedAverage, counters: Counters
-) -> dict[str, checkpoint.StateEntry]:
+def _entries(engines: Mapping[str, Engine], ema: ShardedEMA, counters: Counters) -> dict[str, checkpoint.StateEntry]:
     """The state that every run has, by name."""
     return {
         **{network: EngineState(engine) for network, engine in engines.items()},
-        "average": AverageState(engines["generator"], average),
+        "average": EMAState(engines["generator"], ema),  # the name in checkpoints of all versions
         "counters": counters,
     }
 
@@ -256,12 +254,12 @@ def _entries(
 def _restore(found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any]) -> None:
     checkpoint.restore(found, entries, comm)
     if changes := checkpoint.differences(found.layout, layout):
-        _log.log(NOTICE, "going on in another layout:\n  %s", "\n  ".join(changes))
+        _log.log(NOTICE, "Resuming with another layout:\n  %s", "\n  ".join(changes))
 
 
-def _say_where_from(reporter: Reporter, start: Start, nimg: int) -> None:
+def _report_start(reporter: Reporter, start: Start, nimg: int) -> None:
     if start.found is not None:
-        reporter.message(f"going on from {start.found.path} ({nimg} images)")
+        reporter.message(f"Resuming from {start.found.path} ({nimg} images)")
     if start.initial is not None:
         reporter.message(f"beginning with the weights of {start.initial.checkpoint.path}")
 
@@ -273,7 +271,7 @@ def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg:
     if recipe.data.paired:  # one rank reads, as all have to show the same
         images = comm.from_rank_zero(images)
         if not len(images):
-            raise UserError("data.root", recipe.data.root, "holds no pair that can be read", "repair its images")
+            raise UserError("data.root", recipe.data.root, "contains no readable pairs", "repair its images")
         return pair_grid(recipe, images, comm.device())
     if len(images):
         reporter.images("samples/real", images, REAL_COLUMNS, nimg)
@@ -293,7 +291,7 @@ def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
 def _build_reals(
     plan: RunPlan, network: str, slices: dict[str, Slice], dataset: ImageDataset, draws: Draws, counters: Counters
 ) -> RealImages:
-    """Begin to read the data of a network's slice, on the ranks that its first stage lies on."""
+    """Start to read this rank's shard of the data, on the ranks of the network's first stage."""
     recipe, part = plan.recipe, slices[network]
     return RealImages(
         dataset,
@@ -333,7 +331,7 @@ def _stopped_by(requests: StopRequests) -> str:
 
 def _stopping_line(reason: str, nimg: int) -> str:
     where = f"at {nimg} images, which are saved" if nimg else "before the first update"
-    return f"stopped by {reason} {where}; the same command goes on"
+    return f"stopped by {reason} {where}; the same command resumes"
 
 
 def _closing_lines(out: Path, run: Run) -> str:
@@ -345,7 +343,7 @@ def _closing_lines(out: Path, run: Run) -> str:
             f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
             f"  TensorBoard  {out / 'tensorboard'}",
             f"look at it:    tensorboard --logdir {out.parent}",
-            f"go on:         {shipped.train_command()} --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
+            f"continue:      {shipped.train_command()} --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
         ]
     )
 

@@ -53,7 +53,7 @@ def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: 
     Args:
         run: Run directory.
         network: ``generator`` or ``discriminator``.
-        live: The weights being trained, instead of the generator's average.
+        live: Load the live weights instead of the generator's EMA.
         nimg: Which checkpoint; None for the newest.
         device: Where to.
 

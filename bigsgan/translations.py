@@ -40,14 +40,14 @@ class Translations:
 
         Args:
             trained: A generator of images from images.
-            directory: Holds them; directories in it are passed over.
+            directory: Directory of the images; its sub-directories are ignored.
             num: Take so many; None for all.
             seed: Of the dropout.
             device: Where the generator is.
             standing: Normalise as the recipe's ``sample_statistics`` say; else by batch norm's running statistics.
 
         Raises:
-            UserError: The directory cannot be read, or holds no image.
+            UserError: The directory cannot be read, or contains no images.
         """
         self._trained, self._device, self._draws = trained, device, Draws(seed)
         self._paths = _images(directory)[:num]
@@ -62,7 +62,7 @@ class Translations:
         names = [f"{path.stem}.png" for path in self._paths]
         name, times = Counter(names).most_common(1)[0]
         if times > 1:
-            problem = f"holds {times} images whose translations would be {name}"
+            problem = f"has {times} images whose translations would have the same name, {name}"
             raise UserError("--input", str(self._paths[0].parent), problem, "rename all but one")
         return names
 
@@ -92,7 +92,7 @@ class Translations:
         try:
             pixels = image_tensor(open_image(str(path)), str(path), data.resolution, data.input_channels)
         except CorruptImage as error:
-            raise UserError("--input", str(path), f"cannot be read ({error.reason})", "repair or remove it") from None
+            raise UserError("--input", str(path), f"cannot be read: {error.reason}", "repair or remove it") from None
         return pixels.float() / 127.5 - 1
 
 
@@ -100,9 +100,9 @@ def _images(directory: Path) -> list[Path]:
     try:
         paths = sorted(path for path in directory.iterdir() if is_image(path.name) and path.is_file())
     except OSError as error:
-        problem = f"cannot be listed ({error.strerror})"
+        problem = f"cannot be read: {error.strerror}"
         raise UserError("--input", str(directory), problem, "give a directory of images") from None
     if not paths:
         remedy = f"give a directory with files of {', '.join(IMAGE_EXTENSIONS)}"
-        raise UserError("--input", str(directory), "holds no image", remedy)
+        raise UserError("--input", str(directory), "contains no images", remedy)
     return paths

@@ -15,11 +15,11 @@ from bigsgan.config.sections import Checkpoints
 class Entry:
     """A state entry that is told what this rank writes, and remembers what it was given."""
 
-    def __init__(self, parts: list[checkpoint.Part], numbers: dict[str, float] | None = None) -> None:
+    def __init__(self, parts: list[checkpoint.StateShard], numbers: dict[str, float] | None = None) -> None:
         self._parts, self._numbers = parts, numbers or {}
         self.loaded: tuple[dict[str, Tensor], dict[str, float]] = ({}, {})
 
-    def parts(self) -> list[checkpoint.Part]:
+    def parts(self) -> list[checkpoint.StateShard]:
         return self._parts
 
     def numbers(self) -> dict[str, float]:
@@ -35,26 +35,28 @@ class Entry:
 
 def entry(tensors: dict[str, Tensor], numbers: dict[str, float] | None = None, kind: str = "master") -> Entry:
     """An entry of whole flat values on this rank."""
-    return Entry([checkpoint.Part(kind, name, 0, value) for name, value in tensors.items()], numbers)
+    return Entry([checkpoint.StateShard(kind, name, 0, value) for name, value in tensors.items()], numbers)
 
 
 def whole(network: nn.Module) -> Entry:
     """A network's state as an engine on one rank saves it."""
-    masters = [checkpoint.Part("master", n, 0, p.detach().flatten()) for n, p in network.named_parameters()]
-    return Entry(masters + [checkpoint.Part("buffer", n, 0, b.clone().flatten()) for n, b in network.named_buffers()])
+    masters = [checkpoint.StateShard("master", n, 0, p.detach().flatten()) for n, p in network.named_parameters()]
+    return Entry(
+        masters + [checkpoint.StateShard("buffer", n, 0, b.clone().flatten()) for n, b in network.named_buffers()]
+    )
 
 
 def save(
     directory: Path,
     nimg: int,
     entries: Any,
-    ranks: checkpoint.Ranks | None = None,
+    ranks: checkpoint.ObjectCollectives | None = None,
     *,
     recipe: Any = None,
     layout: Any = None,
     **section: Any,
 ) -> bool:
     """Save one tag; complete when this returns."""
-    saver = checkpoint.Saver(directory, ranks or checkpoint.OneRank(), Checkpoints(**section))
+    saver = checkpoint.Saver(directory, ranks or checkpoint.SingleProcess(), Checkpoints(**section))
     description = checkpoint.Description(recipe or {}, layout or {}, {})
     return saver.save(nimg, entries, description) and saver.finish()

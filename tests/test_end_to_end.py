@@ -92,12 +92,12 @@ def test_evaluate(run, capsys):
 @pytest.mark.parametrize(
     "more, message",
     [
-        (["--metrics", "fid"], "--metrics: 'fid' is no metric; write one of fid, cfid,"),
+        (["--metrics", "fid"], "--metrics: must be one of fid, cfid,"),
         (["--metrics", "ppl100"], "--metrics: 'ppl100' needs a generator with styles, and biggan has none"),
-        (["--features", "nothing"], "--features: 'nothing' is no feature network and no file"),
-        (["batch=3"], "argument: 'batch=3' changes more than where the data is read from"),
-        (["--truncation", "nan"], "--truncation: nan is no threshold for resampling"),
-        (["data.resolution=32"], "data.resolution: 32 differs from what the run's networks were made for"),
+        (["--features", "nothing"], "--features: must be a feature network or a file, got 'nothing'"),
+        (["batch=3"], "argument: must be a key that only changes where the data is read from, got 'batch=3'"),
+        (["--truncation", "nan"], "--truncation: must be at least 0.02, got nan"),
+        (["data.resolution=32"], "data.resolution: must be 16, as in the run, got 32"),
     ],
 )
 def test_wrong_questions(run, capsys, more, message):
@@ -148,7 +148,7 @@ def test_every_rank_keeps_a_log(run):
 def test_the_same_command_goes_on(run, tmp_path):
     directory, _ = run
     assert "is complete at 32 images; raise total_nimg" in train(directory, 32)
-    assert "going on from" in train(directory, 48)
+    assert "Resuming from" in train(directory, 48)
     train(tmp_path, 48)
     resumed, whole = (
         load_file(d / "run/checkpoints/000000000048/rank00000.safetensors") for d in (directory, tmp_path)

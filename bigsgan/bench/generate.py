@@ -73,7 +73,7 @@ def main(recipe: Recipe | None, options: Options) -> int:
         found = measured(network, recipe, options)
     facts = about()
     what = f"{recipe.generator.family} at {recipe.data.resolution}, " + (
-        "first weights" if options.run is None else f"average of {options.run}"
+        "random weights" if options.run is None else f"EMA of {options.run}"
     )
     if options.json:
         print(as_json({**facts, "generator": what, "cases": found}))

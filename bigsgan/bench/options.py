@@ -115,7 +115,7 @@ def bench_comm(options: argparse.Namespace) -> int:
         remedy = (
             "start with deepspeed or torchrun, such as torchrun --nproc_per_node 2 --no-python -- bigsgan bench comm"
         )
-        raise UserError("WORLD_SIZE", 1, "rank has nobody to talk to", remedy)
+        raise UserError("WORLD_SIZE", 1, "must be at least 2", remedy)
     if options.variants is None:
         plan = plan_run(recipe, num_ranks, path.resolve().parent)
         _check_stages(plan)
@@ -124,7 +124,7 @@ def bench_comm(options: argparse.Namespace) -> int:
         variants = chosen_variants(options.variants, recipe)
         for variant in variants:
             if variant.is_plain or "pipeline" in variant.name.split("+"):
-                raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "leave it out")
+                raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "remove it")
         planned = plan_variants(recipe, variants, num_ranks, path.resolve().parent)
     launched.check_launcher()
     with _logs_aside():
@@ -135,12 +135,12 @@ def bench_comm(options: argparse.Namespace) -> int:
 def bench_generate(options: argparse.Namespace) -> int:
     """Time a generator."""
     if launched.world_size() > 1:
-        raise UserError("WORLD_SIZE", launched.world_size(), "ranks, of which one alone has work", "start one process")
+        raise UserError("WORLD_SIZE", launched.world_size(), "must be 1", "start one process")
     run = None if options.run_directory is None else Path(options.run_directory)
     if run is not None and options.overrides:
-        raise UserError("argument", options.overrides[0], "is for recipes", "leave it out, or --run")
+        raise UserError("argument", options.overrides[0], "needs a recipe", "remove it, or --run")
     if run is not None and options.config is not None:
-        raise UserError("--config", options.config, "is not of the run, which has a recipe", "leave it out, or --run")
+        raise UserError("--config", None, "cannot be combined with --run, which has a recipe", "give only one of them")
     recipe = None
     if run is None:
         config = Path(options.config) if options.config else shipped.recipe(shipped.DEFAULT_RECIPE)
@@ -166,7 +166,8 @@ def _check_stages(plan: RunPlan) -> None:
         stages = plan.placement(network).num_stages
         if stages > 1:
             remedy = "set it to 1; a run of pipelines writes pipeline_trace.json itself"
-            raise UserError(f"engines.{network}.pipeline_stages", stages, "has phases that overlap", remedy)
+            problem = "must be 1 here, as phases of pipelines overlap"
+            raise UserError(f"engines.{network}.pipeline_stages", stages, problem, remedy)
 
 
 def _logs_aside() -> contextlib.AbstractContextManager[object]:
@@ -198,7 +199,7 @@ def _add_count(command: argparse.ArgumentParser, flag: str, default: int, text: 
 
 def _count(flag: str, word: str) -> int:
     if not word.isdecimal() or not 1 <= int(word) <= LARGEST_COUNT:
-        raise UserError(flag, word, "is no number of them", f"give 1 to {LARGEST_COUNT}")
+        raise UserError(flag, word, f"must be 1 to {LARGEST_COUNT}", "give a number in this range")
     return int(word)
 
 
@@ -211,5 +212,5 @@ def _names(flag: str, choices: Sequence[str], word: str) -> list[str]:
     names = word.split(",")
     for name in names:
         if name not in choices:
-            raise UserError(flag, name, "is none of the choices", f"choose from {', '.join(choices)}")
+            raise UserError(flag, name, f"must be one of {', '.join(choices)}", "choose one of these")
     return names

@@ -32,7 +32,7 @@ def label_phases(run: Run, entering: Entering) -> None:
     """Lay names around the parts of a run's updates, for good."""
     run.step.executor.around = lambda phase, task: entering(name_of(phase, task))
     _wrap(run.reals, "next_phase", DATA, entering)
-    _wrap(run.average, "update", AVERAGE, entering)
+    _wrap(run.ema, "update", AVERAGE, entering)
 
 
 def name_of(phase: Phase, task: Task) -> str:

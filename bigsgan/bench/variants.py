@@ -138,9 +138,9 @@ def chosen_variants(text: str, recipe: Recipe) -> list[Variant]:
         names = [name.strip() for name in word.split("+")]
         for name in names:
             if name not in VARIANTS:
-                raise UserError("--variants", name, "is no variant", f"choose from {', '.join(VARIANTS)}")
+                raise UserError("--variants", name, f"must be one of {', '.join(VARIANTS)}", "choose one of these")
         if frozenset(names) in found:
-            raise UserError("--variants", word.strip(), "stands there twice", "name each variant once")
+            raise UserError("--variants", word.strip(), "must be named once", "remove the second")
         parts = [VARIANTS[name] for name in names]
         found[frozenset(names)] = parts[0] if len(parts) == 1 else _combined(parts, recipe)
     return list(found.values())
@@ -152,16 +152,16 @@ def _combined(parts: Sequence[Variant], recipe: Recipe) -> Variant:
     values: dict[str, tuple[str, Any]] = {}
     for i, part in enumerate(parts):
         if part.is_plain:
-            problem = f"joins {part.name}, a loop without engines, to others"
-            raise UserError("--variants", name, problem, "join variants of engines alone")
+            problem = f"joins {part.name}, which has no engines, to others"
+            raise UserError("--variants", name, problem, "join only variants of engines")
         if part in parts[:i]:
-            raise UserError("--variants", name, f"joins {part.name} to itself", "name each part once")
+            raise UserError("--variants", name, f"must name {part.name} once", "name each part once")
         for keys, value in map(parse_override, part.overrides(recipe)):
             dotted = ".".join(keys)
             earlier, set_before = values.setdefault(dotted, (part.name, value))
             if set_before != value:
                 problem = f"sets {dotted} to {set_before} for {earlier} and to {value} for {part.name}"
-                raise UserError("--variants", name, problem, f"leave {earlier} or {part.name} out")
+                raise UserError("--variants", name, problem, f"remove {earlier} or {part.name}")
     layouts = [part.title for part in parts if not part.change]
     title = ", ".join([*(layouts or [_BASE]), *(part.change for part in parts if part.change)])
     return Variant(name, title, lambda recipe: list(dict.fromkeys(o for part in parts for o in part.overrides(recipe))))

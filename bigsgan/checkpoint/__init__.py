@@ -1,4 +1,4 @@
-"""Checkpoints: one directory, a tag, holds everything that a run must find again, complete or not at all.
+"""Checkpoints: one directory, a tag, contains the complete state of a run, or does not exist.
 
     checkpoints/000000016384/            named after the images seen
         rank00000.safetensors            what that rank wrote: stretches of named flat values
@@ -13,7 +13,15 @@ flattened float32 values, from element 4096 on; over all files, every element st
 any layout: each rank reads the stretches that its own shards need, whatever ranks and shards wrote them.
 """
 
-from bigsgan.checkpoint.entries import OneRank, Part, Ranks, SavedEntry, SavedValues, SharedState, StateEntry
+from bigsgan.checkpoint.entries import (
+    ObjectCollectives,
+    SavedEntry,
+    SavedValues,
+    SharedState,
+    SingleProcess,
+    StateEntry,
+    StateShard,
+)
 from bigsgan.checkpoint.reader import Reader, files_with, restore
 from bigsgan.checkpoint.saver import Description, Saver
 from bigsgan.checkpoint.tags import (
@@ -32,15 +40,15 @@ __all__ = [
     "IMPORTED",
     "Checkpoint",
     "Description",
-    "OneRank",
-    "Part",
-    "Ranks",
+    "ObjectCollectives",
     "Reader",
     "SavedEntry",
     "SavedValues",
     "Saver",
     "SharedState",
+    "SingleProcess",
     "StateEntry",
+    "StateShard",
     "damage",
     "differences",
     "files_with",

@@ -1,4 +1,4 @@
-"""Copies of a run's state in the host's memory, which are written while training goes on."""
+"""Copies of a run's state in host memory, which are written while training continues."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from bigsgan import memory
-from bigsgan.checkpoint.entries import Part, Ranks
+from bigsgan.checkpoint.entries import ObjectCollectives, StateShard
 from bigsgan.checkpoint.reader import tensor_name
 
 _MOST = 0.9
 """Of the free memory of a host: the rest is for loading processes and what else will be allocated."""
 
-Parts = dict[str, list[Part]]
+Parts = dict[str, list[StateShard]]
 """By entry."""
 
 
@@ -34,7 +34,7 @@ class Aside:
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
-    def refusal(self, parts: Parts, ranks: Ranks) -> str | None:
+    def refusal(self, parts: Parts, ranks: ObjectCollectives) -> str | None:
         """Say why the copies would not fit into the memory of some host. A collective.
 
         Returns:
@@ -64,7 +64,7 @@ class Aside:
             for entry, live in parts.items()
         }
 
-    def _new(self, parts: Parts) -> Iterator[tuple[str, Part]]:
+    def _new(self, parts: Parts) -> Iterator[tuple[str, StateShard]]:
         """Parts that no kept copy has room for, by the name that theirs will have."""
         for entry, live in parts.items():
             for part in live:

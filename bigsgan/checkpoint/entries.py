@@ -1,4 +1,4 @@
-"""What is saved: named entries, each of named flat values and numbers; and what saving asks of the ranks."""
+"""Protocols of checkpoints: entries of named flat values and numbers, and the collectives that saving needs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 
-class Part(NamedTuple):
-    """A stretch of one flat value, which this rank writes.
+class StateShard(NamedTuple):
+    """The shard of one flat value that this rank writes.
 
     Attributes:
-        kind: What of the value's owner it is: ``master`` for a parameter, ``exp_avg`` for its first moment, ``buffer``.
-        name: Of the owner, such as a parameter's.
-        offset: First element of the stretch in the flat value.
+        kind: ``master`` for a parameter, ``exp_avg`` for its first moment, ``buffer``, and so on.
+        name: Name of the parameter or buffer.
+        offset: First element of the shard in the flat value.
         values: Its elements, one-dimensional and live: not a copy.
-        everywhere: All ranks have it, the same; one of them writes it.
+        everywhere: Whether all ranks have the same values; then one of them writes.
     """
 
     kind: str
@@ -28,28 +28,28 @@ class Part(NamedTuple):
 
 
 class SavedEntry(Protocol):
-    """One named part of what a checkpoint holds."""
+    """One named entry of a checkpoint."""
 
-    def parts(self) -> list[Part]:
-        """What this rank writes. Over all ranks, every element of every value stands in one part."""
+    def parts(self) -> list[StateShard]:
+        """Return this rank's shards. Over all ranks, every element of every value is in exactly one shard."""
         ...
 
     def numbers(self) -> dict[str, float]:
-        """Numbers, the same on all ranks."""
+        """Return numbers, the same on all ranks."""
         ...
 
 
 class SavedValues(Protocol):
-    """An entry as it was saved, by whatever ranks."""
+    """An entry of a saved checkpoint, for any layout of the saving ranks."""
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """What ``SavedEntry.numbers`` gave."""
+        """The numbers that ``SavedEntry.numbers`` returned."""
         ...
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Kinds of all parts, of all ranks."""
+        """Kinds of all shards, of all ranks."""
         ...
 
     def read(self, kind: str, name: str, offset: int, out: Tensor) -> None:
@@ -61,15 +61,15 @@ class SavedValues(Protocol):
         ...
 
     def has(self, kind: str, name: str) -> bool:
-        """Whether any element of that value was saved."""
+        """Return whether any element of that value was saved."""
         ...
 
 
 class StateEntry(SavedEntry, Protocol):
-    """One named part of a run's state, which saves and loads itself; see training/state.py."""
+    """One named entry of a run's state, which can be saved and loaded; see training/state.py."""
 
     def load(self, saved: SavedValues) -> None:
-        """Restore what ``parts`` and ``numbers`` gave, on this rank's own layout."""
+        """Restore the values of ``parts`` and ``numbers``, in this rank's own layout."""
         ...
 
 
@@ -80,22 +80,22 @@ class SharedState(ABC):
     def state(self) -> dict[str, Tensor]:
         """The tensors by name, live and contiguous."""
 
-    def parts(self) -> list[Part]:
-        """All of them; one rank writes."""
-        return [Part("state", name, 0, tensor.view(-1), everywhere=True) for name, tensor in self.state().items()]
+    def parts(self) -> list[StateShard]:
+        """Return all of them; one rank writes."""
+        return [StateShard("state", name, 0, tensor.view(-1), everywhere=True) for name, tensor in self.state().items()]
 
     def numbers(self) -> dict[str, float]:
         """Return none."""
         return {}
 
     def load(self, saved: SavedValues) -> None:
-        """Restore all of them, in place."""
+        """Restore all of them in place."""
         for name, tensor in self.state().items():
             saved.read("state", name, 0, tensor.view(-1))
 
 
-class Ranks(Protocol):
-    """The collectives that saving and loading need; the module ``bigsgan.comm`` has them."""
+class ObjectCollectives(Protocol):
+    """The collectives on objects that saving and loading need; the module ``bigsgan.comm`` implements them."""
 
     def rank(self) -> int: ...  # noqa: D102
     def world_size(self) -> int: ...  # noqa: D102
@@ -107,7 +107,7 @@ class Ranks(Protocol):
     def gather_objects(self, value: Any) -> list[Any] | None: ...  # noqa: D102
 
 
-class OneRank:
+class SingleProcess:
     """The collectives of a single process, without a process group."""
 
     def rank(self) -> int:  # noqa: D102

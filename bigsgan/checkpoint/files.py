@@ -1,4 +1,4 @@
-"""Writes and checks the files of a tag piece by piece, so that it shows that they move, and where they stop."""
+"""Writes and checks the files of a tag in pieces, and reports the progress."""
 
 from __future__ import annotations
 

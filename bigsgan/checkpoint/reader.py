@@ -1,4 +1,4 @@
-"""Reads what was saved, on any layout: each rank the stretches that it asks for, from the files that hold them."""
+"""Reads a checkpoint in any layout: each rank reads the shards that it needs, from the files that have them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bigsgan.checkpoint.entries import Part, Ranks, StateEntry
+from bigsgan.checkpoint.entries import ObjectCollectives, StateEntry, StateShard
 from bigsgan.checkpoint.files import Moved, unnoticed
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
@@ -51,8 +51,8 @@ class Reader:
         """
         numbers = self.checkpoint.manifest["numbers"].get(name)
         if numbers is None:
-            problem = f"holds no {name}, which this run's recipe has"
-            raise UserError(str(self.checkpoint.path), None, problem, "go on with the recipe that saved it")
+            problem = f"has no {name}, which this run's recipe needs"
+            raise UserError(str(self.checkpoint.path), None, problem, "resume with the recipe that saved it")
         return EntryReader(self, name, numbers, frozenset(self.checkpoint.manifest["kinds"].get(name, ())))
 
     def fill(self, value: str, offset: int, out: Tensor) -> None:
@@ -70,7 +70,7 @@ class Reader:
             if missing <= 0:
                 return
         if missing:
-            problem = f"lacks {missing} elements of {value}, which this run's recipe has"
+            problem = f"lacks {missing} elements of {value}, which this run's recipe needs"
             raise UserError(str(self.checkpoint.path), None, problem, "use another checkpoint")
 
     def check_size(self, value: str, numel: int) -> None:
@@ -79,7 +79,7 @@ class Reader:
             pass
         saved = max((stretch.offset + stretch.numel for stretch in self._stretches.get(value, [])), default=0)
         if saved > numel:
-            problem = f"holds {saved} elements of {value}, which has {numel} in this run's recipe"
+            problem = f"must have {numel} elements of {value} with this run's recipe, got {saved}"
             raise UserError(str(self.checkpoint.path), None, problem, "use another checkpoint")
 
     def has(self, value: str) -> bool:
@@ -120,7 +120,7 @@ class Reader:
         try:
             yield
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            problem = f"is damaged ({what}: {type(error).__name__}: {error})"
+            problem = f"is damaged: {what}: {type(error).__name__}: {error}"
             remedy = "remove that directory to use an older checkpoint"
             raise UserError(str(self.checkpoint.path), None, problem, remedy) from error
 
@@ -173,7 +173,9 @@ def files_with(checkpoint: Checkpoint, entry: str) -> list[str]:
     return found
 
 
-def restore(checkpoint: Checkpoint, entries: Mapping[str, StateEntry], ranks: Ranks, moved: Moved = unnoticed) -> None:
+def restore(
+    checkpoint: Checkpoint, entries: Mapping[str, StateEntry], ranks: ObjectCollectives, moved: Moved = unnoticed
+) -> None:
     """Have each entry of a run's state load what this rank's layout needs of it.
 
     Raises:
@@ -189,6 +191,6 @@ def value_name(entry: str, kind: str, name: str) -> str:
     return f"{entry}/{kind}/{name}"
 
 
-def tensor_name(entry: str, part: Part) -> str:
+def tensor_name(entry: str, part: StateShard) -> str:
     """Name of a stretch among a file's tensors."""
     return f"{value_name(entry, part.kind, part.name)}@{part.offset}"

@@ -1,4 +1,4 @@
-"""Saves tags: state is copied aside, and written while training goes on."""
+"""Saves checkpoints: copies the state, and writes it while training continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from bigsgan.atomic import fsync, write_text
 from bigsgan.checkpoint.aside import Aside
-from bigsgan.checkpoint.entries import Part, Ranks, SavedEntry
+from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, StateShard
 from bigsgan.checkpoint.files import Moved, first_not_finite, unnoticed, write_tensors
 from bigsgan.checkpoint.reader import tensor_name
 from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, other_format, prune, sealed
@@ -59,7 +59,9 @@ class Saver:
         write_seconds: How long this rank's part of it took to write, in the background or not.
     """
 
-    def __init__(self, directory: Path, ranks: Ranks, section: Checkpoints, moved: Moved = unnoticed) -> None:
+    def __init__(
+        self, directory: Path, ranks: ObjectCollectives, section: Checkpoints, moved: Moved = unnoticed
+    ) -> None:
         """Begin without a save.
 
         Args:
@@ -89,7 +91,7 @@ class Saver:
         if ready:
             numbers = {name: entry.numbers() for name, entry in entries.items()}
             if self._aside is not None and (problem := self._aside.refusal(parts, self._ranks)):
-                _log.warning("checkpoints are written in the foreground from now on, as %s", problem)
+                _log.warning("checkpoints are written in the foreground from now on: %s", problem)
                 self._aside = None
             if self._aside is not None:
                 parts = self._aside.copied(parts)
@@ -118,12 +120,12 @@ class Saver:
         return done
 
     def close(self) -> None:
-        """Let a save under way end, where the run ends by an error: for a while, and without the other ranks."""
+        """Wait for a save in progress after an error: for a limited time, and without the other ranks."""
         if self._job is not None:
             self._job.linger()
 
     def _together(self, job: _Job, phase: Callable[[], None]) -> bool:
-        """Do one thing on all ranks; where it fails on any of them, give the save up on all."""
+        """Run a phase on all ranks; if it fails on any rank, abandon the save on all."""
         problem = None
         try:
             phase()
@@ -139,7 +141,7 @@ class Saver:
         self._ranks.barrier()
         return False
 
-    def _own_parts(self, entries: Mapping[str, SavedEntry]) -> dict[str, list[Part]]:
+    def _own_parts(self, entries: Mapping[str, SavedEntry]) -> dict[str, list[StateShard]]:
         first = self._ranks.rank() == 0
         return {name: [p for p in entry.parts() if first or not p.everywhere] for name, entry in entries.items()}
 
@@ -161,7 +163,9 @@ class _Job:
         write_seconds: Time that this rank's file took.
     """
 
-    def __init__(self, directory: Path, nimg: int, ranks: Ranks, section: Checkpoints, moved: Moved) -> None:
+    def __init__(
+        self, directory: Path, nimg: int, ranks: ObjectCollectives, section: Checkpoints, moved: Moved
+    ) -> None:
         self.nimg, self.write_seconds = nimg, 0.0
         self._directory, self._tag = directory, f"{nimg:012d}"
         self._partial = directory / f"{self._tag}{PARTIAL}"
@@ -171,20 +175,20 @@ class _Job:
         self._cancelled = threading.Event()
         self._bytes = 0
 
-    def begin(self, parts: dict[str, list[Part]]) -> None:
-        """Make room for the tag, and see that all ranks can write there. A collective."""
+    def begin(self, parts: dict[str, list[StateShard]]) -> None:
+        """Make the tag's directory, and check that all ranks can write to it. A collective."""
         made = _attempt(self._clear) if self._ranks.rank() == 0 else None
         if problem := self._ranks.from_rank_zero(made):
-            raise UserError(str(self._directory), None, f"cannot be written ({problem})", "give another `out`")
+            raise UserError(str(self._directory), None, f"cannot be written: {problem}", "give another `out`")
         shared = os.path.isdir(self._partial)
         self._bytes = sum(part.values.numel() * part.values.element_size() for own in parts.values() for part in own)
         needed = self._ranks.total(self._bytes)
         if not shared:
             remedy = "give an `out` on a file system that all hosts share"
-            raise UserError(str(self._directory), None, "is not the same directory on all ranks", remedy)
+            raise UserError(str(self._directory), None, "must be the same directory on all ranks", remedy)
         free = shutil.disk_usage(self._partial).free
         if free < needed * 1.05:
-            problem = f"has {size(free)} free and the ranks write {size(needed)}"
+            problem = f"must have {size(needed)} free for the ranks to write, got {size(free)}"
             raise UserError(str(self._partial), None, problem, "free some space, or lower checkpoints.keep")
 
     def _clear(self) -> None:
@@ -193,7 +197,7 @@ class _Job:
                 shutil.rmtree(left, ignore_errors=True)
         self._partial.mkdir(parents=True)
 
-    def start(self, parts: dict[str, list[Part]], manifest: dict[str, Any]) -> None:
+    def start(self, parts: dict[str, list[StateShard]], manifest: dict[str, Any]) -> None:
         """Write this rank's file in a thread, and on rank 0 complete the tag in another, once all ranks have."""
         self._writer = _Task(lambda: self._write(parts))
         if self._ranks.rank() == 0:
@@ -232,11 +236,11 @@ class _Job:
         """What this rank did."""
         return f"{self._bytes / 2**20:.1f} MiB of this rank written in {self.write_seconds:.2f} s"
 
-    def _write(self, parts: dict[str, list[Part]]) -> None:
+    def _write(self, parts: dict[str, list[StateShard]]) -> None:
         start = time.perf_counter()
         tensors = {tensor_name(entry, part): part.values for entry, own in parts.items() for part in own}
         if name := first_not_finite(tensors):
-            problem = "holds numbers that are not finite: the weights are lost, and older checkpoints stay"
+            problem = "has non-finite values: the weights are lost, older checkpoints stay"
             raise UserError(name, None, problem, "lower the learning rates, or raise precision")
         path = self._partial / f"rank{self._ranks.rank():05d}.safetensors"
         sha256 = write_tensors(path, tensors, {"format": str(FORMAT)}, self._moved)
@@ -264,9 +268,9 @@ class _Job:
         fsync(self._partial)
         final = self._directory / self._tag
         if (number := other_format(final)) is not None:
-            problem = f"was saved in format {number} by another version, and stays as it is"
+            problem = f"has format {number} of another version, and is not overwritten"
             raise UserError(str(final), None, problem, "finish the run with that version, or start a new `out`")
-        if final.exists():  # damaged, as a run that goes on from an older tag meets it: its own cannot come twice
+        if final.exists():  # damaged: a run that resumed from an older tag reaches it again
             os.replace(final, self._directory / f"{self._tag}.damaged{PARTIAL}")
         os.replace(self._partial, final)
         fsync(self._directory)
@@ -274,7 +278,7 @@ class _Job:
             write_text(self._directory / "latest", self._tag + "\n")
             prune(self._directory, self._section, self.nimg)
         except OSError as error:
-            _log.warning("checkpoint at %d images was saved, but older ones stay: %s", self.nimg, error)
+            _log.warning("checkpoint at %d images was saved, but older ones were not removed: %s", self.nimg, error)
 
     def _receipts(self) -> dict[str, _Receipt] | None:
         """Receipts of all ranks, by file, as soon as all are there; None once the save is given up."""

@@ -1,4 +1,4 @@
-"""Tags on disk: which are complete, which are intact, and which may be removed."""
+"""Checkpoint tags on disk: finds, verifies and removes them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bigsgan.checkpoint.entries import OneRank, Ranks
+from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess
 from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.paths import check_regular, read_text
 
 FORMAT = 2
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
-"""Ending of a directory that is being written."""
+"""Suffix of a directory that is being written."""
 
 IMPORTED = "imported"
 """Key of a manifest's layout that names the source of imported weights."""
 
 _NAME = re.compile("[0-9]+")
 _DIVISION = ".division"
-"""Ending of the keys of a manifest's layout that give the bounds of stages."""
+"""Suffix of the keys of a manifest's layout that give the bounds of stages."""
 
 _HASHING_THREADS = 8
 _MOST_MANIFEST_BYTES = 1 << 26
@@ -60,22 +60,22 @@ class Checkpoint:
 
     @property
     def layout(self) -> dict[str, Any]:
-        """How the networks lay on the ranks that saved it."""
+        """Layout of the networks over the ranks that saved it."""
         return dict(self.manifest["layout"])
 
     @property
     def entries(self) -> set[str]:
-        """Names of what it holds."""
+        """Names of its entries."""
         return set(self.manifest["numbers"])
 
     @property
     def is_imported(self) -> bool:
-        """Whether it holds imported weights, from which a run begins, and not a run's state."""
+        """Whether it has imported weights, from which a run starts, instead of a run's state."""
         return IMPORTED in self.layout
 
     @property
     def divisions(self) -> dict[str, list[int]]:
-        """Bounds of the stages that networks were divided into, by network."""
+        """Bounds of each network's pipeline stages, by network."""
         return {
             key.removesuffix(_DIVISION): bounds
             for key, bounds in self.layout.items()
@@ -84,28 +84,27 @@ class Checkpoint:
 
 
 def newest(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | None:
-    """Return the newest complete checkpoint of a run, or None where nothing was saved.
+    """Return the newest complete checkpoint of a run, or None if it has not saved any.
 
     Args:
         directory: ``checkpoints`` of the run.
-        passed_over: Tags that are damaged inside; see ``damage``.
+        passed_over: Damaged tags to skip; see ``damage``.
 
     Raises:
-        UserError: There are checkpoints, and all of them are damaged, or a newer one is of another version.
+        UserError: All checkpoints are damaged, or the newest has the format of another version.
     """
     found = newest_or_none(directory, passed_over)
     if found is not None and (path := _newer_of_another_version(directory, found)):
         raise UserError(str(path), None, *(_of_other_versions([path]) or ("", "")))
     if found is None and (found_tags := _tags(directory)):
-        remedy = "put an undamaged copy back, or remove that directory to start anew"
-        raise UserError(
-            str(directory), None, *(_of_other_versions(found_tags) or ("holds damaged checkpoints only", remedy))
-        )
+        remedy = "restore an intact copy, or remove that directory to start a new run"
+        answer = "contains only damaged checkpoints", remedy
+        raise UserError(str(directory), None, *(_of_other_versions(found_tags) or answer))
     return found
 
 
 def newest_or_none(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | None:
-    """Return the newest complete checkpoint that is none of ``passed_over``, or None."""
+    """Return the newest complete checkpoint that is not in ``passed_over``, or None."""
     return next((c for c in complete(directory) if c.path not in passed_over), None)
 
 
@@ -120,27 +119,26 @@ def find(
     Args:
         run: Run directory.
         nimg: Images seen; None for the newest.
-        passed_over: Tags that are damaged inside; see ``damage``.
-        fields: Where the user wrote the run directory and the images seen, for messages.
+        passed_over: Damaged tags to skip; see ``damage``.
+        fields: The options or keys that gave the run directory and the images seen, for messages.
 
     Raises:
-        UserError: There is none, or the newest one is of another version.
+        UserError: There is none, or the newest one has the format of another version.
     """
     run_field, nimg_field = fields
     directory = run / "checkpoints"
     found = list(complete(directory))
     if not found:
-        answer = "holds no complete checkpoint", "give the `out` directory of a run that has saved"
+        answer = "has no complete checkpoint", "give the `out` directory of a run that has saved one"
         raise UserError(run_field, str(run), *(_of_other_versions(_tags(directory)) or answer))
     left = [checkpoint for checkpoint in found if checkpoint.path not in passed_over]
     if not left:
-        remedy = "put an undamaged copy back"
-        raise UserError(run_field, str(run), "holds no checkpoint that is not damaged", remedy)
+        raise UserError(run_field, str(run), "contains only damaged checkpoints", "restore an intact copy")
     if nimg is None:
         if path := _newer_of_another_version(directory, left[0]):
             problem, _ = _of_other_versions([path]) or ("", "")
             remedy = f"use that version, or give {nimg_field} to choose from {', '.join(str(c.nimg) for c in left)}"
-            raise UserError(run_field, str(run), f"holds the checkpoint {path.name}, which {problem}", remedy)
+            raise UserError(run_field, str(run), f"has the checkpoint {path.name}, which {problem}", remedy)
         return left[0]
     for checkpoint in left:
         if checkpoint.nimg == nimg:
@@ -149,13 +147,14 @@ def find(
     if other := _of_other_versions([path for path in _tags(directory) if int(path.name) == nimg]):
         raise UserError(nimg_field, nimg, other[0], f"use that version, or choose from {known}")
     is_damaged = len(left) < len(found) and any(c.nimg == nimg for c in found)
-    raise UserError(nimg_field, nimg, "is damaged" if is_damaged else "is no saved checkpoint", f"choose from {known}")
+    detail = "that checkpoint is damaged" if is_damaged else ""
+    raise UserError(nimg_field, nimg, "must be a saved checkpoint", f"choose from {known}", detail)
 
 
 def find_intact(
     run: Path, nimg: int | None = None, needed: Callable[[Checkpoint], Collection[str]] | None = None
 ) -> Checkpoint:
-    """Like ``find``, after this process has read what is needed; a newest one damaged there is passed over.
+    """Like ``find``, but verify the needed files in this process, and skip damaged checkpoints.
 
     Args:
         run: Run directory.
@@ -167,7 +166,7 @@ def find_intact(
     """
 
     def look(found: Checkpoint) -> str | None:
-        return damage(found, OneRank(), None if needed is None else needed(found))
+        return damage(found, SingleProcess(), None if needed is None else needed(found))
 
     return first_intact(lambda passed_over: find(run, nimg, passed_over), lambda found: found, look)
 
@@ -177,12 +176,12 @@ def first_intact(
     checkpoint_of: Callable[[Choice], Checkpoint | None],
     look: Callable[[Checkpoint], str | None],
 ) -> Choice:
-    """Choose until the chosen checkpoint is intact; a damaged one is passed over, with a warning.
+    """Choose until the chosen checkpoint is intact; skip damaged ones with a warning.
 
     Args:
-        choose: Called with the tags passed over so far; has to choose the same on all ranks.
-        checkpoint_of: Of what was chosen; None where there is none to look at.
-        look: Says what is wrong with one, the same on all ranks, or None; see ``damage``.
+        choose: Called with the tags skipped so far; must choose the same on all ranks.
+        checkpoint_of: Returns the checkpoint of a choice; None if there is none to verify.
+        look: Describes the damage, the same on all ranks, or returns None; see ``damage``.
     """
     passed_over: list[Path] = []
     while True:
@@ -190,14 +189,14 @@ def first_intact(
         found = checkpoint_of(choice)
         if found is None or (problem := look(found)) is None:
             return choice
-        _log.warning("passing over %s, in which %s", found.path, problem)
+        _log.warning("skipping %s: %s", found.path, problem)
         passed_over.append(found.path)
 
 
 def damage(
-    checkpoint: Checkpoint, ranks: Ranks, names: Collection[str] | None = None, moved: Moved = unnoticed
+    checkpoint: Checkpoint, ranks: ObjectCollectives, names: Collection[str] | None = None, moved: Moved = unnoticed
 ) -> str | None:
-    """Compare every byte with the manifest's checksums; the ranks share the files. A collective.
+    """Compare every byte with the manifest's checksums; the ranks share the work. A collective.
 
     Args:
         checkpoint: To look at.
@@ -206,7 +205,7 @@ def damage(
         moved: Told of what is read.
 
     Returns:
-        What is wrong, the same on all ranks, or None.
+        A description of the damage, the same on all ranks, or None.
     """
     own = sorted(checkpoint.manifest["files"] if names is None else names)[ranks.rank() :: ranks.world_size()]
     with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib and the disk let others work meanwhile
@@ -220,8 +219,8 @@ def _damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:
     try:
         same = checksum(checkpoint.path / name, moved) == checkpoint.manifest["files"][name]["sha256"]
     except OSError as error:
-        return f"{name} cannot be read ({error})"
-    return None if same else f"{name} does not have the checksum that the manifest gives"
+        return f"{name} cannot be read: {reason(error)}"
+    return None if same else f"the checksum of {name} differs from the manifest's"
 
 
 def prune(directory: Path, section: Checkpoints, newest_nimg: int) -> None:
@@ -230,7 +229,7 @@ def prune(directory: Path, section: Checkpoints, newest_nimg: int) -> None:
     Args:
         directory: Of the checkpoints.
         section: Of the recipe.
-        newest_nimg: Of the one that was just saved. What is newer is damaged, or the run had gone on from it; it stays.
+        newest_nimg: Of the one that was just saved. Newer ones are damaged, or belong to an earlier attempt; they stay.
     """
     found = [checkpoint for checkpoint in complete(directory) if checkpoint.nimg <= newest_nimg]
     kept = {c.path for c in found[: section.keep]}
@@ -240,13 +239,13 @@ def prune(directory: Path, section: Checkpoints, newest_nimg: int) -> None:
         kept.add(best.path)
     for old in found:
         if old.path not in kept:
-            going = old.path.with_name(f"{old.path.name}.old{PARTIAL}")  # or a killed removal would leave half a tag
+            going = old.path.with_name(f"{old.path.name}.old{PARTIAL}")  # so that a kill does not leave half a tag
             os.replace(old.path, going)
             shutil.rmtree(going, ignore_errors=True)
 
 
 def _milestones(found: list[Checkpoint], every: int) -> Iterator[Path]:
-    """First tag at or after each multiple of ``every`` images."""
+    """Yield the first tag at or after each multiple of ``every`` images."""
     reached = 0
     for checkpoint in reversed(found):
         if checkpoint.nimg // every > reached:
@@ -266,12 +265,12 @@ def _best(found: list[Checkpoint], metric: str, highest: bool) -> Checkpoint | N
 
 
 def complete(directory: Path) -> Iterator[Checkpoint]:
-    """Complete checkpoints, newest first; what is not complete is passed over and logged."""
+    """Yield complete checkpoints, newest first; skip and log incomplete ones."""
     for path in _tags(directory):
         try:
             manifest = _read_manifest(path)
             if manifest["format"] != FORMAT:
-                text = "passing over %s, saved in format %s by another version: this one reads format %d"
+                text = "skipping %s: it has format %s of another version, this version reads format %d"
                 _log.warning(text, path, manifest["format"], FORMAT)
                 continue
             for name in manifest["files"]:
@@ -282,10 +281,10 @@ def complete(directory: Path) -> Iterator[Checkpoint]:
             fits &= sealed(manifest)["sha256"] == manifest["sha256"]
             is_complete = fits and _is_well_formed(manifest)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            _log.warning("passing over %s, which is not complete (%s)", path, error)
+            _log.warning("skipping %s: it is not complete: %s", path, error)
             continue
         if not is_complete:
-            _log.warning("passing over %s, whose files are not those that its manifest describes", path)
+            _log.warning("skipping %s: its files differ from its manifest", path)
             continue
         yield Checkpoint(path, manifest)
 
@@ -295,7 +294,7 @@ def _read_manifest(path: Path) -> Any:
 
 
 def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
-    """Whether a manifest's values are of the types that the rest of the program takes for granted."""
+    """Return whether a manifest's values have the types that the rest of the program expects."""
     if not all(type(manifest.get(key)) is kind for key, kind in _MANIFEST_TYPES.items()):
         return False
     divisions = [bounds for key, bounds in manifest["layout"].items() if key.endswith(_DIVISION)]
@@ -309,27 +308,27 @@ def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
 
 
 def _of_other_versions(paths: list[Path]) -> tuple[str, str] | None:
-    """Problem and remedy where none of some tags can be read, and another version of bigsgan can read some of them."""
+    """Return problem and remedy if another version of bigsgan can read some of the tags; otherwise None."""
     found = [other_format(path) for path in paths]
     others = {number for number in found if number is not None}
     if not others:
         return None
     version = "an older" if max(others) < FORMAT else "a newer" if min(others) > FORMAT else "another"
     version += " version"
-    saved = f"saved in format {' and '.join(map(str, sorted(others)))} by {version}, and this one reads {FORMAT}"
+    format_ = f"format {' and '.join(map(str, sorted(others)))} of {version}, this version reads format {FORMAT}"
     if others.issuperset(found):
-        return f"was {saved}", "finish the run with that version, or start a new `out`"
-    problem = f"holds damaged checkpoints, and others {saved}"
-    return problem, "put an undamaged copy back, finish the run with that version, or start a new `out`"
+        return f"has {format_}", "finish the run with that version, or start a new `out`"
+    problem = f"contains damaged checkpoints, and others with {format_}"
+    return problem, "restore an intact copy, finish the run with that version, or start a new `out`"
 
 
 def _newer_of_another_version(directory: Path, found: Checkpoint) -> Path | None:
-    """The newest tag that another version saved after ``found``."""
+    """Return the newest tag that another version saved after ``found``."""
     return next((p for p in _tags(directory) if int(p.name) > found.nimg and other_format(p) is not None), None)
 
 
 def other_format(path: Path) -> int | None:
-    """Format of a tag that another version of bigsgan saved; None where it is this version's or cannot be told."""
+    """Return the format of a tag of another version of bigsgan; None if it is this version's or unreadable."""
     try:
         number = _read_manifest(path)["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -338,13 +337,13 @@ def other_format(path: Path) -> int | None:
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with the checksum of its own content."""
+    """Return the manifest with the checksum of its own content."""
     content = {key: value for key, value in manifest.items() if key != "sha256"}
     return {**content, "sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """One line for each key of a layout that differs."""
+    """Return one line for each key of a layout that differs."""
     return [
         f"{key}: {saved.get(key)!r} -> {given.get(key)!r}"
         for key in sorted(saved.keys() | given.keys())
@@ -353,10 +352,11 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
 
 
 def _tags(directory: Path) -> list[Path]:
-    """Directories of finished saves, newest first."""
+    """Return the directories of finished saves, newest first."""
     try:
         return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(str(directory), None, f"cannot be read ({error})", "give another `out`") from None
+        problem = f"cannot be read: {reason(error, directory)}"
+        raise UserError(str(directory), None, problem, "give another `out`") from None

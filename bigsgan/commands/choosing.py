@@ -1,4 +1,4 @@
-"""The command line: which command, and its options."""
+"""The command line: selects the command and parses its options."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, rest = _parser().parse_known_args(arguments)
     for word in rest:
         if word.startswith("-"):
-            raise UserError(
-                word.partition("=")[0], None, f"is no option of `{options.command}`", f"see `{options.command} --help`"
-            )
+            problem = f"unknown option of `{options.command}`"
+            raise UserError(word.partition("=")[0], None, problem, f"see `{options.command} --help`")
         if "overrides" not in options:
             raise UserError(
-                "argument", word, f"is not expected by `{options.command}`", f"see `{options.command} --help`"
+                "argument", word, f"is not an argument of `{options.command}`", f"see `{options.command} --help`"
             )
     if "overrides" in options:
         options.overrides += rest
@@ -44,7 +43,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (train, submit, plan, sample, evaluate, export, import_):
         command.add(commands)
-    text = "measure what a recipe costs, and where the time and the messages of an update go"
+    text = "measure the time, memory and communication of a recipe"
     bench.add_commands(commands.add_parser("bench", help=text), add_recipe)
     data.add(commands)
     return parser

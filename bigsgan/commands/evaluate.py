@@ -18,17 +18,17 @@ from bigsgan.slurm import launcher_variables
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
-    command = commands.add_parser("evaluate", help="measure the quality of a run's samples: FID and the like")
+    command = commands.add_parser("evaluate", help="measure the quality of a run's samples: FID and other metrics")
     add_run(command)
     text = f"names and numbers of images, such as fid50k,kid50k,is50k,pr50k; of {', '.join(METRIC_KINDS)}"
     command.add_argument("--metrics", default="fid10k", help=f"{text} (default fid10k)")
     text = "inception, digits, torchvision:NAME or a TorchScript file (default: digits for the digits, else inception)"
     command.add_argument("--features", default="auto", help=text)
     command.add_argument("--weights", help="file of the weights of inception or torchvision:NAME")
-    text = "how images get to inception's size (default tensorflow)"
+    text = "how images are resized for inception (default tensorflow)"
     command.add_argument("--resizer", choices=["tensorflow", "antialiased"], default="tensorflow", help=text)
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
-    command.add_argument("--live", action="store_true", help="the live generator instead of its average")
+    command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
     add_sampling(command)
     command.add_argument("--json", action="store_true", help="print the records as JSON")
     command.add_argument("overrides", nargs="*", metavar="data.key=value", help="where the real images are now")

@@ -16,9 +16,9 @@ def add(commands: Commands) -> None:
     command.add_argument("--out", required=True, help="safetensors file")
     command.add_argument("--network", choices=["generator", "discriminator"], default="generator")
     which = command.add_mutually_exclusive_group()
-    which.add_argument("--ema", dest="live", action="store_false", help="the generator's average (default)")
+    which.add_argument("--ema", dest="live", action="store_false", help="the generator's EMA (default)")
     which.add_argument("--live", action="store_true", help="the live weights")
-    text = "the generator with the statistics that `bigsgan sample` uses (default), or as training left it"
+    text = "the generator with standing statistics, as `bigsgan sample` (default), or with running ones"
     command.add_argument("--standing", action=argparse.BooleanOptionalAction, help=text)
     add_sampling(command)
     command.set_defaults(run=run, live=None)

@@ -1,4 +1,4 @@
-"""What the commands' parsers share: messages in our own form, and the options that several commands take."""
+"""Shared by the commands' parsers: the form of error messages, and common options."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Parser(argparse.ArgumentParser):
         """Turn argparse's text into field, value, problem and remedy."""
         remedy = f"see `{self.prog} --help`"
         if message.startswith("the following arguments are required: "):
-            raise UserError(message.partition(": ")[2], None, "is missing", remedy)
+            raise UserError(message.partition(": ")[2], None, "must be given", remedy)
         choice = re.fullmatch(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
         if choice:
-            raise UserError(choice[1], choice[2], "is none of the choices", f"choose from {choice[3]}")
+            raise UserError(choice[1], choice[2], f"must be one of {choice[3]}", "choose one of these")
         named = re.fullmatch(r"argument (\S+): (.*)", message)
         raise UserError(named[1] if named else self.prog, None, named[2] if named else message, remedy)
 
@@ -47,7 +47,7 @@ def expand_paths(options: argparse.Namespace) -> None:
     """Put home directories in the place of ``~`` in all options that are paths.
 
     Raises:
-        UserError: There is no such user.
+        UserError: The user does not exist.
     """
     for name, shown in _PATHS.items():
         word = getattr(options, name, None)
@@ -60,13 +60,13 @@ def expand_paths(options: argparse.Namespace) -> None:
 
 def add_recipe(command: argparse.ArgumentParser) -> None:
     """Options that choose a recipe."""
-    text = "recipe: a YAML file, or the name of one that ships (default: digits)"
+    text = "recipe: a YAML file, or the name of a built-in one (default: digits)"
     command.add_argument("--config", default=shipped.DEFAULT_RECIPE, type=recipe_path, help=text)
     command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
 
 
 def recipe_path(word: str) -> str:
-    """A recipe's path; the name of one that ships, where there is no such file."""
+    """Return a recipe's path, from a path or the name of a built-in recipe."""
     name = word.removesuffix(".yaml")
     return str(shipped.recipe(name)) if name in shipped.recipe_names() and not os.path.exists(word) else word
 
@@ -103,6 +103,6 @@ def add_number(
             return kind(word)
         except ValueError:
             what = "an integer" if kind is int else "a number"
-            raise UserError(flag, word, f"is not {what}", f"write {what} such as {default or 1}") from None
+            raise UserError(flag, word, f"must be {what}", f"write {what} such as {default or 1}") from None
 
     command.add_argument(flag, type=convert, default=default, required=required, help=text)

@@ -1,4 +1,4 @@
-"""`bigsgan plan`: what a recipe costs, how it would be divided, which layouts fit."""
+"""`bigsgan plan`: the cost of a recipe, its partition into stages, and the layouts that fit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MOST_GIB, _MOST_GPUS = 2**40, 2**20
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser(
-        "plan", help="show what a recipe costs: operations, stages, or the memory of its layouts, without training"
+        "plan", help="show the cost of a recipe: operations, stages, or the memory of its layouts, without training"
     )
     add_recipe(command)
-    command.add_argument("--pipeline", action="store_true", help="the division into pipeline stages, and the bubble")
+    command.add_argument("--pipeline", action="store_true", help="the partition into pipeline stages, and the bubble")
     add_number(command, "--gpus", int, None, "number of ranks (default: the least that the stages need)")
     add_number(
         command, "--gpu-memory", float, None, "GiB of each GPU: show the memory of all layouts, and which to take"
@@ -41,16 +41,14 @@ def run(options: argparse.Namespace) -> int:
     least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
     gpus = least if options.gpus is None else options.gpus
     if not 1 <= gpus <= _MOST_GPUS:
-        raise UserError("--gpus", gpus, "is no number of ranks", f"give 1 to {_MOST_GPUS}")
+        raise UserError("--gpus", gpus, f"must be 1 to {_MOST_GPUS}", "give a number in this range")
     if options.gpu_memory is not None:
         memory = _check_memory(options, gpus)
         _import_plan().survey(path, options.overrides, gpus, options.nodes or 1, *memory, options.json)
         return 0
     for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
         if value is not None:
-            raise UserError(
-                flag, value, "is for --gpu-memory, which is not given", "give --gpu-memory 80, or leave it out"
-            )
+            raise UserError(flag, None, "needs --gpu-memory", "add --gpu-memory 80, or remove the option")
     planned = plan_run(recipe, gpus, path.resolve().parent)
     _import_plan().main(planned, options.pipeline, options.json)
     return 0
@@ -70,13 +68,11 @@ def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | No
     """
     nodes = 1 if options.nodes is None else options.nodes
     if nodes < 1 or gpus % nodes:
-        raise UserError(
-            "--nodes", nodes, f"does not divide the number of GPUs ({gpus})", f"give a number that divides {gpus}"
-        )
+        raise UserError("--nodes", nodes, f"must divide the number of GPUs ({gpus})", f"give a divisor of {gpus}")
     if options.pipeline:
-        raise UserError("--pipeline", None, "does not go with --gpu-memory", "ask for one of them")
+        raise UserError("--pipeline", None, "cannot be combined with --gpu-memory", "give only one of them")
     for flag, gib in (("--gpu-memory", options.gpu_memory), ("--host-memory", options.host_memory)):
         if gib is not None and not 0 < gib < _MOST_GIB:
-            raise UserError(flag, gib, "is no size of a memory", "give GiB, such as 80")
+            raise UserError(flag, gib, "must be a positive size in GiB", "give a number such as 80")
     host = options.host_memory
     return math.ceil(options.gpu_memory * 2**30), None if host is None else math.ceil(host * 2**30)

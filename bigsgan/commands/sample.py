@@ -19,22 +19,24 @@ def add(commands: Commands) -> None:
     add_number(command, "--num", int, None, "number of images (default 100; with --input, all)")
     command.add_argument("--out", required=True, help="PNG file; GIF of an interpolation; directory of --files")
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
-    command.add_argument("--live", action="store_true", help="the live generator instead of its average")
+    command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
     text = "class of each column, such as 3,17,200-209 (default: the first that fit)"
     command.add_argument("--classes", type=_class_ranges, help=text)
-    text = "resample latents beyond this magnitude, or draw styles to their mean; several, as 0.3,0.7,1, make a sweep"
+    text = "resample latents beyond this magnitude, or move styles to their mean; several, as 0.3,0.7,1, make a sweep"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
     add_batch(command)
-    add_number(command, "--interpolate", int, 0, "rows of so many images, each from one sample to the next")
+    add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
-    add_number(command, "--mix", int, 0, "so many coarse styles by row, the fine ones by column (StyleGAN2)")
+    add_number(
+        command, "--mix", int, 0, "style mixing: this many coarse styles by row, the fine ones by column (StyleGAN2)"
+    )
     command.add_argument("--files", action="store_true", help="single PNG files; with torchrun, shared among the ranks")
     command.add_argument("--input", help="directory of images to translate (pix2pix); the run's data is not needed")
     text = "each sample's own random numbers, one fixed map for all, or none (StyleGAN2; default random)"
     command.add_argument("--noise", choices=["const", "none", "random"], help=text)
-    text = "draw only so many of the first styles to their mean (StyleGAN2)"
+    text = "apply --truncation only to this many of the first styles (StyleGAN2)"
     add_number(command, "--truncation-cutoff", int, None, text)
-    text = "batch norm's statistics as training or the import left them, not standing ones"
+    text = "use batch norm's running statistics instead of standing ones"
     command.add_argument("--no-standing", action="store_true", help=text)
     command.set_defaults(run=run)
 
@@ -69,7 +71,7 @@ def _numbers(word: str) -> list[float]:
     try:
         return [float(part) for part in word.split(",")]
     except ValueError:
-        raise UserError("--truncation", word, "is not a number", "write a number such as 1, or 0.3,0.7,1") from None
+        raise UserError("--truncation", word, "must be a number", "write a number such as 1, or 0.3,0.7,1") from None
 
 
 def _class_ranges(word: str) -> list[range]:
@@ -78,6 +80,7 @@ def _class_ranges(word: str) -> list[range]:
     for part in word.split(","):
         found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
         if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise UserError("--classes", word, "is no list of classes", "write numbers and ranges such as 3,17,200-209")
+            remedy = "write numbers and ranges such as 3,17,200-209"
+            raise UserError("--classes", word, "must be a list of classes", remedy)
         ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
     return ranges

@@ -1,4 +1,4 @@
-"""`bigsgan submit`: checks what a job on Slurm would find, then queues it with launch/slurm/train.sbatch."""
+"""`bigsgan submit`: checks a job for Slurm, then queues it with launch/slurm/train.sbatch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
     add_number(command, "--restarts", int, None, "most restarts without a new checkpoint (default 3)")
     text = "the site's file (default: BIGSGAN_SITE, or site.sh in launch/slurm)"
     command.add_argument("--site", metavar="FILE", help=text)
-    text = "another option of sbatch, such as --sbatch=--qos=high; may be given again"
+    text = "another option of sbatch, such as --sbatch=--qos=high; may be given several times"
     command.add_argument("--sbatch", dest="others", metavar="OPTION", action="append", default=[], help=text)
     command.add_argument("--dry-run", action="store_true", help="print the command and the job's script, and stop")
     command.set_defaults(run=run)
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if shutil.which(command[0]) is None:
         remedy = "submit from a login node, or look at the job with --dry-run"
-        raise UserError(command[0], None, "is not on the PATH", remedy)
+        raise UserError(command[0], None, "must be on the PATH", remedy)
     return subprocess.run(command, env={**os.environ, **variables}).returncode
 
 
@@ -65,12 +65,12 @@ def _ranks(options: argparse.Namespace) -> int:
     for flag in ("--nodes", "--gpus-per-node", "--tasks-per-node"):
         number = getattr(options, flag.strip("-").replace("-", "_"))
         if number is not None and number < 1:
-            raise UserError(flag, number, "must be 1 or more", "give a number of at least 1")
+            raise UserError(flag, number, "must be at least 1", "give a larger number")
     if options.restarts is not None and options.restarts < 0:
-        raise UserError("--restarts", options.restarts, "must be 0 or more", "give a number of at least 0")
+        raise UserError("--restarts", options.restarts, "must be at least 0", "give a larger number")
     per_node = [n for n in (options.gpus_per_node, options.tasks_per_node) if n is not None]
     if len(per_node) != 1:
-        problem = "is missing" if not per_node else "does not go with --tasks-per-node"
+        problem = "must be given" if not per_node else "must be unset with --tasks-per-node"
         remedy = "give --gpus-per-node, or on nodes without GPUs --tasks-per-node"
         raise UserError("--gpus-per-node", options.gpus_per_node, problem, remedy)
     return int(options.nodes * per_node[0])
@@ -83,9 +83,9 @@ def _check_array(text: str, num_tasks: int) -> None:
         UserError: It is not as Slurm reads it, or names a task that does not exist.
     """
     if not num_tasks:
-        raise UserError("--array", text, "goes with --sweep, which is not given", "give a sweep file")
+        raise UserError("--array", None, "needs --sweep", "give a sweep file")
     if not re.fullmatch(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?", text):
-        raise UserError("--array", text, "is not as Slurm reads it", "write tasks such as 2,5 or 1-8%4")
+        raise UserError("--array", text, "must be a list of tasks as in Slurm", "write tasks such as 2,5 or 1-8%4")
     numbers = [int(number) for number in re.findall(r"(?<![:\d])\d+", text.partition("%")[0])]
     if min(numbers) < 1 or max(numbers) > num_tasks:
         problem = f"must be within 1-{num_tasks}, as the sweep has {num_tasks} lines of overrides"
@@ -106,7 +106,8 @@ def _check_recipes(path: Path, tasks: list[list[str]], overrides: list[str], ran
         out = os.path.abspath(recipe.out)
         if out in users:
             remedy = "give each line its own `out`"
-            raise UserError("--sweep", recipe.out, f"is `out` of task {users[out]} and of task {number}", remedy)
+            problem = f"is the `out` of both task {users[out]} and task {number}"
+            raise UserError("--sweep", recipe.out, problem, remedy)
         users[out] = number
 
 
@@ -114,11 +115,12 @@ def _check_paths(recipe: Recipe) -> None:
     out = Path(os.path.abspath(recipe.out))
     existing = next(parent for parent in (out, *out.parents) if os.path.lexists(parent))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        what = "cannot be written" if existing.is_dir() else "is no directory"
-        raise UserError("out", str(recipe.out), f"cannot be made: {existing} {what}", "give a directory of your own")
+        what = "cannot be written" if existing.is_dir() else "is not a directory"
+        problem, remedy = f"cannot be made: {existing} {what}", "give a directory that you can write to"
+        raise UserError("out", str(recipe.out), problem, remedy)
     for key, path in (("data.root", recipe.data.root), ("data.input_root", recipe.data.input_root)):
         if path is not None and not os.path.exists(os.path.expanduser(path)):
-            raise UserError(key, path, "does not exist", "give the path of the images, from where you submit")
+            raise UserError(key, path, "does not exist", "give the path of the images on the host that submits")
 
 
 def _variables(options: argparse.Namespace) -> dict[str, str]:
@@ -143,15 +145,15 @@ def _check_environment(variables: dict[str, str]) -> None:
     if not site.is_file():
         if given:
             remedy = "give the path of a copy of launch/slurm/site.example.sh"
-            raise UserError(field, given, "is no file", remedy)
+            raise UserError(field, given, "must be a file", remedy)
         if shutil.which("bigsgan") is None:
             remedy = "activate its environment, or set one up in launch/slurm/site.sh"
-            raise UserError("bigsgan", None, "is not on the PATH, which the job takes along", remedy)
+            raise UserError("bigsgan", None, "must be on the PATH, which the job inherits", remedy)
         return
     checked = subprocess.run(["bash", "-n", str(site)], capture_output=True, text=True)
     if checked.returncode:
-        problem = f"is not in bash's language ({checked.stderr.strip()})"
-        raise UserError(str(site), None, problem, "correct it, and try `bash -n`")
+        problem = f"must be a valid bash script: {checked.stderr.strip()}"
+        raise UserError(str(site), None, problem, "fix it, and check it with `bash -n`")
 
 
 def _command(options: argparse.Namespace, num_tasks: int) -> list[str]:

@@ -18,17 +18,17 @@ from bigsgan.sweep import own_overrides
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
-    command = commands.add_parser("train", help="train a recipe, or go on with a run")
+    command = commands.add_parser("train", help="train a recipe, or resume a run")
     add_recipe(command)
-    text = "go on with a run though this key of its recipe changes its meaning; may be given again"
+    text = "resume a run although this key of its recipe has changed; may be given several times"
     command.add_argument("--allow-change", dest="allowed", metavar="KEY", action="append", default=[], help=text)
-    text = "exit status where a signal stopped the run before its end (default 0)"
+    text = "exit status if a signal stops the run before its end (default 0)"
     add_number(command, "--stopped-status", int, 0, text)
     command.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     command.add_argument("--print", dest="key", metavar="KEY", help="print this key of the resolved recipe and stop")
     text = "file with a line of overrides for each task of a Slurm job array"
     command.add_argument("--sweep", metavar="FILE", help=text)
-    text = "copy of data.root to read in its place, as on this node's own disk"
+    text = "copy of data.root to read instead, for example on this node's own disk"
     command.add_argument("--data-root", metavar="DIR", help=text)
     command.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
     command.set_defaults(run=run)
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     """Check the recipe, then train (or print it)."""
     os.environ.update(launcher_variables(os.environ))
     if not 0 <= options.stopped_status < 256:
-        raise UserError("--stopped-status", options.stopped_status, "is no exit status", "give 0 to 255")
+        raise UserError("--stopped-status", options.stopped_status, "must be 0 to 255", "give an exit status")
     path = Path(options.config)
     overrides = own_overrides(Path(options.sweep), os.environ) if options.sweep else []
     overrides += options.overrides
@@ -65,9 +65,9 @@ def _value(recipe: Recipe, key: str) -> str:
     """One value of a recipe, as a script reads it; empty where there is none.
 
     Raises:
-        UserError: It is no key with a value of its own.
+        UserError: It is not a key with a value.
     """
     values = flat(recipe.model_dump())
     if key not in values:
-        raise UserError("--print", key, "is no key of the recipe with a value", "write a dotted key such as out")
+        raise UserError("--print", key, "must be a key of the recipe with a value", "write a dotted key such as out")
     return "" if values[key] is None else str(values[key])

@@ -182,7 +182,7 @@ def compare_recipes(
             continue
         fixed = key.startswith(_FIXED)
         if fixed or not (key in FREE_KEYS or key in allowed):
-            problem = f"must be {'unset' if old is None else shown(old)}, as in the run in {out}"
+            problem = f"must be {'unset' if old is None else shown(old)}, as in the run {out!r}"
             problem += ", got null" if new is None else ""
             remedy = "set it back to resume, or give another `out` to start a new run"
             remedy += " (with init_from to keep the weights)" if fixed else f"; or accept it by --allow-change {key}"

@@ -279,7 +279,7 @@ class Checkpoints(Section):
     keep_best: KeepBest | None = None
     """Beside those, the best by a reported metric."""
     background: bool = True
-    """Copy the state aside and write it while training goes on; costs the size of the state in host memory."""
+    """Copy the state and write it while training continues; costs the size of the state in host memory."""
 
 
 class InitFrom(Section):

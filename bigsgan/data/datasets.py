@@ -185,7 +185,7 @@ def build_folder(data: Data) -> FolderImages:
     With classes, each sub-folder of the root is a class, in alphabetical order, as in torchvision's ImageFolder; images
     may lie deeper in it. Without classes, all images below the root count. Names that begin with a dot are skipped.
     """
-    root = data_directory("data.root", data.root, "give the directory that holds the images")
+    root = data_directory("data.root", data.root, "give the directory with the images")
     try:
         paths, labels = _list_classes(root, data) if data.num_classes else _list_unlabelled(root)
     except OSError as error:

@@ -67,7 +67,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     section, file = plan.engines[network].section, plan.engines[network].file
     if file.stage == 3 and not section.activation_checkpointing:
         _log.warning(
-            "%s: between forward and backward, spectral normalisation keeps a copy of every weight whole on each rank; "
+            "%s: from forward to backward, spectral norm keeps an unsharded copy of every weight on each rank; "
             "engines.%s.activation_checkpointing=true keeps them sharded",
             network,
             network,

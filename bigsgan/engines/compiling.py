@@ -128,7 +128,7 @@ def check_compiler(plan: RunPlan, network: str) -> None:
     if get_accelerator().device_name() == "cpu":
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is None:
-            problem = f"needs a C++ compiler, and there is no {compiler}"
+            problem = f"needs a C++ compiler, {compiler} is not installed"
             raise UserError(field, unit, problem, f"install one, name one in CXX, or set {field}=none")
     elif not has_triton():
         raise UserError(field, unit, "needs Triton for this device", f"install it, or set {field}=none")
@@ -137,7 +137,7 @@ def check_compiler(plan: RunPlan, network: str) -> None:
         # different tensors.
         moving = _first_of(plan, network, _MOVING)
         if moving is not None:
-            problem = f"does not go with activation_checkpointing of layers that move state as they use it ({moving})"
+            problem = f"must be none with activation_checkpointing of layers that update state in forward ({moving})"
             raise UserError(
                 field, unit, problem, f"set {field}=none, or engines.{network}.activation_checkpointing=false"
             )
@@ -158,17 +158,17 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
     field, file = f"engines.{network}.cuda_graphs", plan.engines[network].file
     device = get_accelerator().device_name()
     if device != "cuda":
-        raise UserError(field, True, f"needs a CUDA device, and this one is {device}", f"set {field}=false")
+        raise UserError(field, True, f"must be false on this device ({device})", f"set {field}=false")
     if TorchVersion(torch.__version__) < GRAPHS_SINCE:
-        problem = f"needs torch {GRAPHS_SINCE}, and this is {torch.__version__}: before it, graphs may be written over"
+        problem = f"must be false with torch {torch.__version__}, before {GRAPHS_SINCE} graphs may be overwritten"
         raise UserError(field, True, problem, f"install torch {GRAPHS_SINCE}, or set {field}=false")
     alone = file.stage == 0 and plan.placement(network).num_replicas == 1
     if not (alone or plan.engines[network].reduces_by_group or plan.engines[network].averages_by_group):
-        problem = f"does not go with the way in which {file.path} lets DeepSpeed reduce gradients"
+        problem = f"must be false with the gradient reduction of {file.path}"
         raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
     num_replicas, averaging = plan.placement(network).num_replicas, _first_of(plan, network, (RankAverages,))
     if num_replicas > 1 and averaging is not None:
-        problem = f"does not go with layers that average over {num_replicas} ranks in a pass ({averaging})"
+        problem = f"must be false with layers that average over {num_replicas} ranks in forward ({averaging})"
         raise UserError(field, True, problem, f"set {field}=false, or start one rank")
 
 

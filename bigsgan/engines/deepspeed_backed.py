@@ -167,8 +167,8 @@ class DeepSpeedBacked:
             raise UserError(
                 "fp16",
                 self.loss_scale,
-                "is the smallest loss scale, and gradients still overflow: the run has diverged or needs more range",
-                "go on from an older checkpoint with a lower learning rate, or use a bf16 file",
+                "is the smallest loss scale, and gradients still overflow: the run has diverged, or fp16 is too narrow",
+                "resume from an older checkpoint with a lower learning rate, or use a bf16 file",
             ) from error
 
 

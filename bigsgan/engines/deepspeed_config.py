@@ -170,15 +170,15 @@ def _let_deepspeed_check(file: DeepSpeedFile, config: dict[str, Any], plan: RunP
         DeepSpeedConfig({**config, "train_batch_size": on_all_ranks})  # it knows nothing of pipelines yet
     except ValidationError as error:
         first = error.errors()[0]
-        problem = f"is refused by DeepSpeed ({first['msg']})"
+        problem = f"is not valid for DeepSpeed: {first['msg']}"
         if not first["loc"]:  # by what several keys are together
             raise UserError(str(file.path), None, problem, "fix it") from None
         key = str(first["loc"][0])
         section = next((name for name, value in config.items() if isinstance(value, dict) and key in value), "")
         where = ".".join([section, *map(str, first["loc"])])
-        raise UserError(f"{file.path}: {where}", first["input"], problem, "mend or remove it") from None
+        raise UserError(f"{file.path}: {where}", first["input"], problem, "fix or remove it") from None
     except (AssertionError, TypeError, ValueError, DeepSpeedConfigError) as error:
-        raise UserError(str(file.path), None, f"is refused by DeepSpeed ({error})", "mend the file") from None
+        raise UserError(str(file.path), None, f"is not valid for DeepSpeed: {error}", "fix the file") from None
 
 
 def _check_machine(network: str, file: DeepSpeedFile) -> None:
@@ -189,7 +189,7 @@ def _check_machine(network: str, file: DeepSpeedFile) -> None:
         raise UserError(
             f"engines.{network}.ds_config",
             str(file.path),
-            f"asks for {file.precision}, which this {accelerator.device_name()} cannot compute",
+            f"sets {file.precision}, which this {accelerator.device_name()} does not support",
             f"use another precision, such as ds_configs/zero1_{other}.json",
         )
     if file.uses_nvme:

@@ -71,8 +71,8 @@ def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECOND
                 raise UserError(
                     str(lock),
                     None,
-                    "was left by a build that was killed, and every run would wait for it",
-                    f"remove it, unless another host is building there: rm {lock}",
+                    "was left behind by a killed build, and every run would wait for it",
+                    f"remove it unless another host is building there: rm {lock}",
                 )
         elif _FILE_IS_LOCK or _is_held(lock):
             unattended_since = time.monotonic()
@@ -95,7 +95,7 @@ def _build(builder: OpBuilder, names: list[str], field: str, value: object, reme
         try:
             builder.load(verbose=False)
         except Exception as error:  # DeepSpeed has no type of its own (op_builder/builder.py)
-            problem = f"needs DeepSpeed's {what}, which does not build here ({error})"
+            problem = f"needs DeepSpeed's {what}, which cannot be built here: {error}"
             raise UserError(field, value, problem, remedy) from None
     else:
         _log.info("waiting while local rank 0 builds DeepSpeed's %s", what)

@@ -33,7 +33,7 @@ def check_nvme(network: str, file: DeepSpeedFile) -> None:
         raise UserError(
             f"engines.{network}.ds_config",
             str(file.path),
-            "asks for NVMe offload, which needs libaio and a C++ compiler, and DeepSpeed does not find them here",
+            "sets NVMe offload, which needs libaio and a C++ compiler, which DeepSpeed does not find here",
             "install libaio-dev (libaio-devel) and g++, or set the offload device to cpu, as "
             "ds_configs/zero3_offload.json does",
         )
@@ -53,7 +53,7 @@ def num_swap_buffers(file: DeepSpeedFile, optimizer: Optimizer) -> int:
     given = int(section.get("buffer_count", needed))
     if given < needed:
         where = f"{file.path}: {_SECTION}.buffer_count"
-        raise UserError(where, given, f"is too few for {optimizer.kind}", f"set {needed}, or remove it")
+        raise UserError(where, given, f"must be at least {needed} with {optimizer.kind}", f"set {needed}, or remove it")
     return given
 
 
@@ -70,7 +70,7 @@ def open_swap_directory(file: DeepSpeedFile, network: str, rank: int) -> tuple[P
     nvme_path = file.content["zero_optimization"]["offload_optimizer"]["nvme_path"]
     path = Path(nvme_path).absolute() / "bigsgan" / network / f"rank{rank:05d}"
     if not Path(nvme_path).is_dir():
-        raise UserError(where, nvme_path, "is no directory", "give one on a local NVMe drive")
+        raise UserError(where, nvme_path, "must be a directory", "give one on a local NVMe drive")
     with ExitStack() as resources:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +80,8 @@ def open_swap_directory(file: DeepSpeedFile, network: str, rank: int) -> tuple[P
             resources.callback(shutil.rmtree, path, ignore_errors=True)
             _write_directly(path / "probe")
         except OSError as error:
-            problem = f"cannot be written to by O_DIRECT in blocks of {_ALIGNMENT} bytes, as DeepSpeed does ({error})"
-            raise UserError(where, nvme_path, problem, "give a directory on a local NVMe drive") from None
+            problem = f"must support O_DIRECT writes in blocks of {_ALIGNMENT} bytes, as DeepSpeed does"
+            raise UserError(where, nvme_path, problem, "give a directory on a local NVMe drive", str(error)) from None
         kept = resources.pop_all()
     atexit.register(kept.close)
     return path, kept.close

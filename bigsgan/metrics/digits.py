@@ -1,4 +1,4 @@
-"""A classifier of handwritten digits, trained in seconds on those that scikit-learn carries: features without a file.
+"""A classifier of handwritten digits, trained in seconds on scikit-learn's data: features without a weights file.
 
 Shapes: n images (n, 1, R, R) in [-1, 1].
 """
@@ -79,5 +79,5 @@ def cached_classifier(resolution: int, cache: Path) -> DigitClassifier:
             with replacing(path) as unfinished:
                 save_file(network.state_dict(), unfinished)
         except (OSError, SafetensorError) as error:
-            _log.warning("the classifier of digits is not kept: %s", error)
+            _log.warning("the digits classifier cannot be cached: %s", error)
     return network.eval().requires_grad_(False)

@@ -108,13 +108,14 @@ class Evaluation:
         self._batch, self._cache, self._tell = batch, cache, tell
         self._reals: Impressions | None = None
         if len(dataset) < LEAST_IMAGES:
-            raise UserError("data.root", data.root, f"holds fewer than {LEAST_IMAGES} images", "measure nothing of it")
+            problem = f"must contain at least {LEAST_IMAGES} images for metrics"
+            raise UserError("data.root", data.root, problem, "use a larger data set")
         for metric in asked:
             if metric.kind in _BY_LOGITS and features.num_classes is None:
-                problem = f"needs class logits, which {features.name} does not give"
+                problem = f"needs class logits, which {features.name} does not compute"
                 raise UserError("metrics", metric.name, problem, "choose a network that classifies, such as inception")
             if metric.kind == "cfid" and not data.num_classes:
-                raise UserError("metrics", metric.name, "goes by class, and the data has none", "ask for fid")
+                raise UserError("metrics", metric.name, "needs data with classes", "use fid instead")
 
     def measure(
         self, generate: Generate, replica: Replica, stopped: Callable[[], bool] = lambda: False

@@ -119,7 +119,7 @@ def _named(fields: Mapping[str, str]) -> Iterator[None]:
         yield
     except UserError as error:
         field = fields.get(error.field, error.field)
-        raise UserError(field, error.value, error.problem, error.remedy) from error.__cause__
+        raise UserError(field, error.value, error.problem, error.remedy, error.detail) from error.__cause__
 
 
 def _fitting(section: FeatureNetwork, data: Data, cache: Path) -> Features:
@@ -130,11 +130,11 @@ def _fitting(section: FeatureNetwork, data: Data, cache: Path) -> Features:
         _, features.width = seen.features.shape
         features.num_classes = None if seen.logits is None else seen.logits.shape[1]
     except Exception as error:  # whatever a foreign network raises at images of a size, or returns
-        problem = f"does not turn images of {data.resolution} pixels into features ({str(error).splitlines()[-1]})"
+        problem = f"cannot process images of {data.resolution} pixels: {str(error).splitlines()[-1]}"
         raise UserError("features", section.network, problem, "choose another network") from error
     if features.width > LARGEST_WIDTH:
-        problem = f"gives {features.width} features, too many for their covariance"
-        raise UserError("features", section.network, problem, "choose a network with fewer")
+        problem = f"has {features.width} features, too many for their covariance"
+        raise UserError("features", section.network, problem, "choose a network with fewer features")
     return features
 
 
@@ -143,7 +143,7 @@ def _chosen(section: FeatureNetwork, data: Data) -> str:
     if name == "auto":
         name = "digits" if data.kind == "digits" else "inception"
     if name == "digits" and data.kind != "digits":
-        raise UserError("features", name, f"knows digits alone, and data.kind is {data.kind}", "choose inception")
+        raise UserError("features", name, "needs data.kind=digits", "choose inception", f"data.kind is {data.kind}")
     return name
 
 
@@ -187,7 +187,7 @@ def _published(name: str, weights: str | None) -> tuple[Any, Path]:
         known = list(models.get_model_weights(name))
     except (ValueError, KeyError):
         remedy = "give a classifier such as torchvision:resnet50"
-        raise UserError("features", f"torchvision:{name}", "is no network of torchvision", remedy) from None
+        raise UserError("features", f"torchvision:{name}", "must be a network of torchvision", remedy) from None
     given = Path(weights or "").name
     published = next((each for each in known if each.url.endswith(f"/{given}")), known[0])
     file = published.url.rpartition("/")[2]  # such as resnet50-0676ba61.pth
@@ -207,7 +207,7 @@ def _torchvision(name: str, weights: str | None) -> Features:
     load_weights(network, path)
     linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise UserError("features", field, "has no linear layer to take features from", "choose another")
+        raise UserError("features", field, "has no linear layer, whose inputs are the features", "choose another")
     transform = published.transforms()
 
     def look(images: Tensor) -> Seen:
@@ -226,7 +226,7 @@ def _script_file(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.is_file():
         remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
-        raise UserError("features", str(path), "is no feature network and no file", remedy)
+        raise UserError("features", str(path), "must be a feature network or a file", remedy)
     return path
 
 
@@ -238,8 +238,9 @@ def _torchscript(path: Path) -> Features:
     try:
         network = torch.jit.load(str(path), map_location="cpu").eval()
     except RuntimeError as error:
-        problem = f"is no TorchScript file ({str(error).splitlines()[0]})"
-        raise UserError("features", str(path), problem, "save it with torch.jit.save") from None
+        detail = str(error).splitlines()[0]
+        remedy = "save it with torch.jit.save"
+        raise UserError("features", str(path), "must be a TorchScript file", remedy, detail) from None
     takes = {argument.name for argument in network.forward.schema.arguments}
     for_features: dict[str, Any] = {"return_features": True} if "return_features" in takes else {}
 

@@ -1,4 +1,4 @@
-"""What a feature network saw of a set of images: sums for each number of images that a metric asks for, and rows.
+"""Features of a set of images: sums for each number of images that a metric needs, and rows.
 
 Shapes: n images of one call, D features, K classes.
 """

@@ -22,8 +22,8 @@ NEIGHBOURS_PR, NEIGHBOURS_DC = 3, 5
 Tell = Callable[[str], None]
 
 
-class Ranks(Protocol):
-    """The collectives that are needed, as comm has them."""
+class TensorCollectives(Protocol):
+    """The collectives on tensors that metrics need; the module ``bigsgan.comm`` implements them."""
 
     def rank(self) -> int: ...  # noqa: D102
     def world_size(self) -> int: ...  # noqa: D102
@@ -45,7 +45,7 @@ class Shared(NamedTuple):
 
     rows: Tensor
     sizes: list[int]
-    ranks: Ranks
+    ranks: TensorCollectives
     device: torch.device
     tell: Tell
 
@@ -80,7 +80,7 @@ class Shared(NamedTuple):
                 yield chunk[:, :width], chunk[:, width]
 
 
-def share(rows: Tensor, ranks: Ranks, device: torch.device, tell: Tell = lambda _: None) -> Shared:
+def share(rows: Tensor, ranks: TensorCollectives, device: torch.device, tell: Tell = lambda _: None) -> Shared:
     """Learn how many rows (n, D) the other ranks have. A collective."""
     sizes = torch.zeros(ranks.world_size(), dtype=torch.float64, device=device)
     sizes[ranks.rank()] = len(rows)

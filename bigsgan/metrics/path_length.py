@@ -1,4 +1,4 @@
-"""Perceptual path length: how far images move, in a network's features, when their styles move a little.
+"""Perceptual path length: the change of an image's features for a small change of its style.
 
 Shapes: n samples, S styles of W numbers each.
 """

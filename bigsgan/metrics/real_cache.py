@@ -1,4 +1,4 @@
-"""What was seen of real images, kept in files: sums in one, and one of rows for each rank that wrote them."""
+"""Cached features of real images: one file of sums, and one file of rows for each rank that wrote it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def key(dataset: ImageDataset, about: Mapping[str, Any]) -> str:
 
 
 def save(found: Impressions, place: Path, about: Mapping[str, Any]) -> None:
-    """Keep what was seen; where that fails, warn and go on. A collective.
+    """Cache the statistics; warn if that fails. A collective.
 
     Args:
         found: With one limit, the number of images; sums over all ranks, this rank's rows.
@@ -81,7 +81,7 @@ def save(found: Impressions, place: Path, about: Mapping[str, Any]) -> None:
         }
         problem = _problem(place / _SUMS, _sums(found), metadata)
     if problem:
-        _log.warning("statistics of the real images are not kept: %s", problem)
+        _log.warning("statistics of the real images cannot be cached: %s", problem)
         return
     for old in place.glob("rows-*"):
         if old.name not in parts:

@@ -1,4 +1,4 @@
-"""Looks at the real images, by all ranks together, or takes from the cache what was seen of them before."""
+"""Features of the real images, computed by all ranks together or read from the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of weights of feature networks: where they belong, what they have to be, and how they are loaded."""
+"""Weight files of feature networks: their path, their checksum, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_weights(given: str | None, names: list[str], url: str, digest: str) -> 
     """
     if given is not None:
         if not os.path.isfile(given):
-            problem = "is not a file" if os.path.exists(given) else "does not exist"
+            problem = "must be a file" if os.path.exists(given) else "does not exist"
             raise UserError("weights", given, problem, f"download {url} and name that file")
         return Path(given)
     cache = Path(torch.hub.get_dir()) / "checkpoints"
@@ -37,7 +37,7 @@ def find_weights(given: str | None, names: list[str], url: str, digest: str) -> 
         wanted = f"does not exist; its SHA-256 begins with {digest}"
         raise UserError("weights", str(cache / names[0]), wanted, remedy)
     if not checksum(path).startswith(digest):
-        problem = f"is another file than expected: its SHA-256 does not begin with {digest}"
+        problem = f"must be a file whose SHA-256 begins with {digest}"
         raise UserError("weights", str(path), problem, f"download {url} again")
     return path
 
@@ -54,7 +54,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
     except Exception as error:  # pickle, zip and torch each have their own
         what = str(error).splitlines()[0]
         if "weights_only" in str(error):  # torch's text advises to run the code
-            what = "it holds code, which is not run"
-        problem = f"does not hold the network's weights ({what})"
+            what = "it contains code, which is not executed"
+        problem = f"does not contain the network's weights: {what}"
         raise UserError("weights", str(path), problem, "download the file again") from None
     network.eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""What a run shows and keeps: running means, reports, image grids, progress and logs."""
+"""Output of a run: running means, reports, image grids, progress and logs."""
 
 from bigsgan.monitor.grids import image_grid, save_png
 from bigsgan.monitor.logs import NOTICE, RankLog, open_rank_log

@@ -1,4 +1,4 @@
-"""A log file for every rank, so that the one rank that went wrong can be found."""
+"""One log file per rank, so that a failing rank can be found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the run is: a bar on a terminal, plain lines in a log file."""
+"""Progress of a run: a bar on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop's one door to everything that is shown or kept."""
+"""The training loop's interface to all outputs: progress, metrics, images."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Reporter:
             self._outputs = self._open(resume_nimg)
 
     def rewind(self, nimg: int) -> None:
-        """Drop what was reported of images after ``nimg``, and go on from there."""
+        """Remove reports after ``nimg`` images, and continue from there."""
         self.last_metrics = {}
         if self._outputs is not None:
             self._outputs.progress.close()
@@ -124,4 +124,4 @@ def _warning() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        _log.warning("%s; training goes on", error)
+        _log.warning("%s; training continues", error)

@@ -1,4 +1,4 @@
-"""Where reports are kept: one JSON object a line in metrics.jsonl, and TensorBoard's event files."""
+"""Files of reports: metrics.jsonl, one JSON object per line, and TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         problem = f"cannot be written: {error.strerror or error}"
         raise UserError(
-            str(path), None, problem, "make room or allow writing there, or choose another place"
+            str(path), None, problem, "free some space, fix its permissions, or choose another path"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Running means that never stall the step: added up on the device, brought to the host once a report."""
+"""Running means that never stall the step: summed on the device, copied to the host once per report."""
 
 from __future__ import annotations
 

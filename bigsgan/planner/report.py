@@ -79,14 +79,14 @@ def check(survey: Survey, resources: Resources) -> None:
     closest = survey.closest
     if closest is None:
         reasons = "; ".join(dict.fromkeys(survey.refused.values()))
-        raise UserError("--gpus", resources.gpus, f"leaves no layout for this recipe ({reasons})", "change the recipe")
+        raise UserError("--gpus", resources.gpus, "has no layout for this recipe", "change the recipe", reasons)
     needed = closest.prediction.peak / USABLE / GIB
-    problem = f"GiB hold none of the layouts; the closest, {_label(closest)}, needs {_rounded_up(needed)} GiB"
+    problem = f"must be at least {_rounded_up(needed)} GiB for the smallest layout, {_label(closest)}"
     remedy = f"give --gpu-memory {_rounded_up(needed)}, more --gpus, or a smaller network"
     if needed <= memory:
         host = resources.on_node(closest.prediction) / USABLE / GIB
         given = float(f"{(resources.host_memory or 0) / GIB:.3g}")
-        problem = f"GiB are too few for {_label(closest)}, which needs {_rounded_up(host)} on each node"
+        problem = f"must be at least {_rounded_up(host)} GiB on each node for {_label(closest)}"
         raise UserError("--host-memory", given, problem, "give more, or use more nodes")
     raise UserError("--gpu-memory", float(f"{memory:.3g}"), problem, remedy)
 

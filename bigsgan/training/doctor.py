@@ -1,4 +1,4 @@
-"""Looks at a run's reports for the signs of a game that is being lost, and says so before days are."""
+"""Detects training failure in a run's reports: one network winning, exploding gradients, mode collapse."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from bigsgan.config import NETWORKS
 DIVERSITY = "diversity/ema"
 
 _SURE, _IN_A_ROW = 0.99, 5
-"""Share of logits with the right sign, in so many reports running: nothing is left to learn from D."""
+"""Share of logits with the correct sign, in that many consecutive reports: G learns nothing more from D."""
 
 _BLIND = 0.02
-"""The same where all signs are wrong: D has lost."""
+"""The same, with almost all signs wrong: D has lost."""
 
 _MEMORY, _LEAST_KNOWN = 50, 5
 _EXPLODES, _VANISHES = 100.0, 1e-4
-"""Gradient norm over the median of the reports before."""
+"""Gradient norm relative to the median of earlier reports."""
 
 _SPIKES = 3.0
-"""Largest singular value over the median of the reports before; see Brock et al. 2019, section 4."""
+"""Largest singular value relative to the median of earlier reports; see Brock et al. 2019, section 4."""
 
 _COLLAPSED = 0.15
-"""Mean distance of samples of a class over that of real images. One image a class measured 0.12 on the digits."""
+"""Mean distance between samples of a class, relative to real images. One image per class gave 0.12 on the digits."""
 
 
 class Doctor:
-    """Remembers reports, and tells what in a new one is alarming."""
+    """Compares each report with earlier ones, and raises alarms."""
 
     def __init__(self) -> None:
         self._history: dict[str, deque[float]] = {}
         self._sure = self._blind = 0
 
     def examine(self, metrics: Mapping[str, float]) -> dict[str, str]:
-        """Alarms by name, each with what was seen and what helps; none in a healthy report.
+        """Return alarms by name, each with an observation and a remedy; none for a healthy report.
 
         Args:
-            metrics: Of a report, as in metrics.jsonl.
+            metrics: Metrics of a report, as in metrics.jsonl.
         """
         found = self._signs(metrics)
         for network in NETWORKS:
@@ -49,8 +49,8 @@ class Doctor:
             found.update(self._spectral_norm(metrics, network))
         diversity = metrics.get(DIVERSITY)
         if diversity is not None and diversity < _COLLAPSED:
-            seen = f"samples of the average differ {diversity:.2f} times as much as real images"
-            found["low_diversity"] = f"{seen}: the generator has collapsed; go back to an older checkpoint"
+            seen = f"samples of the EMA differ {diversity:.2f} times as much as real images"
+            found["low_diversity"] = f"{seen}: the generator has collapsed; resume from an older checkpoint"
         return found
 
     def _signs(self, metrics: Mapping[str, float]) -> dict[str, str]:
@@ -60,10 +60,10 @@ class Doctor:
         found = {}
         if self._sure >= _IN_A_ROW:
             help_ = "add or raise objective.r1.weight, augment, or lower optimizer.discriminator.lr"
-            seen = f"the discriminator has been right of {min(rates):.1%} of all images in {self._sure} reports"
+            seen = f"the discriminator has classified {min(rates):.1%} of all images correctly in {self._sure} reports"
             found["discriminator_wins"] = f"{seen}: {help_}"
         if self._blind >= _IN_A_ROW:
-            seen = f"the discriminator has been wrong of nearly all images in {self._blind} reports"
+            seen = f"the discriminator has misclassified nearly all images in {self._blind} reports"
             found["discriminator_lost"] = f"{seen}: raise optimizer.discriminator.lr or objective.d_steps"
         return found
 
@@ -82,10 +82,10 @@ class Doctor:
         if ratio is None or ratio < _SPIKES:
             return {}
         seen = f"the largest singular value of the {network}'s weights is {ratio:.3g} times its usual one"
-        return {f"spectral_norm_spikes/{network}": f"{seen}, which comes before collapse: lower optimizer.{network}.lr"}
+        return {f"spectral_norm_spikes/{network}": f"{seen}, which precedes collapse: lower optimizer.{network}.lr"}
 
     def _ratio(self, name: str, value: float | None) -> float | None:
-        """A value over the median of those before it, once there are some."""
+        """Return a value divided by the median of earlier ones; None until there are enough."""
         if value is None:
             return None
         before = self._history.setdefault(name, deque(maxlen=_MEMORY))
@@ -95,7 +95,7 @@ class Doctor:
 
 
 def diversity(samples: Tensor, columns: int, reals: Tensor) -> float:
-    """Mean distance between the images of a column, over the mean distance between real images.
+    """Return the mean distance between the images of a column, divided by that between real images.
 
     Args:
         samples: (n, C, R, R) row by row; image i belongs to column i % columns.

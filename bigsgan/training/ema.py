@@ -1,6 +1,6 @@
-"""The generator's moving average, kept on the engine's own float32 shards.
+"""The EMA of the generator's weights, on the engine's own float32 shards.
 
-4 bytes a parameter divided by the ranks that share it, and no communication: each rank averages what it owns.
+4 bytes a parameter divided by the ranks that share it, and no communication: each rank averages its own shard.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from bigsgan.engines import Engine
 
 SWAP_ELEMENTS = 1 << 24
-"""Elements exchanged at a time, so that swapping needs 64 MiB beside the average and not a third copy."""
+"""Elements swapped at a time, so that swapping needs 64 MiB and not a third copy of the weights."""
 
 
-class ShardedAverage:
-    """Exponential moving average of an engine's parameters, and copies of its buffers as they were with them.
+class ShardedEMA:
+    """Exponential moving average (EMA) of an engine's parameters, with copies of its buffers.
 
     Attributes:
         shards: One flat tensor for each of the engine's shards, in their order.
@@ -33,7 +33,7 @@ class ShardedAverage:
 
     @torch.no_grad()
     def update(self, decay: float) -> None:
-        """Move the average to decay * average + (1 - decay) * parameters, and take the buffers over."""
+        """Set the EMA to decay * EMA + (1 - decay) * parameters, and copy the buffers."""
         masters = [shard.master for shard in self._engine.shards()]
         torch._foreach_lerp_(self.shards, masters, 1 - decay)
         if self.buffers:  # torch refuses an empty list
@@ -41,10 +41,10 @@ class ShardedAverage:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Let the network compute with the average inside the block; everything is restored bit for bit after it.
+        """Let the network compute with the EMA inside the block, and restore everything bit for bit after it.
 
-        Buffers may move inside the block (standing statistics); neither the live ones nor the average's keep it. After
-        an error, which ends the run, nothing is restored: that takes collectives, and other ranks may be elsewhere.
+        Buffers may change inside the block (standing statistics); neither the live ones nor the EMA's keep that. After
+        an error, which ends the run, nothing is restored: that needs collectives, and other ranks may be elsewhere.
         """
         live = {name: buffer.clone() for name, buffer in self._live_buffers.items()}
         self._swap()
@@ -55,8 +55,8 @@ class ShardedAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for shard, average in zip(self._engine.shards(), self.shards, strict=True):
-            for mine, theirs in zip(average.split(SWAP_ELEMENTS), shard.master.split(SWAP_ELEMENTS), strict=True):
+        for shard, ema in zip(self._engine.shards(), self.shards, strict=True):
+            for mine, theirs in zip(ema.split(SWAP_ELEMENTS), shard.master.split(SWAP_ELEMENTS), strict=True):
                 held = mine.clone()
                 mine.copy_(theirs)
                 theirs.copy_(held)

@@ -22,7 +22,7 @@ from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.training import doctor
 from bigsgan.training.doctor import Doctor
-from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
@@ -37,11 +37,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """Everything that a run consists of, put together by train.py.
+    """All parts of a run, built by train.py.
 
     Attributes:
-        measuring: Where the recipe asks for metrics.
-        diversity: Of the average's last samples, on rank 0; see doctor.diversity.
+        measuring: None unless the recipe asks for metrics.
+        diversity: Of the EMA's last samples, on rank 0; see doctor.diversity.
     """
 
     recipe: Recipe
@@ -49,7 +49,7 @@ class Run:
     reals: RealImages
     source: InputSource
     step: AdversarialStep
-    average: ShardedAverage
+    ema: ShardedEMA
     grid: SampleGrid
     sampling_batch: int
     standing: Sequence[MicroBatch]
@@ -66,16 +66,16 @@ class Run:
     diversity: float | None = None
 
     def count_update(self) -> float:
-        """Count an update that was made, and let the average follow it. Returns the decay of the average."""
+        """Count an update, and update the EMA. Returns the decay of the EMA."""
         recipe, counters = self.recipe, self.counters
         counters.count(recipe.batch)
         decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
-        if self.step.generator.outcomes.last is not False:  # else its weights are what they were
-            self.average.update(decay)
+        if self.step.generator.outcomes.last is not False:  # a skipped update leaves the weights unchanged
+            self.ema.update(decay)
         return decay
 
     def close(self) -> None:
-        """End loading processes, and wait for what is being written."""
+        """End loading processes, and wait for files that are being written."""
         self.reals.close()
         self.source.close()
         self.saver.close()
@@ -83,7 +83,7 @@ class Run:
 
 
 def training_loop(run: Run, requests: StopRequests) -> bool:
-    """Train until ``total_nimg`` images were seen, or until any rank is asked to stop; then save.
+    """Train until ``total_nimg`` images have been seen, or until any rank is asked to stop; then save.
 
     Returns:
         Whether the run is complete.
@@ -136,7 +136,7 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
 
 
 def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -> None:
-    """Bring the report's statistics to the host, the only place where the loop waits for the device."""
+    """Copy the report's statistics to the host, the only place where the loop waits for the device."""
     run.rank_log.phase = "report"
     step, statistics = run.step, run.statistics
     own_peak = comm.peak_memory_bytes() / 2**30
@@ -152,7 +152,7 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
         metrics[f"loss_scale/{name}"] = engine.loss_scale
         metrics[f"skipped/{name}"] = engine.outcomes.num_skipped
         if f"grad_norm/{name}" not in metrics:
-            _log.warning("every update of the %s since the last report was skipped: its gradients are not finite", name)
+            _log.warning("all updates of the %s since the last report were skipped: non-finite gradients", name)
     metrics["ema_decay"] = decay
     metrics["checkpoint/stall_seconds"] = run.saver.stall_seconds
     metrics["checkpoint/write_seconds"] = run.saver.write_seconds
@@ -168,7 +168,7 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
 
 
 def _add_spectral_norms(run: Run) -> None:
-    """The largest of each network's weights on this rank; the ranks' mean is reported."""
+    """Add each network's largest spectral norm on this rank; the mean over the ranks is reported."""
     for name, engine in (("generator", run.step.generator), ("discriminator", run.step.discriminator)):
         run.statistics.declare(f"spectral_norm/{name}")  # a stage may have none
         sigmas = [layer.sigma for layer in engine.network.spectral_layers() if layer.sigma is not None]
@@ -177,9 +177,9 @@ def _add_spectral_norms(run: Run) -> None:
 
 
 def _reduce(statistics: Statistics, own_peak: float) -> dict[str, float]:
-    """Means over the ranks, and the peak memory of each of them in GiB, by one collective."""
+    """Return means over the ranks, and the peak memory of each rank in GiB, by one collective."""
     names = [f"memory/rank{rank}_gib" for rank in range(comm.world_size())]
-    for rank, name in enumerate(names):  # times the ranks, as the mean over them comes back
+    for rank, name in enumerate(names):  # times the number of ranks, as their mean is returned
         statistics.add_host(name, own_peak * len(names) if rank == comm.rank() else 0.0)
     metrics = statistics.reduce(comm.sum_over_ranks)
     peaks = {name: metrics.pop(name) for name in names}
@@ -191,7 +191,7 @@ def _reduce(statistics: Statistics, own_peak: float) -> dict[str, float]:
 
 
 def _report_samples(run: Run) -> None:
-    """Write grids of the live generator and of its average; every rank computes them, rank 0 writes."""
+    """Write grids of the live generator and of its EMA; every rank computes them, rank 0 writes."""
     run.rank_log.phase = "samples"
     generator, nimg = run.step.generator, run.counters.nimg
     grid, batch, statistics = run.grid, run.sampling_batch, run.recipe.sample_statistics
@@ -202,7 +202,7 @@ def _report_samples(run: Run) -> None:
         return images
 
     report("samples/live")
-    with run.average.swapped():
+    with run.ema.swapped():
         stand_statistics(generator.network, generator.infer_everywhere, run.standing)
         images = report("samples/ema")
     if grid.reals is not None:
@@ -210,37 +210,34 @@ def _report_samples(run: Run) -> None:
 
 
 def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
-    """Report metrics of the average's samples, unless any rank is asked to stop; all compute, rank 0 writes."""
+    """Report metrics of the EMA's samples, unless any rank is asked to stop; all compute, rank 0 writes."""
     nimg = run.counters.nimg
 
     def stopped() -> bool:
         return comm.any_rank(requests.reason is not None)
 
-    values = measuring(run.step.generator, run.average, run.standing, nimg, stopped)
+    values = measuring(run.step.generator, run.ema, run.standing, nimg, stopped)
     if values is None:
-        _log.info("asked to stop, and so without metrics at %d images", nimg)
+        _log.info("skipping metrics at %d images: asked to stop", nimg)
         return
     run.reporter.measured(nimg, values)
     _log.info("%d images: %s", nimg, values)
 
 
 def _save(run: Run, must: bool) -> None:
-    """Begin to save; with ``must``, wait until the checkpoint is complete."""
+    """Start to save; with ``must``, wait until the checkpoint is complete."""
     run.rank_log.phase = "checkpoint"
     metrics = run.reporter.metrics_at(run.counters.nimg)
     description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
     saved = run.saver.save(run.counters.nimg, run.entries, description)
     if must and not (saved and run.saver.finish()):
-        raise UserError(
-            str(run.out / "checkpoints"),
-            None,
-            "could not take the last checkpoint (the warnings above say why)",
-            "mend that and run the same command again: it goes on from the newest checkpoint",
-        )
+        problem = "the last checkpoint was not saved, see the warnings above"
+        remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
+        raise UserError(str(run.out / "checkpoints"), None, problem, remedy)
 
 
 class _Clock:
-    """Speed between two reports, without the time that samples and checkpoints took."""
+    """Speed between two reports, without the time of samples and checkpoints."""
 
     def __init__(self, nimg: int, reals: RealImages) -> None:
         self._reals = reals
@@ -264,7 +261,7 @@ class _Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time inside the block out."""
+        """Exclude the time inside the block."""
         start = time.perf_counter()
         yield
         self._since += time.perf_counter() - start

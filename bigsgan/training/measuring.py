@@ -1,4 +1,4 @@
-"""Measures samples with the metrics of a recipe or of a command, and keeps what came out."""
+"""Measures samples with the metrics of a recipe or of a command, and records the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bigsgan.metrics.real_cache import directory
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import RankLog
 from bigsgan.monitor.sinks import writing
-from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, stand_statistics
 from bigsgan.training.schedules import is_due
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Measuring:
-    """Measures the average's samples while a run trains."""
+    """Measures the EMA's samples while a run trains."""
 
     def __init__(self, plan: RunPlan, out: Path, dataset: ImageDataset, batch: int, rank_log: RankLog) -> None:
         """Open the feature network.
@@ -47,10 +47,10 @@ class Measuring:
             out: The run directory.
             dataset: Its images.
             batch: Samples at a time: no more than a micro-batch, for which there is memory.
-            rank_log: Learns how far a measurement is, for the watchdog.
+            rank_log: Receives the progress of a measurement, for the watchdog.
 
         Raises:
-            UserError: The feature network is not there, or does not fit.
+            UserError: The feature network does not exist, or does not fit the metrics.
         """
         section, data = plan.recipe.metrics, plan.recipe.data
         assert section is not None
@@ -69,23 +69,23 @@ class Measuring:
     def __call__(
         self,
         generator: Engine,
-        average: ShardedAverage,
+        ema: ShardedEMA,
         standing: Sequence[MicroBatch],
         nimg: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, float] | None:
-        """Values by name, or None where it was stopped; rank 0 keeps the records in the run directory. A collective.
+        """Return values by name, or None if stopped; rank 0 records them in the run directory. A collective.
 
         Args:
             generator: The engine.
-            average: Of its weights.
+            ema: EMA of its weights.
             standing: Inputs for standing statistics.
             nimg: Images seen.
             stopped: See ``Evaluation.measure``.
         """
         recipe, network, infer = self._recipe, generator.network, generator.infer_everywhere
         self._tell("standing statistics")
-        with average.swapped():
+        with ema.swapped():
             stand_statistics(network, infer, standing)
             source = samples_of(recipe, network, infer, self._dataset, comm.device(), recipe.seed)
             found = self._evaluation.measure(source, self._replica, stopped)
@@ -97,7 +97,7 @@ class Measuring:
             try:
                 keep_records(self._out, records(found, self._evaluation.features, about))
             except UserError as error:
-                _log.warning("%s; training goes on", error)
+                _log.warning("%s; training continues", error)
         values = {f"metrics/{name}": value for measured in found for name, value in measured.values.items()}
         return {**values, "metrics/seconds": found[0].seconds}
 
@@ -114,13 +114,13 @@ def samples_of(
     seed: int,
     truncation: float | None = None,
 ) -> Generate:
-    """Return what makes samples of a generator for metrics.
+    """Return the function that makes a generator's samples for metrics.
 
     Args:
         recipe: Of the run.
-        network: The generator's layers on this rank, with standing statistics where it needs them.
+        network: The generator's layers on this rank, with standing statistics if it needs them.
         infer: Of that network.
-        dataset: Where inputs come from, if it translates images.
+        dataset: Source of inputs, if it translates images.
         device: Of the network.
         seed: Of the latents.
         truncation: Threshold of the latents.
@@ -145,11 +145,11 @@ def samples_of(
 
 
 def records(found: Sequence[Measured], features: Features, about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Everything that a number depends on beside it: one record for each metric, fit for JSON.
+    """Return one record for each metric, fit for JSON: its value and everything that it depends on.
 
     Args:
         found: Results.
-        features: The network that they were compared by.
+        features: The feature network.
         about: The samples: checkpoint, weights, seed, truncation, precision, images at a time.
     """
     return [

@@ -1,4 +1,4 @@
-"""What happens after gradients that are not finite: a report of where they arose, and the last good checkpoint."""
+"""Recovery from non-finite gradients: reports where they arose, and rolls back to the last good checkpoint."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from bigsgan.training.state import Counters
 
 
 class Attempt(NamedTuple):
-    """An update that was made, finite or not.
+    """An update, finite or not.
 
     Attributes:
         update: Its number, as its checkpoint counts.
-        read: Stretch of the data's order that it read.
-        scheduled: The numbers that it was made with.
+        read: The interval of data positions that it read.
+        scheduled: Its scheduled numbers, such as learning rates.
     """
 
     update: int
@@ -35,9 +35,9 @@ class Attempt(NamedTuple):
 
 
 class Recovery:
-    """Rolls a run back to its last good checkpoint when an update was not finite, and has it pass over that data.
+    """Rolls a run back to its last good checkpoint after a non-finite update, and skips that update's data.
 
-    fp16 is left alone: its loss scaling takes overflow for granted, skips such updates and counts them.
+    fp16 is exempt: its loss scaling expects overflow, and skips and counts such updates.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Recovery:
         most: int,
         moved: Callable[[int], None],
     ) -> None:
-        """Look after a run.
+        """Build the recovery of a run.
 
         Args:
             step: Of the run.
@@ -66,7 +66,7 @@ class Recovery:
         self._step, self._reals, self._source, self._counters = step, reals, source, counters
         self._entries, self._directory, self._most = entries, directory, most
         self._moved = moved
-        # A seam that overflows in fp16 makes G's gradients overflow too.
+        # If D's input gradients overflow in fp16, so do G's gradients.
         scaled = step.discriminator.scales_loss
         self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
         self._known = self._num_skipped()
@@ -75,13 +75,13 @@ class Recovery:
         self._bad: set[str] = set()  # seals of tags from which the next update fails, on other data too
 
     def failed(self, attempt: Attempt, at_once: bool) -> Attempt | None:
-        """Return the first update since the last call that was not finite, the same on all ranks; None without one.
+        """Return the first non-finite update since the last call, the same on all ranks, or None.
 
-        Where the device decides, the host learns of an update when the next one has been made.
+        If the device decides, the host learns about an update after the next one.
 
         Args:
-            attempt: The update that was made.
-            at_once: Whether to wait for the device to know of this one too.
+            attempt: The latest update.
+            at_once: Whether to wait for the device's decision about it.
         """
         num_skipped = comm.Later(sum(engine.outcomes.num_skipped_so_far for engine in self._engines))
         made = [*self._made, (attempt, num_skipped)]
@@ -89,16 +89,16 @@ class Recovery:
         return next((what for what, number in made if number.value() > self._known), None)
 
     def roll_back(self, failed: Attempt) -> str:
-        """Find out where an update failed, and go back; every rank calls this.
+        """Find out where an update failed, and roll back. A collective.
 
         Args:
-            failed: What ``failed`` found.
+            failed: The result of ``failed``.
 
         Returns:
-            What happened, in a line for the user.
+            A line for the user.
 
         Raises:
-            UserError: This was once too often, or there is nothing to go back to.
+            UserError: There were too many rollbacks, or there is no checkpoint.
         """
         update = failed.update
         self._rewind(failed.read[0])
@@ -109,8 +109,8 @@ class Recovery:
         rollbacks, skipped = counters.rollbacks + 1, counters.skipped_with(failed.read)
         if rollbacks > self._most:
             remedy = "lower the learning rates, raise precision, or look at the data of the updates that the log names"
-            problem = f"rollbacks were not enough: update {update} is not finite ({report})"
-            raise UserError("max_rollbacks", self._most, problem, remedy)
+            problem = f"rollbacks were not enough: update {update} is not finite"
+            raise UserError("max_rollbacks", self._most, problem, remedy, report)
         if self._restored is not None and self._restored[1] == update:
             self._bad.add(self._restored[0])
         found = self._last_good(update, report)
@@ -119,17 +119,16 @@ class Recovery:
         counters.rollbacks, counters.skipped = rollbacks, skipped
         self._rewind(counters.position)
         self._known, self._made = self._num_skipped(), []
-        return f"update {update} is not finite ({report}); going on from {found.path}, passing over its real images"
+        return f"Update {update} is not finite ({report}). Resuming from {found.path}, skipping its real images."
 
     def _last_good(self, update: int, report: str) -> checkpoint.Checkpoint:
         def choose(passed_over: Collection[Path]) -> checkpoint.Checkpoint:
             newest = self._newest_not_bad(passed_over) if comm.rank() == 0 else None
             found: checkpoint.Checkpoint | None = comm.from_rank_zero(newest)
             if found is None or found.is_imported:
-                problem = (
-                    f"is not finite, and there is no {'other ' * bool(self._bad)}checkpoint to go back to ({report})"
-                )
-                raise UserError(f"update {update}", None, problem, "lower the learning rates, or raise precision")
+                problem = f"is not finite, and there is no {'other ' * bool(self._bad)}checkpoint to roll back to"
+                remedy = "lower the learning rates, or raise precision"
+                raise UserError(f"update {update}", None, problem, remedy, report)
             return found
 
         return checkpoint.first_intact(
@@ -137,7 +136,7 @@ class Recovery:
         )
 
     def _newest_not_bad(self, passed_over: Collection[Path]) -> checkpoint.Checkpoint | None:
-        """Known by its seal and not by its path: a run that went further back saves the same images again."""
+        """Identify bad checkpoints by checksum, not by path: after a rollback a run saves the same paths again."""
         passed = set(passed_over)
         while found := checkpoint.newest_or_none(self._directory, passed):
             if found.manifest["sha256"] not in self._bad:
@@ -155,15 +154,15 @@ class Recovery:
 
 @contextmanager
 def first_not_finite(engines: Mapping[str, Engine]) -> Iterator[list[str]]:
-    """Look at what every layer yields inside the block, and at the gradients there; slow.
+    """Check the outputs of every layer and their gradients inside the block; slow.
 
     Yields:
-        A list that gets one text, for the first value that is not finite.
+        A list, to which one text is appended: the first non-finite value.
     """
     first: list[str] = []
     handles = [handle for name, engine in engines.items() for handle in _watch_layers(name, engine.network, first)]
     try:
-        with torch.compiler.set_stance("force_eager"):  # what is compiled passes over new hooks
+        with torch.compiler.set_stance("force_eager"):  # compiled code ignores new hooks
             yield first
     finally:
         for handle in handles:
@@ -201,7 +200,7 @@ def _note(values: Tensor, what: str, first: list[str]) -> None:
 
 
 def _of_all_ranks(first: list[str]) -> str:
-    """The finding of the lowest rank that has one; ranks may differ in their samples."""
+    """Return the finding of the lowest rank that has one; ranks differ in their samples."""
     found = comm.gather_objects(first[0] if first else None) or []
     texts = [f"rank {rank}: {text}" for rank, text in enumerate(found) if text]
-    return comm.from_rank_zero(texts[0] if texts else "not seen again when the update was repeated")
+    return comm.from_rank_zero(texts[0] if texts else "not reproduced when the update was repeated")

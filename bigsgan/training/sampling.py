@@ -1,4 +1,4 @@
-"""Images from a generator: standing statistics and fixed inputs, for one that an engine holds or a plain one."""
+"""Images from a generator, in an engine or plain: standing statistics and fixed inputs."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ def check_truncation(recipe: Recipe, truncation: float) -> None:
     """
     if recipe.generator.has_styles:
         if not math.isfinite(truncation):
-            raise UserError("--truncation", truncation, "is no psi", "give a number such as 0.7")
+            raise UserError("--truncation", truncation, "must be a finite number (psi)", "give a number such as 0.7")
     elif not LEAST_TRUNCATION <= truncation < math.inf:
-        remedy = f"give a number from {LEAST_TRUNCATION} on, such as 0.8"
-        raise UserError("--truncation", truncation, "is no threshold for resampling", remedy)
+        problem, detail = f"must be at least {LEAST_TRUNCATION}", "latents are resampled until they lie below it"
+        raise UserError("--truncation", truncation, problem, "give a number such as 0.8", detail)
 
 
 def check_batch(batch: int) -> None:
@@ -157,8 +157,8 @@ def check_batch(batch: int) -> None:
         UserError: It is out of range.
     """
     if not LEAST_BATCH <= batch <= LARGEST_BATCH:
-        problem = "is no number of images to compute at a time"
-        raise UserError("--batch", batch, problem, f"give {LEAST_BATCH} to {LARGEST_BATCH}")
+        problem = f"must be {LEAST_BATCH} to {LARGEST_BATCH}"
+        raise UserError("--batch", batch, problem, "give a number in this range")
 
 
 def smaller_batch(batch: int) -> str:

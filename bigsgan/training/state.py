@@ -1,4 +1,4 @@
-"""Everything that a run must find again, as named entries that save and load themselves, on any layout."""
+"""The state of a run as named entries, which can be saved and loaded in any layout."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigsgan.checkpoint import Part, SavedValues
+from bigsgan.checkpoint import SavedValues, StateShard
 from bigsgan.data.order import Stretch, phase_start
 from bigsgan.engines import Engine, Shard
-from bigsgan.training.ema import ShardedAverage
+from bigsgan.training.ema import ShardedEMA
 
 Number = float | int
 
@@ -27,7 +27,7 @@ class EngineState:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StateShard]:
         """Masters and the optimizer's tensors, by parameter, and the buffers."""
         found = list(_buffer_parts(self._engine, dict(self._engine.network.named_buffers())))
         for shard in self._engine.shards():
@@ -56,14 +56,14 @@ class EngineState:
         self._engine.load_scalars({key: value for key, value in saved.numbers.items() if key != STEP})
 
 
-class AverageState:
-    """The generator's moving average."""
+class EMAState:
+    """The EMA of the generator's weights."""
 
-    def __init__(self, engine: Engine, average: ShardedAverage) -> None:
+    def __init__(self, engine: Engine, average: ShardedEMA) -> None:
         self._engine, self._average = engine, average
 
-    def parts(self) -> list[Part]:
-        """The average, by parameter, and its buffers."""
+    def parts(self) -> list[StateShard]:
+        """Return the EMA, by parameter, and its buffers."""
         found = list(_buffer_parts(self._engine, self._average.buffers))
         for shard, values in zip(self._engine.shards(), self._average.shards, strict=True):
             found += _shard_parts(shard, MASTER, values)
@@ -81,14 +81,14 @@ class AverageState:
         load_buffers(saved, self._average.buffers)
 
 
-def _shard_parts(shard: Shard, kind: str, values: Tensor) -> Iterator[Part]:
+def _shard_parts(shard: Shard, kind: str, values: Tensor) -> Iterator[StateShard]:
     """The pieces of a flat tensor that lies as the shard's master does; of a copy, this rank's share of each."""
     replica, num_replicas = shard.copies
     for piece in shard.pieces:
         low, high = piece.numel * replica // num_replicas, piece.numel * (replica + 1) // num_replicas
         if low < high:
             stretch = values[piece.start + low : piece.start + high]
-            yield Part(kind, piece.name, piece.offset + low, stretch)
+            yield StateShard(kind, piece.name, piece.offset + low, stretch)
 
 
 def load_shard(saved: SavedValues, shard: Shard, kind: str = MASTER, out: Tensor | None = None) -> None:
@@ -116,10 +116,10 @@ def load_optimizer(saved: SavedValues, engine: Engine) -> None:
             engine.load_optimizer_state(i, state)
 
 
-def _buffer_parts(engine: Engine, buffers: dict[str, Tensor]) -> Iterator[Part]:
+def _buffer_parts(engine: Engine, buffers: dict[str, Tensor]) -> Iterator[StateShard]:
     """Buffers are the same on all replicas of a layer: the first one's are saved."""
     if engine.replica == 0:
-        yield from (Part(BUFFER, name, 0, buffer.detach().reshape(-1)) for name, buffer in buffers.items())
+        yield from (StateShard(BUFFER, name, 0, buffer.detach().reshape(-1)) for name, buffer in buffers.items())
 
 
 def load_buffers(saved: SavedValues, buffers: dict[str, Tensor]) -> None:
@@ -139,7 +139,7 @@ class Counters:
         update: Generator updates made, applied or skipped.
         nimg: Images seen: ``batch`` for each of them.
         rollbacks: How often the run went back to a checkpoint because an update was not finite.
-        position: Real images of the data's order that are done with, read or passed over.
+        position: Position in the data's order: real images that were read or skipped.
         skipped: Stretches of that order that such updates read, which the run passes over; ascending.
     """
 
@@ -157,12 +157,12 @@ class Counters:
         for _ in range(self.d_steps):
             self.position = phase_start(self.position, batch, self.skipped) + batch
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StateShard]:
         """Return none."""
         return []
 
     def numbers(self) -> dict[str, Number]:
-        """All counts, and each stretch that is passed over."""
+        """Return all counts, and the skipped intervals."""
         counts = {name: getattr(self, name) for name in ("update", "nimg", "rollbacks", "position")}
         for i, stretch in enumerate(self.skipped):
             counts |= {f"skipped.{i}.{bound}": value for bound, value in zip(_BOUNDS, stretch, strict=True)}

@@ -1,4 +1,4 @@
-"""Requests to save and end: signals, and a launcher that is gone. Loads nothing heavy: it is asked for first of all."""
+"""Requests to save and exit: signals, and the exit of the launcher. Imports little, as it has to start first."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from bigsgan.signals import STOPPING
 
 _POLL_SECONDS = 0.5
 _JOINING_SECONDS = 1800.0
-"""Until all ranks have come: large jobs import for minutes from a slow file system."""
+"""Limit until all ranks have started: large jobs import for minutes from a slow file system."""
 
 _SAVING_SECONDS = 45.0
-"""Until a rank ends whose launcher has ended, whatever it does: one that saves, builds, or waits for lost ranks."""
+"""Limit for a rank after its launcher has exited: it may be saving, building, or waiting for lost ranks."""
 
 LAUNCHER_ENDED = "the end of its launcher"
-"""The reason that is a failure: of several hosts' launchers the others have to start the run again."""
+"""The one reason that is a failure: the launchers of the other hosts have to restart the run."""
 
 _DEEPSPEED = "deepspeed.launcher.launch"
 _PYTHON_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")
-"""Variables that torchrun and deepspeed set for their ranks. Both are programs in Python."""
+"""Variables that torchrun and deepspeed, both Python programs, set for their ranks."""
 
 _ADOPTERS = ("systemd", "slurmstepd:")
-"""Processes that take over the children of those that have ended, besides process 1."""
+"""Processes, besides process 1, that adopt orphaned processes."""
 
 
 class StopRequests:
-    """Whether this process was asked to save and end. What it was asked is the ranks' to share.
+    """Whether this process was asked to save and exit. The ranks have to agree on it themselves.
 
     Attributes:
         signal: Name of the first signal received, or None.
@@ -152,10 +152,11 @@ class StopRequests:
             reason, status, now = self.reason, self._status, time.monotonic()
             lost = (lost or now) if self._launcher_ended else None
             if status is not None and reason is not None:
-                text = f"stopped by {reason} before training began; the same command goes on"
+                text = f"stopped by {reason} before training started; the same command resumes"
                 _end(text, 1 if reason == LAUNCHER_ENDED else status)
             if status is not None and now - since > _JOINING_SECONDS:
-                _end(f"not all ranks came within {_JOINING_SECONDS:.0f} s: the launcher's messages say which ended", 1)
+                limit = f"{_JOINING_SECONDS:.0f} s"
+                _end(f"not all ranks started within {limit}; see the launcher's messages for the rank that failed", 1)
             if lost is not None and now - lost > _SAVING_SECONDS:
                 _end(f"stopped {_SAVING_SECONDS:.0f} s after {LAUNCHER_ENDED}", 1)
         os.close(reader)
@@ -184,7 +185,7 @@ def _launchers(num: int | None = None) -> list[int]:
 
 
 def _is_adopter(process: int) -> bool:
-    """Whether it takes over the children of processes that have ended; a launcher may be process 1 of a container."""
+    """Return whether a process adopts orphans; process 1 of a container may be the launcher itself."""
     name = Path(_read(process, "cmdline").partition("\0")[0]).name
     return name.startswith(_ADOPTERS) or (process == 1 and not name.startswith("python"))
 
@@ -197,5 +198,5 @@ def _parent_of(process: int) -> int:
 def _read(process: int, file: str) -> str:
     try:
         return Path(f"/proc/{process}/{file}").read_text()
-    except OSError:  # it has ended, or this is no Linux
+    except OSError:  # it has exited, or this is not Linux
         return ""

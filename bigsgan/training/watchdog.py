@@ -1,4 +1,4 @@
-"""Ends a run in which nothing happens any more, and says which rank hangs where."""
+"""Ends a hanging run, and reports which rank hangs where."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST_COMPILATION_SECONDS = 3600.0
 """Of one piece of code; as long torch.compile may keep the ranks waiting."""
 
 _POLLS = 8
-"""Looks at the run in the time after which it counts as hanging."""
+"""Checks per timeout."""
 
 _LONGEST_POLL_SECONDS = 10.0
 _SILENT_RANKS_WAIT_SECONDS = 3.0
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Board(Protocol):
-    """Where ranks leave short texts for each other, without waiting for anyone; see comm.open_board."""
+    """A key-value store in which ranks leave short texts for each other, without blocking; see comm.open_board."""
 
     def write(self, key: str, text: str) -> None: ...  # noqa: D102
     def read(self, key: str) -> str | None: ...  # noqa: D102
@@ -44,13 +44,13 @@ class Board(Protocol):
 
 
 class _Beat(NamedTuple):
-    """What a rank tells of itself.
+    """A rank's heartbeat.
 
     Attributes:
         number: Grows as long as the process lives.
-        progress: Phases that it has come through.
-        phase: Where it is.
-        place: Innermost line of its main thread's program.
+        progress: Number of phases so far.
+        phase: The current phase.
+        place: Innermost line of its main thread.
         waits: Whether that line waits for other ranks.
         host: Of the process.
     """
@@ -64,7 +64,7 @@ class _Beat(NamedTuple):
 
 
 class Watchdog:
-    """A thread that looks whether this rank's phase still changes, and tells the other ranks what it sees."""
+    """A thread that checks whether this rank's phase still changes, and reports to the other ranks."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Watchdog:
             self._stopped.set()
 
     def _watch(self) -> None:
-        board = _Courteous(self._open_board)
+        board = _BoundedWaitStore(self._open_board)
         seen, since = self._progress(board), time.monotonic()
         pause = min(_LONGEST_POLL_SECONDS, self._timeout / _POLLS)
         self._beat(board)
@@ -125,10 +125,10 @@ class Watchdog:
                     self._give_up(board, before)
                     return
 
-    def _progress(self, board: _Courteous) -> tuple[int, int, int]:
-        """What changes as long as the run goes on."""
+    def _progress(self, board: _BoundedWaitStore) -> tuple[int, int, int]:
+        """Return numbers that change as long as the run makes progress."""
         phase, num_phases, moved = self._rank_log.phase, self._rank_log.num_phases, self._rank_log.num_moved
-        # One sum, as each rank cannot ask each other one. A board that is silent knows of this rank alone.
+        # One sum, as each rank cannot ask every other one. Without an answer only this rank's number is known.
         total = board.ask("add", "moved", moved - self._told)
         self._moved = self._moved + moved - self._told if total is None else total
         self._told = moved
@@ -137,25 +137,25 @@ class Watchdog:
         self._compiled = self._compiled + compiles if total is None else total
         return num_phases, self._moved if phase in MOVING else 0, self._compiled
 
-    def _beat(self, board: _Courteous) -> None:
+    def _beat(self, board: _BoundedWaitStore) -> None:
         self._count += 1
         place, waits = _innermost(self._main)
         log = self._rank_log
         beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname())
         board.ask("write", f"beat/{self._rank}", json.dumps(beat))
 
-    def _give_up(self, board: _Courteous, before: dict[int, _Beat]) -> None:
+    def _give_up(self, board: _BoundedWaitStore, before: dict[int, _Beat]) -> None:
         self._beat(board)
         text = describe(before, self._beats(board), self._timeout, self._world_size)
-        speaks = board.ask("add", "speaker", 1) in (1, None)  # the first, or where nobody can be asked
+        speaks = board.ask("add", "speaker", 1) in (1, None)  # the first rank, or any if the store does not answer
         if speaks:
-            with suppress(OSError):  # of a full disk that it goes to: the run has to end all the same
+            with suppress(OSError):  # standard error may be on a full disk: the run has to end all the same
                 print(f"bigsgan: {text}", file=sys.stderr, flush=True)
         # In a thread, as it may be the file system that hangs.
         logging_ = threading.Thread(target=self._log_stacks, args=(text,), daemon=True)
         logging_.start()
         logging_.join(_SILENT_RANKS_WAIT_SECONDS)
-        # Launchers end all ranks as soon as one exits, and srun drops what it was told right before.
+        # Launchers terminate all ranks as soon as one exits, and srun drops late output.
         time.sleep(FORWARDING_SECONDS if speaks else _SILENT_RANKS_WAIT_SECONDS)
         self._end()
 
@@ -164,7 +164,7 @@ class Watchdog:
             file.write(f"ending this rank: {text}\n")
             faulthandler.dump_traceback(file)
 
-    def _beats(self, board: _Courteous) -> dict[int, _Beat]:
+    def _beats(self, board: _BoundedWaitStore) -> dict[int, _Beat]:
         found = {}
         for rank in range(self._world_size):
             if text := board.ask("read", f"beat/{rank}"):
@@ -172,8 +172,8 @@ class Watchdog:
         return found
 
 
-class _Courteous:
-    """Asks a board without waiting longer than a while: its host may be what hangs."""
+class _BoundedWaitStore:
+    """Calls a board's methods with a limit on the wait: the board's host may be what hangs."""
 
     def __init__(self, open_board: Callable[[], Board]) -> None:
         self._open_board = open_board
@@ -181,7 +181,7 @@ class _Courteous:
         self._busy: threading.Thread | None = None
 
     def ask(self, method: str, *arguments: str | int) -> Any:
-        """What the board answers; None where it does not."""
+        """Return the board's answer, or None if it does not answer in time."""
         if self._busy is not None and self._busy.is_alive():
             return None
         answers: list[Any] = []
@@ -195,16 +195,16 @@ class _Courteous:
             self._board = self._board or self._open_board()
             answers.append(getattr(self._board, method)(*arguments))
         except (RuntimeError, OSError) as error:
-            _log.info("the ranks' board does not answer: %s", error)
+            _log.info("the shared store does not answer: %s", error)
 
 
 def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, world_size: int) -> str:
-    """One line that names the ranks which hang, and where.
+    """Return one line that names the hanging ranks, and where they hang.
 
     Args:
         before: Beats by rank.
-        after: Beats some time later, long enough for every process that lives to beat again; none where the board
-            does not answer.
+        after: Beats some time later, long enough for every live process to beat again; none if the board does not
+            answer.
         timeout: Seconds without progress.
         world_size: Number of ranks.
     """
@@ -214,9 +214,9 @@ def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, 
     behind = [rank for rank in answering if after[rank].progress == least]
     if len(behind) == len(answering):
         behind = [rank for rank in answering if not after[rank].waits]
-    text = f"nothing has happened for {timeout:.0f} s: "
+    text = f"no progress for {timeout:.0f} s: "
     if not after:  # rank 0 keeps the store itself, or under torchrun its launcher does
-        return f"{text}rank 0 does not answer, nor does the store of the ranks that it or its launcher keeps{_remedy()}"
+        return f"{text}rank 0 does not answer, nor does the store that it or its launcher hosts{_remedy()}"
     if silent:
         last = after.get(silent[0])
         where = f", last seen in phase '{last.phase}' on {last.host}" if last else ""
@@ -230,7 +230,7 @@ def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, 
 
 
 def _remedy() -> str:
-    return "; the ranks' logs hold their stacks; if it was only slow, raise hang_timeout_seconds"
+    return "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -239,7 +239,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _innermost(thread: int) -> tuple[str, bool]:
-    """Line that a thread is at, and whether it waits for other ranks there."""
+    """Return the current line of a thread, and whether it waits for other ranks there."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "the end", False

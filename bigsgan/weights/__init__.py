@@ -1,1 +1,1 @@
-"""Reads the weights of public implementations: their state dicts become ours, and sections of a recipe."""
+"""Reads weights of public implementations: converts state dicts, and derives sections of a recipe."""

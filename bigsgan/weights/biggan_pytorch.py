@@ -176,7 +176,7 @@ def _generator_size(state: State) -> tuple[int, int, int]:
     if "shared.weight" not in state:
         _refuse_other_gains(state)
     if not any(name.endswith((".u0", ".u")) for name in state):
-        problem = "has no spectral norm, which every BigGAN has here"
+        problem = "must have spectral norm, as all BigGANs here"
         raise UserError("weights", None, problem, "give a generator trained with it (G_param SN, apply_g_sn)")
     return _size(state, state["blocks.0.0.conv1.weight"].shape[1], BIGGAN_GENERATOR, widths)
 
@@ -184,8 +184,8 @@ def _generator_size(state: State) -> tuple[int, int, int]:
 def _refuse_other_gains(state: State) -> None:
     """Without a shared embedding each gain is a table with a row for each class, and has no spectral norm."""
     if _is_deep(state) or any(name.endswith((".gain.u0", ".gain.u")) for name in state):
-        problem = "is not a generator of BigGAN-PyTorch: it lacks shared.weight"
-        raise UserError("weights", None, problem, "give the state dict of the network that was asked for")
+        problem = "must be a generator of BigGAN-PyTorch, which has shared.weight"
+        raise UserError("weights", None, problem, "give the state dict of the requested network")
 
 
 def _discriminator_size(state: State) -> tuple[int, int, int]:
@@ -222,15 +222,15 @@ def _size(
         found = [first, *outputs] if len(outputs) == len(expected) - 1 else outputs
         if resolution >= _SMALLEST and found == [channels * m for m in expected]:
             return resolution, channels, depth
-    problem = f"has blocks of {outputs} channels, which are those of no resolution"
+    problem = f"has blocks of {outputs} channels, which no resolution has"
     raise UserError("weights", None, problem, "give a state dict of BigGAN or BigGAN-deep as published")
 
 
 def _require(state: State, what: str, names: list[str]) -> None:
     missing = [name for name in names if name not in state]
     if missing:
-        problem = f"is not {what} of BigGAN-PyTorch: it lacks {missing[0]}"
-        raise UserError("weights", None, problem, "give the state dict of the network that was asked for")
+        problem = f"must be {what} of BigGAN-PyTorch, which has {missing[0]}"
+        raise UserError("weights", None, problem, "give the state dict of the requested network")
 
 
 def _converted(state: State, network: LayerStack, first: int, ends: dict[str, str]) -> dict[str, Tensor]:
@@ -248,7 +248,7 @@ def _converted(state: State, network: LayerStack, first: int, ends: dict[str, st
         module, _, leaf = name.rpartition(".")
         module = module.removesuffix(".bn")  # of cross_replica and mybn
         if leaf == "accumulation_counter" and tensor.any():
-            problem = "says that standing statistics were summed up, and so there are no running ones"
+            problem = "is not 0: sums of standing statistics have replaced the running statistics"
             raise UserError("weights", name, problem, "give weights as training saved them")
         if _LEFT_OUT.fullmatch(leaf):
             continue
@@ -262,8 +262,8 @@ def _converted(state: State, network: LayerStack, first: int, ends: dict[str, st
     found = {name: tensor.shape for name, tensor in converted.items()}
     if found != expected:
         differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        problem = f"does not fit a network of ours at {differing[0]} and {len(differing) - 1} other tensors"
-        raise UserError("weights", None, problem, "give a network with the layers that are the reference's default")
+        problem = f"does not fit the network here at {differing[0]} and {len(differing) - 1} other tensors"
+        raise UserError("weights", None, problem, "give a network with the reference's default layers")
     return converted
 
 

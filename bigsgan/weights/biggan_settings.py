@@ -44,7 +44,8 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
     try:
         content = read_content(OPTION, path)
     except UserError as error:
-        raise UserError(OPTION, str(path), error.problem, f"give another file, or {OPTION} {NONE}") from None
+        remedy = f"give another file, or {OPTION} {NONE}"
+        raise UserError(OPTION, str(path), error.problem, remedy, error.detail) from None
     config = content.get("config") if isinstance(content, dict) else None
     if not isinstance(config, dict) or "num_D_steps" not in config or not all(isinstance(key, str) for key in config):
         raise not_of(path, "BigGAN-PyTorch")

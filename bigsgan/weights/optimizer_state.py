@@ -35,10 +35,10 @@ def adam_moments(state_dict: Mapping[str, Any], network: ForeignNetwork) -> Mome
     names, state = network.parameters, state_dict.get("state")
     groups = state_dict.get("param_groups")
     if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
-        raise ValueError("it has not one group of parameters")
+        raise ValueError("it does not have exactly one group of parameters")
     numbers = groups[0].get("params")
     if not isinstance(state, dict) or numbers != list(range(len(names))) or state.keys() != set(numbers):
-        raise ValueError(f"it is not of the network's {len(names)} parameters")
+        raise ValueError(f"it is not for the network's {len(names)} parameters")
     values: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
     steps = set()
     for number, name in enumerate(names):

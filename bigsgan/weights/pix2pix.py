@@ -58,7 +58,7 @@ def discriminator_section(state: State) -> dict[str, Any]:
     first = _first(state, "discriminator", _PATCHES, _PIXELS)
     channels, seen = state[f"{first}.weight"].shape[:2]
     if seen in (1, 3):
-        problem = "judges an image without its input, as CycleGAN's discriminators do"
+        problem = "does not read the input beside the image, as in CycleGAN's discriminators"
         _refuse(f"{first}.weight", problem, "import the generator alone, without --discriminator")
     section = {"family": "pix2pix", "architecture": "patches", "channels": channels}
     if first == _PIXELS:
@@ -148,7 +148,7 @@ def _num_levels(state: State) -> int:
 def _num_blocks(state: State) -> int:
     found = {int(match[1]) for name in state if (match := re.match(r"model\.(\d{1,4})\.conv_block\.", name))}
     if found != set(range(_FIRST_BLOCK, _FIRST_BLOCK + len(found))) or not found:
-        problem = "is not where two halvings come before the residual blocks: pix2pixHD's and others' are not read"
+        problem = "does not come after two halvings, as in pix2pixHD, which is not supported"
         _refuse(f"model.{_FIRST_BLOCK}.conv_block", problem, "give a U-Net or ResNet of pix2pix or CycleGAN")
     return len(found)
 
@@ -180,7 +180,7 @@ def _renamed(state: State, names: Mapping[str, str]) -> dict[str, Tensor]:
         if ending == "num_batches_tracked" or (is_statistic and not _is_batch_norm(state, module)):
             continue  # nothing reads them
         if module not in names:
-            _refuse(name, "is no tensor of pix2pix's network", "give its latest_net_G.pth or latest_net_D.pth")
+            _refuse(name, "is not a tensor of pix2pix", "give its latest_net_G.pth or latest_net_D.pth")
         ours = names[module]
         is_norm = re.search(r"norm\d?$", ours) is not None
         found[f"layers.{ours}.{_NORM.get(ending, ending) if is_norm else ending}"] = value
@@ -202,7 +202,7 @@ def _require(state: State, name: str, network: str) -> None:
 
 def _missing(name: str, network: str) -> NoReturn:
     remedy = "give the file of that network, such as latest_net_G.pth or latest_net_D.pth"
-    raise UserError("weights", None, f"hold no {network} of pix2pix: there is no {name}", remedy)
+    raise UserError("weights", None, f"must be a pix2pix {network}, which has {name}", remedy)
 
 
 def _refuse(name: str, problem: str, remedy: str) -> NoReturn:

@@ -33,7 +33,7 @@ def file_settings(path: Path) -> Settings:
     try:
         lines = read_text(path, _MOST_BYTES).splitlines()
     except (OSError, ValueError) as error:
-        problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise UserError(OPTION, str(path), problem, f"give another file, or {OPTION} {NONE}") from None
     content = {match[1]: _value(match[2].strip()) for line in lines if (match := _LINE.fullmatch(line))}
     if not {"model", "netG", "no_dropout"} <= content.keys():

@@ -160,7 +160,7 @@ def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], network: str
         if theirs.endswith(_KERNEL):
             continue
         if theirs not in names:
-            raise _foreign(network, f"{theirs} has no place in it")
+            raise _foreign(network, f"{theirs} is unknown")
         found[f"layers.{names[theirs]}"] = tensor.T.contiguous() if theirs == _EMBEDDING else tensor
     for theirs in names.keys() - state.keys() - {_EMBEDDING}:
         if not theirs.endswith(_CHANGE_OF_WIDTH):
@@ -189,7 +189,7 @@ def _bf16_stages(network: str, types: list[str]) -> dict[str, int]:
     """How many of the finest stages compute in bf16, of the types from coarse to fine."""
     number = types.count("bfloat16")
     if types != ["float32"] * (len(types) - number) + ["bfloat16"] * number:
-        problem = f"have an R3GAN {network} whose stages compute in {', '.join(types)} from coarse to fine"
+        problem = f"are an R3GAN {network} whose stages compute in {', '.join(types)} from coarse to fine"
         raise UserError("weights", None, problem, "give one in which only the finest stages compute in bf16")
     return {"bf16_stages": number} if number else {}
 

@@ -1,4 +1,4 @@
-"""Settings that other trainers save beside their weights, by dotted names, and what becomes of them."""
+"""Settings that other trainers save beside their weights, and their translation to keys of a recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SNAPSHOT = "the snapshot"
 _MOST_BYTES = 1 << 20
 _LARGEST = 10**12
 """Of all numbers, which are then safe to calculate with."""
-_REMEDY = f"mend or remove that file, or give {OPTION} {NONE}"
+_REMEDY = f"fix or remove that file, or give {OPTION} {NONE}"
 
 
 class Settings(NamedTuple):
@@ -64,7 +64,8 @@ class Options:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is None or (is_number and abs(value) <= _LARGEST):  # not so for NaN
             return value
-        problem = f"has {name} {_short(value)}, which is no number" + (f" up to {_LARGEST:g}" if is_number else "")
+        limit = f" of at most {_LARGEST:g}" if is_number else ""
+        problem = f"has {name} {_short(value)}, which must be a number{limit}"
         raise UserError(OPTION, str(self.path), problem, _REMEDY)
 
     def section(self, name: str) -> dict[str, Any]:
@@ -96,23 +97,23 @@ def read_options(path: Path) -> dict[str, Any]:
     """
 
     def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     try:
         content = json.loads(read_text(path, _MOST_BYTES), parse_constant=refuse)
     except OSError as error:
-        raise UserError(OPTION, str(path), f"cannot be read ({error.strerror or error})", _REMEDY) from None
+        raise UserError(OPTION, str(path), f"cannot be read: {error.strerror or error}", _REMEDY) from None
     except (ValueError, RecursionError) as error:
         problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise UserError(OPTION, str(path), f"is not valid JSON ({problem})", _REMEDY) from None
+        raise UserError(OPTION, str(path), "must be valid JSON", _REMEDY, problem) from None
     if not isinstance(content, dict):
-        raise UserError(OPTION, str(path), "holds no settings by name", _REMEDY)
+        raise UserError(OPTION, str(path), "must be a JSON object", _REMEDY)
     return content
 
 
 def not_of(path: Path, what: str) -> UserError:
     """Make the error of a file that holds something else."""
-    return UserError(OPTION, str(path), f"holds no settings of {what}", f"give another file, or {OPTION} {NONE}")
+    return UserError(OPTION, str(path), f"must contain settings of {what}", f"give another file, or {OPTION} {NONE}")
 
 
 def checked(settings: Sequence[Settings], make: Callable[[], Any]) -> Any:
@@ -127,7 +128,7 @@ def checked(settings: Sequence[Settings], make: Callable[[], Any]) -> Any:
         files = [each.origin for each in settings if each.origin != SNAPSHOT]
         if not files:
             raise
-        raise UserError(OPTION, files[0], f"gives a recipe that does not fit: {error}", _REMEDY) from None
+        raise UserError(OPTION, files[0], f"does not give a valid recipe: {error}", _REMEDY) from None
 
 
 def _two_levels(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads files of public implementations: weights under our names, and the sections of a recipe that they fit."""
+"""Reads files of public implementations: weights under our names, and the matching sections of a recipe."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def read_source(
         UserError: A file cannot be read, holds code, or is not of that source.
     """
     if norm_eps is not None and source != "biggan-pytorch":
-        raise UserError("--bn-eps", norm_eps, f"is an argument of biggan-pytorch, not of {source}", "leave it out")
+        raise UserError("--bn-eps", None, f"is not supported with --from {source}", "remove the option")
     check_file("--weights", weights)
     in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
     snapshot = _read("--weights", weights)
@@ -100,14 +100,15 @@ def read_source(
     if discriminator is not None:
         others = _read("--discriminator", discriminator).networks
         if "D" not in others and len(others) != 1:
-            raise UserError("--discriminator", str(discriminator), "holds no discriminator", "give the file of one")
+            remedy = "give the file of a discriminator"
+            raise UserError("--discriminator", str(discriminator), "contains no discriminator", remedy)
         networks["D"] = others.get("D") or next(iter(others.values()))
         snapshot = snapshot._replace(
             optimizers={name: each for name, each in snapshot.optimizers.items() if name == "G"}
         )
     average = networks.get("G_ema", networks.get("G"))
     if average is None:
-        raise UserError("--weights", str(weights), "holds no generator", "give the file of a generator")
+        raise UserError("--weights", str(weights), "contains no generator", "give the file of a generator")
     module = SOURCES[source]
     live = networks.get("G", average)
     sections = {"generator": _section(module.generator_section, average)}
@@ -139,7 +140,7 @@ def _file_settings(
         "pix2pix": weights.with_name(pix2pix_settings.FILE),
     }
     if given is not None and given != NONE and source not in beside:
-        raise UserError(OPTION, given, f"is not read for {source}", "leave it out")
+        raise UserError(OPTION, None, f"is not supported with --from {source}", "remove the option")
     path = beside.get(source) if given is None else Path(given)
     if given == NONE or path is None or (given is None and not os.path.isfile(path)):
         return Settings(), None
@@ -197,11 +198,12 @@ def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:
                 raise UserError(option, str(path), f"is of {project}, which is not supported", remedy)
     named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
     if not named or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(option, str(path), "is no state dict: it holds more than named tensors", "save the state dict")
+        detail = "it contains more than named tensors"
+        raise UserError(option, str(path), "must be a state dict", "save the state dict", detail)
     for name, value in content.items():
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            problem = f"is no state dict: {name} is larger than what is stored of it"
-            raise UserError(option, str(path), problem, "save the state dict")
+            detail = f"{name} is larger than its storage"
+            raise UserError(option, str(path), "must be a state dict", "save the state dict", detail)
     state = dict(content)
     while prefix := next((p for p in _PREFIXES if state and all(name.startswith(p) for name in state)), None):
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}

@@ -68,7 +68,7 @@ def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None
     widths = {size: _shape(state, f"synthesis.b{size}.conv1.weight")[0] for size in _sizes(resolution)}
     w_size, layers = _shape(state, "mapping.w_avg")[0], _mapping_layers(state)
     if layers == 0:
-        _refuse("mapping_kwargs.num_layers", "is 0, which is supported in a discriminator alone")
+        _refuse("mapping_kwargs.num_layers", "is 0, which only a discriminator supports")
     _check_mapping(state, w_size)
     embedded = w_size if "mapping.embed.weight" in state else 0
     without_image = "resnet" if f"synthesis.b{resolution}.skip.weight" in state else "orig"
@@ -108,7 +108,7 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
     }
     if "mapping.embed.weight" in state:
         if _shape(state, "b4.out.weight")[0] != head[0]:
-            _refuse("cmap_dim", f"is not the number of channels at 4x4, {head[0]}, which alone is supported")
+            _refuse("cmap_dim", f"differs from the number of channels at 4x4, {head[0]}, and only that is supported")
         _check_mapping(state, head[0])
         section["mapping_layers"] = _mapping_layers(state)
     if not init_kwargs:
@@ -193,10 +193,10 @@ def _renamed(state: State, rename: Callable[[str], str | None], layers: list[nn.
         if ours in needed:
             tensor = tensor.reshape(1) if name.endswith("noise_strength") and tensor.dim() == 0 else tensor
             if tensor.shape != needed[ours]:
-                _refuse(name, f"has the shape {tuple(tensor.shape)} and not {tuple(needed[ours])}")
+                _refuse(name, f"has the shape {tuple(tensor.shape)}, not {tuple(needed[ours])}")
             found[ours] = tensor
         elif ours is None or not name.endswith("resample_filter"):
-            _refuse(name, "is no entry of StyleGAN2's")
+            _refuse(name, "is not an entry of StyleGAN2")
     missing = needed.keys() - found.keys()
     if missing:
         _refuse(min(missing), "has no counterpart in it")
@@ -220,7 +220,7 @@ def _resolution(state: State, prefix: str) -> int:
     pattern = re.compile(rf"{re.escape(prefix)}(\d{{1,5}})\..*")
     sizes = {int(match[1]) for name in state if (match := pattern.fullmatch(name))}
     if len(sizes) < 2 or sorted(sizes) != _sizes(max(sizes)):
-        _refuse(f"{prefix}4, {prefix}8, ...", "are not all there, up to a power of two")
+        _refuse(f"{prefix}4, {prefix}8, ...", "are not complete up to a power of two")
     return max(sizes)
 
 
@@ -231,7 +231,7 @@ def _sizes(resolution: int) -> list[int]:
 def _shape(state: State, name: str) -> torch.Size:
     tensor = state.get(name)
     if tensor is None or tensor.dim() not in (1, 2, 4):
-        _refuse(name, "is missing, or is no weight")
+        _refuse(name, "is missing, or is not a weight")
     return tensor.shape
 
 
@@ -244,7 +244,7 @@ def _channels(widths: dict[int, int], name: str) -> dict[str, int]:
     largest = max(widths.values())
     base = max(size * width for size, width in widths.items())
     if any(width != min(base // size, largest) for size, width in widths.items()):
-        _refuse(name, f"and the like have widths that no channel_base gives: {widths}")
+        _refuse(name, f"and the other blocks have widths that no channel_base gives: {widths}")
     return {"channel_base": base, "channel_max": largest}
 
 

@@ -80,15 +80,15 @@ def read_snapshot(path: Path) -> Snapshot:
         with path.open("rb") as file:
             content = _Unpickler(file).load()
         if not isinstance(content, dict):
-            raise pickle.UnpicklingError("it holds no dictionary")
+            raise pickle.UnpicklingError("it contains no dictionary")
         return _snapshot(content)
     except _TensorFlowError:
         remedy = "convert it with legacy.py of stylegan2-ada-pytorch or stylegan3 first"
         raise UserError(str(path), None, "is a legacy pickle of TensorFlow, which is not supported", remedy) from None
     except OSError as error:
-        raise UserError(str(path), None, f"cannot be read ({error.strerror})", "give another file") from None
+        raise UserError(str(path), None, f"cannot be read: {error.strerror}", "give another file") from None
     except Exception as error:  # a pickle can make its reader raise whatever it likes
-        problem = f"is no pickle of StyleGAN or R3GAN that can be read safely ({error})"
+        problem = f"must be a pickle of StyleGAN or R3GAN that can be read safely: {error}"
         raise UserError(
             str(path), None, problem, "give a snapshot of stylegan2-ada-pytorch, stylegan3 or R3GAN"
         ) from None
@@ -237,7 +237,7 @@ class _Unpickler(pickle.Unpickler):
 def _storage(data: Any) -> _Boxed:
     """Read a storage, by PyTorch's own reader for files that may hold nothing but tensors."""
     if not isinstance(data, bytes):
-        raise pickle.UnpicklingError("a storage is no bytes")
+        raise pickle.UnpicklingError("a storage is not bytes")
     try:
         check_stored(io.BytesIO(data))
     except ValueError as error:
@@ -245,9 +245,9 @@ def _storage(data: Any) -> _Boxed:
     try:
         storage = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception:  # torch's text advises to run the code
-        raise pickle.UnpicklingError("a storage is damaged or holds code, which is not run") from None
+        raise pickle.UnpicklingError("a storage is damaged or contains code, which is not executed") from None
     if not isinstance(storage, torch.storage.TypedStorage):
-        raise pickle.UnpicklingError("a storage holds something else")
+        raise pickle.UnpicklingError("a storage contains something else")
     return _Boxed(storage)
 
 
@@ -342,14 +342,14 @@ def _tensors(network: _Persistent) -> Iterator[tuple[bool, str, Tensor]]:
     def walk(module: Any, prefix: str) -> Iterator[tuple[bool, str, Tensor]]:
         # A module that is its own child would never end, and one that is there twice at many levels hardly ever.
         if not isinstance(module, _Persistent) or id(module) in seen:
-            raise pickle.UnpicklingError("its modules form no tree")
+            raise pickle.UnpicklingError("its modules do not form a tree")
         seen.add(id(module))
         parameters = _dictionary(module, "_parameters")
         for name, tensor in {**parameters, **_dictionary(module, "_buffers")}.items():
             if isinstance(tensor, _Boxed) and isinstance(tensor.content, Tensor):
                 yield name in parameters, f"{prefix}{name}", tensor.content.contiguous()
             elif tensor is not None:
-                raise pickle.UnpicklingError(f"{prefix}{name} is no tensor")
+                raise pickle.UnpicklingError(f"{prefix}{name} is not a tensor")
         for name, child in _dictionary(module, "_modules").items():
             if child is not None:
                 yield from walk(child, f"{prefix}{name}.")

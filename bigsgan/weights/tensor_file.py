@@ -1,4 +1,4 @@
-"""Files of torch.save and safetensors, of which tensors and plain values are read and no code is run."""
+"""Reads files of torch.save and safetensors: tensors and plain values only, without executing code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PASSED_OVER = (
 
 
 def check_file(option: str, path: Path) -> None:
-    """Refuse what is no file.
+    """Refuse a path that is not a file.
 
     Raises:
         UserError: It is a directory, a pipe or a device, or not there.
@@ -30,7 +30,7 @@ def check_file(option: str, path: Path) -> None:
     try:
         check_regular(path)
     except OSError as error:
-        raise UserError(option, str(path), f"cannot be read ({error.strerror})", "give another file") from None
+        raise UserError(option, str(path), f"cannot be read: {error.strerror}", "give another file") from None
 
 
 def read_content(option: str, path: Path) -> Any:
@@ -47,18 +47,19 @@ def read_content(option: str, path: Path) -> Any:
     try:
         check_stored(path)
     except ValueError as error:
-        what = "holds code, which is not run" if "/code/" in str(error) else f"cannot be read: {error}"  # TorchScript's
+        is_code = "/code/" in str(error)  # TorchScript
+        what = "contains code, which is not executed" if is_code else f"cannot be read: {error}"
         raise UserError(option, str(path), what, "save the state dict alone, by torch.save") from None
     try:
         return load_file(path) if path.suffix == ".safetensors" else _load(path)
     except OSError as error:
-        raise UserError(option, str(path), f"cannot be read ({error.strerror or error})", "give another file") from None
+        raise UserError(option, str(path), f"cannot be read: {error.strerror or error}", "give another file") from None
     except Exception as error:  # damaged bytes make the reader raise whatever it likes
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = "cannot be read: it is damaged, or of another format"
         if asked or "weights_only" in str(error):  # never torch's text, whose advice is to run the code
-            what = f"holds code{f' ({asked[1]})' if asked else ''}, which is not run"
-        remedy = "give a state dict, as .pth or .safetensors, in which there are tensors alone"
+            what = f"contains code{f' ({asked[1]})' if asked else ''}, which is not executed"
+        remedy = "give a state dict of tensors only, as .pth or .safetensors"
         raise UserError(option, str(path), what, remedy) from None
 
 

@@ -19,7 +19,7 @@ plan_ranks() {
     if [ -n "$per_task" ]; then
         [ "${per_task##*:}" = 1 ] || refuse "--gpus-per-task, --ntasks-per-gpu: $per_task is not one GPU a rank; give 1"
         ranks=${asked:-0}
-        [ "$ranks" -gt 0 ] || refuse "--gpus-per-task: the number of ranks is missing; give --ntasks"
+        [ "$ranks" -gt 0 ] || refuse "--ntasks: must be given with --gpus-per-task; add --ntasks"
     elif [ "$gpus" != 0 ]; then
         [[ "$gpus" != *" "* ]] ||
             refuse "nodes: have ${counts// / and } GPUs; give --gpus-per-node, or --gpus-per-task 1 with --ntasks"
@@ -94,10 +94,10 @@ if [ -f "$site" ]; then
     . "$site" || refuse "$site: ended with status $?; run it by itself: bash $site"
     set -u
 elif [ -n "${BIGSGAN_SITE:-}" ]; then
-    refuse "BIGSGAN_SITE: '$site' is no file; give the path of a copy of launch/slurm/site.example.sh"
+    refuse "BIGSGAN_SITE: must be a file, got '$site'; give the path of a copy of launch/slurm/site.example.sh"
 fi
 [ ${#command[@]} -gt 0 ] || in_container || command -v bigsgan >/dev/null ||
-    refuse "bigsgan: is not on the PATH of the job; activate its environment before sbatch, or in $site"
+    refuse "bigsgan: must be on the PATH of the job; activate its environment before sbatch, or in $site"
 most_restarts=${BIGSGAN_RESTARTS:-3}
-[[ "$most_restarts" =~ ^[0-9]+$ ]] || refuse "BIGSGAN_RESTARTS: '$most_restarts' is no number; give one such as 3"
+[[ "$most_restarts" =~ ^[0-9]+$ ]] || refuse "BIGSGAN_RESTARTS: must be a number, got '$most_restarts'; give one such as 3"
 export SLURM_EXPORT_ENV=ALL # sbatch --export=NONE leaves NONE for srun: ranks need what was set up here

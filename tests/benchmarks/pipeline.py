@@ -161,7 +161,7 @@ def memory(options):
     scenarios.update(run, 1)
     trim()
     held = resident_bytes() - before
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from zero
     scenarios.update(run, 1)
     peak = resident_bytes(peak=True) - before
     engines = [getattr(run.step, network) for network in NETWORKS]

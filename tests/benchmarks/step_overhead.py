@@ -37,7 +37,7 @@ class Product:
                 self._time(getattr(self.run.step, name), verb, f"{name}.{verb}")
         self._time(self.run.reals, "next_phase", "data")
         self._time(self.run.source, "inputs", "latents")
-        self._time(self.run.average, "update", "average")
+        self._time(self.run.ema, "update", "EMA")
 
     def _time(self, owner, name, label):
         original = getattr(owner, name)

@@ -67,7 +67,7 @@ def test_a_signalled_job_requeues_itself_and_is_the_same_run(jobs):
     (output,) = [p.read_text() for p in directory.glob("slurm-*.out") if "back into the queue" in p.read_text()]
     stopped = int(output.partition("stopped by SIGUSR1 at ")[2].split()[0])
     assert 0 < stopped < TOTAL
-    assert f"going on from stopped/checkpoints/{stopped:012d} ({stopped} images)" in output
+    assert f"Resuming from stopped/checkpoints/{stopped:012d} ({stopped} images)" in output
     whole, other = (checkpoint.find_intact(directory / name) for name in ("whole", "stopped"))
     assert other.nimg == TOTAL
     assert other.manifest["files"] == whole.manifest["files"]  # checksums of all tensors
@@ -112,7 +112,7 @@ def test_a_bad_recipe_is_recorded_and_a_failed_rank_is_started_again(tmp_path):
     assert "unknown JobState=FAILED ExitCode=2:0 Restarts=0" in said  # which the ranks alone find
     assert "killed JobState=COMPLETED ExitCode=0:0 Restarts=1" in said
     outputs = [path.read_text() for path in sorted(tmp_path.glob("slurm-*.out"))]
-    message = "bigsgan: batch: 63 does not divide into 1 micro-batches on 2 ranks for the generator"
+    message = "bigsgan: batch: must be a multiple of 2, got 63 (1 micro-batches on 2 ranks for the generator)"
     assert sum(text.count(message) for text in outputs) == 1
     assert sum(text.count("bigsgan: /dev/null/run") + text.count("bigsgan: out: ") for text in outputs) == 1
     assert checkpoint.find_intact(tmp_path / "killed").nimg == TOTAL
@@ -243,7 +243,7 @@ UNEQUAL = {
     "train --gpus 3": "nodes: have 2 and 1 GPUs; give --gpus-per-node, or --gpus-per-task 1 with --ntasks",
     "train --gpus-per-node 1": [("node1", "0", "0"), ("node2", "0", "0")],
     "train --gpus-per-task 1 --ntasks 3": [("node1", "0", "0"), ("node1", "0", "1"), ("node2", "0", "0")],
-    "train --gpus-per-task 1 --ntasks 2 --export NONE": "bigsgan: is not on the PATH of the job; activate its",
+    "train --gpus-per-task 1 --ntasks 2 --export NONE": "bigsgan: must be on the PATH of the job; activate its",
 }
 
 

@@ -36,7 +36,9 @@ def test_deepspeed_on_two_hosts(tmp_path):
     assert "bigsgan: hosts: node9 cannot be reached: " in (tmp_path / "never.log").read_text()
     assert "bigsgan: wrong: node9 cannot be reached: " in done.stderr
     bad = (tmp_path / "bad.log").read_text()
-    assert bad.count("bigsgan: batch: 3 does not divide into 1 micro-batches on 2 ranks for the generator") == 1, bad
+    assert (
+        bad.count("bigsgan: batch: must be a multiple of 2, got 3 (1 micro-batches on 2 ranks for the generator)") == 1
+    ), bad
     found = checkpoint.find_intact(tmp_path / "run")
     assert (found.nimg, found.manifest["world_size"]) == (64, 2)
     logs = [(tmp_path / "run" / "logs" / f"rank0000{rank}.log").read_text() for rank in range(2)]
@@ -80,7 +82,7 @@ def test_the_hosts_that_are_left_go_on(loss, tmp_path):
     first = (tmp_path / "first.log").read_text()
     print(first[-6000:], (tmp_path / "second.log").read_text()[-6000:])
     assert done.returncode == 0
-    assert "going on in another layout:\n  world_size: 2 -> 1" in first
+    assert "Resuming with another layout:\n  world_size: 2 -> 1" in first
     if loss == "killed":
         assert "bigsgan: rank 0 on node1 lost its connection in phase '" in first
     found = checkpoint.find_intact(tmp_path / "run")
@@ -162,8 +164,8 @@ def test_pods_of_the_manifest_are_drained_and_refuse_bad_input(tmp_path):
     assert done.returncode == 0
     assert done.stdout.split("\n")[:4] == ["first 2", "second 2", "drained 85", "complete"]
     told = [line for name in ("bad", "second_bad") for line in logs[name].splitlines() if "bigsgan: " in line]
-    problem = "3 does not divide into 1 micro-batches on 2 ranks for the generator"
-    assert told == [f"bigsgan: batch: {problem}; set batch to a multiple of 2, such as batch=4"]
+    problem = "must be a multiple of 2, got 3 (1 micro-batches on 2 ranks for the generator)"
+    assert told == [f"bigsgan: batch: {problem}; set batch=4"]
     assert "stopped by SIGTERM at " in logs["first"]
-    assert "going on from " in logs["first"]
+    assert "Resuming from " in logs["first"]
     assert checkpoint.find_intact(tmp_path / "run").nimg == 400

@@ -52,7 +52,7 @@ def peaks(
         for update in range(num_updates):
             with record_function(f"#update{update}"):
                 scenarios.update(run, 1)
-        with record_function("#samples"), run.average.swapped():
+        with record_function("#samples"), run.ema.swapped():
             run.step.generator.infer_everywhere(inputs)
     inspected = inspect(run) if inspect else None
     scenarios.destroy(run)

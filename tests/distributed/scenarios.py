@@ -50,7 +50,7 @@ def measured(overrides: list[str], ds: dict[str, Any], cache: str) -> dict[str, 
     run = build(overrides, ds)
     update(run, 2)
     assert run.measuring is not None
-    values = run.measuring(run.step.generator, run.average, run.standing, run.counters.nimg)
+    values = run.measuring(run.step.generator, run.ema, run.standing, run.counters.nimg)
     destroy(run)
     return values
 
@@ -71,14 +71,14 @@ def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
             for kind, value in shard.optimizer_state.items():
                 if kind != "step" and torch.is_tensor(value):
                     yield entry, kind, shard, value.flatten()
-    for shard, values in zip(run.step.generator.shards(), run.average.shards, strict=True):
+    for shard, values in zip(run.step.generator.shards(), run.ema.shards, strict=True):
         yield "average", "master", shard, values
 
 
 def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     """Buffers on this rank, by entry."""
     found = {entry: dict(getattr(run.step, entry).network.named_buffers()) for entry in ("generator", "discriminator")}
-    return {**found, "average": run.average.buffers}
+    return {**found, "average": run.ema.buffers}
 
 
 def local_state(run: Run) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
         return [t.clone() for t in tensors] + [torch.from_numpy(_valid(p)) for p in g.network.parameters()]
 
     before, live = state(), g.infer_everywhere(inputs)
-    with run.average.swapped():
+    with run.ema.swapped():
         averaged = g.infer_everywhere(inputs)
         g.infer_everywhere(inputs, moving=True)  # buffers may move inside
     restored = all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))

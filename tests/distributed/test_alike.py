@@ -16,7 +16,7 @@ from tests.tiny import tiny_plan, zero
 
 BOTH = dict.fromkeys(("generator", "discriminator"), zero(0))
 HOST = socket.gethostname()
-REMEDY = "copy the same files to all hosts, or give a place that they share"
+REMEDY = "copy the same files to all hosts, or give a path on a shared file system"
 
 
 def fill(root, names, size=16):
@@ -67,9 +67,9 @@ def test_other_contents_of_the_same_names_are_refused(ranks, tmp_path):
 
 def test_data_that_one_host_lacks_is_told_with_its_name(ranks, tmp_path):
     roots = [fill(tmp_path / "first", SAME), tmp_path / "second"]
-    told = f"data.root: '{roots[1]}' does not exist (on {HOST}); give the directory that holds the images"
+    told = f"data.root: '{roots[1]}' does not exist (on {HOST}); give the directory with the images"
     assert ranks(2).run(begin, roots, FOLDER) == [told, told]
-    told = f"data.root: '{roots[1]}' does not exist; give the directory that holds the images"
+    told = f"data.root: '{roots[1]}' does not exist; give the directory with the images"
     assert ranks(2).run(begin, roots[1:] * 2, FOLDER) == [told, told]
 
 
@@ -93,7 +93,7 @@ def planned(overrides, directory):
         (
             ["seed=1", "optimizer.generator.lr=0.1"],
             ["seed=1", "optimizer.generator.lr=0.2"],
-            f"optimizer.generator.lr: is 0.2 on {HOST}, and 0.1 on {HOST} (rank 0); "
+            f"optimizer.generator.lr: must be 0.1 as on {HOST} (rank 0), got 0.2 on {HOST}; "
             "start all hosts with the same recipe, DeepSpeed files and versions",
         ),
     ],

@@ -13,10 +13,7 @@ from bigsgan import elastic
 from bigsgan.errors import UserError
 from tests.distributed.launching import TIMEOUT, needs_two_devices
 
-MESSAGE = (
-    "bigsgan: batch: 63 does not divide into 1 micro-batches on 2 ranks for the generator; "
-    "set batch to a multiple of 2, such as batch=64"
-)
+MESSAGE = "bigsgan: batch: must be a multiple of 2, got 63 (1 micro-batches on 2 ranks for the generator); set batch=64"
 
 
 @needs_two_devices
@@ -33,7 +30,7 @@ def test_bad_input_is_told_once_and_not_tried_again(tmp_path):
 
 
 def test_options_that_torchrun_does_not_take():
-    with pytest.raises(UserError, match=r"^arguments: '--nnodes=0:x' are refused: "):
+    with pytest.raises(UserError, match=r"^arguments: '--nnodes=0:x' are not valid: "):
         elastic.main(["--nnodes=0:x", "--", "--config=R.yaml"])
 
 
@@ -45,5 +42,5 @@ def test_its_help(capsys):
 
 
 def test_the_runs_options_stand_behind_two_dashes():
-    with pytest.raises(UserError, match=r"^arguments: hold no --; write torchrun's options, then --"):
+    with pytest.raises(UserError, match=r"^arguments: must contain --; write torchrun's options, then --"):
         elastic.main(["--nnodes=2", "--config=R.yaml"])

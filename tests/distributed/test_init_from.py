@@ -55,5 +55,5 @@ def test_in_stages(ranks, tmp_path):
 
 def test_another_network_is_refused(ranks, tmp_path):
     ds = {"generator": zero(0), "discriminator": zero(0)}
-    with pytest.raises(RuntimeError, match=r"init_from.run: has another generator: layers\.0\..*; use the"):
+    with pytest.raises(RuntimeError, match=r"init_from.run: has a different generator: layers\.0\..*; use the"):
         ranks(2).run(scenarios.begin_with, ADAM, ds, str(tmp_path), ["generator.channels=4"], 1)

@@ -38,8 +38,8 @@ def check(launcher: str, result: subprocess.CompletedProcess[str], message: str)
 @pytest.mark.parametrize("launcher", STATUS)
 def test_a_bad_recipe_is_answered_once(launcher, tmp_path):
     result = launch(launcher, tmp_path, "batch=63")
-    problem = "63 does not divide into 1 micro-batches on 2 ranks for the generator"
-    check(launcher, result, f"batch: {problem}; set batch to a multiple of 2, such as batch=64")
+    problem = "must be a multiple of 2, got 63 (1 micro-batches on 2 ranks for the generator)"
+    check(launcher, result, f"batch: {problem}; set batch=64")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -64,7 +64,8 @@ def test_what_every_rank_meets_after_the_start_is_answered_once(tmp_path):
     launcher = "deepspeed"
     (tmp_path / "images" / "one").mkdir(parents=True)
     result = launch(launcher, tmp_path, "data.kind=folder", "data.root=images", "metrics=null")
-    problem, remedy = "10 but images has 1 class folders (one)", "set data.num_classes=1, or 0 to train without classes"
+    problem = "must be 1 with this data, got 10 (images has 1 class folders (one))"
+    remedy = "set data.num_classes=1, or 0 to train without classes"
     check(launcher, result, f"data.num_classes: {problem}; {remedy}")
 
 
@@ -79,8 +80,10 @@ def test_what_rank_0_meets_for_all_is_answered_once(tmp_path):
     (checkpoint / "manifest.json").write_text(json.dumps(sealed(manifest)))
     (tmp_path / "run" / "config.yaml").write_text(recipe.to_yaml())
     result = launch("torchrun", tmp_path, "--config", "tiny.yaml", "out=run", "batch=16")
-    message = "batch: 16 was 8 in the run that run holds; set it back to go on, or give another `out` to start anew"
-    message += "; or accept it by --allow-change batch"
+    message = (
+        "batch: must be 8, as in the run 'run', got 16; set it back to resume, or give another `out` to start a new"
+    )
+    message += " run; or accept it by --allow-change batch"
     check("torchrun", result, message)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["batch"] == 8
 
@@ -96,7 +99,7 @@ def test_what_one_rank_alone_meets_ends_all(launcher, blocked, tmp_path):
     recipe = tiny_recipe(tmp_path)
     (tmp_path / "run" / blocked).mkdir(parents=True)
     result = launch(launcher, tmp_path, "--config", "tiny.yaml", "out=run", f"total_nimg={recipe.batch}")
-    remedy = "make room or allow writing there, or choose another place"
+    remedy = "free some space, fix its permissions, or choose another path"
     check(launcher, result, f"run/{blocked}: cannot be written: Is a directory; {remedy}")
 
 
@@ -112,11 +115,11 @@ def test_more_stages_than_layers_are_answered_once(tmp_path):
     code = "import sys; from bigsgan.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "plan", "--pipeline", "--config", "tiny.yaml", f"{field}=8", "--gpus", "8"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT)
-    problem = "8 is more than the discriminator has layers (5), which would leave a stage without any"
+    problem = "must be at most 5, the number of layers of the discriminator, got 8"
     assert recipe.batch == 8
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if "bigsgan: " in line] == [
-        f"bigsgan: {field}: {problem}; set {field} to 5 or less"
+        f"bigsgan: {field}: {problem}; set {field}=5 or less"
     ]
 
 

@@ -212,4 +212,6 @@ def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
 def test_before_the_first_checkpoint_there_is_nothing_to_go_back_to(ranks):
     both = {"generator": zero(0), "discriminator": zero(0)}
     for message in ranks(2).run(not_finite, [], both, "generator", 1, 40):
-        assert message.startswith("update 3: is not finite, and there is no checkpoint to go back to (rank 1: first in")
+        assert message.startswith(
+            "update 3: is not finite, and there is no checkpoint to roll back to (rank 1: first in"
+        )

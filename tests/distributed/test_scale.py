@@ -49,7 +49,7 @@ def host_bytes(run):
 
     But for the buffers through which a drive is read, which are not torch's.
     """
-    tensors = list(run.average.shards)
+    tensors = list(run.ema.shards)
     for network in NETWORKS:
         engine = getattr(run.step, network)
         optimizer = engine._engine.optimizer

@@ -51,7 +51,7 @@ def test_a_signal_saves_and_ends_all_ranks(launcher, target, number, tmp_path):
     log = (tmp_path / "run" / "logs" / "rank00000.log").read_text()
     assert "Traceback" not in log
     if target != "launcher":  # which passes nothing on afterwards
-        assert f"stopped by {number.name} at {found.nimg} images, which are saved; the same command goes on" in output
+        assert f"stopped by {number.name} at {found.nimg} images, which are saved; the same command resumes" in output
         assert process.returncode == 0
 
 
@@ -156,7 +156,7 @@ def test_a_rank_that_hangs_is_named_and_ends_the_job(tmp_path):
     assert not alive
     (line,) = [line for line in output.splitlines() if "bigsgan: " in line]
     # Seen a moment before: it may have been the grid at the beginning.
-    assert "bigsgan: nothing has happened for 6 s: rank 1 does not answer, last seen in phase '" in line
+    assert "bigsgan: no progress for 6 s: rank 1 does not answer, last seen in phase '" in line
     assert 'File "' in (tmp_path / "run" / "logs" / "rank00000.log").read_text()  # the stacks
 
 
@@ -181,7 +181,9 @@ def test_a_first_rank_that_hangs_is_named_too(tmp_path):
             process.wait()
     assert processes[1].returncode == 1
     (line,) = [line for line in output.splitlines() if "bigsgan: " in line]
-    assert "bigsgan: nothing has happened for 6 s: rank 0 does not answer, nor does the store of the ranks" in line
+    assert (
+        "bigsgan: no progress for 6 s: rank 0 does not answer, nor does the store that it or its launcher hosts" in line
+    )
     assert 'File "' in (tmp_path / "run" / "logs" / "rank00001.log").read_text()  # the stacks
 
 

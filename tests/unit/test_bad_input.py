@@ -84,7 +84,9 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "bathc=64": ("bathc", "unknown key", "did you mean batch?"),
     "lr=1": ("lr", "unknown key", "did you mean optimizer.generator.lr or optimizer.discriminator.lr?"),
     "optimizer.generator.learning_rate=1": (
-        "optimizer.generator.learning_rate", "unknown key", "the keys of this section are kind, lr,",
+        "optimizer.generator.learning_rate",
+        "unknown key",
+        "the keys of this section are kind, lr,",
     ),
     "data.colour=red": ("data.colour", "unknown key", "the keys of this section are kind, root,"),
     "batch=sixty": ("batch", "must be an integer, got 'sixty'", "write an integer such as 64"),
@@ -99,46 +101,68 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "batch.size=64": ("batch.size", "unknown key: batch is a value, not a section", "override batch"),
     "accumulation=3": ("batch", "must be a multiple of 3, got 64 (3 micro-batches on 1 ranks", "set batch=66"),
     "engines.discriminator.accumulation=128": (
-        "batch", "must be a multiple of 128, got 64 (128 micro-batches on 1", "set batch=128",
+        "batch",
+        "must be a multiple of 128, got 64 (128 micro-batches on 1",
+        "set batch=128",
     ),
     "seed=-1": ("seed", "must be at least 0, got -1", "give a larger number"),
     "seed=9223372036854775808": (
-        "seed", "must be at most 9223372036854775807, got 9223372036854775808", "give a smaller number",
+        "seed",
+        "must be at most 9223372036854775807, got 9223372036854775808",
+        "give a smaller number",
     ),
     f"seed={'9' * 400}": ("seed", "must be at most 9223372036854775807, got 999", "give a smaller number"),
     f"seed={'9' * 5000}": ("seed", "must be a YAML value", "fix or quote it"),
     "batch=1048577": ("batch", "must be at most 1048576, got 1048577", "give a smaller number"),
     "batch=9223372036854775807": ("batch", "must be at most 1048576, got 9223372036854775807", "give a smaller number"),
     "data.resolution=4611686018427387904": (
-        "data.resolution", "must be at most 16384, got 4611686018427387904", "give a smaller number",
+        "data.resolution",
+        "must be at most 16384, got 4611686018427387904",
+        "give a smaller number",
     ),
     "data.crop_from=4611686018427387904": (
-        "data.crop_from", "must be at most 16384, got 4611686018427387904", "give a smaller number",
+        "data.crop_from",
+        "must be at most 16384, got 4611686018427387904",
+        "give a smaller number",
     ),
     "data={kind: synthetic, num_images: 4611686018427387904}": (
-        "data.num_images", "must be at most 100000000, got 4611686018427387904", "give a smaller number",
+        "data.num_images",
+        "must be at most 100000000, got 4611686018427387904",
+        "give a smaller number",
     ),
     "data.prefetch=4611686018427387904": (
-        "data.prefetch", "must be at most 1024, got 4611686018427387904", "give a smaller number",
+        "data.prefetch",
+        "must be at most 1024, got 4611686018427387904",
+        "give a smaller number",
     ),
     "objective.d_steps=4611686018427387904": (
-        "objective.d_steps", "must be at most 1000, got 4611686018427387904", "give a smaller number",
+        "objective.d_steps",
+        "must be at most 1000, got 4611686018427387904",
+        "give a smaller number",
     ),
     "hang_timeout_seconds=9223372036854775807": (
-        "hang_timeout_seconds", "must be at most 100000000, got 9223372036854775807", "give a smaller number",
+        "hang_timeout_seconds",
+        "must be at most 100000000, got 9223372036854775807",
+        "give a smaller number",
     ),
     "generator={family: stylegan2, half_resolutions: 4611686018427387904}": (
-        "generator.half_resolutions", "must be at most 16, got 4611686018427387904", "give a smaller number",
+        "generator.half_resolutions",
+        "must be at most 16, got 4611686018427387904",
+        "give a smaller number",
     ),
     "discriminator={family: pix2pix, depth: 4611686018427387904}": (
-        "discriminator.depth", "must be at most 64, got 4611686018427387904", "give a smaller number",
+        "discriminator.depth",
+        "must be at most 64, got 4611686018427387904",
+        "give a smaller number",
     ),
     "out=~nobody_of_that_name/x": ("out", "names a home directory that does not exist (~nobody", "the whole path"),
     "data.root=~nobody_of_that_name": ("data.root", "names a home directory that does not", "write the whole path"),
     "engines.generator.ds_config=~nobody_of_that_name/x": ("engines.generator.ds_config", "names a home", "whole path"),
     f"a={BOMB.partition(': ')[2]}": ("a", "must be a YAML value", "fix or quote it"),
     "{0: &a [1,1], b: [*a, *a]}": (
-        "override", "must have the form dotted.key=value, got '{0: &a [1,1], b:", "write it like",
+        "override",
+        "must have the form dotted.key=value, got '{0: &a [1,1], b:",
+        "write it like",
     ),
     "batch=!!map [1]": ("batch", "must be a YAML value, got '!!map [1]' (!!map must tag a", "fix or quote it"),
     "batch=\x1b[31m": ("batch", "must be a YAML value, got '\\x1b[31m' (unacceptable character", "quote it"),
@@ -151,154 +175,229 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "data=": ("data", "must be a section, got null", "write its keys below it"),
     "data=folder": ("data", "must be a section, got 'folder'", "write its keys below it"),
     "data.kind=imagenet": (
-        "data.kind", "must be 'digits', 'folder', 'zip', 'tar', 'torchvision',", "choose one of these",
+        "data.kind",
+        "must be 'digits', 'folder', 'zip', 'tar', 'torchvision',",
+        "choose one of these",
     ),
     "data.kind=folder": ("data.root", "must be given with data.kind=folder", "give the path of the directory"),
     "data={kind: torchvision, root: x}": (
-        "data.dataset", "must be given with data.kind=torchvision", "such as CIFAR10",
+        "data.dataset",
+        "must be given with data.kind=torchvision",
+        "such as CIFAR10",
     ),
     "data.image_channels=3": (
-        "data.image_channels", "must be 1 with data.kind=digits, got 3 (the digits are", "set data.image_channels=1",
+        "data.image_channels",
+        "must be 1 with data.kind=digits, got 3 (the digits are",
+        "set data.image_channels=1",
     ),
     "data.image_channels=2": (
-        "data.image_channels", "must be 1 or 3, got 2", "set data.image_channels=1 for greyscale or",
+        "data.image_channels",
+        "must be 1 or 3, got 2",
+        "set data.image_channels=1 for greyscale or",
     ),
     "data.image_channels=true": ("data.image_channels", "must be an integer, got true", "write an integer"),
     "data.num_classes=1000": (
-        "data.num_classes", "must be 0 or 10 with data.kind=digits, got 1000", "set data.num_classes=10, or 0 to train",
+        "data.num_classes",
+        "must be 0 or 10 with data.kind=digits, got 1000",
+        "set data.num_classes=10, or 0 to train",
     ),
     "data.resolution=48": (
-        "data.resolution", "must be one of [16, 32, 64, 128, 256, 512] with BigGAN, got 48", "set data.resolution=64",
+        "data.resolution",
+        "must be one of [16, 32, 64, 128, 256, 512] with BigGAN, got 48",
+        "set data.resolution=64",
     ),
     "data.resolution=16.0": ("data.resolution", "must be an integer, got 16.0", "write 16"),
     "data.crop_from=16": (
-        "data.crop_from", "must be greater than data.resolution (16), got 16", "give a larger number, or remove it",
+        "data.crop_from",
+        "must be greater than data.resolution (16), got 16",
+        "give a larger number, or remove it",
     ),
     "data.horizontal_flip=1": ("data.horizontal_flip", "must be true or false, got 1", "write true or false"),
     "data.horizontal_flip=yes": ("data.horizontal_flip", "must be true or false, got 'yes'", "write true or false"),
     "data.num_workers=100000": ("data.num_workers", "must be at most 256, got 100000", "give a smaller number"),
     "generator.family=progan": (
-        "generator.family", "must be 'biggan', 'biggan_deep', 'dcgan', 'mlp', 'pix2pix',", "choose one of these",
+        "generator.family",
+        "must be 'biggan', 'biggan_deep', 'dcgan', 'mlp', 'pix2pix',",
+        "choose one of these",
     ),
     "generator.channels=1000000000": (
-        "generator.channels", "must be at most 65536, got 1000000000", "give a smaller number",
+        "generator.channels",
+        "must be at most 65536, got 1000000000",
+        "give a smaller number",
     ),
     "generator.latent_size=61": (
-        "generator.latent_size", "must be a multiple of 3, got 61 (it is split into chunks for", "latent_size=60 or",
+        "generator.latent_size",
+        "must be a multiple of 3, got 61 (it is split into chunks for",
+        "latent_size=60 or",
     ),
     "generator.attention=8": ("generator.attention", "must be a list, got 8", "write a list"),
     "generator.attention=[64]": (
-        "generator.attention", "must be resolutions of feature maps, [8, 16], got [64]", "choose from these",
+        "generator.attention",
+        "must be resolutions of feature maps, [8, 16], got [64]",
+        "choose from these",
     ),
     "generator.attention=[8.0]": ("generator.attention.0", "must be an integer, got 8.0", "write 8"),
     "discriminator.attention=[8, 8]": (
-        "discriminator.attention", "must name each resolution once, got [8, 8]", "remove the second",
+        "discriminator.attention",
+        "must name each resolution once, got [8, 8]",
+        "remove the second",
     ),
     "objective.loss=hing": (
-        "objective.loss", "must be 'hinge', 'non_saturating', 'least_squares',", "choose one of these",
+        "objective.loss",
+        "must be 'hinge', 'non_saturating', 'least_squares',",
+        "choose one of these",
     ),
     "objective.r1=10": ("objective.r1", "must be a section, got 10", "write its keys below it"),
     "objective.r1={every: 2}": ("objective.r1.weight", "must be given", "add it to the recipe"),
     "objective.r1={wieght: 2}": ("objective.r1.wieght", "unknown key", "did you mean objective.r1.weight?"),
     "optimizer.generator.lr=0": ("optimizer.generator.lr", "must be greater than 0, got 0", "give a larger number"),
     "optimizer.generator.lr=.inf": (
-        "optimizer.generator.lr", "must be a finite number, got inf", "write a number such as 1e-4",
+        "optimizer.generator.lr",
+        "must be a finite number, got inf",
+        "write a number such as 1e-4",
     ),
     "optimizer.generator.lr=.nan": (
-        "optimizer.generator.lr", "must be a finite number, got nan", "write a number such as 1e-4",
+        "optimizer.generator.lr",
+        "must be a finite number, got nan",
+        "write a number such as 1e-4",
     ),
     "optimizer.generator.lr='1e-4'": (
-        "optimizer.generator.lr", "must be a number, got '1e-4'", "a number such as 1e-4",
+        "optimizer.generator.lr",
+        "must be a number, got '1e-4'",
+        "a number such as 1e-4",
     ),
     "optimizer.generator.lr=true": ("optimizer.generator.lr", "must be a number, got true", "write a number"),
     "optimizer.generator.betas=[0.0]": (
-        "optimizer.generator.betas", "must have at least 2 entries, got [0.0]", "add entries",
+        "optimizer.generator.betas",
+        "must have at least 2 entries, got [0.0]",
+        "add entries",
     ),
     "optimizer.generator.betas=[1.0, 0.9]": (
-        "optimizer.generator.betas.0", "must be less than 1, got 1.0", "give a smaller number",
+        "optimizer.generator.betas.0",
+        "must be less than 1, got 1.0",
+        "give a smaller number",
     ),
     "optimizer.generator.betas=0.9": ("optimizer.generator.betas", "must be a list, got 0.9", "such as [0.0, 0.999]"),
     "optimizer.generator.kind=lamb": (
-        "optimizer.generator.kind", "must be 'adam', 'sgd' or 'rmsprop', got 'lamb'", "choose one of these",
+        "optimizer.generator.kind",
+        "must be 'adam', 'sgd' or 'rmsprop', got 'lamb'",
+        "choose one of these",
     ),
     "optimizer.generator.momentum=0.9": (
-        "optimizer.generator.momentum", "must be 0 with kind=adam, got 0.9", "betas, or",
+        "optimizer.generator.momentum",
+        "must be 0 with kind=adam, got 0.9",
+        "betas, or",
     ),
     "optimizer.generator.final_lr=1e-5": (
-        "optimizer.generator.final_lr", "must be unset with decay=constant, got 1e-05", "linear or cosine",
+        "optimizer.generator.final_lr",
+        "must be unset with decay=constant, got 1e-05",
+        "linear or cosine",
     ),
     "optimizer.generator.final_beta2=0.99": (
-        "optimizer.generator.final_beta2", "must be unset with decay=constant, got 0.99", "cosine",
+        "optimizer.generator.final_beta2",
+        "must be unset with decay=constant, got 0.99",
+        "cosine",
     ),
     "optimizer.generator.decay_nimg=9": (
-        "optimizer.generator.decay_nimg", "must be unset with decay=constant, got 9", "cosine",
+        "optimizer.generator.decay_nimg",
+        "must be unset with decay=constant, got 9",
+        "cosine",
     ),
     "optimizer.generator={lr: 1, kind: sgd, decay: linear, final_beta2: 0.9}": (
-        "optimizer.generator.final_beta2", "must be unset with kind=sgd, got 0.9", "set optimizer.generator.kind=adam",
+        "optimizer.generator.final_beta2",
+        "must be unset with kind=sgd, got 0.9",
+        "set optimizer.generator.kind=adam",
     ),
     "optimizer.generator={lr: 1, decay: cosine, warmup_nimg: 9, decay_nimg: 9}": (
-        "optimizer.generator.decay_nimg", "must be greater than warmup_nimg (9), got 9", "raise it, or lower",
+        "optimizer.generator.decay_nimg",
+        "must be greater than warmup_nimg (9), got 9",
+        "raise it, or lower",
     ),
     "objective.r1={weight: 1, decay_nimg: 9}": (
-        "objective.r1.decay_nimg", "must be unset without final_weight, got 9", "give objective.r1.final_weight",
+        "objective.r1.decay_nimg",
+        "must be unset without final_weight, got 9",
+        "give objective.r1.final_weight",
     ),
     "optimizer.generator.warmup_nimg=1000": (
-        "optimizer.generator.warmup_nimg", "must be less than total_nimg (1000), got 1000", "shorten",
+        "optimizer.generator.warmup_nimg",
+        "must be less than total_nimg (1000), got 1000",
+        "shorten",
     ),
     "optimizer=": ("optimizer", "must be a section, got null", "write its keys below it"),
     "engines.generator.ds_config=ds_configs/none.json": (
-        "engines.generator.ds_config", "'ds_configs/none.json' does not exist", "give the path of a DeepSpeed JSON",
+        "engines.generator.ds_config",
+        "'ds_configs/none.json' does not exist",
+        "give the path of a DeepSpeed JSON",
     ),
     "engines.generator.ds_config=.": ("engines.generator.ds_config", "'.' does not exist", "give the path"),
     "engines.generator.stages=2": (
-        "engines.generator.stages", "unknown key", "the keys of this section are ds_config,",
+        "engines.generator.stages",
+        "unknown key",
+        "the keys of this section are ds_config,",
     ),
     "engines.generator.pipeline_stages=0": (
-        "engines.generator.pipeline_stages", "must be greater than 0, got 0", "give a larger number",
+        "engines.generator.pipeline_stages",
+        "must be greater than 0, got 0",
+        "give a larger number",
     ),
     "engines.generator.pipeline_stages=2": (
-        "engines.generator.pipeline_stages", "must divide the number of ranks (1), got 2", "a multiple of 2 ranks",
+        "engines.generator.pipeline_stages",
+        "must divide the number of ranks (1), got 2",
+        "a multiple of 2 ranks",
     ),
     "engines.generator.partition=time": (
-        "engines.generator.partition", "must be 'parameters', 'uniform' or 'profile', got 'time'", "choose one",
+        "engines.generator.partition",
+        "must be 'parameters', 'uniform' or 'profile', got 'time'",
+        "choose one",
     ),
     "pipeline.generator_phase=hold": (
-        "pipeline.generator_phase", "must be 'keep' or 'recompute', got 'hold'", "choose one of these",
+        "pipeline.generator_phase",
+        "must be 'keep' or 'recompute', got 'hold'",
+        "choose one of these",
     ),
     "pipeline.schedule=gpipe": ("pipeline.schedule", "must be 'joint' or 'phases', got 'gpipe'", "choose one of these"),
     "sample_statistics=none": ("sample_statistics", "must be 'running' or 'batch', got 'none'", "choose one of these"),
     "batch": (
-        "override", "must have the form dotted.key=value, got 'batch'", "write it like optimizer.generator.lr=1e-4",
+        "override",
+        "must have the form dotted.key=value, got 'batch'",
+        "write it like optimizer.generator.lr=1e-4",
     ),
     "=64": ("override", "must have the form dotted.key=value, got '=64'", "write it like"),
     "my.yaml": ("override", "must have the form dotted.key=value, got 'my.yaml'", "write --config my.yaml"),
     "data.root=[1,": ("data.root", "must be a YAML value, got '[1,' (expected the node content,", "fix or quote it"),
     "data.root=!!python/name:os.system x": (
-        "data.root", "must be a YAML value, got '!!python/name:os.system x' (could", "fix or quote it",
+        "data.root",
+        "must be a YAML value, got '!!python/name:os.system x' (could",
+        "fix or quote it",
     ),
-}  # fmt: skip
+}
 
 SEVERAL: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "twice": (
-        ["batch=64", "seed=1", "batch=32"], ("batch", "must be given once, got two overrides", "remove one of them"),
+        ["batch=64", "seed=1", "batch=32"],
+        ("batch", "must be given once, got two overrides", "remove one of them"),
     ),
     "around an option": (
-        ["batch=64", "--dry-run", "batch=32"], ("batch", "must be given once, got two overrides", "remove one of them"),
+        ["batch=64", "--dry-run", "batch=32"],
+        ("batch", "must be given once, got two overrides", "remove one of them"),
     ),
     "a section after its key": (
-        ["data.kind=digits", "data={}"], ("data", "replaces the earlier override data.kind", "before data.kind"),
+        ["data.kind=digits", "data={}"],
+        ("data", "replaces the earlier override data.kind", "before data.kind"),
     ),
     "relativistic": (
         ["objective.loss=relativistic", "engines.generator.accumulation=2"],
         (
-            "objective.loss", "'relativistic' needs equal accumulation in both networks: it",
+            "objective.loss",
+            "'relativistic' needs equal accumulation in both networks: it",
             "remove accumulation from engines.generator",
         ),
     ),
     "reuse_fakes": (
         ["objective.reuse_fakes=true", "engines.generator.accumulation=2"],
         (
-            "objective.reuse_fakes", "needs equal accumulation in both networks",
+            "objective.reuse_fakes",
+            "needs equal accumulation in both networks",
             "remove accumulation from engines.generator",
         ),
     ),
@@ -306,7 +405,7 @@ SEVERAL: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["objective.r1={weight: 1, every: 2}", "objective.r2={weight: 1}"],
         ("objective.r2", "must have the form and every of objective.r1 (exact, every", "give both the same form"),
     ),
-}  # fmt: skip
+}
 
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "empty": ("", ("out", "must be given", "add it to the recipe")),
@@ -381,10 +480,10 @@ DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "": ("COMMAND", "is missing", "see `bigsgan --help`"),
-    "trian": ("COMMAND", "'trian' is none of the choices", "choose from"),
-    "train --confg x": ("--confg", "is no option of `bigsgan train`", "see `bigsgan train --help`"),
-    "train --lr=1": ("--lr", "is no option of `bigsgan train`", "see `bigsgan train --help`"),
+    "": ("COMMAND", "must be given", "see `bigsgan --help`"),
+    "trian": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "choose one of these"),
+    "train --confg x": ("--confg", "unknown option of `bigsgan train`", "see `bigsgan train --help`"),
+    "train --lr=1": ("--lr", "unknown option of `bigsgan train`", "see `bigsgan train --help`"),
     "train --config": ("--config", "expected one argument", "see `bigsgan train --help`"),
     "train --config missing.yaml": (
         "--config",
@@ -407,15 +506,27 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "export --run x --out ~nobody_of_that_name": ("--out", "names a home directory that does not", "the whole path"),
     "data prepare ~nobody_of_that_name y --resolution 8 --format zip": ("SRC", "names a home", "the whole path"),
     "evaluate --run x --features ~nobody_of_that_name": ("--features", "names a home", "write the whole path"),
-    "train --stopped-status 256": ("--stopped-status", "256 is no exit status", "give 0 to 255"),
-    "plan --gpus 9223372036854775807": ("--gpus", "is no number of ranks", "give 1 to 1048576"),
-    "sample": ("--run, --out", "is missing", "see `bigsgan sample --help`"),
-    "sample --run run": ("--out", "is missing", "see `bigsgan sample --help`"),
-    "sample --run run --out x.png --num ten": ("--num", "'ten' is not an integer", "write an integer such as 1"),
-    "sample --run run --out x.png --num 1.5": ("--num", "'1.5' is not an integer", "write an integer"),
-    "sample --run run --out x.png --truncation all": ("--truncation", "'all' is not a number", "write a number"),
-    "sample --run run --out x.png 10": ("argument", "'10' is not expected by `bigsgan sample`", "see `bigsgan sample"),
-    "export --run run --out x --network both": ("--network", "'both' is none of the choices", "choose from"),
+    "train --stopped-status 256": ("--stopped-status", "must be 0 to 255, got 256", "give an exit status"),
+    "plan --gpus 9223372036854775807": (
+        "--gpus",
+        "must be 1 to 1048576, got 9223372036854775807",
+        "give a number in this range",
+    ),
+    "sample": ("--run, --out", "must be given", "see `bigsgan sample --help`"),
+    "sample --run run": ("--out", "must be given", "see `bigsgan sample --help`"),
+    "sample --run run --out x.png --num ten": ("--num", "must be an integer, got 'ten'", "write an integer such as 1"),
+    "sample --run run --out x.png --num 1.5": ("--num", "must be an integer, got '1.5'", "write an integer"),
+    "sample --run run --out x.png --truncation all": ("--truncation", "must be a number, got 'all'", "write a number"),
+    "sample --run run --out x.png 10": (
+        "argument",
+        "'10' is not an argument of `bigsgan sample`",
+        "see `bigsgan sample",
+    ),
+    "export --run run --out x --network both": (
+        "--network",
+        "must be one of 'generator', 'discriminator', got 'both'",
+        "choose one of these",
+    ),
     "export --run run --out x --ema --live": (
         "--live",
         "not allowed with argument --ema",
@@ -424,40 +535,49 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 
 ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
-    "no number": ({"WORLD_SIZE": "two"}, ("WORLD_SIZE", "'two' is set in the environment", "`unset WORLD_SIZE`")),
-    "no ranks": ({"WORLD_SIZE": "0"}, ("WORLD_SIZE", "'0' is set in the environment", "`unset WORLD_SIZE`")),
+    "no number": (
+        {"WORLD_SIZE": "two"},
+        ("WORLD_SIZE", "must be a whole number from 1 to 2147483647, got 'two' (an", "`unset WORLD_SIZE`"),
+    ),
+    "no ranks": (
+        {"WORLD_SIZE": "0"},
+        ("WORLD_SIZE", "must be a whole number from 1 to 2147483647, got '0' (an", "`unset WORLD_SIZE`"),
+    ),
     "no rank": (
         {"WORLD_SIZE": "2"},
-        ("WORLD_SIZE", "2 is set in the environment and RANK is not", "deepspeed or torchrun"),
+        ("WORLD_SIZE", "must be unset without RANK, got 2 (environment variables)", "deepspeed or torchrun"),
     ),
     "odd ranks": (
         {"WORLD_SIZE": "3", "RANK": "0"},
         ("batch", "must be a multiple of 3, got 64 (1 micro-batches on 3 ranks", "batch=66"),
     ),
-    "no address": ({"WORLD_SIZE": "1", "RANK": "0"}, ("MASTER_ADDR", "is not set in the environment", "`unset RANK`")),
+    "no address": (
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        ("MASTER_ADDR", "must be set in the environment, as RANK is", "`unset RANK`"),
+    ),
     "rank": (
         {"RANK": "x", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-        ("RANK", "'x' is set in the environment", "`unset RANK`"),
+        ("RANK", "must be a whole number from 0 to 2147483647, got 'x' (an", "`unset RANK`"),
     ),
     "port": (
         {"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "http"},
-        ("MASTER_PORT", "'http' is set in the environment", "`unset MASTER_PORT`"),
+        ("MASTER_PORT", "must be a whole number from 1 to 65535, got 'http' (an", "`unset MASTER_PORT`"),
     ),
     "local rank": (
         {"RANK": "0", "LOCAL_RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-        ("LOCAL_RANK", "'-1' is set in the environment", "`unset LOCAL_RANK`"),
+        ("LOCAL_RANK", "must be a whole number from 0 to 2147483647, got '-1' (an", "`unset LOCAL_RANK`"),
     ),
     "no local rank": (
         {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-        ("LOCAL_RANK", "is not set in the environment and RANK is", "`unset RANK`"),
+        ("LOCAL_RANK", "must be set in the environment, as RANK is", "`unset RANK`"),
     ),
     "no number of ranks": (
         {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-        ("WORLD_SIZE", "is not set in the environment and RANK is", "`unset RANK`"),
+        ("WORLD_SIZE", "must be set in the environment, as RANK is", "`unset RANK`"),
     ),
     "no port": (
         {"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "99999"},
-        ("MASTER_PORT", "'99999' is set in the environment and must be a whole number from 1 to 65535", "unset"),
+        ("MASTER_PORT", "must be a whole number from 1 to 65535, got '99999' (an", "unset"),
     ),
     "many digits": (
         {"WORLD_SIZE": "9" * 5000},
@@ -466,7 +586,7 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "many digits of a rank": ({"RANK": "9" * 5000}, ("RANK", "must be a whole number from 0 to", "`unset RANK`")),
     "many digits of Slurm": (
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "9" * 5000},
-        ("SLURM_NODEID", "is no number", "start with `srun`"),
+        ("SLURM_NODEID", "must be a whole number, got", "start with `srun`"),
     ),
     "many tasks of Slurm": (
         {
@@ -475,19 +595,19 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
             "SLURM_LOCALID": "0",
             "SLURM_STEP_TASKS_PER_NODE": "1(x999999999)",
         },
-        ("SLURM_STEP_TASKS_PER_NODE", "is not as Slurm writes it", "start with `srun`"),
+        ("SLURM_STEP_TASKS_PER_NODE", "must be as Slurm sets it, got '1(x999999999)'", "start with `srun`"),
     ),
     "accelerator": (
         {"DS_ACCELERATOR": "foo"},
-        ("DS_ACCELERATOR", "'foo' is set in the environment and must be one of cuda, cpu, ", "`unset DS_ACCELERATOR`"),
+        ("DS_ACCELERATOR", "must be one of cuda, cpu, xpu, npu, mps, hpu, mlu, sdaa,", "`unset DS_ACCELERATOR`"),
     ),
     "interface": (
         {"GLOO_SOCKET_IFNAME": "none7"},
-        ("GLOO_SOCKET_IFNAME", "'none7' is set in the environment, but", "name one of them"),
+        ("GLOO_SOCKET_IFNAME", "must be a network interface of ", "name one of them"),
     ),
     "host": (
         {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x" * 80, "MASTER_PORT": "1"},
-        ("MASTER_ADDR", "no host of that name is known on", "rank 0's host"),
+        ("MASTER_ADDR", "can resolve, got 'xxx", "rank 0's host"),
     ),
 }
 
@@ -746,33 +866,63 @@ def test_a_penalty_of_a_discriminator_without_stages_may_be_exact(capsys, monkey
 
 def test_a_plan_is_of_some_ranks(capsys):
     arguments = ["plan", "--config", "recipe.yaml", "--pipeline", "--gpus", "0"]
-    check(capsys, arguments, "--gpus", "0 is no number of ranks", "give 1 to 1048576")
+    check(capsys, arguments, "--gpus", "must be 1 to 1048576, got 0", "give a number in this range")
 
 
 @pytest.mark.parametrize(
     "options, field, problem, remedy",
     [
-        (["--gpu-memory", "0"], "--gpu-memory", "0.0 is no size of a memory", "give GiB, such as 80"),
-        (["--gpu-memory", "-80"], "--gpu-memory", "-80.0 is no size of a memory", "give GiB, such as 80"),
-        (["--gpu-memory", "nan"], "--gpu-memory", "nan is no size of a memory", "give GiB, such as 80"),
-        (["--gpu-memory", "inf"], "--gpu-memory", "inf is no size of a memory", "give GiB, such as 80"),
-        (["--gpu-memory", "much"], "--gpu-memory", "'much' is not a number", "write a number such as 1"),
-        (["--gpu-memory", "80", "--gpus", "0"], "--gpus", "0 is no number of ranks", "give 1 to 1048576"),
+        (["--gpu-memory", "0"], "--gpu-memory", "must be a positive size in GiB, got 0.0", "give a number such as 80"),
+        (
+            ["--gpu-memory", "-80"],
+            "--gpu-memory",
+            "must be a positive size in GiB, got -80.0",
+            "give a number such as 80",
+        ),
+        (
+            ["--gpu-memory", "nan"],
+            "--gpu-memory",
+            "must be a positive size in GiB, got nan",
+            "give a number such as 80",
+        ),
+        (
+            ["--gpu-memory", "inf"],
+            "--gpu-memory",
+            "must be a positive size in GiB, got inf",
+            "give a number such as 80",
+        ),
+        (["--gpu-memory", "much"], "--gpu-memory", "must be a number, got 'much'", "write a number such as 1"),
+        (["--gpu-memory", "80", "--gpus", "0"], "--gpus", "must be 1 to 1048576, got 0", "give a number in this range"),
         (
             ["--gpu-memory", "80", "--gpus", "8", "--nodes", "3"],
             "--nodes",
-            "3 does not divide the number of GPUs (8)",
-            "divides 8",
+            "must divide the number of GPUs (8), got 3",
+            "give a divisor of 8",
         ),
-        (["--gpu-memory", "80", "--nodes", "0"], "--nodes", "0 does not divide the number of GPUs (1)", "divides 1"),
-        (["--gpu-memory", "80", "--host-memory", "0"], "--host-memory", "0.0 is no size of a memory", "give GiB"),
-        (["--gpu-memory", "80", "--pipeline"], "--pipeline", "does not go with --gpu-memory", "ask for one of them"),
-        (["--nodes", "2"], "--nodes", "2 is for --gpu-memory, which is not given", "give --gpu-memory 80"),
+        (
+            ["--gpu-memory", "80", "--nodes", "0"],
+            "--nodes",
+            "must divide the number of GPUs (1), got 0",
+            "give a divisor of 1",
+        ),
+        (
+            ["--gpu-memory", "80", "--host-memory", "0"],
+            "--host-memory",
+            "must be a positive size in GiB, got 0.0",
+            "give a number such as 80",
+        ),
+        (
+            ["--gpu-memory", "80", "--pipeline"],
+            "--pipeline",
+            "cannot be combined with --gpu-memory",
+            "give only one of them",
+        ),
+        (["--nodes", "2"], "--nodes", "needs --gpu-memory", "add --gpu-memory 80"),
         (
             ["--host-memory", "9"],
             "--host-memory",
-            "9.0 is for --gpu-memory, which is not given",
-            "give --gpu-memory 80",
+            "needs --gpu-memory",
+            "add --gpu-memory 80",
         ),
     ],
 )
@@ -791,5 +941,5 @@ def test_one_of_several_ranks_speaks_and_is_heard(monkeypatch, capsys, rank, siz
         monkeypatch.setenv(rank, number)
         assert cli.main(["plan", "--gpus", "0"]) == 2
         assert len(silent) == int(number)
-    assert "--gpus: 0 is no number of ranks; give 1 to 1048576" in capsys.readouterr().err
+    assert "must be 1 to 1048576, got 0" in capsys.readouterr().err
     assert slept == [errors.FORWARDING_SECONDS] * 2

@@ -40,9 +40,12 @@ TAG = "run/checkpoints/000000000064"
 RANK_FILE = "checkpoints/000000000064/rank00000.safetensors"
 MANIFEST = "checkpoints/000000000064/manifest.json"
 LAYOUT = {
-    "world_size": 1, "generator.stage": 0, "generator.precision": "fp32", "discriminator.stage": 0,
+    "world_size": 1,
+    "generator.stage": 0,
+    "generator.precision": "fp32",
+    "discriminator.stage": 0,
     "discriminator.precision": "fp32",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,7 @@ def check(capsys, arguments: list[str], field: str, *parts: str) -> None:
     assert cli.main(arguments) == 2
     printed, message = capsys.readouterr()
     assert printed == ""
-    (line,) = [line for line in message.splitlines() if not line.startswith("WARNING: passing over ")]
+    (line,) = [line for line in message.splitlines() if not line.startswith("WARNING: skipping ")]
     assert line.startswith(f"bigsgan: {field}"), line
     for part in parts:
         assert part in line, line
@@ -100,47 +103,151 @@ def train_arguments(*overrides: str) -> list[str]:
 
 
 SAMPLE: dict[str, tuple[str, ...]] = {
-    "--run . --out x.png": ("--run", "'.' is no run directory: it holds no config.yaml", "give the `out` of a run"),
-    "--run missing --out x.png": ("--run", "'missing' is no run directory", "give the `out` of a run"),
-    "--run run --out x.png --num 0": ("--num", "0 is no number of images", "give 1 to 1000000000"),
-    "--run run --out x.png --num 1000000000": ("--num", "makes more images of 16 pixels", "give 4194304 or less"),
-    "--run run --out x.png --interpolate 9223372036854775807": ("--interpolate", "is no number", "give 2 to 10000"),
-    "--run run --out x.png --batch 9223372036854775807": ("--batch", "is no number of images", "give 1 to 65536"),
-    "--run run --out x.png --num -4": ("--num", "-4 is no number of images", "give 1 to 1000000000"),
-    "--run run --out x.png --num 9999999999": ("--num", "9999999999 is no number of images", "give 1 to 1000000000"),
-    "--run run --out x.png --classes 3,10": ("--classes", "10 is no class of the run, which has 10", "from 0 to 9"),
-    "--run run --out x.png --classes 0-99999999999999999": ("--classes", "is no class of the run", "from 0 to 9"),
-    "--run run --out x.png --classes 5-3": ("--classes", "'5-3' is no list of classes", "such as 3,17,200-209"),
-    "--run run --out x.png --classes 3,": ("--classes", "'3,' is no list of classes", "such as 3,17,200-209"),
-    "--run run --out x.png --classes cat": ("--classes", "'cat' is no list of classes", "such as 3,17,200-209"),
-    "--run run --out x.png --classes=-1": ("--classes", "'-1' is no list of classes", "such as 3,17,200-209"),
-    "--run run --out x.png --classes 0-9 --num 9": ("--num", "9 images do not show the 10 classes", "--num 10 or more"),
-    "--run run --out x.png --batch 0": ("--batch", "0 is no number of images to compute at a time", "give 1 to"),
-    "--run run --out x.png --truncation -1": ("--truncation", "-1.0 is no threshold", "give a number from 0.02 on"),
-    "--run run --out x.png --truncation 0": ("--truncation", "0.0 is no threshold", "give a number from 0.02 on"),
-    "--run run --out x.png --truncation 1e-9": ("--truncation", "1e-09 is no threshold", "give a number from 0.02 on"),
-    "--run run --out x.png --truncation nan": ("--truncation", "nan is no threshold", "give a number from 0.02 on"),
-    "--run run --out x.png --seed -1": ("--seed", "-1 is no seed", "give a number from 0 to"),
-    "--run run --out x.png --nimg 63": ("--nimg", "63 is no saved checkpoint", "choose from 64"),
-    "--run run --out run": ("--out", "'run' is a directory", "give the path of a file in it"),
-    "--run run --out run/config.yaml": ("--out", "'run/config.yaml' belongs to the run run", "a path outside of it"),
-    "--run run --files --out run/samples": ("--out", "'run/samples' belongs to the run run", "a path outside of it"),
-    "--run run --files --out run/config.yaml": ("--out", "'run/config.yaml' is no directory", "give the path of one"),
-    "--run run --out no/x.png": ("--out", "'no/x.png' lies in a directory that does not exist", "make that directory"),
+    "--run . --out x.png": (
+        "--run",
+        "must be a run directory, got '.' (it has no config.yaml)",
+        "give the `out` of a run",
+    ),
+    "--run missing --out x.png": (
+        "--run",
+        "must be a run directory, got 'missing' (it has no config.yaml)",
+        "give the `out` of a run",
+    ),
+    "--run run --out x.png --num 0": ("--num", "must be 1 to 1000000000, got 0", "give a number in this range"),
+    "--run run --out x.png --num 1000000000": (
+        "--num",
+        "must be at most 4194304 with images of 16 pixels, got",
+        "give a smaller number",
+    ),
+    "--run run --out x.png --interpolate 9223372036854775807": (
+        "--interpolate",
+        "must be 2 to 10000 images from one sample to the next, got",
+        "give a number in this range",
+    ),
+    "--run run --out x.png --batch 9223372036854775807": (
+        "--batch",
+        "must be 1 to 65536, got 9223372036854775807",
+        "give a number in this range",
+    ),
+    "--run run --out x.png --num -4": ("--num", "must be 1 to 1000000000, got -4", "give a number in this range"),
+    "--run run --out x.png --num 9999999999": (
+        "--num",
+        "must be 1 to 1000000000, got 9999999999",
+        "give a number in this range",
+    ),
+    "--run run --out x.png --classes 3,10": (
+        "--classes",
+        "must be 0 to 9, the classes of the run, got 10",
+        "give numbers in this range",
+    ),
+    "--run run --out x.png --classes 0-99999999999999999": (
+        "--classes",
+        "must be 0 to 9, the classes of the run, got 99999999999999999",
+        "give numbers in this range",
+    ),
+    "--run run --out x.png --classes 5-3": (
+        "--classes",
+        "must be a list of classes, got '5-3'",
+        "such as 3,17,200-209",
+    ),
+    "--run run --out x.png --classes 3,": ("--classes", "must be a list of classes, got '3,'", "such as 3,17,200-209"),
+    "--run run --out x.png --classes cat": (
+        "--classes",
+        "must be a list of classes, got 'cat'",
+        "such as 3,17,200-209",
+    ),
+    "--run run --out x.png --classes=-1": ("--classes", "must be a list of classes, got '-1'", "such as 3,17,200-209"),
+    "--run run --out x.png --classes 0-9 --num 9": (
+        "--num",
+        "must be at least 10, the number of classes, got 9",
+        "--num 10 or more",
+    ),
+    "--run run --out x.png --batch 0": ("--batch", "must be 1 to 65536, got 0", "give a number in this range"),
+    "--run run --out x.png --truncation -1": (
+        "--truncation",
+        "must be at least 0.02, got -1.0 (latents are resampled until",
+        "give a number such as 0.8",
+    ),
+    "--run run --out x.png --truncation 0": (
+        "--truncation",
+        "must be at least 0.02, got 0.0 (latents are resampled until",
+        "give a number such as 0.8",
+    ),
+    "--run run --out x.png --truncation 1e-9": (
+        "--truncation",
+        "must be at least 0.02, got 1e-09 (latents are resampled until",
+        "give a number such as 0.8",
+    ),
+    "--run run --out x.png --truncation nan": (
+        "--truncation",
+        "must be at least 0.02, got nan (latents are resampled until",
+        "give a number such as 0.8",
+    ),
+    "--run run --out x.png --seed -1": (
+        "--seed",
+        "must be 0 to 9223372036854775807, got -1",
+        "give a number in this range",
+    ),
+    "--run run --out x.png --nimg 63": ("--nimg", "must be a saved checkpoint, got 63", "choose from 64"),
+    "--run run --out run": ("--out", "must be a file, got 'run' (it is a directory)", "give the path of a file in it"),
+    "--run run --out run/config.yaml": (
+        "--out",
+        "a path outside the run",
+        "give a path outside the run",
+    ),
+    "--run run --files --out run/samples": (
+        "--out",
+        "'run/samples' belongs to the run run",
+        "give a path outside the run",
+    ),
+    "--run run --files --out run/config.yaml": (
+        "--out",
+        "must be a directory, got 'run/config.yaml'",
+        "give a directory that exists or can be made",
+    ),
+    "--run run --out no/x.png": (
+        "--out",
+        "must lie in a directory, got 'no/x.png' (that directory does",
+        "make the directory first",
+    ),
 }
 
 EXPORT: dict[str, tuple[str, ...]] = {
-    "--run missing --out x": ("--run", "'missing' is no run directory", "give the `out` of a run"),
+    "--run missing --out x": (
+        "--run",
+        "must be a run directory, got 'missing' (it has no config.yaml)",
+        "give the `out` of a run",
+    ),
     "--run run --out x --network discriminator --ema": ("--ema", "which only the generator has", "use --live"),
-    "--run run --out x --network discriminator --standing": ("--standing", "asks for statistics", "leave it out"),
-    "--run run --out x --network discriminator --truncation 1": ("--truncation", "1.0 is for standing", "leave it out"),
-    "--run run --out x --no-standing --truncation 1": ("--truncation", "1.0 is for standing", "leave it out"),
-    "--run run --out x --truncation 0": ("--truncation", "0.0 is no threshold", "give a number from 0.02 on"),
-    "--run run --out x --batch 0": ("--batch", "0 is no number of images to compute at a time", "give 1 to"),
-    "--run run --out x --nimg -1": ("--nimg", "-1 is no saved checkpoint", "choose from 64"),
-    "--run run --out run": ("--out", "'run' is a directory", "give the path of a file in it"),
-    f"--run run --out run/{RANK_FILE}": ("--out", "safetensors' belongs to the run run", "a path outside of it"),
-    "--run run --out no/x": ("--out", "'no/x' lies in a directory that does not exist", "make that directory"),
+    "--run run --out x --network discriminator --standing": (
+        "--standing",
+        "needs the generator, which alone has statistics",
+        "remove the option",
+    ),
+    "--run run --out x --network discriminator --truncation 1": (
+        "--truncation",
+        "needs standing statistics",
+        "remove the option, or add --standing",
+    ),
+    "--run run --out x --no-standing --truncation 1": (
+        "--truncation",
+        "needs standing statistics",
+        "remove the option, or add --standing",
+    ),
+    "--run run --out x --truncation 0": (
+        "--truncation",
+        "must be at least 0.02, got 0.0 (latents are resampled until",
+        "give a number such as 0.8",
+    ),
+    "--run run --out x --batch 0": ("--batch", "must be 1 to 65536, got 0", "give a number in this range"),
+    "--run run --out x --nimg -1": ("--nimg", "must be a saved checkpoint, got -1", "choose from 64"),
+    "--run run --out run": ("--out", "must be a file, got 'run' (it is a directory)", "give the path of a file in it"),
+    f"--run run --out run/{RANK_FILE}": ("--out", "safetensors' belongs to the run run", "a path outside the run"),
+    "--run run --out no/x": (
+        "--out",
+        "must lie in a directory, got 'no/x' (that directory does not",
+        "make the directory first",
+    ),
 }
 
 
@@ -158,14 +265,19 @@ def test_sample(options, run, capsys):
 
 
 def test_classes_of_a_run_without_classes():
-    with pytest.raises(UserError, match=r"^--classes: is given, but the run has no classes; leave it out$"):
+    with pytest.raises(UserError, match=r"^--classes: needs a run with classes; remove the option$"):
         sample.choose_columns(0, [range(1)], 100)
 
 
 @pytest.mark.parametrize("command", ["sample", "export"])
 def test_pipes_are_not_replaced(command, run, capsys):
     os.mkfifo("pipe")
-    check(capsys, [command, "--run", "run", "--out", "pipe"], "--out", "'pipe' is not a file", "a new file, or")
+    check(
+        capsys,
+        [command, "--run", "run", "--out", "pipe"],
+        "--out",
+        "must be a regular file, got 'pipe'",
+    )
     assert Path("pipe").is_fifo()
 
 
@@ -185,7 +297,13 @@ def test_an_export_names_the_tensor_that_is_not_finite(run, capsys):
         patch.setattr(saver, "first_not_finite", lambda tensors: None)
         assert save(run / "checkpoints", 128, {"discriminator": whole(network)}, layout=LAYOUT)
     arguments = ["export", "--run", "run", "--out", "x", "--network", "discriminator"]
-    check(capsys, arguments, "--run", f"'run' holds a discriminator at 128 images whose {name} is not finite", "--nimg")
+    check(
+        capsys,
+        arguments,
+        "--run",
+        f"'run' has a discriminator at 128 images with non-finite values in {name}",
+        "--nimg",
+    )
 
 
 def remove_checkpoints(run: Path) -> None:
@@ -231,20 +349,35 @@ def narrow_recipe(run: Path) -> None:
     write_recipe(tiny_recipe(Path(), "generator.embedding_size=5"), run, {})
 
 
-NOT_COMPLETE = ("--run", "'run' holds no complete checkpoint", "give the `out` directory of a run that has saved")
+NOT_COMPLETE = ("--run", "'run' has no complete checkpoint", "give the `out` directory of a run that has saved")
 DAMAGE: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
     (remove_checkpoints, NOT_COMPLETE),
     (truncate, NOT_COMPLETE),
     (empty_manifest, NOT_COMPLETE),
     (half_a_manifest, NOT_COMPLETE),
-    (overwrite_header, ("--run", "'run' holds no checkpoint that is not damaged", "put an undamaged copy back")),
+    (overwrite_header, ("--run", "'run' contains only damaged checkpoints", "restore an intact copy")),
     (
         overwrite_header_and_checksum,
-        (TAG, "is damaged (rank00000.safetensors: SafetensorError", "remove that directory"),
+        (TAG, "is damaged: rank00000.safetensors: SafetensorError: Error while", "remove that directory"),
     ),
-    (break_recipe, ("run/config.yaml", "is not the recipe of a run", "mend or remove that file")),
+    (
+        break_recipe,
+        (
+            "run/config.yaml",
+            "must be a valid recipe (run/config.yaml: must be valid YAML: expected the",
+            "fix or remove that file",
+        ),
+    ),
     (widen_recipe, (TAG, "lacks 10 elements of average/master/layers.0.", "use another checkpoint")),
-    (narrow_recipe, (TAG, "elements of average/master/layers.0.", "in this run's recipe", "use another checkpoint")),
+    (
+        narrow_recipe,
+        (
+            TAG,
+            "elements of average/master/layers.0.",
+            "must have 50 elements of average/master/layers.0.embedding.weight with this",
+            "use another checkpoint",
+        ),
+    ),
 ]
 
 
@@ -267,19 +400,19 @@ def one_class(name: str = "one", *, readable: bool = True) -> None:
 
 
 DATA: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "missing": (["data.root=missing"], ("data.root", "'missing' does not exist", "give the directory that holds")),
-    "a file": (["data.root=tiny.yaml"], ("data.root", "'tiny.yaml' is not a directory", "give the directory")),
+    "missing": (["data.root=missing"], ("data.root", "'missing' does not exist", "give the directory with the images")),
+    "a file": (["data.root=tiny.yaml"], ("data.root", "must be a directory, got 'tiny.yaml'", "give the directory")),
     "classes": (
         ["data.root=images"],
-        ("data.num_classes", "10 but images has 1 class folders (one)", "num_classes=1,"),
+        ("data.num_classes", "must be 1 with this data, got 10 (images has 1 class folders", "num_classes=1,"),
     ),
     "no image": (
         ["data.root=run", "data.num_classes=0"],
-        ("data.root", "'run' holds no image", "give a directory with"),
+        ("data.root", "'run' contains no images", "give a directory with"),
     ),
     "no such data set": (
         ["data.dataset=CIFAR11", "data.kind=torchvision", "data.root=images"],
-        ("data.dataset", "'CIFAR11' is not a data set of torchvision", "did you mean CIFAR10?"),
+        ("data.dataset", "must be a class of torchvision.datasets, got 'CIFAR11'", "did you mean CIFAR10?"),
     ),
 }
 
@@ -302,58 +435,90 @@ RESUME: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
     "another batch": (
         lambda: None,
         ["batch=16"],
-        ("batch", "16 was 8 in the run that run holds", "set it back to go on", "accept it by --allow-change batch"),
+        (
+            "batch",
+            "must be 8, as in the run 'run', got 16",
+            "accept it by --allow-change batch",
+        ),
     ),
-    "another seed": (lambda: None, ["seed=99"], ("seed", "99 was ", "or give another `out`")),
+    "another seed": (
+        lambda: None,
+        ["seed=99"],
+        ("seed", "must be 1, as in the run 'run', got 99", "or give another `out`"),
+    ),
     "another network": (
         lambda: None,
         ["generator.channels=3", "--allow-change", "generator.channels"],
-        ("generator.channels", "3 was 2 in the run", "set it back to go on", "with init_from to keep the weights"),
+        (
+            "generator.channels",
+            "must be 2, as in the run 'run', got 3",
+            "with init_from to keep the weights",
+        ),
     ),
     "another precision": (
         lambda: None,
         ["engines.generator.ds_config=ds_configs/zero1_bf16.json"],
-        ("engines.generator.precision", "'bf16' was 'fp32'", "accept it by --allow-change engines.generator.precision"),
+        (
+            "engines.generator.precision",
+            "must be 'fp32', as in the run 'run', got 'bf16'",
+            "accept it by --allow-change engines.generator.precision",
+        ),
     ),
     "no such key": (
         lambda: None,
         ["batch=16", "--allow-change", "bach"],
-        ("--allow-change", "'bach' is no key of the recipe"),
+        ("--allow-change", "write a dotted key such as batch"),
     ),
     "weights of features": (
         lambda: None,
         ["metrics={names: [fid100], every_nimg: 64, features: {network: inception, weights: run}}", "out=new"],
-        ("metrics.features.weights", "'run' is not a file", "download https://"),
+        ("metrics.features.weights", "must be a file, got 'run'", "download https://"),
     ),
     "no run to begin with": (
         lambda: None,
         ["init_from.run=missing", "out=new"],
-        ("init_from.run", "'missing' is no run directory", "give the `out` of a run"),
+        ("init_from.run", "must be a run directory, got 'missing' (it has no config.yaml)", "give the `out` of a run"),
     ),
     "no such checkpoint to begin with": (
         lambda: None,
         ["init_from={run: run, nimg: 63}", "out=new"],
-        ("init_from.nimg", "63 is no saved checkpoint", "choose from 64"),
+        ("init_from.nimg", "must be a saved checkpoint, got 63", "choose from 64"),
     ),
-    "damaged": (lambda: truncate(Path("run")), [], ("run/checkpoints", "holds damaged checkpoints only", "start anew")),
-    "no recipe": (lambda: break_recipe(Path("run")), [], ("run/config.yaml", "is not the recipe of a run", "mend or")),
+    "damaged": (
+        lambda: truncate(Path("run")),
+        [],
+        ("run/checkpoints", "contains only damaged checkpoints", "restore an intact copy, or remove that"),
+    ),
+    "no recipe": (
+        lambda: break_recipe(Path("run")),
+        [],
+        (
+            "run/config.yaml",
+            "must be a valid recipe (run/config.yaml: must be valid YAML:",
+            "fix or remove that file",
+        ),
+    ),
     "somebody else's": (
         foreign_recipe,
         [],
-        ("run/config.yaml", "is not the recipe of a run (service", "another directory"),
+        ("run/config.yaml", "must be a valid recipe (service: unknown key", "another directory"),
     ),
     "a file in the way": (
         lambda: None,
         ["out=run/config.yaml"],
-        ("out", "'run/config.yaml' is no directory", "give the path of one, or of one to make"),
+        ("out", "must be a directory, got 'run/config.yaml'", "give a directory that exists or can be made"),
     ),
     "a file below": (
         lambda: None,
         ["out=run/config.yaml/run"],
-        ("out", "lies in run/config.yaml, which is no directory", "give the path of a directory to make"),
+        ("out", "must be a directory, got 'run/config.yaml/run'", "give a directory that can be made"),
     ),
-    "nowhere": (lambda: None, ["out=/dev/null/run"], ("out", "lies in /dev/null, which is no directory", "give the")),
-    "unwritable": (lambda: None, ["out=/proc/run"], ("/proc/run", "cannot be written", "make room or allow")),
+    "nowhere": (
+        lambda: None,
+        ["out=/dev/null/run"],
+        ("out", "must be a directory, got '/dev/null/run' (/dev/null is not a", "give a directory that can be made"),
+    ),
+    "unwritable": (lambda: None, ["out=/proc/run"], ("/proc/run", "cannot be written", "free some space")),
     "own checkpoints": (lambda: None, ["out=run/checkpoints"], ("out", "belongs to the run run", "a path outside")),
 }
 
@@ -373,7 +538,7 @@ def test_a_run_that_another_job_trains(command, run, capsys):
     """Training is refused; what only reads goes on."""
     release = hold(run / ".lock", "out", "run", "wait")
     if command == "train":
-        remedy = "wait for the end of that job, or end it; or give another `out`"
+        remedy = "wait until that job has ended, or end it"
         check(capsys, train_arguments("out=run"), "out", f"'run' is in use by process {os.getpid()} on ", remedy)
         release()
         check(capsys, train_arguments("out=run", "batch=16"), "batch")  # as far as the recipe's check
@@ -445,13 +610,13 @@ def test_a_precision_that_the_machine_cannot_compute(precision, other, tmp_path,
         deepspeed_config.checked_config(plan, "discriminator")
     assert caught.value.field == "engines.discriminator.ds_config"
     assert caught.value.value == str(tmp_path / "discriminator.json")
-    assert caught.value.problem == f"asks for {precision}, which this abacus cannot compute"
+    assert caught.value.problem == f"sets {precision}, which this abacus does not support"
     assert caught.value.remedy == f"use another precision, such as ds_configs/zero1_{other}.json"
 
 
 @pytest.mark.parametrize(
     "device, missing, remedy",
-    [("cpu", "a C++ compiler, and there is no c++-99", "CXX"), ("cuda", "Triton", "install it")],
+    [("cpu", "needs a C++ compiler, c++-99 is not installed", "CXX"), ("cuda", "Triton", "install it")],
 )
 def test_a_machine_that_cannot_compile(device, missing, remedy, tmp_path, monkeypatch):
     class Accelerator:
@@ -477,7 +642,7 @@ def test_a_machine_that_cannot_compile(device, missing, remedy, tmp_path, monkey
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_recomputation_that_moves_no_state_is_not_compiled(network, tmp_path):
     recomputing = [f"engines.{network}.compile=layers", f"engines.{network}.activation_checkpointing=true"]
-    with pytest.raises(UserError, match=r"layers that move state as they use it \((Spectral|Batch)") as caught:
+    with pytest.raises(UserError, match=r"layers that update state in forward \((Spectral|Batch)") as caught:
         compiling.check_compiler(tiny_plan(tmp_path, 1, recomputing, {}), network)
     assert caught.value.field == f"engines.{network}.compile"
     compiling.check_compiler(tiny_plan(tmp_path, 1, recomputing[:1], {}), network)
@@ -490,10 +655,10 @@ REPLAYED = ["engines.discriminator.compile=whole", "engines.discriminator.cuda_g
 @pytest.mark.parametrize(
     "device, version, ds, problem",
     [
-        ("cpu", "2.15.0", zero(0), "needs a CUDA device, and this one is cpu"),
-        ("cuda", "2.14.1+cu130", zero(0), "needs torch 2.15, and this is 2.14.1+cu130"),
-        ("cuda", "2.15.0", zero(2, zero={"reduce_scatter": False}), "lets DeepSpeed reduce gradients"),
-        ("cuda", "2.15.0", zero(0, prescale_gradients=True), "lets DeepSpeed reduce gradients"),
+        ("cpu", "2.15.0", zero(0), "must be false on this device (cpu)"),
+        ("cuda", "2.14.1+cu130", zero(0), "must be false with torch 2.14.1+cu130, before 2.15 graphs may be"),
+        ("cuda", "2.15.0", zero(2, zero={"reduce_scatter": False}), "the gradient reduction of"),
+        ("cuda", "2.15.0", zero(0, prescale_gradients=True), "the gradient reduction of"),
     ],
 )
 def test_a_machine_that_cannot_replay(device, version, ds, problem, tmp_path, monkeypatch):
@@ -520,7 +685,9 @@ def test_a_machine_that_can_replay(stage, tmp_path, monkeypatch):
 
 def test_gradients_of_another_type_are_not_replayed(tmp_path):
     ds = zero(1, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
-    with pytest.raises(UserError, match=r"engines.discriminator.cuda_graphs: True does not go with data_types in "):
+    with pytest.raises(
+        UserError, match=r"engines.discriminator.cuda_graphs: must be false with data_types, got true \(in .*; such"
+    ):
         tiny_plan(tmp_path, 1, REPLAYED, {"discriminator": ds})
 
 
@@ -534,7 +701,10 @@ def test_passes_with_collectives_are_not_replayed(tmp_path, monkeypatch):
     for network in NETWORKS:
         compiling.check_cuda_graphs(alone, network)
     compiling.check_cuda_graphs(together, "discriminator")
-    with pytest.raises(UserError, match=r"average over 2 ranks in a pass \(BatchStatistics\)"):
+    with pytest.raises(
+        UserError,
+        match=r"engines.generator.cuda_graphs: must be false with layers that average over 2 ranks in forward",
+    ):
         compiling.check_cuda_graphs(together, "generator")
     monkeypatch.setattr(bench_train, "checked_config", lambda plan, network: {})  # it asks for two ranks
     planned = bench_train._on_machine(Planned(VARIANTS["cuda_graphs"], together))
@@ -560,7 +730,7 @@ def test_the_script(name, run):
     else:
         Path("ds.json").write_text('{"zero_optimization": {"stage": 3, "compute_grad_norm": false}}')
         arguments += ["out=new", "engines.generator.ds_config=ds.json"]
-        expected = f"{Path('ds.json').absolute()}: is refused by DeepSpeed (Value error, compute_grad_norm=false"
+        expected = f"{Path('ds.json').absolute()}: is not valid for DeepSpeed: Value error, compute_grad_norm=false"
     before = contents(Path("run"))
     command = [sys.executable, str(REPOSITORY / "launch" / "train.py"), *arguments[1:]]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -91,7 +91,7 @@ def test_the_command_prints_json(one_thread, capsys):
     words = "generate generator.channels=2 --batches 2 --precisions fp32 --modes eager --steps 2 --json"
     assert main(["bench", *words.split()]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["generator"] == "biggan at 16, first weights"
+    assert found["generator"] == "biggan at 16, random weights"
     assert [(case["mode"], case["batch"]) for case in found["cases"]] == [("eager", 2)]
     assert {"device", "torch", "deepspeed", "ranks", "threads", "command"} <= found.keys()
 

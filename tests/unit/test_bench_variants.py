@@ -59,11 +59,15 @@ def test_accumulation_is_the_variants_own(tmp_path):
 def test_what_cannot_run_keeps_the_reason(tmp_path):
     found = planned(tmp_path, 1)
     assert [name for name, each in found.items() if each.plan is None] == ["pipeline"]
-    assert found["pipeline"].reason.startswith("engines.generator.pipeline_stages: 2 times data-parallel ranks")
+    assert found["pipeline"].reason.startswith(
+        "engines.generator.pipeline_stages: must divide the number of ranks (1), got 2"
+    )
     found = planned(tmp_path, 3)
     assert {name for name, each in found.items() if each.plan is not None} == BASELINES  # 8 images, 3 ranks
-    assert "does not divide into 1 micro-batches on 3 ranks" in found["data_parallel"].reason
-    with pytest.raises(UserError, match=r"^--variants: 'zero1,zero2' cannot run here: batch: 8 does not divide"):
+    assert "(1 micro-batches on 3 ranks" in found["data_parallel"].reason
+    with pytest.raises(
+        UserError, match=r"^--variants: 'zero1,zero2' cannot run here: batch: must be a multiple of 3, got 8"
+    ):
         plan_variants(tiny_recipe(tmp_path), chosen("zero1,zero2", tmp_path), 3)
 
 
@@ -113,7 +117,7 @@ def test_a_combination_that_the_recipe_rules_out_keeps_the_reason(tmp_path):
     variants = chosen("zero0,zero3+compiled", tmp_path)
     _, refused = plan_variants(tiny_recipe(tmp_path), variants, 1)
     assert refused.plan is None
-    assert refused.reason.startswith("engines.generator.compile: 'whole' does not go with ZeRO stage 3")
+    assert refused.reason.startswith("engines.generator.compile: must be none with ZeRO stage 3, got 'whole'")
 
 
 @pytest.mark.parametrize("device, runs", [("cpu", False), ("cuda", True)])
@@ -126,8 +130,8 @@ def test_graphs_are_for_cuda(device, runs, tmp_path, monkeypatch):
         found = _on_machine(found_here[name])
         assert (found.plan is not None) == (runs or name != "cuda_graphs"), name
         if found.plan is None:
-            problem = "needs a CUDA device, and this one is cpu; set engines.generator.cuda_graphs=false"
-            assert found.reason == f"engines.generator.cuda_graphs: True {problem}"
+            problem = "must be false on this device (cpu), got true; set engines.generator.cuda_graphs=false"
+            assert found.reason == f"engines.generator.cuda_graphs: {problem}"
         else:
             engines = found.plan.recipe.engines
             assert (engines.generator.cuda_graphs, engines.discriminator.cuda_graphs) == 2 * (name == "cuda_graphs",)
@@ -139,30 +143,30 @@ TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
 @pytest.mark.parametrize(
     "arguments, environment, message",
     [
-        ("train --variants zero1,zero7", {}, "--variants: 'zero7' is no variant; choose from baseline, baseline_fp32"),
-        ("train --variants zero1,zero1", {}, "--variants: 'zero1' stands there twice"),
-        ("train --variants compiled,zero7+compiled", {}, "--variants: 'zero7' is no variant; choose from baseline"),
-        ("train --variants zero1+", {}, "--variants: '' is no variant; choose from baseline"),
+        ("train --variants zero1,zero7", {}, "--variants: must be one of baseline, baseline_fp32"),
+        ("train --variants zero1,zero1", {}, "--variants: must be named once, got 'zero1'"),
+        ("train --variants compiled,zero7+compiled", {}, "--variants: must be one of baseline"),
+        ("train --variants zero1+", {}, "--variants: must be one of baseline"),
         (
             "train --variants zero1+compiled,compiled+zero1",
             {},
-            "--variants: 'compiled+zero1' stands there twice; name each variant once",
+            "--variants: must be named once, got 'compiled+zero1'",
         ),
         (
             "train --variants compiled+zero1+compiled",
             {},
-            "--variants: 'compiled+zero1+compiled' joins compiled to itself; name each part once",
+            "--variants: must name compiled once, got 'compiled+zero1+compiled'",
         ),
         (
             "train --variants zero0,compiled+baseline_tf32",
             {},
-            "--variants: 'compiled+baseline_tf32' joins baseline_tf32, a loop without engines, to others; join",
+            "--variants: 'compiled+baseline_tf32' joins baseline_tf32, which has no engines, to others; join",
         ),
         (
             "train --variants zero1+clipping+mixed_precision",
             {},
             "--variants: 'zero1+clipping+mixed_precision' sets engines.generator.ds_config to ds_configs/zero1.json "
-            "for zero1 and to ds_configs/zero0_bf16.json for mixed_precision; leave zero1 or mixed_precision out",
+            "for zero1 and to ds_configs/zero0_bf16.json for mixed_precision; remove zero1 or mixed_precision",
         ),
         (
             "train --variants zero0+zero2",
@@ -174,33 +178,33 @@ TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
             {},
             "--variants: 'compiled+compiled_layers' sets engines.generator.compile to whole for compiled and to layers",
         ),
-        ("train --rounds 0", {}, "--rounds: '0' is no number of them; give 1 to"),
-        ("train --steps few", {}, "--steps: 'few' is no number of them"),
-        ("train --plot /no/such/plot.png", {}, "--plot: '/no/such/plot.png' lies in a directory that does not exist"),
+        ("train --rounds 0", {}, "--rounds: must be 1 to"),
+        ("train --steps few", {}, "--steps: must be 1 to"),
+        ("train --plot /no/such/plot.png", {}, "--plot: must lie in a directory, got '/no/such/plot.png'"),
         ("train --json --markdown", {}, "--markdown: not allowed with argument --json"),
-        ("train bathc=3", {}, "bathc: 3 is given for a key that does not exist; did you mean batch?"),
-        ("train --wide", {}, "--wide: is no option of `bigsgan bench train`"),
-        ("profile", {}, "--out: is missing"),
-        ("profile --out README.md", {}, "--out: 'README.md' is no directory"),
+        ("train bathc=3", {}, "bathc: unknown key; did you mean batch?"),
+        ("train --wide", {}, "--wide: unknown option of `bigsgan bench train`"),
+        ("profile", {}, "--out: must be given"),
+        ("profile --out README.md", {}, "--out: must be a directory, got 'README.md'"),
         (
             "profile --out x engines.generator.pipeline_stages=2",
             TWO_RANKS,
-            "engines.generator.pipeline_stages: 2 has phases that overlap",
+            "engines.generator.pipeline_stages: must be 1 here",
         ),
-        ("comm", {}, "WORLD_SIZE: 1 rank has nobody to talk to; start with deepspeed or torchrun"),
+        ("comm", {}, "WORLD_SIZE: must be at least 2, got 1; start with deepspeed or torchrun"),
         ("comm --variants baseline", TWO_RANKS, "--variants: 'baseline' has no ZeRO stage to compare with"),
         ("comm --variants zero1+pipeline", TWO_RANKS, "--variants: 'zero1+pipeline' has no ZeRO stage to compare with"),
-        ("comm", TWO_RANKS, "MASTER_ADDR: is not set in the environment and RANK is"),
-        ("generate", TWO_RANKS, "WORLD_SIZE: 2 ranks, of which one alone has work"),
-        ("generate --batches 1,0", {}, "--batches: '0' is no number of them"),
-        ("generate --precisions fp8", {}, "--precisions: 'fp8' is none of the choices; choose from fp32, bf16, fp16"),
-        ("generate --run nowhere batch=3", {}, "argument: 'batch=3' is for recipes"),
+        ("comm", TWO_RANKS, "MASTER_ADDR: must be set in the environment, as RANK is"),
+        ("generate", TWO_RANKS, "WORLD_SIZE: must be 1, got 2"),
+        ("generate --batches 1,0", {}, "--batches: must be 1 to"),
+        ("generate --precisions fp8", {}, "--precisions: must be one of fp32, bf16, fp16, got 'fp8'"),
+        ("generate --run nowhere batch=3", {}, "argument: 'batch=3' needs a recipe"),
         (
             "generate --run nowhere --config launch/recipes/digits.yaml",
             {},
-            "--config: 'launch/recipes/digits.yaml' is not",
+            "--config: cannot be combined with --run",
         ),
-        ("generate --run nowhere", {}, "--run: 'nowhere' is no run directory"),
+        ("generate --run nowhere", {}, "--run: must be a run directory, got 'nowhere'"),
     ],
 )
 def test_bad_input(arguments, environment, message, capsys, monkeypatch):

@@ -14,13 +14,41 @@ from tests.unit.test_importing import DATA, Malicious, part
 from tests.unit.test_snapshot_settings import words
 
 CONFIG = {
-    "dataset": "I128_hdf5", "augment": False, "G_activation": nn.ReLU(), "D_activation": nn.ReLU(True),
-    "seed": 7, "G_lr": 1e-4, "D_lr": 4e-4, "G_B1": 0.0, "D_B1": 0.5, "G_B2": 0.999, "D_B2": 0.99, "batch_size": 16,
-    "G_batch_size": 0, "num_G_accumulations": 4, "num_D_steps": 1, "num_D_accumulations": 4, "num_epochs": 100,
-    "ema": True, "use_ema": True, "ema_decay": 0.9999, "ema_start": 20, "adam_eps": 1e-6, "BN_eps": 1e-5,
-    "SN_eps": 1e-6, "G_ortho": 2e-4, "D_ortho": 0.0, "z_var": 1.0, "G_fp16": False, "D_fp16": False,
-    "num_G_SVs": 1, "num_D_SVs": 1, "num_G_SV_itrs": 1, "num_D_SV_itrs": 1, "which_train_fn": "GAN",
-}  # fmt: skip
+    "dataset": "I128_hdf5",
+    "augment": False,
+    "G_activation": nn.ReLU(),
+    "D_activation": nn.ReLU(True),
+    "seed": 7,
+    "G_lr": 1e-4,
+    "D_lr": 4e-4,
+    "G_B1": 0.0,
+    "D_B1": 0.5,
+    "G_B2": 0.999,
+    "D_B2": 0.99,
+    "batch_size": 16,
+    "G_batch_size": 0,
+    "num_G_accumulations": 4,
+    "num_D_steps": 1,
+    "num_D_accumulations": 4,
+    "num_epochs": 100,
+    "ema": True,
+    "use_ema": True,
+    "ema_decay": 0.9999,
+    "ema_start": 20,
+    "adam_eps": 1e-6,
+    "BN_eps": 1e-5,
+    "SN_eps": 1e-6,
+    "G_ortho": 2e-4,
+    "D_ortho": 0.0,
+    "z_var": 1.0,
+    "G_fp16": False,
+    "D_fp16": False,
+    "num_G_SVs": 1,
+    "num_D_SVs": 1,
+    "num_G_SV_itrs": 1,
+    "num_D_SV_itrs": 1,
+    "which_train_fn": "GAN",
+}
 
 
 def write(directory, suffix="", itr=1_000, **changes):
@@ -51,7 +79,7 @@ def test_each_argument_is_the_recipes(tmp_path, capsys):
     assert open_trained(tmp_path / "run", "generator", False, None, torch.device("cpu")).nimg == 64_000
     text = capsys.readouterr().out
     assert "64000 images seen, as said in the snapshot" in text
-    assert "optimizer state: not taken, Adam begins anew" in text
+    assert "optimizer state: none, Adam starts from zero" in text
     assert words(text, "not taken:") == ["num_epochs"]
 
 
@@ -97,16 +125,19 @@ def test_the_file_has_the_name_that_training_gives_it(tmp_path, weights, beside)
 
 
 HOSTILE = {
-    "code": (lambda path: {"config": {**CONFIG, "x": Malicious(path)}}, "holds code"),
-    "no settings": (lambda path: {"weight": torch.zeros(3)}, "holds no settings of BigGAN-PyTorch"),
-    "a number": (lambda path: {"config": {**CONFIG, "G_lr": "fast"}}, "has G_lr 'fast', which is no number"),
-    "a batch": (lambda path: {"config": {**CONFIG, "num_D_steps": 0}}, "does not fit: objective.d_steps"),
+    "code": (lambda path: {"config": {**CONFIG, "x": Malicious(path)}}, "contains code"),
+    "no settings": (lambda path: {"weight": torch.zeros(3)}, "must contain settings of BigGAN-PyTorch"),
+    "a number": (lambda path: {"config": {**CONFIG, "G_lr": "fast"}}, "has G_lr 'fast', which must be a number"),
+    "a batch": (
+        lambda path: {"config": {**CONFIG, "num_D_steps": 0}},
+        "does not give a valid recipe: objective.d_steps",
+    ),
     "digits": (
         lambda path: {"config": {**CONFIG, "G_ortho": 9**400}},
-        "has G_ortho of many digits, which is no number",
+        "has G_ortho of many digits, which must be a number",
     ),
-    "names": (lambda path: {"config": {**CONFIG, 3: 4}}, "holds no settings of BigGAN-PyTorch"),
-    "an iteration": (lambda path: {"config": CONFIG, "itr": 1 << 39}, "images, it says"),
+    "names": (lambda path: {"config": {**CONFIG, 3: 4}}, "must contain settings of BigGAN-PyTorch"),
+    "an iteration": (lambda path: {"config": CONFIG, "itr": 1 << 39}, "must have seen fewer than"),
 }
 
 

@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from bigsgan import checkpoint, memory
-from bigsgan.checkpoint import Part, aside, saver, tags
+from bigsgan.checkpoint import StateShard, aside, saver, tags
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 from tests.alone import Entry, entry, save
@@ -155,8 +155,8 @@ def test_what_changes_after_a_save_began_is_not_saved(tmp_path, monkeypatch):
 
     monkeypatch.setattr(saver, "write_tensors", write_tensors)
     state = torch.zeros(1000)
-    live = Entry([Part("master", "a", 0, state[:500]), Part("master", "a", 500, state[500:])])
-    writer = checkpoint.Saver(tmp_path, checkpoint.OneRank(), Checkpoints())
+    live = Entry([StateShard("master", "a", 0, state[:500]), StateShard("master", "a", 500, state[500:])])
+    writer = checkpoint.Saver(tmp_path, checkpoint.SingleProcess(), Checkpoints())
     for value in (1.0, 2.0):  # the second copy goes where the first one was
         state.fill_(value)
         moved.clear()
@@ -174,7 +174,7 @@ def test_what_changes_after_a_save_began_is_not_saved(tmp_path, monkeypatch):
 @pytest.mark.parametrize("free, is_aside", [(89, True), (88, False), (None, True)])
 def test_where_copies_do_not_fit_saves_are_in_the_foreground(tmp_path, monkeypatch, caplog, free, is_aside):
     """Two ranks of 48 and 32 bytes on one host: 80 in all, of which nine tenths of what is free have to suffice."""
-    parts = [{"g": entry({"a": torch.ones(12)})}, {"g": Entry([Part("master", "a", 12, torch.ones(8))])}]
+    parts = [{"g": entry({"a": torch.ones(12)})}, {"g": Entry([StateShard("master", "a", 12, torch.ones(8))])}]
     monkeypatch.setattr(memory, "free_host_bytes", lambda: free)
     gate, real = threading.Event(), saver.write_tensors
 
@@ -198,7 +198,7 @@ def test_where_copies_do_not_fit_saves_are_in_the_foreground(tmp_path, monkeypat
 
     monkeypatch.setattr(saver, "write_tensors", write_tensors)
     on_ranks(saves, parts)
-    expected = "checkpoints are written in the foreground from now on, as copies of the state of 2 ranks take "
+    expected = "checkpoints are written in the foreground from now on: copies of the state of 2 ranks take "
     # The level may be that of a run's log, if a test before this one opened one.
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [text.startswith(expected) for text in warnings] == [True, True] * (not is_aside)  # one for each rank
@@ -247,7 +247,7 @@ def test_a_kill_at_any_instant_loses_no_intact_tag(tmp_path):
         seen |= {path.suffix for path in directory.iterdir()}
         found = checkpoint.newest(directory)
         assert found is not None
-        assert checkpoint.damage(found, checkpoint.OneRank()) is None
+        assert checkpoint.damage(found, checkpoint.SingleProcess()) is None
         assert_holds(found, found.nimg)
         later = found.nimg + 640
         assert save_one(directory, later)
@@ -308,7 +308,7 @@ def test_what_is_not_complete_is_passed_over_for_an_older_one(tmp_path, what):
     INCOMPLETE[what](directory / "000000000128")
     assert_holds(checkpoint.newest(directory), 64)
     assert_holds(checkpoint.find(tmp_path), 64)
-    expected = "saved in format 1" if what == "another format" else "is no saved checkpoint"
+    expected = "has format 1" if what == "another format" else "must be a saved checkpoint"
     with pytest.raises(UserError, match=rf"{expected}.*; .*choose from 64$"):
         checkpoint.find(tmp_path, 128)
     shutil.rmtree(directory / "000000000064")
@@ -316,7 +316,7 @@ def test_what_is_not_complete_is_passed_over_for_an_older_one(tmp_path, what):
         return
     with pytest.raises(UserError, match="no complete checkpoint"):
         checkpoint.find(tmp_path)
-    with pytest.raises(UserError, match="holds damaged checkpoints only"):
+    with pytest.raises(UserError, match="contains only damaged checkpoints"):
         checkpoint.newest(directory)
 
 
@@ -325,7 +325,7 @@ def test_tags_of_other_versions_are_not_called_damaged(tmp_path):
     for nimg in (64, 128):
         assert save_one(directory, nimg)
         change(directory / f"{nimg:012d}" / "manifest.json", format=1)
-    truth = r"was saved in format 1 by an older version, and this one reads 2; "
+    truth = r"has format 1 of an older version, this version reads format 2; "
     remedy = "finish the run with that version, or start a new `out`$"
     for look, field in (
         (checkpoint.find, tmp_path),
@@ -336,16 +336,14 @@ def test_tags_of_other_versions_are_not_called_damaged(tmp_path):
             look(field)
         assert str(field) in str(caught.value)
     change(directory / "000000000128" / "manifest.json", format=3)
-    with pytest.raises(UserError, match=r"was saved in format 1 and 3 by another version, and this one reads 2; "):
+    with pytest.raises(UserError, match=r"has format 1 and 3 of another version, this version reads format 2"):
         checkpoint.newest(directory)
     assert save_one(directory, 256)
     with pytest.raises(UserError, match=rf"^--nimg: 64 {truth}use that version, or choose from 256$"):
         checkpoint.find(tmp_path, 64)
     assert_holds(checkpoint.newest(directory), 256)
     truncate(directory / "000000000256" / FILE)
-    with pytest.raises(
-        UserError, match=r"holds damaged checkpoints, and others saved in format 1 and 3 by another ver"
-    ):
+    with pytest.raises(UserError, match=r"contains damaged checkpoints, and others with format 1 and 3 of another ver"):
         checkpoint.newest(directory)
 
 
@@ -354,15 +352,17 @@ def test_a_flipped_bit_is_passed_over_for_an_older_one(tmp_path, caplog):
     assert save_one(directory, 64)
     assert save_one(directory, 128)
     flip(directory / "000000000128" / FILE)
-    problem = f"{FILE} does not have the checksum that the manifest gives"
-    assert checkpoint.damage(checkpoint.find(tmp_path, 128), checkpoint.OneRank()) == problem
-    assert checkpoint.damage(checkpoint.find(tmp_path, 64), checkpoint.OneRank()) is None
+    problem = f"the checksum of {FILE} differs from the manifest's"
+    assert checkpoint.damage(checkpoint.find(tmp_path, 128), checkpoint.SingleProcess()) == problem
+    assert checkpoint.damage(checkpoint.find(tmp_path, 64), checkpoint.SingleProcess()) is None
     assert_holds(checkpoint.find_intact(tmp_path), 64)
-    assert f"passing over {directory / '000000000128'}, in which {problem}" in caplog.text
-    with pytest.raises(UserError, match=r"^--nimg: 128 is damaged; choose from 64$"):
+    assert f"skipping {directory / '000000000128'}: {problem}" in caplog.text
+    with pytest.raises(
+        UserError, match=r"^--nimg: must be a saved checkpoint, got 128 \(that checkpoint is damaged\); choose from 64$"
+    ):
         checkpoint.find_intact(tmp_path, 128)
     flip(directory / "000000000064" / FILE)
-    with pytest.raises(UserError, match="holds no checkpoint that is not damaged"):
+    with pytest.raises(UserError, match="contains only damaged checkpoints"):
         checkpoint.find_intact(tmp_path)
 
 
@@ -375,7 +375,7 @@ def test_ranks_share_the_reading_and_agree(tmp_path):
     flip(found.path / "rank00001.safetensors")
     for count in (2, 3):  # also more ranks than files
         problems = on_ranks(lambda ranks, _: checkpoint.damage(found, ranks), list(range(count)))
-        assert problems == ["rank00001.safetensors does not have the checksum that the manifest gives"] * count
+        assert problems == ["the checksum of rank00001.safetensors differs from the manifest's"] * count
 
 
 def test_only_what_is_needed_is_looked_at(tmp_path, caplog):
@@ -397,14 +397,14 @@ def test_only_what_is_needed_is_looked_at(tmp_path, caplog):
     (found.path / second).write_bytes(b"\xff" * (found.path / second).stat().st_size)
     assert checkpoint.files_with(found, "average") == [FILE, second]  # whose header could hide anything
     assert (intact("average"), intact("discriminator")) == (64, 64)
-    assert caplog.text.count(f"{second} does not have the checksum that the manifest gives") == 3
+    assert caplog.text.count(f"the checksum of {second} differs from the manifest's") == 3
     flip(directory / "000000000064" / FILE)
-    with pytest.raises(UserError, match="holds no checkpoint that is not damaged"):
+    with pytest.raises(UserError, match="contains only damaged checkpoints"):
         intact("average")
 
 
 def test_files_are_read_side_by_side_and_each_is_looked_at(tmp_path, monkeypatch):
-    parts = [{"g": Entry([Part("master", "a", r, A[r : r + 1])])} for r in range(12)]
+    parts = [{"g": Entry([StateShard("master", "a", r, A[r : r + 1])])} for r in range(12)]
     assert all(on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), parts))
     found = checkpoint.newest(tmp_path)
     assert found is not None
@@ -415,14 +415,14 @@ def test_files_are_read_side_by_side_and_each_is_looked_at(tmp_path, monkeypatch
         return real(path, tell)
 
     monkeypatch.setattr(tags, "checksum", checksum)
-    assert checkpoint.damage(found, checkpoint.OneRank(), moved=moved.append) is None
+    assert checkpoint.damage(found, checkpoint.SingleProcess(), moved=moved.append) is None
     assert sum(moved) == sum(file["bytes"] for file in found.manifest["files"].values())
     monkeypatch.setattr(tags, "checksum", real)
     for name in found.manifest["files"]:
         flip(found.path / name)
         assert (
-            checkpoint.damage(found, checkpoint.OneRank())
-            == f"{name} does not have the checksum that the manifest gives"
+            checkpoint.damage(found, checkpoint.SingleProcess())
+            == f"the checksum of {name} differs from the manifest's"
         )
         flip(found.path / name)
 
@@ -443,7 +443,7 @@ def test_the_newest_stay(tmp_path):
 def test_milestones_and_the_best_stay(tmp_path):
     fid = {64: 9.0, 128: 3.0, 192: 4.0, 256: 5.0, 320: 6.0, 384: 7.0}
     writer = checkpoint.Saver(
-        tmp_path, checkpoint.OneRank(), Checkpoints(keep=1, keep_every_nimg=150, keep_best={"metric": "fid"})
+        tmp_path, checkpoint.SingleProcess(), Checkpoints(keep=1, keep_every_nimg=150, keep_best={"metric": "fid"})
     )
     for nimg, value in fid.items():
         assert writer.save(nimg, entries(1.0), checkpoint.Description({}, {}, {"fid": value, "other": 1.0}))
@@ -505,7 +505,7 @@ def test_a_real_full_disk_costs_this_checkpoint_alone(tmp_path, caplog):
         state = {"generator": entry({"a": torch.rand(300_000)})}
         assert save(disk / "checkpoints", 64, state)
         assert not save(disk / "checkpoints", 128, state)
-        assert re.search(r"has \d+\.\d KiB free and the ranks write 1\.1 MiB", caplog.text)
+        assert re.search(r"must have 1\.1 MiB free for the ranks to write, got \d+\.\d KiB", caplog.text)
         usage = Usage(1, 0, 2**40)  # a disk that others fill after the check
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -530,7 +530,7 @@ def test_a_directory_that_ranks_do_not_share_is_refused(tmp_path, caplog):
     directories = [tmp_path / "here", tmp_path / "there"]
     saved = on_ranks(lambda ranks, directory, part: save(directory, 64, part, ranks), directories, rank_entries())
     assert saved == [False, False]
-    assert "is not the same directory on all ranks" in caplog.text
+    assert "must be the same directory on all ranks" in caplog.text
 
 
 # Parameters a (12,) and b (5,) over two ranks.
@@ -538,9 +538,13 @@ A, B = torch.arange(12.0), torch.arange(100.0, 105.0)
 
 
 def rank_entries() -> list[dict[str, Entry]]:
-    first = [Part("master", "a", 0, A[:7]), Part("master", "b", 3, B[3:]), Part("buffer", "u", 0, torch.ones(2))]
-    second = [Part("master", "a", 7, A[7:]), Part("master", "b", 0, B[:3])]
-    shared = [Part("state", "s", 0, torch.ones(3), everywhere=True)]
+    first = [
+        StateShard("master", "a", 0, A[:7]),
+        StateShard("master", "b", 3, B[3:]),
+        StateShard("buffer", "u", 0, torch.ones(2)),
+    ]
+    second = [StateShard("master", "a", 7, A[7:]), StateShard("master", "b", 0, B[:3])]
+    shared = [StateShard("state", "s", 0, torch.ones(3), everywhere=True)]
     return [{"generator": Entry(first), "extra": Entry(shared)}, {"generator": Entry(second), "extra": Entry(shared)}]
 
 
@@ -567,7 +571,7 @@ def test_any_rank_reads_any_stretch(tmp_path):
 def test_a_rank_opens_no_more_files_than_it_needs(tmp_path):
     """Eight ranks wrote; as many, half or twice as many read next to nothing of the others' files."""
     values = torch.arange(80.0)
-    parts = [{"g": Entry([Part("master", "a", 10 * r, values[10 * r : 10 * r + 10])])} for r in range(8)]
+    parts = [{"g": Entry([StateShard("master", "a", 10 * r, values[10 * r : 10 * r + 10])])} for r in range(8)]
     assert all(on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), parts))
     found = checkpoint.newest(tmp_path)
     assert found is not None
@@ -591,7 +595,9 @@ def test_missing_elements_are_counted_and_named(tmp_path):
     assert caught.value.field == str(found.path)
     with pytest.raises(UserError, match="lacks 2 elements of generator/master/c"):
         reader.entry("generator").read("master", "c", 0, torch.zeros(2))
-    with pytest.raises(UserError, match="holds no anchors"):
+    with pytest.raises(
+        UserError, match=r"has no anchors, which this run's recipe needs; resume with the recipe that saved it"
+    ):
         reader.entry("anchors")
 
 
@@ -600,7 +606,10 @@ def test_a_network_of_another_size_is_refused(tmp_path):
     found = checkpoint.newest(tmp_path)
     assert found is not None
     checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 3))
-    with pytest.raises(UserError, match=r"holds 12 elements of generator/master/weight, which has 8 in"):
+    with pytest.raises(
+        UserError,
+        match=r"must have 8 elements of generator/master/weight with this run's recipe, got 12; use another",
+    ):
         checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 2))
     with pytest.raises(UserError, match="lacks 3 elements of generator/master/weight"):
         checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(5, 3))

@@ -20,7 +20,7 @@ def test_a_state_that_is_not_finite_evicts_no_good_tag(bad, background, tmp_path
     state = {"generator": entry({"a": torch.tensor([1.0, bad]), "b": torch.tensor([2.0])})}
     assert not save(tmp_path, 128, state, keep=1, background=background)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert line.startswith("checkpoint at 128 images was not saved: generator/master/a@0: holds numbers that are not")
+    assert line.startswith("checkpoint at 128 images was not saved: generator/master/a@0: has non-finite values")
     assert names(tmp_path) == {"000000000064", "latest"}
     assert_holds(checkpoint.newest(tmp_path), 64)
     assert save_one(tmp_path, 192, keep=1)

@@ -32,14 +32,12 @@ def directory(tmp_path) -> Path:
 @pytest.mark.parametrize("number, version", [(3, "a newer"), (1, "an older")])
 def test_a_newest_tag_of_another_version_is_refused(directory, number, version):
     of_format(directory, 128, number)
-    said = f"saved in format {number} by {version} version, and this one reads 2; "
-    with pytest.raises(UserError, match=f"000000000128: was {said}finish the run with that version") as caught:
+    said = f"has format {number} of {version} version, this version reads format 2; "
+    with pytest.raises(UserError, match=f"000000000128: {said}finish the run with that version") as caught:
         checkpoint.newest(directory)
     assert str(directory / "000000000128") in str(caught.value)
     for find in (checkpoint.find, checkpoint.find_intact):
-        with pytest.raises(
-            UserError, match=f"^--run: .* holds the checkpoint 000000000128, which was {said}"
-        ) as caught:
+        with pytest.raises(UserError, match=f"^--run: .* has the checkpoint 000000000128, which {said}") as caught:
             find(directory.parent)
         assert caught.value.remedy == "use that version, or give --nimg to choose from 64"
         assert_holds(find(directory.parent, 64), 64)
@@ -48,7 +46,7 @@ def test_a_newest_tag_of_another_version_is_refused(directory, number, version):
 def test_a_tag_of_another_version_is_neither_replaced_nor_removed(directory, caplog):
     kept = {nimg: of_format(directory, nimg, 3) for nimg in (64, 128)}
     assert not save_one(directory, 128)  # as of a run that would go on from an older tag
-    assert "was saved in format 3 by another version, and stays as it is" in caplog.text
+    assert "has format 3 of another version, and is not overwritten" in caplog.text
     assert save_one(directory, 256, keep=1)
     assert names(directory) == {"000000000064", "000000000128", "000000000256", "latest"}
     for nimg, manifest in kept.items():
@@ -57,8 +55,10 @@ def test_a_tag_of_another_version_is_neither_replaced_nor_removed(directory, cap
 
 def test_messages_name_what_the_user_wrote(tmp_path):
     fields = ("init_from.run", "init_from.nimg")
-    with pytest.raises(UserError, match=r"^init_from\.run: .* holds no complete checkpoint"):
+    with pytest.raises(
+        UserError, match=r"^init_from.run: '.*' has no complete checkpoint; give the `out` directory of a run that has"
+    ):
         checkpoint.find(tmp_path, None, (), fields)
     assert save_one(tmp_path / "checkpoints", 64)
-    with pytest.raises(UserError, match=r"^init_from\.nimg: 63 is no saved checkpoint; choose from 64$"):
+    with pytest.raises(UserError, match=r"^init_from\.nimg: must be a saved checkpoint, got 63; choose from 64$"):
         checkpoint.find(tmp_path, 63, (), fields)

@@ -201,14 +201,14 @@ def test_another_number_of_class_folders_names_the_right_one(tmp_path):
     with pytest.raises(UserError) as caught:
         build_dataset(folder(tmp_path, num_classes=10))
     assert str(caught.value) == (
-        f"data.num_classes: 10 but {tmp_path} has 3 class folders (cat, dog, owl); "
+        f"data.num_classes: must be 3 with this data, got 10 ({tmp_path} has 3 class folders (cat, dog, owl)); "
         "set data.num_classes=3, or 0 to train without classes"
     )
 
 
 def test_images_without_class_folders_are_trained_without_classes(tmp_path):
     write_images(tmp_path, "1.png")
-    with pytest.raises(UserError, match=r"has 0 class folders; set data.num_classes=0$"):
+    with pytest.raises(UserError, match=r"has 0 class folders\); set data.num_classes=0$"):
         build_dataset(folder(tmp_path, num_classes=10))
 
 
@@ -217,14 +217,14 @@ def test_folders_without_images_are_refused(tmp_path, num_classes):
     write_images(tmp_path, "cat/1.png")
     (tmp_path / "dog").mkdir()
     (tmp_path / "cat/1.png").rename(tmp_path / "cat/1.txt")
-    with pytest.raises(UserError, match=r"data.root: .* (holds no image|without an image \(cat, dog\)); .*\.png"):
+    with pytest.raises(UserError, match=r"data.root: .* (contains no images|without images \(cat, dog\)); .*\.png"):
         build_dataset(folder(tmp_path, num_classes=num_classes))
 
 
 def test_one_empty_class_folder_is_named(tmp_path):
     write_images(tmp_path, "cat/1.png")
     (tmp_path / "dog").mkdir()
-    with pytest.raises(UserError, match=r"data.root: .* has class folders without an image \(dog\); "):
+    with pytest.raises(UserError, match=r"data.root: .* has class folders without images \(dog\); "):
         build_dataset(folder(tmp_path, num_classes=2))
 
 
@@ -232,7 +232,7 @@ def test_a_root_that_is_no_directory_is_refused(tmp_path):
     write_images(tmp_path, "1.png")
     with pytest.raises(UserError, match=r"data.root: '.*/nowhere' does not exist; "):
         build_dataset(folder(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"data.root: '.*/1.png' is not a directory; "):
+    with pytest.raises(UserError, match=r"data.root: must be a directory, got '.*/1.png'; "):
         build_dataset(folder(tmp_path / "1.png"))
 
 
@@ -318,7 +318,10 @@ def test_a_torchvision_data_set_is_read_from_its_root(tmp_path):
     colour = build_dataset(torchvision_section(tmp_path, "MNIST", num_classes=0, image_channels=3))
     assert colour[2][1] == 0
     assert torch.equal(colour[2][0], torch.from_numpy(images[2]).expand(3, 28, 28))
-    with pytest.raises(UserError, match=r"data.num_classes: 4 but .* has 10 classes; set data.num_classes=10, or 0"):
+    with pytest.raises(
+        UserError,
+        match=r"data.num_classes: must be 10 .*, got 4 \(.* has 10 classes\); set data.num_classes=10, or 0",
+    ):
         build_dataset(torchvision_section(tmp_path, "MNIST", num_classes=4))
 
 
@@ -336,7 +339,9 @@ def test_torchvision_reads_files_with_our_reader(tmp_path):
 
 def test_torchvision_names_are_checked():
     for name, remedy in {"cifar10": "did you mean CIFAR10", "CIFAR1O": "did you mean CIFAR10", "qq": "such as"}.items():
-        with pytest.raises(UserError, match=rf"data.dataset: '{name}' is not a data set of torchvision; .*{remedy}"):
+        with pytest.raises(
+            UserError, match=rf"data.dataset: must be a class of torchvision.datasets, got '{name}'; .*{remedy}"
+        ):
             build_dataset(torchvision_section("/nowhere", name))
     with pytest.raises(UserError, match=r"data.dataset: 'CocoDetection' needs annFile, which a recipe cannot give; "):
         build_dataset(torchvision_section("/nowhere", "CocoDetection"))
@@ -364,7 +369,9 @@ def test_torchvision_labels_that_are_no_classes_need_an_unconditional_run(tmp_pa
     (base / "ImageSets/Segmentation/train.txt").write_text("one\n")
     plain("L", 90).save(base / "JPEGImages/one.jpg")
     plain("L", 1).save(base / "SegmentationClass/one.png")
-    with pytest.raises(UserError, match=r"data.num_classes: 10 but the labels of VOCSegmentation are no class numbers"):
+    with pytest.raises(
+        UserError, match=r"data.num_classes: must be 0 .*, got 10 \(the labels of VOCSegmentation are not class numbers"
+    ):
         build_dataset(torchvision_section(tmp_path, "VOCSegmentation", resolution=2))
     dataset = build_dataset(torchvision_section(tmp_path, "VOCSegmentation", num_classes=0, resolution=2))
     assert dataset[0][0].tolist() == [[[90, 90], [90, 90]]]
@@ -373,5 +380,5 @@ def test_torchvision_labels_that_are_no_classes_need_an_unconditional_run(tmp_pa
 def test_torchvision_data_that_is_no_images_is_refused(tmp_path):
     (tmp_path / "MovingMNIST").mkdir()
     np.save(tmp_path / "MovingMNIST/mnist_test_seq.npy", np.zeros((20, 1, 64, 64), np.uint8))
-    with pytest.raises(UserError, match=r"data.dataset: 'MovingMNIST' does not consist of images; "):
+    with pytest.raises(UserError, match=r"data.dataset: must be a data set of images, got 'MovingMNIST'; "):
         build_dataset(torchvision_section(tmp_path, "MovingMNIST", num_classes=0))

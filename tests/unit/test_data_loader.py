@@ -208,7 +208,7 @@ def test_a_corrupt_image_gives_way_to_the_next_readable_one_and_is_logged_once(c
     assert read == [{7: 9, 8: 9, 49: 0}.get(index, index) for index in order]
     messages = sorted(record.getMessage() for record in caplog.records)
     assert messages == [
-        f"skipped an image that cannot be read: /data/{index}.png: truncated" for index in (49, 7, 8)
+        f"skipped an unreadable image: /data/{index}.png: truncated" for index in (49, 7, 8)
     ]  # once each, though each was met six times
 
 
@@ -221,15 +221,18 @@ def test_too_many_corrupt_images_stop_the_run():
     with pytest.raises(UserError) as caught:
         real.next_phase()
     assert str(caught.value) == (
-        "data.max_corrupt: 2 but 3 images could not be read on data-parallel rank 0, "
-        f"the last /data/{corrupt[2]}.png (truncated); "
+        "data.max_corrupt: 2 unreadable images are allowed, data-parallel rank 0 has found 3 "
+        f"(the last is /data/{corrupt[2]}.png: truncated); "
         "repair or remove the images that the log names, or raise data.max_corrupt"
     )
 
 
 def test_max_corrupt_zero_stops_at_the_first():
     real = real_images(NumberedImages(corrupt=(0,)), data_section(max_corrupt=0), batch=50)
-    with pytest.raises(UserError, match=r"data.max_corrupt: 0 but 1 images .* /data/0.png .*or raise data"):
+    with pytest.raises(
+        UserError,
+        match=r"data.max_corrupt: 0 unreadable images are allowed, .* 1 \(the last is /data/0.png.*or raise data",
+    ):
         real.next_phase()
 
 
@@ -243,7 +246,10 @@ def test_a_data_set_without_a_readable_image_stops_and_does_not_search_for_ever(
 
 def test_labels_outside_the_classes_are_refused_before_they_reach_the_device():
     real = real_images(NumberedImages(), data_section(num_classes=4), batch=50)
-    with pytest.raises(UserError, match=r"data.num_classes: 4 but the data has the labels 0 and 9; .* 10 or more"):
+    with pytest.raises(
+        UserError,
+        match=r"data.num_classes: must be at least 10, got 4 \(the data has the labels 0 and 9, and classes",
+    ):
         real.next_phase()
 
 
@@ -260,7 +266,7 @@ def test_loading_processes_read_what_this_process_reads(caplog):
         read = [parallel.next_phase() for _ in range(9)]
         messages = [record.getMessage() for record in caplog.records]
     assert_equal(read, [alone.next_phase() for _ in range(9)])
-    assert messages == [f"skipped an image that cannot be read: /data/{bad}.png: truncated"]
+    assert messages == [f"skipped an unreadable image: /data/{bad}.png: truncated"]
     parallel.close()
     assert not any(worker.is_alive() for worker in workers)
     assert torch.equal(torch.get_rng_state(), state)  # the run's other draws do not notice the loader
@@ -277,7 +283,9 @@ def test_loading_processes_have_one_thread_each_and_their_death_is_reported():
         torch.set_num_threads(threads)
     assert ((micro_batch.images + 1) * 127.5).round().unique().tolist() == [1]
     real = real_images(DeadlyImages(), data_section(num_workers=1))
-    with pytest.raises(UserError, match=r"data.num_workers: 1 but a loading process died: DataLoader worker \(pid"):
+    with pytest.raises(
+        UserError, match=r"data.num_workers: 1 loading processes were started and one died: DataLoader worker \(pid"
+    ):
         real.next_phase()
     real.close()
 

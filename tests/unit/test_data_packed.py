@@ -242,7 +242,7 @@ def test_images_that_cannot_be_read_are_reported_by_path(tmp_path, kind):
     with pytest.raises(CorruptImage, match="No such file"):
         again[3]
     archive.write_bytes(b"PK\x03\x04")
-    with pytest.raises(CorruptImage, match="the archive ends before it"):
+    with pytest.raises(CorruptImage, match="the archive is truncated"):
         again[3]
 
 
@@ -255,7 +255,7 @@ def test_damage_inside_a_zip_file_is_found_by_its_checksum(tmp_path):
     dataset = build_dataset(section("zip", path))
     with pytest.raises(CorruptImage, match=r"x.zip/a.bmp: its checksum differs"):
         dataset[0]
-    with pytest.raises(CorruptImage, match=r"x.zip/b.bmp: it does not begin where"):
+    with pytest.raises(CorruptImage, match=r"x.zip/b.bmp: it does not start where"):
         dataset[1]
 
 
@@ -268,18 +268,22 @@ PNG = image_bytes(0)  # less than one block of tar, so that the second header st
 ZIPS: dict[str, tuple[dict[str, bytes] | None, int, str]] = {
     # members (None for no file), data.num_classes, message
     "missing": (None, 0, r"data.root: '.*x.zip' does not exist; give the zip file"),
-    "empty": ({}, 0, r"data.root: '.*' holds no image; give a zip file with files of .*\.png"),
-    "no image": ({"a/1.txt": b""}, 0, r"data.root: '.*' holds no image; "),
+    "empty": ({}, 0, r"data.root: '.*' contains no images; give a zip file with files of .*\.png"),
+    "no image": ({"a/1.txt": b""}, 0, r"data.root: '.*' contains no images; "),
     "number": (
         {"a/1.png": PNG, "b/1.png": PNG},
         3,
-        r"data.num_classes: 3 but .*x.zip has 2 class folders \(a, b\); set data.num_classes=2, or 0",
+        r"data.num_classes: must be 2 .*, got 3 \(.*x.zip has 2 class folders \(a, b\)\); set data.num_classes=2, or 0",
     ),
-    "no folders": ({"1.png": PNG}, 3, r"data.num_classes: 3 but .*x.zip has 0 class folders; set data.num_classes=0$"),
+    "no folders": (
+        {"1.png": PNG},
+        3,
+        r"data.num_classes: must be 0 .*, got 3 \(.*x.zip has 0 class folders\); set data.num_classes=0$",
+    ),
     "empty class": (
         {"a/1.png": PNG, "b/": b"", "c/1.txt": b""},
         3,
-        r"data.root: '.*' has class folders without an image \(b, c\); fill them",
+        r"data.root: '.*' has class folders without images \(b, c\); add",
     ),
 }
 
@@ -294,17 +298,21 @@ def test_zip_files_that_do_not_fit_are_refused(tmp_path, name):
 
 
 TARS: dict[str, tuple[dict[str, bytes] | None, int, str]] = {
-    "missing": (None, 0, r"data.root: '.*' does not exist; give the directory that holds the shards \(\*\.tar\)"),
-    "empty": ({}, 0, r"data.root: '.*' holds no image; give a directory with shards \(\*\.tar\) of files of .*\.png"),
+    "missing": (None, 0, r"data.root: '.*' does not exist; give the directory with the shards \(\*\.tar\)"),
+    "empty": (
+        {},
+        0,
+        r"data.root: '.*' contains no images; give a directory with shards \(\*\.tar\) of files of .*\.png",
+    ),
     "number": (
         {"1.png": PNG, "1.cls": b"3"},
         3,
-        r"data.num_classes: 3 but .* has 4 classes; set data.num_classes=4, or 0",
+        r"data.num_classes: must be 4 .*, got 3 \(.* has 4 classes\); set data.num_classes=4, or 0",
     ),
     "text": (
         {"1.png": PNG, "1.cls": b"cat"},
         3,
-        r"data.root: '.*' has no class number in 1.cls of .*x.tar; pack it anew",
+        r"data.root: '.*' has no class number in 1.cls of .*x.tar; pack it again",
     ),
     "negative": ({"1.png": PNG, "1.cls": b"-1"}, 3, r"data.root: '.*' has no class number in 1.cls of .*x.tar; "),
 }
@@ -321,16 +329,16 @@ def test_shards_that_do_not_fit_are_refused(tmp_path, name):
 
 def test_the_other_kind_of_root_is_refused(tmp_path):
     path = write_zip(tmp_path / "x.zip", {"1.png": PNG})
-    with pytest.raises(UserError, match=r"data.root: '.*' is not a file; give the zip file"):
+    with pytest.raises(UserError, match=r"data.root: must be a file, got '.*'; give the zip file"):
         build_dataset(section("zip", tmp_path))
     with pytest.raises(
-        UserError, match=r"data.root: '.*' is not a directory; give the directory that holds the shards"
+        UserError, match=r"data.root: must be a directory, got '.*'; give the directory with the shards"
     ):
         build_dataset(section("tar", path))
-    with pytest.raises(UserError, match=r"data.root: '.*' holds no shard \(\*\.tar\); "):
+    with pytest.raises(UserError, match=r"data.root: '.*' contains no shards \(\*\.tar\); "):
         build_dataset(section("tar", tmp_path))
     for kind in ("zip", "tar"):
-        with pytest.raises(UserError, match=rf"data.root: is missing: kind {kind} reads from it; "):
+        with pytest.raises(UserError, match=rf"data.root: must be given with data.kind={kind}; "):
             Data(kind=kind)
 
 
@@ -347,13 +355,15 @@ def test_a_damaged_zip_file_is_refused(tmp_path, damage):
     path = write_zip(tmp_path / "x.zip", {f"{number}.png": PNG for number in range(5)})
     assert path.stat().st_size > 1500  # what is cut there lacks something
     without(path, DAMAGE[damage])
-    with pytest.raises(UserError, match=r"data.root: '.*x.zip' is a damaged archive: .*; pack it anew"):
+    with pytest.raises(UserError, match=r"data.root: '.*x.zip' is damaged: .*; pack it again"):
         build_dataset(section("zip", path))
 
 
 def test_a_zip_file_compressed_by_another_method_is_refused(tmp_path):
     path = write_zip(tmp_path / "x.zip", {"1.png": PNG}, zipfile.ZIP_BZIP2)
-    with pytest.raises(UserError, match=r"data.root: '.*' holds 1.png encrypted or compressed .*; pack it anew"):
+    with pytest.raises(
+        UserError, match=r"data.root: '.*' has a member that is encrypted or compressed .*, 1.png; pack it again"
+    ):
         build_dataset(section("zip", path))
 
 
@@ -370,5 +380,5 @@ def test_a_damaged_shard_is_named(tmp_path, damage):
     write_tar(root / "a.tar", {"1.png": PNG})
     path = write_tar(root / "b.tar", {"1.png": PNG, "2.png": PNG})
     without(path, DAMAGED_SHARD[damage])
-    with pytest.raises(UserError, match=r"data.root: '.*data' holds a damaged shard, b.tar: .*; pack it anew"):
+    with pytest.raises(UserError, match=r"data.root: '.*data' has a damaged shard, b.tar: .*; pack it again"):
         build_dataset(section("tar", root))

@@ -264,7 +264,7 @@ def test_a_second_process_is_refused_as_long_as_one_works(tmp_path, source, kind
     (message,) = told
     holder = f"process {os.getpid()} on {socket.gethostname()} since "
     assert message.startswith(f"DST: '{place}' is in use by {holder}")
-    assert message.endswith("; wait for its end, or give another place")
+    assert message.endswith("; wait until it has ended, or give another destination")
     assert len(opened(kind, place)) == 14
 
 
@@ -290,11 +290,11 @@ def test_images_that_cannot_be_read_are_left_out_and_named(tmp_path, source, kin
         prepare.main(source, place, SIZE, kind, 2)
         assert capsys.readouterr().out.startswith(f"{place}: 14 images of 3 classes\n")
         *named, total = caplog.messages
-        assert total == "4 images cannot be read and were left out"
+        assert total == "4 unreadable images were skipped"
         if again and kind == "zip":
             assert named == []
             continue
-        start = "left out an image that cannot be read: "
+        start = "skipped an unreadable image: "
         paths = [f"{start}{source}/{name}: " for name in (*bad, "dog/c_gone.png")]
         assert [line[: len(path)] for line, path in zip(named, paths, strict=True)] == paths
         reasons = ["truncated", "cannot identify image file", "cannot identify image file", "no such file"]
@@ -308,7 +308,7 @@ def test_at_most_ten_paths_are_named(tmp_path, source, caplog):
         (source / f"cat/bad{number:02d}.png").write_bytes(b"not an image")
     prepare.main(source, tmp_path / "made", SIZE, "tar", 1)
     assert len(caplog.messages) == 11
-    assert caplog.messages[-1] == "23 images cannot be read and were left out"
+    assert caplog.messages[-1] == "23 unreadable images were skipped"
     assert len(opened("tar", tmp_path / "made")) == 14  # some parts are empty
 
 
@@ -317,7 +317,7 @@ def test_a_class_without_a_readable_image_would_shift_the_others(tmp_path, sourc
     for name in ("1.png", "1.jpg", "alpha.png", "deep/er/0.webp"):
         (source / "cat" / name).write_bytes(b"not an image")
     with pytest.raises(
-        UserError, match=r"SRC: '.*' has class folders without a readable image \(cat\), such as .*1.jpg"
+        UserError, match=r"SRC: '.*' has class folders without readable images \(cat\) \(such as .*1.jpg"
     ):
         prepare.prepare(source, destination(tmp_path, kind), SIZE, kind, 1)
     assert not (tmp_path / "made.zip").exists()
@@ -326,16 +326,20 @@ def test_a_class_without_a_readable_image_would_shift_the_others(tmp_path, sourc
 def test_a_source_without_a_readable_image_is_refused(tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source/1.png").write_bytes(b"not an image")
-    with pytest.raises(UserError, match=r"SRC: '.*' holds no readable image, such as .*1.png \(cannot identify"):
+    with pytest.raises(UserError, match=r"SRC: '.*' contains no readable image \(such as .*1.png: cannot identify"):
         prepare.prepare(tmp_path / "source", tmp_path / "made.zip", SIZE, "zip", 1)
 
 
 CHANGES = {
-    "resolution": (lambda source: None, 7, r"was begun with resolution 6, and is asked for with 7; give another place"),
-    "content": (lambda source: noise(90).save(source / "cat/1.png"), SIZE, r"was begun from other images"),
-    "time": (lambda source: os.utime(source / "cat/1.png", (1, 1)), SIZE, r"was begun from other images"),
-    "more": (lambda source: noise(90).save(source / "cat/2.png"), SIZE, r"was begun from other images"),
-    "name": (lambda source: (source / "cat/1.png").rename(source / "cat/3.png"), SIZE, r"was begun from other images"),
+    "resolution": (lambda source: None, 7, r"was started with resolution 6, not 7; give another destination"),
+    "content": (lambda source: noise(90).save(source / "cat/1.png"), SIZE, r"was started from other images"),
+    "time": (lambda source: os.utime(source / "cat/1.png", (1, 1)), SIZE, r"was started from other images"),
+    "more": (lambda source: noise(90).save(source / "cat/2.png"), SIZE, r"was started from other images"),
+    "name": (
+        lambda source: (source / "cat/1.png").rename(source / "cat/3.png"),
+        SIZE,
+        r"was started from other images",
+    ),
 }
 
 
@@ -364,9 +368,9 @@ def test_a_changed_source_or_resolution_is_refused(tmp_path, source, name, state
 
 def test_another_format_in_the_same_place_is_refused(tmp_path, source):
     prepare.prepare(source, tmp_path / "made", SIZE, "tar", 1)
-    with pytest.raises(UserError, match=r"DST: '.*' was begun with format tar, and is asked for with folder; "):
+    with pytest.raises(UserError, match=r"DST: '.*' was started with format tar, not folder; "):
         prepare.prepare(source, tmp_path / "made", SIZE, "folder", 1)
-    with pytest.raises(UserError, match=r"DST: '.*' is there, and was not made by `bigsgan data prepare`; "):
+    with pytest.raises(UserError, match=r"DST: '.*' exists, and was not made by `bigsgan data prepare`; "):
         prepare.prepare(source, tmp_path / "made", SIZE, "zip", 1)
 
 
@@ -384,9 +388,7 @@ def test_what_others_made_is_left_alone(tmp_path, source, kind, found):
     else:
         place.write_text("mine")
     before = identities(tmp_path)
-    with pytest.raises(
-        UserError, match=r"DST: '.*' is there, and was not made by `bigsgan data prepare`; give another"
-    ):
+    with pytest.raises(UserError, match=r"DST: '.*' exists, and was not made by `bigsgan data prepare`; give another"):
         prepare.prepare(source, place, SIZE, kind, 1)
     assert identities(tmp_path) == before
 
@@ -394,19 +396,21 @@ def test_what_others_made_is_left_alone(tmp_path, source, kind, found):
 def test_parts_that_others_made_are_left_alone(tmp_path, source):
     (tmp_path / "made.zip.parts").mkdir()
     (tmp_path / "made.zip.parts/thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"DST: .* is there, .*; give another place, or delete it and .*made.zip.parts"):
+    with pytest.raises(
+        UserError, match=r"DST: '.*' exists, and was not made by `bigsgan data prepare`; give another destination, or"
+    ):
         prepare.prepare(source, tmp_path / "made.zip", SIZE, "zip", 1)
     shutil.rmtree(tmp_path / "made.zip.parts")
     (tmp_path / "made").mkdir()
     prepare.prepare(source, tmp_path / "made", SIZE, "folder", 1)  # an empty directory will do
     (tmp_path / "made/.prepare/plan.json").write_text(json.dumps({"plan": "mine"}))
-    with pytest.raises(UserError, match=r"DST: .* is there, and was not made by"):
+    with pytest.raises(UserError, match=r"DST: .* exists, and was not made by"):
         prepare.prepare(source, tmp_path / "made", SIZE, "folder", 1)
 
 
 def test_a_full_disk_is_reported(tmp_path, source, monkeypatch):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    message = r"DST: '.*made.*' cannot be written \(\[Errno 28\] No space left on device\); free space, .* goes on from"
+    message = r"DST: '.*' cannot be written: No space left on device; free space, or fix its permissions, then"
 
     def fail(*_):
         raise full
@@ -427,13 +431,18 @@ def test_a_source_disk_that_fails_does_not_lose_images(tmp_path, source, monkeyp
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(conversion.Path, "read_bytes", fail)
-    with pytest.raises(UserError, match=r"SRC: '.*cat/1.jpg' cannot be read: \[Errno 5\] .*; mend the disk, then run"):
+    with pytest.raises(
+        UserError, match=r"SRC: '.*' cannot be read: Input/output error; fix the disk, then run the same command again,"
+    ):
         prepare.prepare(source, tmp_path / "made", SIZE, "tar", 1)
 
 
 def test_a_process_that_dies_is_reported(tmp_path, source, monkeypatch):
     monkeypatch.setattr(conversion, "open_image", lambda *_: os._exit(9))
-    with pytest.raises(UserError, match=r"--workers: 2 but a process died; lower it, or give the machine more memory"):
+    with pytest.raises(
+        UserError,
+        match=r"--workers: 2 worker processes were started and one died; lower it, or give the machine more memory",
+    ):
         prepare.prepare(source, tmp_path / "made", SIZE, "tar", 2)
 
 
@@ -460,24 +469,59 @@ def changed(number: int, word: str) -> list[str]:
 
 
 MISTAKES = {
-    "no source": (changed(2, "nowhere"), "SRC", "'nowhere' does not exist", "give the directory that holds the images"),
-    "a file": (changed(2, "source/cat/1.png"), "SRC", "is not a directory", "give the directory"),
-    "no image": (changed(2, "empty"), "SRC", "'empty' holds no image", "give a directory with images"),
-    "an empty class": (changed(2, "unfilled"), "SRC", "class folders without an image (dog)", "fill or remove them"),
-    "loose images": (changed(2, "mixed"), "SRC", "holds images beside its class folders (loose.png)", "move them"),
-    "bytes": (changed(2, "bytes"), "SRC", "has a class folder whose name is no UTF-8, '\\udcff'", "rename it"),
-    "within": (changed(3, "source/made"), "DST", "'source/made' lies in SRC", "give another place"),
-    "around": (changed(3, "."), "DST", "'.' is there, and was not made by", "give another place"),
-    "zip around": ([*changed(3, ".")[:5], "zip", "--resolution", "6"], "DST", "'.' is there", "give another place"),
-    "resolution": (changed(7, "0"), "--resolution", "0 is not positive", "give 1 or more"),
-    "large resolution": (changed(7, "1000000"), "--resolution", "1000000 is too large", "give 1 to 16384"),
-    "text": (changed(7, "big"), "--resolution", "'big' is not an integer", "write an integer"),
-    "workers": ([*PREPARE, "--workers", "0"], "--workers", "0 is not positive", "give 1 or more"),
-    "format": (changed(5, "rar"), "--format", "'rar' is none of the choices", "choose from"),
-    "missing": (PREPARE[:3], "DST, --resolution, --format", "is missing", "see `bigsgan data prepare --help`"),
-    "missing command": (["data"], "COMMAND", "is missing", "see `bigsgan data --help`"),
-    "option": ([*PREPARE, "--size=3"], "--size", "is no option of `bigsgan data prepare`", "see `bigsgan data prepare"),
-    "override": ([*PREPARE, "batch=3"], "argument", "'batch=3' is not expected by `bigsgan data prepare`", "see"),
+    "no source": (changed(2, "nowhere"), "SRC", "'nowhere' does not exist", "give the directory with the images"),
+    "a file": (
+        changed(2, "source/cat/1.png"),
+        "SRC",
+        "must be a directory, got 'source/cat/1.png'",
+        "give the directory",
+    ),
+    "no image": (changed(2, "empty"), "SRC", "'empty' contains no images", "give a directory with images"),
+    "an empty class": (
+        changed(2, "unfilled"),
+        "SRC",
+        "'unfilled' has class folders without images (dog)",
+        "fill or remove them",
+    ),
+    "loose images": (
+        changed(2, "mixed"),
+        "SRC",
+        "'mixed' contains images beside its class folders (loose.png)",
+        "move them",
+    ),
+    "bytes": (changed(2, "bytes"), "SRC", "has a class folder whose name is not UTF-8, '\\udcff'", "rename it"),
+    "within": (changed(3, "source/made"), "DST", "must lie outside SRC, got 'source/made'", "give another destination"),
+    "around": (changed(3, "."), "DST", "'.' exists, and was not made by", "give another destination"),
+    "zip around": (
+        [*changed(3, ".")[:5], "zip", "--resolution", "6"],
+        "DST",
+        "'.' exists, and was not made by `bigsgan data prepare`",
+        "give another destination",
+    ),
+    "resolution": (changed(7, "0"), "--resolution", "must be at least 1, got 0", "give a larger number"),
+    "large resolution": (
+        changed(7, "1000000"),
+        "--resolution",
+        "must be at most 16384, got 1000000",
+        "give a smaller number",
+    ),
+    "text": (changed(7, "big"), "--resolution", "must be an integer, got 'big'", "write an integer"),
+    "workers": ([*PREPARE, "--workers", "0"], "--workers", "must be at least 1, got 0", "give a larger number"),
+    "format": (
+        changed(5, "rar"),
+        "--format",
+        "must be one of 'zip', 'tar', 'folder', got 'rar'",
+        "choose one of these",
+    ),
+    "missing": (PREPARE[:3], "DST, --resolution, --format", "must be given", "see `bigsgan data prepare --help`"),
+    "missing command": (["data"], "COMMAND", "must be given", "see `bigsgan data --help`"),
+    "option": (
+        [*PREPARE, "--size=3"],
+        "--size",
+        "unknown option of `bigsgan data prepare`",
+        "see `bigsgan data prepare",
+    ),
+    "override": ([*PREPARE, "batch=3"], "argument", "'batch=3' is not an argument of `bigsgan data prepare`", "see"),
 }
 
 

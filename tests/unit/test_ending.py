@@ -34,7 +34,7 @@ def test_a_lost_connection_is_told_with_rank_host_and_phase(monkeypatch, tmp_pat
     assert capsys.readouterr().err == (
         f"bigsgan: rank 0 on {socket.gethostname()} lost its connection in phase 'update 12': "
         "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.1]:1234; "
-        "another rank or its host ended before it\n"
+        "another rank or its host failed first\n"
     )
     assert "Traceback" in log.path.read_text()
 

@@ -121,7 +121,7 @@ def test_interfaces_that_exist(monkeypatch):
         if good:
             launched.check_launcher()
         else:
-            with pytest.raises(UserError, match=f"{variable}: '{text}' .* the interfaces lo, ib0, eth0; name one"):
+            with pytest.raises(UserError, match=f"{variable}: must be a network interface of .*, got '{text}'"):
                 launched.check_launcher()
         monkeypatch.delenv(variable)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "hsn")
@@ -137,7 +137,9 @@ def test_a_pods_name_may_come_later(monkeypatch):
     for name, value in {**RANK, "MASTER_PORT": "29500", "MASTER_ADDR": "no-such-host.invalid"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(launched, "_NAME_SECONDS", 0.0)
-    with pytest.raises(UserError, match=r"no-such-host.invalid' is set .* no host of that name is known on"):
+    with pytest.raises(
+        UserError, match=r"MASTER_ADDR: must be a host that .* can resolve, got 'no-such-host.invalid'; give"
+    ):
         launched.check_launcher()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     launched.check_launcher()

@@ -93,7 +93,7 @@ def test_standard_output_on_a_full_disk(key, tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=REPOSITORY, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 2
-    expected = "bigsgan: standard output: cannot be written: No space left on device; make room there"
+    expected = "bigsgan: standard output: cannot be written: No space left on device; free some space there"
     assert done.stderr.splitlines() == [expected]
     closed = ["bash", "-c", '"$@" >&-', "closed", *command]
     done = subprocess.run(closed, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=60)

@@ -120,7 +120,7 @@ def run(arguments: list[str], root: Path) -> int:
             status = int(str(ended.code))
     assert status in (0, 2), arguments
     if status == 2:
-        lines = [line for line in err.getvalue().splitlines() if not line.startswith("passing over ")]
+        lines = [line for line in err.getvalue().splitlines() if not line.startswith("skipping ")]
         assert len(lines) == 1, err.getvalue()
         assert lines[0].startswith("bigsgan: "), lines
         assert "; " in lines[0], lines

@@ -17,7 +17,7 @@ def gpus(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "cuda, parts", [(None, ["a build for CPUs"]), ("13.0", ["a driver for CUDA 13.0", "older CUDA"])]
+    "cuda, parts", [(None, ["a build without CUDA"]), ("13.0", ["a driver for CUDA 13.0", "older CUDA"])]
 )
 def test_it_is_refused_before_ranks_join(gpus, monkeypatch, cuda, parts):
     monkeypatch.setattr(torch.version, "cuda", cuda)

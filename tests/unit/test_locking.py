@@ -80,7 +80,7 @@ def test_a_holder_on_another_host_is_waited_for(tmp_path, monkeypatch, caplog):
     with pytest.raises(UserError, match="out: 'run' is in use by process 7 on lost since noon; wait for its end"):
         hold(path)
     assert 0.3 <= time.monotonic() - start < 10
-    assert caplog.messages == ["run is in use by process 7 on lost since noon: waiting for 0 s, as it may be lost"]
+    assert caplog.messages == ["run is in use by process 7 on lost since noon, waiting for 0 s in case it is dead"]
     polls = []
     monkeypatch.setattr(locking.time, "sleep", lambda seconds: (polls.append(seconds), release()))
     hold(path)()
@@ -114,11 +114,13 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog,
     hold(tmp_path / ".lock")()
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert f"{tmp_path / '.lock'} is on a file system that keeps no locks ([Errno {number}] " in record.message
+    assert f"{tmp_path / '.lock'} is on a file system without locks ([Errno {number}] " in record.message
 
 
 def test_what_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"\.lock: cannot be locked \(.*No such file .*\); give a directory that you"):
+    with pytest.raises(
+        UserError, match=r".*: cannot be locked: No such file or directory; give a directory that you can write to"
+    ):
         hold(tmp_path / "none" / ".lock")
 
 

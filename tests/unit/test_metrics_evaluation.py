@@ -136,7 +136,7 @@ def test_damaged_and_unwritable_caches_cost_time_alone(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         found = evaluation(["kid500"], blocked).measure(real_images, Replica(0, 1))
     assert values_of(found) == first
-    assert "statistics of the real images are not kept" in caplog.text
+    assert "statistics of the real images cannot be cached" in caplog.text
 
 
 def test_labels_are_as_frequent_as_in_the_data():
@@ -150,7 +150,7 @@ def test_labels_are_as_frequent_as_in_the_data():
 
 def test_what_does_not_go_with_network_or_data(tmp_path):
     unlabelled = DIGITS.model_copy(update={"num_classes": 0})
-    with pytest.raises(UserError, match="goes by class, and the data has none"):
+    with pytest.raises(UserError, match="metrics: 'cfid500' needs data with classes; use fid instead"):
         evaluation(["cfid500"], tmp_path, unlabelled)
     asked = evaluation(["fid500"], tmp_path)
     asked.features.num_classes = None

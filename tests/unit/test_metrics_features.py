@@ -132,16 +132,18 @@ def test_missing_weights_are_named_with_hash_and_place(tmp_path, monkeypatch):
         assert part in text
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "pt_inception-2015-12-05-6726825d.pth").write_bytes(b"another")
-    with pytest.raises(UserError, match="is another file than expected"):
+    with pytest.raises(
+        UserError, match=r"--weights: must be a file whose SHA-256 begins with 6726825d, got '.*; download"
+    ):
         open_features(FeatureNetwork(network="inception"), COLOUR, tmp_path)
 
 
 @pytest.mark.parametrize(
     "section, message",
     [
-        ({"network": "digits"}, "--features: 'digits' knows digits alone, and data.kind is synthetic"),
-        ({"network": "torchvision:nothing"}, "--features: 'torchvision:nothing' is no network of torchvision"),
-        ({"network": "nothing.pt"}, "--features: 'nothing.pt' is no feature network and no file"),
+        ({"network": "digits"}, "--features: 'digits' needs data.kind=digits (data.kind is synthetic)"),
+        ({"network": "torchvision:nothing"}, "--features: must be a network of torchvision, got 'torchvision:nothing'"),
+        ({"network": "nothing.pt"}, "--features: must be a feature network or a file, got 'nothing.pt'"),
         ({"network": "inception", "weights": "nowhere.pth"}, "--weights: 'nowhere.pth' does not exist"),
     ],
 )
@@ -155,8 +157,11 @@ def test_damaged_files(tmp_path):
     path = tmp_path / "damaged"
     path.write_bytes(b"PK no archive")
     for section, message in (
-        ({"network": str(path)}, "is no TorchScript file"),
-        ({"network": "inception", "weights": str(path)}, "does not hold the network's weights"),
+        ({"network": str(path)}, "--features: must be a TorchScript file, got"),
+        (
+            {"network": "inception", "weights": str(path)},
+            "--weights: '.*' does not contain the network's weights: it contains code, which is not",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             open_features(FeatureNetwork(**section), COLOUR, tmp_path)
@@ -185,15 +190,15 @@ def test_torchscript_files_for_path_lengths(tmp_path):
 def test_a_network_that_gives_no_features(tmp_path):
     path = tmp_path / "scalar.pt"
     torch.jit.script(nn.Conv2d(1, 1, 1)).save(str(path))  # one channel alone, and images behind it
-    with pytest.raises(UserError, match="does not turn images of 40 pixels into features"):
+    with pytest.raises(UserError, match=r"cannot process images of 40 pixels"):
         open_features(FeatureNetwork(network=str(path)), COLOUR, tmp_path)
 
 
 def test_messages_name_what_the_user_wrote(tmp_path):
     section = FeatureNetwork(network="inception", weights=str(tmp_path))
-    with pytest.raises(UserError, match=r"^--weights: '.*' is not a file; download https"):
+    with pytest.raises(UserError, match=r"^--weights: must be a file, got '.*'; download"):
         open_features(section, COLOUR, tmp_path)
-    with pytest.raises(UserError, match=r"^metrics\.features\.weights: '.*' is not a file; download https"):
+    with pytest.raises(UserError, match=r"^metrics.features.weights: must be a file, got '.*'; download"):
         open_features(section, COLOUR, tmp_path, RECIPE)
 
 

@@ -34,7 +34,9 @@ def test_no_lock_is_no_trouble(tmp_path):
 @pytest.mark.usefixtures("file_is_lock")
 def test_a_killed_build_is_reported_with_its_remedy(tmp_path):
     (tmp_path / "lock").touch()
-    with pytest.raises(UserError, match="left by a build that was killed") as caught:
+    with pytest.raises(
+        UserError, match=r"was left behind by a killed build, and every run would wait for it; remove it unless"
+    ) as caught:
         refuse_stale_lock(tmp_path, grace_seconds=0.5)
     assert f"rm {tmp_path / 'lock'}" in str(caught.value)
     assert (tmp_path / "lock").exists()

@@ -51,7 +51,10 @@ def test_buffers_suffice(tmp_path, kind, momentum, section, expected):
 
 
 def test_too_few_buffers_are_refused(tmp_path):
-    with pytest.raises(UserError, match="buffer_count: 3 is too few for adam; set 4, or remove it"):
+    with pytest.raises(
+        UserError,
+        match=r"zero_optimization.offload_optimizer.buffer_count: must be at least 4 with adam, got 3; set",
+    ):
         nvme.num_swap_buffers(file_for(tmp_path, buffer_count=3), Optimizer(kind="adam", lr=1e-3))
 
 
@@ -91,7 +94,9 @@ def test_a_file_system_that_refuses_direct_writes_is_refused(tmp_path, monkeypat
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "write", write)
-    with pytest.raises(UserError, match="cannot be written to by O_DIRECT in blocks of 1024 bytes"):
+    with pytest.raises(
+        UserError, match=r"zero_optimization.offload_optimizer.nvme_path: must support O_DIRECT writes in blocks of"
+    ):
         nvme.open_swap_directory(file_for(tmp_path), "generator", 0)
     monkeypatch.undo()
     _, release = nvme.open_swap_directory(file_for(tmp_path), "generator", 0)  # nothing was left locked
@@ -99,6 +104,9 @@ def test_a_file_system_that_refuses_direct_writes_is_refused(tmp_path, monkeypat
 
 
 def test_a_path_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"nvme_path: .* is no directory"):
+    with pytest.raises(
+        UserError,
+        match=r"zero_optimization.offload_optimizer.nvme_path: must be a directory, got '.*'; give one on a",
+    ):
         nvme.open_swap_directory(file_for(tmp_path / "none"), "generator", 0)
     assert not (tmp_path / "none").exists()

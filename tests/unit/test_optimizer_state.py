@@ -39,15 +39,15 @@ def changed(content, kind, value):
 
 
 OTHERS = {
-    "groups": (other_groups, "it has not one group of parameters"),
-    "parameters": (without_one, "it is not of the network's [0-9]+ parameters"),
+    "groups": (other_groups, "it does not have exactly one group of parameters"),
+    "parameters": (without_one, "it is not for the network's [0-9]+ parameters"),
     "shape": (lambda c: changed(c, "exp_avg", lambda t: t[:1]), "exp_avg of .* is missing or of another shape"),
     "NaN": (lambda c: changed(c, "exp_avg_sq", lambda t: t * float("nan")), "exp_avg_sq of .* is not finite"),
     "negative": (lambda c: changed(c, "exp_avg_sq", lambda t: t - 100), "a second moment is negative"),
     "updates": (lambda c: changed(c, "step", lambda t: t + 1), "its parameters differ in their number of updates"),
     "count": (lambda c: changed(c, "step", lambda t: t * float("inf")), "its number of updates is not known"),
-    "SGD": (lambda c: {"state": {}, "param_groups": c["G_opt_state"]["param_groups"]}, "is not of the network's"),
-    "something": (lambda c: [1, 2], "it has not one group of parameters"),
+    "SGD": (lambda c: {"state": {}, "param_groups": c["G_opt_state"]["param_groups"]}, "is not for the network's"),
+    "something": (lambda c: [1, 2], "it does not have exactly one group of parameters"),
 }
 
 
@@ -58,5 +58,5 @@ def test_another_optimizers_state_is_named_and_left(classes, tmp_path, capsys, o
     content = snapshot(classes, record, [], [])
     import_of(classes, tmp_path, G_opt_state=change(content))
     text = capsys.readouterr().out
-    assert re.search(rf"Adam of the generator begins anew \([^)]*{problem}", text)
-    assert "Adam of the discriminator goes on after 4 updates" in text
+    assert re.search(rf"Adam of the generator starts from zero \([^)]*{problem}", text)
+    assert "Adam of the discriminator resumes after 4 updates" in text

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from bigsgan import atomic, cli, importing
-from bigsgan.checkpoint import Description, OneRank, Saver
+from bigsgan.checkpoint import Description, Saver, SingleProcess
 from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metrics, refuse_output
 from bigsgan.config.sections import Checkpoints
 from bigsgan.data.prepare import prepare
@@ -51,7 +51,7 @@ SPECIAL = {"fifo": make_fifo, "socket": make_socket, "device": link_to_device}
 def test_what_is_no_file_is_not_replaced(kind, refuse):
     SPECIAL[kind]("special")
     before = os.lstat("special")
-    with pytest.raises(UserError, match=r"^--out: 'special' is (not a file|no directory); give "):
+    with pytest.raises(UserError, match=r"^--out: must be a (regular file|directory), got 'special'; give "):
         refuse(Path("special"), "--out")
     assert stat.S_IFMT(os.lstat("special").st_mode) == stat.S_IFMT(before.st_mode)
 
@@ -69,10 +69,10 @@ OWN = [
 def test_a_runs_own_files_are_not_replaced(path, refuse):
     os.symlink("run", "link")
     os.symlink("run/checkpoints/000000000064", "shards")
-    problem = "belongs to the run .*; give a path outside of it$"
+    problem = "belongs to the run .*; give a path outside the run$"
     if refuse is refuse_directory:
-        problem = f"({problem}|is no directory; )"
-    with pytest.raises(UserError, match=f"^--out: .* {problem}"):
+        problem = f"({problem}|must be a directory, got )"
+    with pytest.raises(UserError, match=f"^--out: (.* )?{problem}"):
         refuse(Path(path), "--out")
 
 
@@ -88,7 +88,9 @@ def test_other_places_may_be_written():
 
 def test_a_run_directory_does_not_lie_in_a_file():
     Path("file").write_text("")
-    with pytest.raises(UserError, match=r"^out: 'file/run' lies in file, which is no directory; give "):
+    with pytest.raises(
+        UserError, match=r"^out: must be a directory, got 'file/run' \(file is not a directory\); give "
+    ):
         refuse_directory(Path("file/run"), "out")
 
 
@@ -101,13 +103,13 @@ def test_prepared_data_does_not_go_into_a_run(format):
 
 def test_imported_weights_and_runs_do_not_replace_what_is_no_directory(capsys):
     make_fifo("fifo")
-    with pytest.raises(UserError, match=r"^--out: 'fifo' is no directory; "):
+    with pytest.raises(UserError, match=r"^--out: must be a directory, got 'fifo'; "):
         importing.main("r3gan", Path("missing.pth"), None, Path("fifo"))
-    for out, problem in (("fifo", "'fifo' is no directory"), ("run/checkpoints", "belongs to the run run")):
+    for out, problem in (("fifo", "must be a directory, got 'fifo'"), ("run/checkpoints", "belongs to the run run")):
         assert cli.main(["train", "--dry-run", f"out={out}"]) == 2
         assert problem in capsys.readouterr().err
     assert cli.main(["bench", "profile", "--out", "fifo"]) == 2
-    assert "--out: 'fifo' is no directory" in capsys.readouterr().err
+    assert "--out: must be a directory, got 'fifo'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
@@ -144,7 +146,9 @@ def test_metrics_of_another_program_are_not_cut():
     Path("out/metrics.jsonl").write_text("")  # as a run leaves it that is killed before its recipe is kept
     refuse_foreign_metrics(Path("out"))
     Path("out/metrics.jsonl").write_text('{"loss": 1}\n')
-    with pytest.raises(UserError, match=r"^out: 'out' holds a metrics.jsonl and is no run directory; "):
+    with pytest.raises(
+        UserError, match=r"^out: must be a run directory or a new one, got 'out' \(it has a metrics.jsonl and no"
+    ):
         refuse_foreign_metrics(Path("out"))
     refuse_foreign_metrics(Path("run"))
 
@@ -166,7 +170,7 @@ def test_a_save_removes_what_killed_saves_left_and_nothing_else():
     for name in left + others:
         (directory / name).mkdir(parents=True)
     (directory / "000000000001.partial").write_text("a file")
-    saver = Saver(directory, OneRank(), Checkpoints(background=False))
+    saver = Saver(directory, SingleProcess(), Checkpoints(background=False))
     assert saver.save(64, {}, Description({}, {}, {}))
     assert json.loads((directory / "000000000064/manifest.json").read_text())["nimg"] == 64
     kept = {path.name for path in directory.iterdir()}

@@ -50,7 +50,7 @@ def test_a_shell_completes_the_commands(capsys):
 
 def test_an_unknown_shell_is_refused(capsys):
     assert main(["--print-completion", "elvish"]) == 2
-    assert "bigsgan: --print-completion: 'elvish' is none of the choices" in capsys.readouterr().err
+    assert "must be one of 'bash', 'zsh', 'tcsh', 'fish', 'powershell', got 'elvish'" in capsys.readouterr().err
 
 
 def plain_environment() -> dict[str, str]:

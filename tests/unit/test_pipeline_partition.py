@@ -174,8 +174,8 @@ def test_more_stages_than_layers_are_refused(tmp_path, network):
     with pytest.raises(UserError) as caught:
         divide_network(plan, network, None)
     assert (caught.value.field, caught.value.value) == (field, 8)
-    assert "has layers (5), which would leave a stage without any" in caught.value.problem
-    assert caught.value.remedy == f"set {field} to 5 or less"
+    assert "must be at most 5, the number of layers of the " in caught.value.problem
+    assert caught.value.remedy == f"set {field}=5 or less"
 
 
 class NoReals:

@@ -9,13 +9,26 @@ from tests.unit.test_snapshot_settings import words
 from tests.unit.test_weights_pix2pix import Maker
 
 OPTIONS = {
-    "batch_size": (4, 1), "beta1": (0.6, 0.5), "crop_size": (64, 256), "direction": ("BtoA", "AtoB"),
-    "epoch_count": (1, 1), "gan_mode": ("vanilla", "vanilla"), "lambda_L1": (50.0, 100.0), "load_size": (72, 286),
-    "lr": (0.0001, 0.0002), "lr_policy": ("linear", "linear"), "max_dataset_size": (float("inf"), float("inf")),
-    "model": ("pix2pix", "cycle_gan"), "n_epochs": (100, 100), "n_epochs_decay": (100, 100), "netG": ("unet_64", "x"),
-    "no_dropout": (True, False), "no_flip": (True, False), "preprocess": ("resize_and_crop", "resize_and_crop"),
+    "batch_size": (4, 1),
+    "beta1": (0.6, 0.5),
+    "crop_size": (64, 256),
+    "direction": ("BtoA", "AtoB"),
+    "epoch_count": (1, 1),
+    "gan_mode": ("vanilla", "vanilla"),
+    "lambda_L1": (50.0, 100.0),
+    "load_size": (72, 286),
+    "lr": (0.0001, 0.0002),
+    "lr_policy": ("linear", "linear"),
+    "max_dataset_size": (float("inf"), float("inf")),
+    "model": ("pix2pix", "cycle_gan"),
+    "n_epochs": (100, 100),
+    "n_epochs_decay": (100, 100),
+    "netG": ("unet_64", "x"),
+    "no_dropout": (True, False),
+    "no_flip": (True, False),
+    "preprocess": ("resize_and_crop", "resize_and_crop"),
     "suffix": ("", ""),
-}  # fmt: skip
+}
 
 
 def write(directory, **changes):
@@ -75,11 +88,11 @@ def test_of_cyclegan_dropout_alone_is_taken(tmp_path, capsys):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("", "holds no settings of pix2pix"),
+        ("", "must contain settings of pix2pix"),
         ("\x00" * (1 << 21), "larger than 1024 KiB"),
-        ("model: pix2pix\nnetG: unet_64\nno_dropout: False\nlr: fast\n", "has lr 'fast', which is no number"),
-        ("model: pix2pix\nnetG: unet_64\nno_dropout: False\nbatch_size: 0\n", "does not fit: batch"),
-        ("model: pix2pix\nnetG: unet_64\nno_dropout: False\nlr: nan\n", "has lr nan, which is no number"),
+        ("model: pix2pix\nnetG: unet_64\nno_dropout: False\nlr: fast\n", "has lr 'fast', which must be a number"),
+        ("model: pix2pix\nnetG: unet_64\nno_dropout: False\nbatch_size: 0\n", "does not give a valid recipe: batch"),
+        ("model: pix2pix\nnetG: unet_64\nno_dropout: False\nlr: nan\n", "has lr nan, which must be a number"),
     ],
 )
 def test_a_hostile_file_is_refused_in_one_line(tmp_path, capsys, content, message):

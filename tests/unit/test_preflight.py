@@ -68,11 +68,11 @@ def test_hosts_like_this_one_are_ready(hosts, capfd):
         ("bare", f"bare has no {sys.executable}"),
         ("empty", f"empty has no directory {os.getcwd()}"),
         ("without", "without lacks a package: ModuleNotFoundError: No module named 'not_there'"),
-        ("unlike", f"unlike has torch 0.4 and not {importlib.metadata.version('torch')}, deepspeed 0 and not "),
+        ("unlike", f"unlike has torch 0.4, not {importlib.metadata.version('torch')}, deepspeed 0, not "),
         ("partial", "partial lacks deepspeed"),
-        ("forced", "forced cannot be looked at (status 0): no reason given"),
-        ("chatty", "chatty cannot be looked at (status 0): no reason given"),
-        ("latin", "latin cannot be looked at (status 1): gr\\xfc\\xdfe"),
+        ("forced", "forced cannot be checked (status 0): no reason given"),
+        ("chatty", "chatty cannot be checked (status 0): no reason given"),
+        ("latin", "latin cannot be checked (status 1): gr\\xfc\\xdfe"),
     ],
 )
 def test_another_is_named(hosts, capfd, monkeypatch, name, told):
@@ -94,8 +94,8 @@ def test_another_is_named(hosts, capfd, monkeypatch, name, told):
         ("node1 slots=many", "must be a host and its slots"),
         ("node1 slots=0", "must be a host and its slots"),
         ("-oProxyCommand=x slots=1", "must be a host and its slots"),
-        ("node1 slots=1\nnode1 slots=2", "is there twice"),
-        ("# none", "names no host"),
+        ("node1 slots=1\nnode1 slots=2", "must be listed once, got 'node1'"),
+        ("# none", "lists no hosts"),
     ],
 )
 def test_a_hostfile_that_is_none_is_refused(tmp_path, capsys, line, problem):

@@ -199,7 +199,9 @@ def test_chunks_of_a_latent_need_a_shared_embedding(tmp_path):
 
 def test_weights_without_spectral_norm_are_refused():
     state = {name: t for name, t in state_of("biggan", "generator").items() if not name.endswith(("u0", "sv0"))}
-    with pytest.raises(UserError, match="has no spectral norm"):
+    with pytest.raises(
+        UserError, match="weights: must have spectral norm, as all BigGANs here; give a generator trained with it"
+    ):
         biggan_pytorch.generator_state(state)
 
 

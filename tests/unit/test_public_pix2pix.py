@@ -282,7 +282,9 @@ def test_other_generators_are_refused(name):
 
 
 def test_a_discriminator_of_an_image_alone_is_refused_by_name():
-    with pytest.raises(UserError, match="judges an image without its input, as CycleGAN's"):
+    with pytest.raises(
+        UserError, match=r"weights: 'model.0.weight' does not read the input beside the image, as in CycleGAN's"
+    ):
         discriminator_section({**Patches(3, 2, "instance").state_dict(), "model.0.weight": torch.zeros(2, 3, 4, 4)})
 
 

@@ -258,11 +258,11 @@ def test_layers_are_differentiable_twice(layer):
 @pytest.mark.parametrize(
     "change, field, problem",
     [
-        ({"widths": [8, 8]}, "widths", "ends at 8x8"),
-        ({"cardinalities": [2, 2]}, "cardinalities", "has 2 entries for 3 stages"),
-        ({"blocks": [1]}, "blocks", "has 1 entries for 3 stages"),
-        ({"cardinalities": [2, 3, 2]}, "cardinalities", "has 3, which does not divide a block's 16 channels"),
-        ({"bf16_stages": 4}, "bf16_stages", "is more than the 3 stages"),
+        ({"widths": [8, 8]}, "widths", "must have an entry for each resolution from 4 to data.resolution (16), got"),
+        ({"cardinalities": [2, 2]}, "cardinalities", "must have 3 entries, as"),
+        ({"blocks": [1]}, "blocks", "must have 3 entries, as"),
+        ({"cardinalities": [2, 3, 2]}, "cardinalities", "3 does not divide a block's 16 channels"),
+        ({"bf16_stages": 4}, "bf16_stages", "must be at most 3, the number of stages, got 4"),
     ],
 )
 @pytest.mark.parametrize("network", ["generator", "discriminator"])

@@ -166,5 +166,5 @@ def test_modules_run_no_code(classes, tmp_path, capsys):
         (tmp_path / "x.pkl").write_bytes(pickle.dumps({"G_ema": content}))
         arguments = ["--weights", str(tmp_path / "x.pkl"), "--out", str(tmp_path / "run")]
         assert main(["import", "--from", "r3gan", *arguments]) == 2
-        assert "is no pickle of StyleGAN or R3GAN that can be read safely" in capsys.readouterr().err
+        assert "must be a pickle of StyleGAN or R3GAN that can be read safely: " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -86,9 +86,9 @@ def test_ranks_that_have_not_come_are_named(monkeypatch, capsys):
         store.set("2", "node2")
         time.sleep(0.6)
         later = capsys.readouterr().err
-    start = f"bigsgan: rank 0 on {socket.gethostname()} still waits for "
-    assert said.splitlines()[0] == f"{start}ranks 2 (node2), 3 (node9): look at the messages of that host"
-    assert later.splitlines()[-1] == f"{start}rank 3 (node9): look at the messages of that host"
+    start = f"bigsgan: rank 0 on {socket.gethostname()} is waiting for "
+    assert said.splitlines()[0] == f"{start}ranks 2 (node2), 3 (node9): see the messages of that host"
+    assert later.splitlines()[-1] == f"{start}rank 3 (node9): see the messages of that host"
     time.sleep(0.6)
     assert capsys.readouterr().err == ""
 

@@ -29,18 +29,18 @@ FREE = {
 }
 
 FIXED = {
-    "seed=99": r"seed: must be \d+, as in the run in ",
-    "batch=64": r"batch: must be \d+, as in the run in ",
-    "accumulation=2": "accumulation: must be 1, as in the run in ",
-    "data.kind=synthetic": "data.kind: must be 'digits', as in the run in ",
-    "data.horizontal_flip=true": "data.horizontal_flip: must be false, as in the run in ",
-    "generator.channels=12": r"generator.channels: must be \d+, as in the run in ",
-    "optimizer.generator.lr=0.125": r"optimizer.generator.lr: must be 0.\d+, as in the run in ",
-    "optimizer.generator.betas=[0.5, 0.9]": r"optimizer.generator.betas: must be \[0.0, 0.999\], as in the run in ",
-    "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: must be unset, as in the run in ",
-    "objective.r1.weight=1": "objective.r1.every: must be unset, as in the run in ",
-    "engines.generator.accumulation=2": "engines.generator.accumulation: must be unset, as in the run in ",
-    "ema.half_life_nimg=17": r"ema.half_life_nimg: must be \d+, as in the run in ",
+    "seed=99": r"seed: must be \d+, as in the run '",
+    "batch=64": r"batch: must be \d+, as in the run '",
+    "accumulation=2": "accumulation: must be 1, as in the run '",
+    "data.kind=synthetic": "data.kind: must be 'digits', as in the run '",
+    "data.horizontal_flip=true": "data.horizontal_flip: must be false, as in the run '",
+    "generator.channels=12": r"generator.channels: must be \d+, as in the run '",
+    "optimizer.generator.lr=0.125": r"optimizer.generator.lr: must be 0.\d+, as in the run '",
+    "optimizer.generator.betas=[0.5, 0.9]": r"optimizer.generator.betas: must be \[0.0, 0.999\], as in the run '",
+    "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: must be unset, as in the run '",
+    "objective.r1.weight=1": "objective.r1.every: must be unset, as in the run '",
+    "engines.generator.accumulation=2": "engines.generator.accumulation: must be unset, as in the run '",
+    "ema.half_life_nimg=17": r"ema.half_life_nimg: must be \d+, as in the run '",
 }
 
 
@@ -74,19 +74,19 @@ def test_what_changes_the_meaning_of_a_run_is_refused(tmp_path, override):
 def test_a_change_is_accepted_where_the_user_says_so(tmp_path):
     saved, given = tiny_recipe(tmp_path), tiny_recipe(tmp_path, "seed=99", "batch=64")
     assert compare(saved, given, ["batch", "seed"]) == ["batch: 8 -> 64", "seed: 1 -> 99"]
-    with pytest.raises(UserError, match=r"^seed: must be 1, as in the run in .*, got 99;"):
+    with pytest.raises(UserError, match=r"^seed: must be 1, as in the run '.*', got 99;"):
         compare(saved, given, ["batch"])
     with pytest.raises(UserError, match=r"^--allow-change: must be a key of the recipe, got 'bacth'"):
         compare(saved, given, ["batch", "bacth", "seed"])
     with pytest.raises(
         UserError,
-        match=r"^generator.channels: must be 2, as in the run in .*, got 3;.*\(with init_from to keep the weights\)$",
+        match=r"^generator.channels: must be 2, as in the run '.*', got 3;.*\(with init_from to keep the weights\)$",
     ):
         compare(saved, tiny_recipe(tmp_path, "generator.channels=3"), ["generator.channels"])
 
 
 def test_taking_a_section_away_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"^objective.r1.every: must be 1, as in the run in "):
+    with pytest.raises(UserError, match=r"^objective.r1.every: must be 1, as in the run '"):
         compare(tiny_recipe(tmp_path, "objective.r1.weight=1"), tiny_recipe(tmp_path))
 
 

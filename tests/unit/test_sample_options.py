@@ -145,14 +145,22 @@ def test_batch_norms_own_statistics(make_run, tmp_path):
 @pytest.mark.parametrize(
     "family, options, message",
     [
-        ("biggan_deep", ["--noise", "const"], "--noise: 'const' is for generators with noise maps"),
-        ("biggan_deep", ["--truncation-cutoff", "2"], "--truncation-cutoff: 2 is for generators with styles"),
-        ("biggan_deep", ["--input", "x"], "--input: 'x' is for generators that translate images"),
-        ("stylegan2", ["--truncation-cutoff", "2"], "--truncation-cutoff: 2 limits a truncation, and there is none"),
-        ("stylegan2", ["--truncation-cutoff", "0", "--truncation", "1"], "--truncation-cutoff: 0 is no number of the"),
-        ("stylegan2", ["--truncation-cutoff", "7", "--truncation", "1"], "--truncation-cutoff: 7 is no number of the"),
-        ("stylegan2", ["--no-standing"], "--no-standing: is for batch norm"),
-        ("pix2pix", ["--no-standing"], "--no-standing: is for batch norm, and of pairs for --input alone"),
+        ("biggan_deep", ["--noise", "const"], "--noise: needs a generator with noise maps"),
+        ("biggan_deep", ["--truncation-cutoff", "2"], "--truncation-cutoff: needs a generator with styles"),
+        ("biggan_deep", ["--input", "x"], "--input: needs a generator that translates images"),
+        ("stylegan2", ["--truncation-cutoff", "2"], "--truncation-cutoff: needs --truncation"),
+        (
+            "stylegan2",
+            ["--truncation-cutoff", "0", "--truncation", "1"],
+            "--truncation-cutoff: must be 1 to 6, the number of styles, got 0",
+        ),
+        (
+            "stylegan2",
+            ["--truncation-cutoff", "7", "--truncation", "1"],
+            "--truncation-cutoff: must be 1 to 6, the number of styles, got 7",
+        ),
+        ("stylegan2", ["--no-standing"], "--no-standing: needs batch norm"),
+        ("pix2pix", ["--no-standing"], "--no-standing: needs batch norm, and with pairs also --input"),
         ("pix2pix", ["--input", "EMPTY"], "--input: "),
         ("pix2pix", ["--input", "EMPTY/nowhere"], "--input: "),
     ],
@@ -170,7 +178,7 @@ def test_translations_with_one_name_are_refused(make_run, tmp_path, photographs,
     Image.new("RGB", (64, 64)).save(photographs / "b.jpg")
     arguments = ["--input", str(photographs), "--files", "--out", str(tmp_path / "files")]
     assert main(["sample", "--run", str(run), *arguments]) == 2
-    assert "holds 2 images whose translations would be b.png" in capsys.readouterr().err
+    assert "has 2 images whose translations would have the same name, b.png" in capsys.readouterr().err
     (photographs / "b.jpg").write_bytes(b"damaged")
     assert main(["sample", "--run", str(run), *arguments[:2], "--out", str(tmp_path / "x.png")]) == 2
     assert "b.jpg cannot be read" in capsys.readouterr().err.replace("'", "")

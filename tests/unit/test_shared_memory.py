@@ -55,13 +55,13 @@ def test_what_loading_processes_prepare_has_to_fit(monkeypatch):
     with pytest.raises(UserError) as caught:
         read(num_workers=1)
     assert str(caught.value) == (
-        "data.num_workers: 1 loading processes prepare 3 micro-batches each, for which /dev/shm needs 96 MiB and has "
-        "64 MiB free; lower data.num_workers or data.prefetch, or give the machine more (docker run --shm-size)"
+        "data.num_workers: 1 loading processes, each with 3 micro-batches, need 96 MiB in /dev/shm (it has 64 MiB "
+        "free); lower data.num_workers or data.prefetch, or give the container more (docker run --shm-size)"
     )
     read(num_workers=0)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=4 * batch, f_frsize=1))
     read(num_workers=1)
-    with pytest.raises(UserError, match="needs 168 MiB and has 96 MiB free"):
+    with pytest.raises(UserError, match=r"need 168 MiB in /dev/shm \(it has 96 MiB free"):
         read(num_workers=2)
 
 
@@ -81,10 +81,10 @@ def test_a_full_one_ends_the_run_at_once():
         pytest.skip("no namespaces here")
     assert found.returncode == 0, found.stderr
     known, met = found.stdout.splitlines()
-    assert "data.num_workers: 2 loading processes prepare 2 micro-batches each" in known
-    assert "/dev/shm needs 2 MiB and has 1 MiB free" in known
+    assert "data.num_workers: 2 loading processes, each with 2 micro-batches, need 2 MiB" in known
+    assert "need 2 MiB in /dev/shm (it has 1 MiB free)" in known
     assert met == (
-        "data.num_workers: 2 loading processes filled /dev/shm, through which they hand images over; lower "
-        "data.num_workers or data.prefetch, or give the machine more (docker run --shm-size)"
+        "data.num_workers: 2 loading processes have filled /dev/shm, which passes images between processes; lower "
+        "data.num_workers or data.prefetch, or give the container more (docker run --shm-size)"
     )
     assert "Traceback" not in found.stderr

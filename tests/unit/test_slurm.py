@@ -9,9 +9,14 @@ from bigsgan.slurm import first_host, launcher_variables, tasks_on_node
 
 # As srun of Slurm 22.05 set them for the third task of two on the first node and one on the second.
 TASK = {
-    "SLURM_JOB_ID": "123456", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_STEP_NODELIST": "node[1-2]",
-}  # fmt: skip
+    "SLURM_JOB_ID": "123456",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+}
 
 
 def test_a_task_has_the_ranks_that_torch_reads():
@@ -78,11 +83,11 @@ def test_tasks_on_each_node(text, counts):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"SLURM_PROCID": ""}, "SLURM_PROCID: is not set though this is a step of Slurm; start with `srun`"),
-        ({"SLURM_PROCID": "x"}, "SLURM_PROCID: 'x' is no number"),
-        ({"SLURM_NODEID": "2"}, "SLURM_NODEID: 2 but the step has 2 nodes"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, "SLURM_STEP_TASKS_PER_NODE: '2;1' is not as Slurm writes it"),
-        ({"SLURM_STEP_NODELIST": "[1-2"}, "SLURM_STEP_NODELIST: '[1-2' is no list of hosts; set MASTER_ADDR"),
+        ({"SLURM_PROCID": ""}, "SLURM_PROCID: must be set in a step of Slurm; start with `srun`"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID: must be a whole number, got 'x'"),
+        ({"SLURM_NODEID": "2"}, "SLURM_NODEID: must be less than 2, the number of nodes of the step, got 2"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, "SLURM_STEP_TASKS_PER_NODE: must be as Slurm sets it, got '2;1'"),
+        ({"SLURM_STEP_NODELIST": "[1-2"}, "SLURM_STEP_NODELIST: must be a list of hosts, got '[1-2'; set MASTER_ADDR"),
     ],
 )
 def test_what_is_not_as_slurm_sets_it(changes, message):

@@ -90,7 +90,8 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         "--ntasks=8 --cpus-per-task=2",
     ),
     "--ntasks 16 --cpus-per-task 1": (
-        {"SLURM_NTASKS": "16", "SLURM_CPUS_PER_TASK": "1"}, "--ntasks=16 --cpus-per-task=1"
+        {"SLURM_NTASKS": "16", "SLURM_CPUS_PER_TASK": "1"},
+        "--ntasks=16 --cpus-per-task=1",
     ),
     "whole nodes": ({"NODES": TWO}, "--ntasks-per-node=2 --gpus-per-node=2 --ntasks=4 --cpus-per-task=4"),
     "whole nodes of another type": (
@@ -106,7 +107,8 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         "--ntasks-per-node=1 --gpus-per-node=1 --ntasks=2 --cpus-per-task=8",
     ),
     "2 + 1 GPUs --ntasks 3 --gpus-per-task 1": (
-        {**UNEQUAL, **THREE, "SLURM_GPUS_PER_TASK": "h100:1"}, "--ntasks=3 --cpus-per-task=4"
+        {**UNEQUAL, **THREE, "SLURM_GPUS_PER_TASK": "h100:1"},
+        "--ntasks=3 --cpus-per-task=4",
     ),
     "--ntasks-per-gpu 1 --gpus 4": (
         {"NODES": TWO, "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_GPU": "1", "SLURM_TASKS_PER_NODE": "2(x2)"},
@@ -117,9 +119,10 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         "--ntasks-per-node=2 --gpus-per-node=2 --ntasks=4 --cpus-per-task=1",
     ),
     "another version's scontrol": (
-        {"NODES": "", "SLURM_GPUS_ON_NODE": "2"}, "--ntasks-per-node=2 --gpus-per-node=2 --ntasks=4 --cpus-per-task=4"
+        {"NODES": "", "SLURM_GPUS_ON_NODE": "2"},
+        "--ntasks-per-node=2 --gpus-per-node=2 --ntasks=4 --cpus-per-task=4",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("variables, options", LAYOUTS.values(), ids=LAYOUTS)
@@ -153,12 +156,16 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         "--gpus-per-task, --ntasks-per-gpu: 2 is not one GPU a rank; give 1",
     ),
     "--gpus-per-task 1 alone": (
-        {"NODES": TWO, "SLURM_GPUS_PER_TASK": "1"}, "--gpus-per-task: the number of ranks is missing; give --ntasks"
+        {"NODES": TWO, "SLURM_GPUS_PER_TASK": "1"},
+        "--ntasks: must be given with --gpus-per-task; add --ntasks",
     ),
     "hetjob": ({"SLURM_HET_SIZE": "2"}, "--het-group: ranks run on one component; submit without ':'"),
-    "restarts": ({"BIGSGAN_RESTARTS": "many"}, "BIGSGAN_RESTARTS: 'many' is no number; give one such as 3"),
-    "no such site": ({"BIGSGAN_SITE": "/nowhere"}, "BIGSGAN_SITE: '/nowhere' is no file; give the path of a copy"),
-}  # fmt: skip
+    "restarts": ({"BIGSGAN_RESTARTS": "many"}, "BIGSGAN_RESTARTS: must be a number, got 'many'; give one such as 3"),
+    "no such site": (
+        {"BIGSGAN_SITE": "/nowhere"},
+        "BIGSGAN_SITE: must be a file, got '/nowhere'; give the path of a copy",
+    ),
+}
 
 
 @pytest.mark.parametrize("variables, message", REFUSED.values(), ids=REFUSED)
@@ -173,7 +180,7 @@ def test_without_the_environment_it_is_refused(job):
     (job.directory / "bin" / "bigsgan").unlink()
     done, calls = job.run("--config", "R.yaml")
     assert (done.returncode, calls) == (2, [])
-    assert done.stderr.startswith("bigsgan: bigsgan: is not on the PATH of the job; activate its environment")
+    assert done.stderr.startswith("bigsgan: bigsgan: must be on the PATH of the job; activate its environment")
 
 
 def test_a_script_apart_from_the_clone_says_so(job):
@@ -225,7 +232,7 @@ def test_restarts_without_a_new_checkpoint_are_counted(job):
     def requeued(**variables: str) -> bool:
         done, calls = job.run("--config", "R.yaml", STATUS="85", **variables)
         found = "requeue 7" in calls
-        message = "restarts without a new checkpoint: the job ends; the same command goes on"
+        message = "restarts without a new checkpoint: the job ends; the same command resumes"
         assert (message in done.stderr) != found
         return found
 

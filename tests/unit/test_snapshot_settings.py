@@ -84,7 +84,7 @@ def test_it_is_said_where_each_setting_is_from(tmp_path, capsys):
         "training_set_kwargs.max_size", "training_set_kwargs.path",
     ]  # fmt: skip
     assert "3000 images seen, as said in the file's name; the EMA is kept" in text
-    assert "optimizer state: not taken, Adam begins anew" in text
+    assert "optimizer state: none, Adam starts from zero" in text
     assert "augmentation at p 0.37, as in the snapshot" in text
 
 
@@ -102,7 +102,7 @@ CHANGES = {
     "fixed p": ({"ada_target": None, "augment_p": 0.2}, lambda r: r.augmentation.target, None),
     "neither": ({"ada_target": None}, lambda r: r.augmentation, None),
     "the end": ({"total_kimg": 2}, lambda r: r.total_nimg, 6_000),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -195,28 +195,34 @@ def test_the_settings_may_lie_elsewhere(tmp_path):
 # --- hostile files ---
 
 HOSTILE = {
-    "brackets": ("[" * 100_000, "is not valid JSON (it is nested too deeply)"),
-    "objects": ('{"a":' * 100_000, "is not valid JSON (it is nested too deeply)"),
-    "no JSON": ("batch: 8", "is not valid JSON"),
-    "a list": ("[1]", "holds no settings by name"),
-    "another file": ('{"name": "x"}', "holds no settings of stylegan2-ada's training"),
-    "another loss": (json.dumps({"loss_kwargs": {"class_name": "os.system"}}), "holds no settings of stylegan2-ada's"),
-    "NaN": (json.dumps({**OPTIONS, "ema_kimg": float("nan")}), "NaN is no JSON"),
+    "brackets": ("[" * 100_000, "(it is nested too deeply)"),
+    "objects": ('{"a":' * 100_000, "(it is nested too deeply)"),
+    "no JSON": ("batch: 8", "must be valid JSON"),
+    "a list": ("[1]", "must be a JSON object"),
+    "another file": ('{"name": "x"}', "give another file, or --settings none"),
+    "another loss": (
+        json.dumps({"loss_kwargs": {"class_name": "os.system"}}),
+        "must contain settings of stylegan2-ada's",
+    ),
+    "NaN": (json.dumps({**OPTIONS, "ema_kimg": float("nan")}), "NaN is not JSON"),
     "text": (json.dumps({**OPTIONS, "ema_kimg": "x" * 100}), "has ema_kimg 'xxx"),
-    "true": (json.dumps({**OPTIONS, "total_kimg": True}), "has total_kimg True, which is no number"),
-    "infinite": (json.dumps(OPTIONS).replace("12000", "1e999"), "has total_kimg inf, which is no number"),
-    "nearly": (json.dumps(OPTIONS).replace("12000", "1e308"), "has total_kimg 1e+308, which is no number up to 1e+12"),
+    "true": (json.dumps({**OPTIONS, "total_kimg": True}), "has total_kimg True, which must be a number"),
+    "infinite": (json.dumps(OPTIONS).replace("12000", "1e999"), "has total_kimg inf, which must be a number"),
+    "nearly": (
+        json.dumps(OPTIONS).replace("12000", "1e308"),
+        "has total_kimg 1e+308, which must be a number of at most 1e+12",
+    ),
     "a huge beta": (json.dumps(OPTIONS).replace("[0, 0.98]", f"[{'9' * 400}, 0]"), "discriminator.betas"),
-    "a huge batch": (json.dumps({**OPTIONS, "batch_size": 9**400}), "does not fit: batch"),
+    "a huge batch": (json.dumps({**OPTIONS, "batch_size": 9**400}), "does not give a valid recipe: batch"),
     "a huge tick": (json.dumps({**OPTIONS, "image_snapshot_ticks": 9**400}), "image_snapshot_ticks of many digits"),
     "a huge weight": (json.dumps({**OPTIONS, "loss_kwargs": {**OPTIONS["loss_kwargs"], "pl_weight": 9**400}}), ""),
-    "digits": (json.dumps(OPTIONS).replace("12000", "9" * 5000), "is not valid JSON"),
-    "beyond": (json.dumps(OPTIONS).replace("12000", "9" * 400), "total_kimg of many digits, which is no number up"),
+    "digits": (json.dumps(OPTIONS).replace("12000", "9" * 5000), "must be valid JSON"),
+    "beyond": (json.dumps(OPTIONS).replace("12000", "9" * 400), "total_kimg of many digits, which must be a number of"),
     "an odd rate": (json.dumps({**OPTIONS, "G_opt_kwargs": {**OPTIONS["G_opt_kwargs"], "lr": [1]}}), "generator.lr"),
-    "no batch": (json.dumps({**OPTIONS, "batch_size": 0}), "does not fit: batch"),
-    "a batch that fits no group": (json.dumps({**OPTIONS, "batch_size": 7}), "does not divide the 7 images"),
+    "no batch": (json.dumps({**OPTIONS, "batch_size": 0}), "does not give a valid recipe: batch"),
+    "a batch that fits no group": (json.dumps({**OPTIONS, "batch_size": 7}), "must divide the 7 images"),
     "large": (" " * (1 << 21), "larger than 1024 KiB"),
-    "bytes": ("\udcff", "is not valid JSON"),
+    "bytes": ("\udcff", "must be valid JSON"),
 }
 
 
@@ -227,18 +233,18 @@ def test_a_hostile_file_is_refused_in_one_line(tmp_path, capsys, name):
     path = tmp_path / "training_options.json"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     found = refusal(capsys, tmp_path)
-    assert found.startswith(f"bigsgan: --settings: '{path}' ")
+    assert re.match(f"bigsgan: --settings: (must .*, got )?'{path}'", found)
     assert message in found
-    assert re.search(r"; (mend or remove|give another file).*--settings none\n$", found)
+    assert re.search(r"; (fix or remove|give another file).*--settings none\n$", found)
 
 
 def test_a_missing_file_is_refused_where_it_was_named(tmp_path, capsys):
     write_snapshot(tmp_path / NAME)
-    assert "cannot be read (No such file" in refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"))
+    assert "cannot be read: No such file" in refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"))
     assert "cannot be read" in refusal(capsys, tmp_path, "--settings", str(tmp_path))
     assert "names a home directory that does not exist" in refusal(capsys, tmp_path, "--settings", "~nobody-at-all/x")
     message = refusal(capsys, tmp_path, "--settings", str(tmp_path / "x.json"), source="studiogan")
-    assert "is not read for studiogan; leave it out" in message
+    assert "is not supported with --from studiogan" in message
 
 
 @pytest.mark.parametrize("weights", ["/", ".", ""])

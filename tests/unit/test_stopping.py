@@ -73,10 +73,10 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subproce
 
 
 ENDS = {
-    "SIGTERM": (60, 85, "stopped by SIGTERM before training began; the same command goes on"),
-    "SIGUSR1": (60, 85, "stopped by SIGUSR1 before training began; the same command goes on"),
-    "SIGTERM before": (60, 85, "stopped by SIGTERM before training began; the same command goes on"),
-    "nothing": (1, 1, "not all ranks came within 1 s: the launcher's messages say which ended"),
+    "SIGTERM": (60, 85, "stopped by SIGTERM before training started; the same command resumes"),
+    "SIGUSR1": (60, 85, "stopped by SIGUSR1 before training started; the same command resumes"),
+    "SIGTERM before": (60, 85, "stopped by SIGTERM before training started; the same command resumes"),
+    "nothing": (1, 1, "not all ranks started within 1 s; see the launcher's messages for the rank that failed"),
 }
 
 
@@ -132,7 +132,7 @@ def test_a_signal_while_modules_are_imported_ends_the_run_with_its_status(tmp_pa
         process.send_signal(number)
         sent = time.monotonic()
         _, error = process.communicate(timeout=30)
-    assert error == f"bigsgan: stopped by {number.name} before training began; the same command goes on\n"
+    assert error == f"bigsgan: stopped by {number.name} before training started; the same command resumes\n"
     assert process.returncode == 85
     assert time.monotonic() - sent < 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]

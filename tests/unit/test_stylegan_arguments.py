@@ -107,7 +107,8 @@ def test_a_converted_discriminator_becomes_a_run(tmp_path):
     assert (recipe.discriminator.mapping_layers, recipe.discriminator.mbstd_group) == (0, None)
     plan_run(recipe, 1)
     with pytest.raises(
-        UserError, match=r"mbstd_group: .*in 2 parts; set discriminator\.mbstd_group=4, or train on one"
+        UserError,
+        match=r"discriminator.mbstd_group: must be given, got null \(null needs the whole batch at once, which",
     ):
         plan_run(recipe, 2)
 
@@ -117,13 +118,13 @@ def test_a_converted_discriminator_becomes_a_run(tmp_path):
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mapping activation": ("generator", {"mapping_kwargs": {"activation": "relu"}}, "mapping_kwargs.activation' is"),
     "activation": (
-        "generator", {"synthesis_kwargs": {"activation": "linear"}}, "synthesis_kwargs.activation' is 'linear'"
+        "generator",
+        {"synthesis_kwargs": {"activation": "linear"}},
+        "synthesis_kwargs.activation' is 'linear'",
     ),
     "activation in stylegan3": ("generator", {"activation": "relu"}, "'activation' is 'relu'"),
     "no noise": ("generator", {"synthesis_kwargs": {"use_noise": False}}, "use_noise' is False"),
-    "filter": (
-        "generator", {"synthesis_kwargs": {"resample_filter": [1, 2, 1]}}, r"resample_filter' is \[1, 2, 1\]"
-    ),
+    "filter": ("generator", {"synthesis_kwargs": {"resample_filter": [1, 2, 1]}}, r"resample_filter' is \[1, 2, 1\]"),
     "no clamp by 0": ("generator", {"synthesis_kwargs": {"conv_clamp": 0}}, "conv_clamp' is 0"),
     "clamp in stylegan3": ("generator", {"conv_clamp": "big"}, "'conv_clamp' is 'big'"),
     "no average": ("generator", {"mapping_kwargs": {"w_avg_beta": None}}, "w_avg_beta' is None"),
@@ -131,7 +132,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown": ("generator", {"mapping_kwargs": {"dropout": 0.5}}, "mapping_kwargs.dropout' is an unknown argument"),
     "D's activation": ("discriminator", {"block_kwargs": {"activation": "relu"}}, "block_kwargs.activation' is 'relu'"),
     "the head's activation": (
-        "discriminator", {"epilogue_kwargs": {"activation": "linear"}}, "epilogue_kwargs.activation' is 'linear'"
+        "discriminator",
+        {"epilogue_kwargs": {"activation": "linear"}},
+        "epilogue_kwargs.activation' is 'linear'",
     ),
     "D's mapping's": ("discriminator", {"mapping_kwargs": {"activation": "relu"}}, "mapping_kwargs.activation' is"),
     "D's filter": ("discriminator", {"block_kwargs": {"resample_filter": None}}, "resample_filter' is None"),
@@ -140,7 +143,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "D's clamp": ("discriminator", {"conv_clamp": -1}, "'conv_clamp' is -1"),
     "D's precision": ("discriminator", {"num_fp16_res": None}, "'num_fp16_res' is None"),
     "D's unknown": ("discriminator", {"epilogue_kwargs": {"extra": 1}}, "epilogue_kwargs.extra' is an unknown"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -156,7 +159,11 @@ SHAPES: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
     "embed_features": ("generator", {"mapping.embed.weight": (5, 3)}, r"mapping_kwargs\.embed_features' is 5"),
     "layer_features": ("generator", {"mapping.fc0.weight": (5, 9)}, r"mapping_kwargs\.layer_features' is 5"),
     "D's features": ("discriminator", {"mapping.fc0.weight": (5, 9)}, r"mapping_kwargs\.layer_features' is 5"),
-    "cmap_dim": ("discriminator", {"b4.out.weight": (5, 8)}, "cmap_dim' is not the number of channels"),
+    "cmap_dim": (
+        "discriminator",
+        {"b4.out.weight": (5, 8)},
+        "weights: 'cmap_dim' differs from the number of channels at 4x4, 12, and only that is supported;",
+    ),
     "RGBA": ("generator", {"synthesis.b{}.torgb.weight": (4, 8, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),
     "D's RGBA": ("discriminator", {"b{}.fromrgb.weight": (8, 4, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),
 }
@@ -220,6 +227,9 @@ def test_a_group_of_all_images_needs_one_rank_and_one_micro_batch(tmp_path):
     ]
     plan_run(tiny_recipe(tmp_path, *options), 1)
     for world_size, more in ((2, []), (1, ["accumulation=2"])):
-        with pytest.raises(UserError, match=r"mbstd_group: .*takes all images of a batch together"):
+        with pytest.raises(
+            UserError,
+            match=r"discriminator.mbstd_group: must be given, got null \(null needs the whole batch at once, which",
+        ):
             plan_run(tiny_recipe(tmp_path, *options, *more), world_size)
     plan_run(tiny_recipe(tmp_path, *options, "discriminator.mbstd_channels=0"), 2)

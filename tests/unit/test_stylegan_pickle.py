@@ -272,7 +272,7 @@ def test_a_pickle_that_asks_for_more_is_refused_and_runs_nothing(tmp_path, name,
     if place == "argument" and name in HARMLESS:
         assert read_snapshot(path).networks["G"].state == {}
     else:
-        with pytest.raises(UserError, match="is no pickle of StyleGAN or R3GAN that can be read safely"):
+        with pytest.raises(UserError, match="must be a pickle of StyleGAN or R3GAN that can be read safely"):
             read_snapshot(path)
     assert not mark.exists()
 
@@ -288,7 +288,7 @@ def test_files_that_are_no_pickles_are_refused(tmp_path):
     path = tmp_path / "network.pkl"
     for content in (b"", b"not a pickle", whole[:-1], whole[: len(whole) // 2], pickle.dumps([1, 2])):
         path.write_bytes(content)
-        with pytest.raises(UserError, match="is no pickle of StyleGAN or R3GAN"):
+        with pytest.raises(UserError, match="must be a pickle of StyleGAN or R3GAN"):
             read_snapshot(path)
     with pytest.raises(UserError, match=r"missing\.pkl: cannot be read"):
         read_snapshot(tmp_path / "missing.pkl")

@@ -50,23 +50,23 @@ def test_a_task_has_its_line_before_the_overrides_of_all(sweep, tmp_path, monkey
 @pytest.mark.parametrize(
     "task, message",
     [
-        ("0", "has 3 lines of overrides, and none for task 0; submit with `sbatch --array 1-3`"),
-        ("4", "has 3 lines of overrides, and none for task 4; submit with `sbatch --array 1-3`"),
-        ("", "is for the tasks of a job array, and this is none; submit with `sbatch --array 1-3`"),
+        ("0", "has 3 lines of overrides, none for task 0; submit with `sbatch --array 1-3`"),
+        ("4", "has 3 lines of overrides, none for task 4; submit with `sbatch --array 1-3`"),
+        ("", "needs a task of a job array; submit with `sbatch --array 1-3`"),
     ],
 )
 def test_a_task_without_a_line(sweep, task, message):
     with pytest.raises(UserError) as caught:
         own_overrides(sweep, {"SLURM_ARRAY_TASK_ID": task})
-    assert str(caught.value) == f"--sweep: '{sweep}' {message}"
+    assert str(caught.value) == (f"--sweep: '{sweep}' {message}" if task else f"--sweep: {message}")
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("out=a\nout='b\n", ":2' cannot be split (No closing quotation); close the quotes"),
-        ("# out=a\n\n", "' holds no line of overrides; write a line for each task"),
-        (None, "' cannot be read ("),
+        ("out=a\nout='b\n", ":2' cannot be split: No closing quotation; close the quotes"),
+        ("# out=a\n\n", "' has no line of overrides; write a line for each task"),
+        (None, "' cannot be read: "),
     ],
 )
 def test_a_file_that_is_not_in_order(tmp_path, text, message):
@@ -92,4 +92,4 @@ def test_a_copy_takes_the_place_of_the_data(sweep, tmp_path, monkeypatch, capsys
 def test_a_key_that_cannot_be_printed(tmp_path, capsys):
     tiny_recipe(tmp_path)
     assert cli.main(["train", "--config", str(tmp_path / "tiny.yaml"), "--print", "data"]) == 2
-    assert "--print: 'data' is no key of the recipe with a value" in capsys.readouterr().err
+    assert "must be a key of the recipe with a value, got 'data'" in capsys.readouterr().err

@@ -69,8 +69,8 @@ def test_settings_are_said(classes, tmp_path, capsys):
     for setting in ("objective.r1.weight=0.05", "optimizer.discriminator.lr=0.0002", "ema.half_life_nimg=5000000"):
         assert f" {setting} " in text.replace("\n", " ")
     assert "state:         30000000 images seen, as said in the snapshot; the EMA is kept\n" in text
-    assert "Adam of the generator goes on after 3 updates\n" in text
-    assert "Adam of the discriminator goes on after 4 updates\n" in text
+    assert "Adam of the generator resumes after 3 updates\n" in text
+    assert "Adam of the discriminator resumes after 4 updates\n" in text
     recipe = read_saved_recipe(run)
     assert (recipe.ema.warmup_nimg, recipe.total_nimg) == (20_000_000, 50_000_000)
     assert open_trained(run, "generator", False, None, CPU).nimg == 30_000_000

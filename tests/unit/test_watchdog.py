@@ -19,7 +19,7 @@ from bigsgan.training.watchdog import Watchdog, _Beat, describe
 from tests.alone import entry
 
 UPDATE = _Beat(10, 7, "update 6", "gloo/ops.py:3 (all_reduce)", True, "host-a")
-REMEDY = "; the ranks' logs hold their stacks; if it was only slow, raise hang_timeout_seconds"
+REMEDY = "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"
 
 
 def later(beat: _Beat, **changes: object) -> _Beat:
@@ -29,10 +29,10 @@ def later(beat: _Beat, **changes: object) -> _Beat:
 def test_a_rank_that_does_not_answer_is_named():
     before = dict.fromkeys(range(3), UPDATE)
     after = {0: later(UPDATE), 1: UPDATE, 2: later(UPDATE)}
-    expected = "nothing has happened for 60 s: rank 1 does not answer, last seen in phase 'update 6' on host-a" + REMEDY
+    expected = "no progress for 60 s: rank 1 does not answer, last seen in phase 'update 6' on host-a" + REMEDY
     assert describe(before, after, 60, 3) == expected
     del after[1], after[2]  # never heard of, or their host is gone
-    assert describe(before, after, 60, 3) == f"nothing has happened for 60 s: ranks 1, 2 do not answer{REMEDY}"
+    assert describe(before, after, 60, 3) == f"no progress for 60 s: ranks 1, 2 do not answer{REMEDY}"
 
 
 def test_a_rank_that_is_behind_is_named():
@@ -86,9 +86,7 @@ def test_only_a_phase_that_lasts_ends_the_run(tmp_path, capfd, progresses):
     if progresses:
         assert printed == ""
         return
-    assert printed.startswith(
-        "bigsgan: nothing has happened for 0 s: rank 0 in phase 'update 3' at unit/test_watchdog.py:"
-    )
+    assert printed.startswith("bigsgan: no progress for 0 s: rank 0 in phase 'update 3' at unit/test_watchdog.py:")
     assert "test_only_a_phase_that_lasts_ends_the_run" in printed
     assert "test_watchdog.py" in (tmp_path / "rank00000.log").read_text()
 
@@ -166,7 +164,7 @@ def test_files_may_take_long_as_long_as_they_move(tmp_path, capfd, phase, mover)
         moving.set()
         mover_thread.join()
         assert ended.wait(10)
-    assert f"nothing has happened for 0 s: rank 0 in phase '{phase}' at " in capfd.readouterr().err
+    assert f"no progress for 0 s: rank 0 in phase '{phase}' at " in capfd.readouterr().err
 
 
 def test_what_moves_beside_an_update_does_not_keep_it_alive(tmp_path):
@@ -185,7 +183,7 @@ def test_a_disk_that_is_slow_is_told_from_one_that_hangs(tmp_path, monkeypatch, 
     """A save in many pieces, each soon enough; and one whose second piece never comes back from the disk."""
     ended, gone = threading.Event(), threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
-    saver = checkpoint.Saver(tmp_path, checkpoint.OneRank(), Checkpoints(), log.moved)
+    saver = checkpoint.Saver(tmp_path, checkpoint.SingleProcess(), Checkpoints(), log.moved)
     state = {"generator": entry({"a": torch.rand(300)})}
     description = checkpoint.Description({}, {}, {})
     syncs = []
@@ -225,4 +223,4 @@ def test_a_board_that_is_gone_does_not_keep_a_run_from_ending(tmp_path, capfd):
     log = rank_log(tmp_path / "rank00000.log")
     with Watchdog(0, 2, 0.2, log, Gone, end=ended.set).watching():
         assert ended.wait(10)
-    assert "rank 0 does not answer, nor does the store of the ranks" in capfd.readouterr().err
+    assert "rank 0 does not answer, nor does the store that it or its launcher hosts" in capfd.readouterr().err

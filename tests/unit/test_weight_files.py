@@ -124,7 +124,7 @@ def test_code_in_a_state_dict_is_refused_in_our_words(tmp_path, capsys, how):
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert "weights_only" not in error
-    assert ("is damaged" if how == "damaged" else "holds code") in error
+    assert ("is damaged" if how == "damaged" else "contains code") in error
     assert not (tmp_path / "ran").exists()
     assert not Path(tmp_path / "run").exists()
 
@@ -145,9 +145,9 @@ def test_code_in_a_storage_and_in_features_is_refused_in_our_words(tmp_path, cap
     assert main(["import", "--from", "stylegan2-ada", "--weights", str(path), "--out", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
     assert (len(error.splitlines()), "weights_only" in error) == (1, False)
-    assert "a storage is damaged or holds code" in error
+    assert "a storage is damaged or contains code" in error
     torch.save({"x": Malicious(tmp_path / "ran")}, path)
-    with pytest.raises(UserError, match="it holds code, which is not run"):
+    with pytest.raises(UserError, match="it contains code, which is not executed"):
         load_weights(torch.nn.Linear(2, 2), path)
     assert not (tmp_path / "ran").exists()
 
@@ -160,7 +160,7 @@ def test_bn_eps_is_given_or_refused(tmp_path, capsys):
     for source, value, problem in (
         ("biggan-pytorch", "0", "must be a positive number"),
         ("biggan-pytorch", "inf", "must be a positive number"),
-        ("r3gan", "1e-4", "is an argument of biggan-pytorch, not of r3gan"),
+        ("r3gan", "1e-4", "is not supported with --from r3gan"),
     ):
         assert main([*arguments, value, "--from", source]) == 2
         assert problem in capsys.readouterr().err
@@ -184,5 +184,5 @@ def test_other_batch_norms_of_biggan_pytorch(tmp_path, kind):
     for name, tensor in plain.states["generator"].items():
         assert torch.equal(other.states["generator"][name], tensor)
     torch.save(renamed | {counter: torch.ones(1)}, tmp_path / "other.pth")
-    with pytest.raises(UserError, match="standing statistics were summed up"):
+    with pytest.raises(UserError, match="is not 0: sums of standing statistics have replaced"):
         read_source("biggan-pytorch", tmp_path / "other.pth", None)

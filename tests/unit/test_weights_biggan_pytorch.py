@@ -127,12 +127,24 @@ def test_without_a_hierarchical_latent_blocks_see_the_label_alone():
 @pytest.mark.parametrize(
     "change, problem",
     [
-        (without("shared.weight"), "is not a generator of BigGAN-PyTorch: it lacks shared.weight"),
-        (without("blocks.2.0.conv1.u0"), "does not fit a network of ours at layers.4.conv1.u and 1 other tensors"),
+        (
+            without("shared.weight"),
+            "weights: must be a generator of BigGAN-PyTorch, which has shared.weight; give the state dict of",
+        ),
+        (
+            without("blocks.2.0.conv1.u0"),
+            "weights: does not fit the network here at layers.4.conv1.u and 1 other tensors; give a network",
+        ),
         (without("output_layer.0.stored_mean"), "layers.6.norm.statistics.running_mean and 0 other tensors"),
-        (without("blocks.1.0.conv2.weight"), "is not a network of BigGAN-PyTorch: it lacks blocks.1.0.conv2.weight"),
-        (add_attention, "does not fit a network of ours"),
-        (widen, r"has blocks of \[16, 9, 4, 2\] channels, which are those of no resolution"),
+        (
+            without("blocks.1.0.conv2.weight"),
+            "weights: must be a network of BigGAN-PyTorch, which has blocks.1.0.conv2.weight; give the state",
+        ),
+        (
+            add_attention,
+            "weights: does not fit the network here at layers.2.attention.gamma and 12 other tensors; give a",
+        ),
+        (widen, r"weights: has blocks of \[16, 9, 4, 2\] channels, which no resolution has; give a state dict of"),
     ],
 )
 def test_another_networks_state_is_refused(change, problem):
@@ -143,7 +155,10 @@ def test_another_networks_state_is_refused(change, problem):
 
 
 def test_the_wrong_networks_state_is_refused():
-    with pytest.raises(UserError, match=r"is not a discriminator .*lacks embed\.weight"):
+    with pytest.raises(
+        UserError,
+        match=r"weights: must be a discriminator of BigGAN-PyTorch, which has embed.weight; give the state dict",
+    ):
         discriminator_state(state_of("biggan", "generator"))
-    with pytest.raises(UserError, match=r"is not a generator .*lacks output_layer\.2\.weight"):
+    with pytest.raises(UserError, match=r"must be a generator .*has output_layer\.2\.weight"):
         generator_state(state_of("biggan_deep", "discriminator"))

@@ -126,5 +126,5 @@ def test_dropout_is_drawn_from_the_samples_seeds():
 
 @pytest.mark.parametrize("describe", [generator_section, discriminator_section, data_section, generator_state])
 def test_other_weights_are_refused(describe):
-    with pytest.raises(UserError, match=r"weights: hold no .* of pix2pix"):
+    with pytest.raises(UserError, match=r"weights: must be a pix2pix (generator|discriminator), which has "):
         describe({"layer.weight": torch.zeros(3)})

@@ -130,8 +130,8 @@ def _build_divisible(plan: RunPlan, network: str) -> LayerStack:
     num_layers = sum(layer.numel > 0 for layer in count(whole))
     if stages > num_layers:
         field = f"engines.{network}.pipeline_stages"
-        problem = f"is more than the {network} has layers ({num_layers}), which would leave a stage without any"
-        raise UserError(field, stages, problem, f"set {field} to {num_layers} or less")
+        problem = f"must be at most {num_layers}, the number of layers of the {network}"
+        raise UserError(field, stages, problem, f"set {field}={num_layers} or less")
     return whole
 
 
