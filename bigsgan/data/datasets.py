@@ -7,6 +7,7 @@ on the device.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -146,10 +147,9 @@ class PathList:
         return self._paths[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
 
     def digest(self, root: str = "") -> str:
-        """Return the hash of all paths in order, without the prefix ``root``."""
-        prefix = root.encode("utf-8", "surrogateescape")
-        lengths = np.diff(self._ends) - len(prefix)
-        return digest([self._paths.replace(prefix, b"") if prefix else self._paths, lengths.tobytes()])
+        """Return the hash of all paths in order, each without the prefix ``root``."""
+        prefix, bounds = root.encode("utf-8", "surrogateescape"), itertools.pairwise(self._ends)
+        return digest(self._paths[first:end].removeprefix(prefix) for first, end in bounds)
 
 
 class FolderImages:
@@ -158,7 +158,7 @@ class FolderImages:
     in_memory = False
 
     def __init__(self, root: Path, paths: list[str], labels: list[int], resolution: int, channels: int) -> None:
-        self._root, self._paths = f"{root}/", PathList(paths)
+        self._root, self._paths = os.path.join(root, ""), PathList(paths)
         self._labels = np.array(labels, dtype=np.int64)
         self.resolution, self.channels = resolution, channels
 

@@ -71,6 +71,36 @@ def test_the_place_does_not_count_and_each_file_does(tmp_path, make):
     assert first.difference(fingerprint(make(tmp_path / "names", [*NAMES[:2], "1/d.png"]))) == "images of other names"
 
 
+@pytest.mark.parametrize("num_classes", [0, 2])
+@pytest.mark.parametrize("kind", ["folder", "side_by_side"])
+def test_the_way_a_root_is_written_does_not_count(kind, num_classes, tmp_path, monkeypatch):
+    """Its text may stand inside the paths too, and the working directory has none."""
+    num_classes = 0 if kind == "side_by_side" else num_classes
+    section = {"kind": kind, "num_classes": num_classes}
+    monkeypatch.chdir(tmp_path)
+    names = ["a/a/a.png", "b/a/b.png"]
+    folder(tmp_path / "a", names)
+    folder(tmp_path / "other", names)
+    first = fingerprint({**section, "root": tmp_path / "other"})
+    for root in ("a", "a/", "./a", tmp_path / "a"):
+        assert fingerprint({**section, "root": root}) == first
+    monkeypatch.chdir("a")
+    for root in (".", "./", "../a"):
+        assert fingerprint({**section, "root": root}) == first
+
+
+def test_names_of_shards_count_and_that_of_a_zip_file_does_not(tmp_path):
+    section = zipped(tmp_path / "one")
+    first = fingerprint(section)
+    renamed = section["root"].rename(tmp_path / "staged.zip")
+    assert first == fingerprint({**section, "root": renamed})
+    section = tarred(tmp_path / "two")
+    shutil.copy(section["root"] / "0.tar", section["root"] / "1.tar")
+    first = fingerprint(section)
+    (section["root"] / "1.tar").rename(section["root"] / "2.tar")
+    assert first.difference(fingerprint(section)) == "images of other names"
+
+
 def test_sizes_of_files_count(tmp_path):
     first = fingerprint(folder(tmp_path / "one"))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
