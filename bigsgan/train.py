@@ -72,7 +72,7 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 
     status = exit_status(work)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # either may be closed
         try:
             stream.flush()
         except OSError:  # what it holds would fail again when Python ends, and replace the status by 120
