@@ -44,6 +44,9 @@ from bigsgan.training.state import Counters, EMAState, EngineState
 from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
 from bigsgan.training.watchdog import Watchdog
 
+DATA = "data"
+"""Key of a manifest's layout with the fingerprint of the data set."""
+
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 
 _log = logging.getLogger(__name__)
@@ -153,6 +156,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     shown = open_alike(build_dataset, recipe.data)
     dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
     engines, layout = _build_engines(plan, start)
+    if rank == 0:  # which writes manifests
+        layout[DATA] = shown.fingerprint()._asdict()
     ema = ShardedEMA(engines["generator"])
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
@@ -274,7 +279,11 @@ def _entries(engines: dict[str, Engine], ema: ShardedEMA, counters: Counters) ->
 
 def _restore(found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any]) -> None:
     checkpoint.restore(found, entries, comm)
-    if changes := checkpoint.differences(found.layout, layout):
+    saved, given = dict(found.layout), dict(layout)
+    before, now = saved.pop(DATA, None), given.pop(DATA, {})
+    if isinstance(before, dict) and (changed := [key for key in now if before.get(key) != now[key]]):
+        _log.log(NOTICE, "Resuming with other data than the checkpoint's: it differs in %s", ", ".join(changed))
+    if changes := checkpoint.differences(saved, given):
         _log.log(NOTICE, "Resuming with another layout:\n  %s", "\n  ".join(changes))
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from bigsgan import train
 from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset
 from bigsgan.data.fingerprint import STAT_FILES, Fingerprint, some_of
@@ -163,3 +167,24 @@ def test_the_order_of_a_file_systems_names_does_not_count(tmp_path, monkeypatch,
     monkeypatch.setattr(os, "walk", walk)
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(list(listed(path))[::-1]))
     assert fingerprint(section) == first
+
+
+def test_a_resumed_run_is_told_of_other_data(tmp_path, monkeypatch, caplog):
+    """Each change of the files moves the places of all images in the order."""
+    section = folder(tmp_path)
+    first = json.loads(json.dumps(fingerprint(section)._asdict()))  # as a manifest keeps it
+    png(tmp_path, "1/d.png", 9)
+    now = fingerprint(section)._asdict()
+    monkeypatch.setattr(train.checkpoint, "restore", lambda *arguments: None)
+    caplog.set_level(logging.INFO)
+    for before, given, expected in [
+        (first, first, []),
+        (first, now, ["num_images, names, classes, sizes"]),
+        (None, now, []),
+        ("text", now, []),
+    ]:
+        layout = {"world_size": 1} | ({} if before is None else {train.DATA: before})
+        train._restore(SimpleNamespace(layout=layout), {}, {"world_size": 1, train.DATA: given})
+        said = [record.getMessage().partition("differs in ")[2] for record in caplog.records]
+        assert said == expected
+        caplog.clear()
