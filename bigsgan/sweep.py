@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bigsgan.errors import UserError, reason
+from bigsgan.paths import read_text
+
+_MOST_BYTES = 1 << 20
 
 
 def read_sweep(path: Path) -> list[list[str]]:
@@ -20,7 +23,7 @@ def read_sweep(path: Path) -> list[list[str]]:
         UserError: The file cannot be read, a quotation does not end, or no line is left.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = read_text(path, _MOST_BYTES).splitlines()
     except (OSError, ValueError) as error:
         raise UserError("--sweep", str(path), f"cannot be read: {reason(error, path)}", "give a text file") from None
     tasks = []

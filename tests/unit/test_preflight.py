@@ -106,6 +106,14 @@ def test_a_hostfile_that_is_none_is_refused(tmp_path, capsys, line, problem):
     assert preflight.main([]) == 2
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_a_hostfile_without_an_end_is_not_waited_for(tmp_path, capsys, name):
+    os.mkfifo(tmp_path / "pipe")
+    assert preflight.main([str(tmp_path / name)]) == 2
+    assert "cannot be read: a pipe, socket or device, not a regular file; give" in capsys.readouterr().err
+
+
 def test_its_help(capsys):
     assert preflight.main(["--help"]) == 0
     assert "python -m bigsgan.preflight HOSTFILE" in capsys.readouterr().out

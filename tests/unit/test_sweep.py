@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import yaml
 
@@ -76,6 +78,15 @@ def test_a_file_that_is_not_in_order(tmp_path, text, message):
     with pytest.raises(UserError) as caught:
         read_sweep(path)
     assert str(caught.value).startswith(f"--sweep: '{path}{message}")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "large"])
+def test_a_file_without_an_end_is_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_text("out=a\n" * 1_000_000)
+    with pytest.raises(UserError, match=r"--sweep: .* cannot be read: .*; give a text file"):
+        read_sweep(tmp_path / name)
 
 
 def test_a_copy_takes_the_place_of_the_data(sweep, tmp_path, monkeypatch, capsys):
