@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def read_hosts(hostfile: Path) -> list[str]:
         if not words:
             continue
         slots = words[1].partition("slots=")[2] if len(words) == 2 else ""
-        if not slots.isdecimal() or int(slots) == 0 or words[0].startswith("-"):
+        if not re.fullmatch("[0-9]{1,9}", slots) or int(slots) == 0 or words[0].startswith("-"):
             raise UserError(f"{hostfile}:{number}", line, "must be a host and its slots", "write `node1 slots=8`")
         if words[0] in hosts:
             raise UserError(f"{hostfile}:{number}", words[0], "must be listed once", "remove the second line")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,6 +62,6 @@ def own_overrides(path: Path, environment: Mapping[str, str]) -> list[str]:
     remedy = f"submit with `sbatch --array 1-{len(tasks)}`"
     if not text:
         raise UserError("--sweep", None, "needs a task of a job array", remedy)
-    if not text.isdecimal() or not 1 <= int(text) <= len(tasks):
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= len(tasks):
         raise UserError("--sweep", str(path), f"has {len(tasks)} lines of overrides, none for task {text}", remedy)
     return tasks[int(text) - 1]

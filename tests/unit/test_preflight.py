@@ -92,6 +92,8 @@ def test_another_is_named(hosts, capfd, monkeypatch, name, told):
     [
         ("node1", "must be a host and its slots"),
         ("node1 slots=many", "must be a host and its slots"),
+        (f"node1 slots={'1' * 5000}", "must be a host and its slots"),
+        ("node1 slots=٣", "must be a host and its slots"),
         ("node1 slots=0", "must be a host and its slots"),
         ("-oProxyCommand=x slots=1", "must be a host and its slots"),
         ("node1 slots=1\nnode1 slots=2", "must be listed once, got 'node1'"),
