@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".t
 """As in torchvision.datasets.folder, which takes seconds to import."""
 
 _SYNTHETIC_IMAGES = 8_192
+_MOST_VISITS = 1_000
 
 
 class ImageDataset(Protocol):
@@ -239,7 +241,7 @@ def image_files(folder: Path) -> list[str]:
     """Return the paths of all image files below a folder, sorted; links are followed, as in ImageFolder.
 
     Raises:
-        UserError: A link points to one of its own parent directories.
+        UserError: A link points to one of its own parent directories, or links lead to a directory again and again.
         OSError: A directory cannot be read.
     """
 
@@ -247,6 +249,7 @@ def image_files(folder: Path) -> list[str]:
         raise error
 
     found = []
+    visits: Counter[tuple[int, int]] = Counter()
     above = {str(folder): frozenset([_identity(folder)])}  # for each directory to visit: itself and its parents
     for directory, below, names in os.walk(folder, onerror=fail, followlinks=True):
         below[:] = [name for name in below if not name.startswith(".")]
@@ -255,6 +258,10 @@ def image_files(folder: Path) -> list[str]:
             if _identity(inner) in way:
                 raise UserError(inner, None, "must not link to one of its parent directories", "remove that link")
             above[inner] = way | {_identity(inner)}
+            visits[_identity(inner)] += 1
+            if visits[_identity(inner)] > _MOST_VISITS:  # n directories with two links each to the next make 2**n paths
+                problem = f"must be reachable by at most {_MOST_VISITS} paths"
+                raise UserError(inner, None, problem, "remove links to it or to its parents")
         found += [os.path.join(directory, name) for name in names if is_image(name)]
     return sorted(found)
 
