@@ -121,10 +121,9 @@ def _alone_in(out: Path) -> Iterator[None]:
 def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out: Path, rank_log: RankLog) -> str | None:
     recipe, rank = plan.recipe, comm.rank()
     start = find_start(plan, out, allowed)
-    found = start.found
-    if found is not None and found.nimg >= recipe.total_nimg:
+    if start.nimg >= recipe.total_nimg:
         if rank == 0:
-            print(f"{out} is complete at {found.nimg} images; raise total_nimg to continue")
+            print(f"{out} is complete at {start.nimg} images; raise total_nimg to continue")
         return None
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
