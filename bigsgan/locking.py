@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -83,7 +84,7 @@ def hold(path: Path, field: str, value: str, remedy: str) -> Callable[[], None]:
 def _locked(path: Path) -> FileIO:
     """Open and lock the file that has this name once it is locked."""
     while True:
-        file = FileIO(path, "a+")  # for writing, which NFS asks of those who lock
+        file = FileIO(path, "a+", opener=_open_regular)  # for writing, which NFS asks of those who lock
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):  # or the holder before has removed it
@@ -93,6 +94,15 @@ def _locked(path: Path) -> FileIO:
             file.close()
             raise
         file.close()
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open what may be emptied: a link could lead to any file, and a pipe has no end."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "a pipe or device, not a regular file", path)
+    return descriptor
 
 
 def _held(file: FileIO) -> Callable[[], None]:

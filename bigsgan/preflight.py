@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.errors import EXIT_BAD_INPUT, UserError
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, reason
+from bigsgan.paths import read_text
 
 CONNECT_SECONDS, PATIENCE_SECONDS = 10, 45
 REMEDY = "fix or remove these hosts; all need ssh without a password, the same paths and the same packages"
+_MOST_BYTES = 1 << 20
 _PACKAGES = ("bigsgan", "torch", "deepspeed")
 _PROBE = "import json; from bigsgan.preflight import versions; print(json.dumps(versions()))"
 _NO_PYTHON, _NO_DIRECTORY, _SSH_FAILED = 127, 64, 255
@@ -68,16 +71,16 @@ def read_hosts(hostfile: Path) -> list[str]:
         UserError: It cannot be read, or a line is not of that form.
     """
     try:
-        lines = hostfile.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(str(hostfile), None, f"cannot be read: {error}", "give a hostfile") from None
+        lines = read_text(hostfile, _MOST_BYTES).splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(str(hostfile), None, f"cannot be read: {reason(error, hostfile)}", "give a hostfile") from None
     hosts = []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         slots = words[1].partition("slots=")[2] if len(words) == 2 else ""
-        if not slots.isdecimal() or int(slots) == 0 or words[0].startswith("-"):
+        if not re.fullmatch("[0-9]{1,9}", slots) or int(slots) == 0 or words[0].startswith("-"):
             raise UserError(f"{hostfile}:{number}", line, "must be a host and its slots", "write `node1 slots=8`")
         if words[0] in hosts:
             raise UserError(f"{hostfile}:{number}", words[0], "must be listed once", "remove the second line")

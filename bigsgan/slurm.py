@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from bigsgan.errors import UserError
 
-_FIRST_PORT, _NUM_PORTS = 20_000, 20_000
+_FIRST_PORT, _NUM_PORTS = 20_000, 12_000
+"""Below 32,768, from where on Linux takes ports for outgoing connections."""
+
 _MOST_DIGITS = 10
 
 

@@ -34,6 +34,12 @@ class Start(NamedTuple):
         """Where any of it is read from."""
         return self.found or (self.initial.checkpoint if self.initial else None)
 
+    @property
+    def nimg(self) -> int:
+        """Images that the run has seen, or the weights imported into its directory."""
+        own = self.found or (self.initial.checkpoint if self.initial and self.initial.own else None)
+        return own.nimg if own else 0
+
 
 def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
     """Find what to begin from, and read all of it to see that it is intact. Every rank calls this.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from bigsgan.errors import UserError, reason
+from bigsgan.paths import read_text
+
+_MOST_BYTES = 1 << 20
 
 
 def read_sweep(path: Path) -> list[list[str]]:
@@ -20,7 +24,7 @@ def read_sweep(path: Path) -> list[list[str]]:
         UserError: The file cannot be read, a quotation does not end, or no line is left.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = read_text(path, _MOST_BYTES).splitlines()
     except (OSError, ValueError) as error:
         raise UserError("--sweep", str(path), f"cannot be read: {reason(error, path)}", "give a text file") from None
     tasks = []
@@ -58,6 +62,6 @@ def own_overrides(path: Path, environment: Mapping[str, str]) -> list[str]:
     remedy = f"submit with `sbatch --array 1-{len(tasks)}`"
     if not text:
         raise UserError("--sweep", None, "needs a task of a job array", remedy)
-    if not text.isdecimal() or not 1 <= int(text) <= len(tasks):
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= len(tasks):
         raise UserError("--sweep", str(path), f"has {len(tasks)} lines of overrides, none for task {text}", remedy)
     return tasks[int(text) - 1]

@@ -46,6 +46,9 @@ from bigsgan.training.state import Counters, EMAState, EngineState
 from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
 from bigsgan.training.watchdog import Watchdog
 
+DATA = "data"
+"""Key of a manifest's layout with the fingerprint of the data set."""
+
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 
 _log = logging.getLogger(__name__)
@@ -74,7 +77,7 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 
     status = exit_status(work)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # either may be closed
         try:
             stream.flush()
         except OSError:  # what it holds would fail again when Python ends, and replace the status by 120
@@ -120,10 +123,9 @@ def _alone_in(out: Path) -> Iterator[None]:
 def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out: Path, rank_log: RankLog) -> str | None:
     recipe, rank = plan.recipe, comm.rank()
     start = find_start(plan, out, allowed)
-    found = start.found
-    if found is not None and found.nimg >= recipe.total_nimg:
+    if start.nimg >= recipe.total_nimg:
         if rank == 0:
-            print(f"{out} is complete at {found.nimg} images; raise total_nimg to continue")
+            print(f"{out} is complete at {start.nimg} images; raise total_nimg to continue")
         return None
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
@@ -156,6 +158,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
+    if rank == 0:  # which writes manifests
+        layout[DATA] = shown.fingerprint()._asdict()
     ema = ShardedEMA(engines["generator"])
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
@@ -253,7 +257,11 @@ def _entries(engines: Mapping[str, Engine], ema: ShardedEMA, counters: Counters)
 
 def _restore(found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any]) -> None:
     checkpoint.restore(found, entries, comm)
-    if changes := checkpoint.differences(found.layout, layout):
+    saved, given = dict(found.layout), dict(layout)
+    before, now = saved.pop(DATA, None), given.pop(DATA, {})
+    if isinstance(before, dict) and (changed := [key for key in now if before.get(key) != now[key]]):
+        _log.log(NOTICE, "Resuming with other data than the checkpoint's: it differs in %s", ", ".join(changed))
+    if changes := checkpoint.differences(saved, given):
         _log.log(NOTICE, "Resuming with another layout:\n  %s", "\n  ".join(changes))
 
 

@@ -37,6 +37,10 @@ _FAILURES = (OSError, UserError)
 _log = logging.getLogger(__name__)
 
 
+class _NotFiniteError(UserError):
+    """A state with Inf or NaN, from which no run could go on."""
+
+
 class Description(NamedTuple):
     """What a manifest says of a run beside its state.
 
@@ -57,6 +61,7 @@ class Saver:
     Attributes:
         stall_seconds: How long the last save held this rank up.
         write_seconds: How long this rank's part of it took to write, in the background or not.
+        lost: Where a state had non-finite values, so that it was not saved; empty as far as is known yet.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Saver:
         """
         self._moved = moved
         self.stall_seconds = self.write_seconds = 0.0
+        self.lost = ""
         self._directory, self._ranks, self._section = directory, ranks, section
         self._aside = Aside() if section.background else None
         self._job: _Job | None = None
@@ -126,17 +132,19 @@ class Saver:
 
     def _together(self, job: _Job, phase: Callable[[], None]) -> bool:
         """Run a phase on all ranks; if it fails on any rank, abandon the save on all."""
-        problem = None
+        problem, lost = "", ""
         try:
             phase()
         except _FAILURES as error:
             problem = str(error)
-        if not self._ranks.any_rank(problem is not None):  # waits for all ranks too
+            lost = f"{error.field} has non-finite values" if isinstance(error, _NotFiniteError) else ""
+        if not self._ranks.any_rank(bool(problem)):  # waits for all ranks too
             return True
-        for rank, found in enumerate(self._ranks.gather_objects(problem) or []):  # the terminal is rank 0's
-            if found:
-                _log.warning("checkpoint at %d images was not saved: %s (rank %d)", job.nimg, found, rank)
-                break
+        found = list(enumerate(self._ranks.gather_objects((problem, lost)) or []))  # the terminal is rank 0's
+        for rank, (text, _) in [each for each in found if each[1][0]][:1]:
+            _log.warning("checkpoint at %d images was not saved: %s (rank %d)", job.nimg, text, rank)
+        losses = [f"rank {rank}: {text}" for rank, (_, text) in found if text]
+        self.lost = self._ranks.from_rank_zero(next(iter(losses), self.lost))
         job.abandon()
         self._ranks.barrier()
         return False
@@ -241,7 +249,7 @@ class _Job:
         tensors = {tensor_name(entry, part): part.values for entry, own in parts.items() for part in own}
         if name := first_not_finite(tensors):
             problem = "has non-finite values: the weights are lost, older checkpoints stay"
-            raise UserError(name, None, problem, "lower the learning rates, or raise precision")
+            raise _NotFiniteError(name, None, problem, "lower the learning rates, or raise precision")
         path = self._partial / f"rank{self._ranks.rank():05d}.safetensors"
         sha256 = write_tensors(path, tensors, {"format": str(FORMAT)}, self._moved)
         kinds = {entry: sorted({part.kind for part in own}) for entry, own in parts.items()}

@@ -36,6 +36,7 @@ _DIVISION = ".division"
 
 _HASHING_THREADS = 8
 _MOST_MANIFEST_BYTES = 1 << 26
+_MOST_COUNT = 1 << 63
 _MANIFEST_TYPES = {
     "format": int, "nimg": int, "world_size": int, "layout": dict, "recipe": dict, "metrics": dict, "numbers": dict,
     "kinds": dict, "files": dict, "sha256": str,
@@ -300,11 +301,25 @@ def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
     divisions = [bounds for key, bounds in manifest["layout"].items() if key.endswith(_DIVISION)]
     return (
         all("/" not in name for name in manifest["files"])
-        and all(isinstance(value, dict) for value in manifest["numbers"].values())
+        and all(
+            isinstance(value, dict) and all(map(_is_number, value.values())) for value in manifest["numbers"].values()
+        )
+        and _are_counts(manifest["numbers"].get("counters", {}), manifest["nimg"])
         and all(isinstance(value, list) for value in manifest["kinds"].values())
         and all(isinstance(value, int | float | None) for value in manifest["metrics"].values())
         and all(type(bound) is int for bounds in divisions if bounds is not None for bound in bounds)
     )
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < _MOST_COUNT)
+
+
+def _are_counts(counts: Mapping[str, Any], nimg: int) -> bool:
+    """Return whether a run's counters are natural numbers of these images, with both bounds of what it skips."""
+    bounded = [[key.rpartition(".")[0] for key in counts if key.endswith(end)] for end in (".first", ".end")]
+    natural = all(type(value) is int and value >= 0 for value in counts.values())
+    return natural and counts.get("nimg", nimg) == nimg and sorted(bounded[0]) == sorted(bounded[1])
 
 
 def _of_other_versions(paths: list[Path]) -> tuple[str, str] | None:

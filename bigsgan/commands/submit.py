@@ -84,7 +84,7 @@ def _check_array(text: str, num_tasks: int) -> None:
     """
     if not num_tasks:
         raise UserError("--array", None, "needs --sweep", "give a sweep file")
-    if not re.fullmatch(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?", text):
+    if not re.fullmatch("N(-N(:N)?)?(,N(-N(:N)?)?)*(%N)?".replace("N", "[0-9]{1,9}"), text):
         raise UserError("--array", text, "must be a list of tasks as in Slurm", "write tasks such as 2,5 or 1-8%4")
     numbers = [int(number) for number in re.findall(r"(?<![:\d])\d+", text.partition("%")[0])]
     if min(numbers) < 1 or max(numbers) > num_tasks:

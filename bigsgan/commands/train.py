@@ -42,10 +42,7 @@ def run(options: argparse.Namespace) -> int:
     path = Path(options.config)
     overrides = own_overrides(Path(options.sweep), os.environ) if options.sweep else []
     overrides += options.overrides
-    if options.data_root:
-        overrides = [word for word in overrides if not word.startswith("data.root=")]
-        overrides.append(f"data.root={options.data_root}")
-    recipe = load_recipe(path, overrides)
+    recipe = load_recipe(path, overrides, options.data_root)
     out = Path(recipe.out)
     refuse_directory(out, "out")
     refuse_foreign_metrics(out)

@@ -32,7 +32,7 @@ from bigsgan.config.sections import (
     PositiveInt,
     Section,
 )
-from bigsgan.config.yaml_file import apply_overrides, dump_yaml, read_yaml
+from bigsgan.config.yaml_file import apply_override, apply_overrides, dump_yaml, read_yaml
 from bigsgan.errors import UserError
 from bigsgan.placement import Placement
 
@@ -121,14 +121,16 @@ class RunPlan:
         return not needs_all or self.recipe.accumulation_of("generator") == 1
 
 
-def load_recipe(path: Path, overrides: list[str]) -> Recipe:
-    """Read a recipe and apply command-line overrides.
+def load_recipe(path: Path, overrides: list[str], data_root: str | None = None) -> Recipe:
+    """Read a recipe and apply command-line overrides, and ``data_root`` in the place of its ``data.root``.
 
     Raises:
         UserError: The recipe or an override is invalid.
     """
     tree = read_yaml(path)
     apply_overrides(tree, overrides)
+    if data_root:
+        apply_override(tree, ["data", "root"], data_root)
     return parse_recipe(tree)
 
 

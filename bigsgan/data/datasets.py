@@ -7,7 +7,9 @@ on the device.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,7 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".t
 """As in torchvision.datasets.folder, which takes seconds to import."""
 
 _SYNTHETIC_IMAGES = 8_192
+_MOST_VISITS = 1_000
 
 
 class ImageDataset(Protocol):
@@ -146,10 +149,9 @@ class PathList:
         return self._paths[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
 
     def digest(self, root: str = "") -> str:
-        """Return the hash of all paths in order, without the prefix ``root``."""
-        prefix = root.encode("utf-8", "surrogateescape")
-        lengths = np.diff(self._ends) - len(prefix)
-        return digest([self._paths.replace(prefix, b"") if prefix else self._paths, lengths.tobytes()])
+        """Return the hash of all paths in order, each without the prefix ``root``."""
+        prefix, bounds = root.encode("utf-8", "surrogateescape"), itertools.pairwise(self._ends)
+        return digest(self._paths[first:end].removeprefix(prefix) for first, end in bounds)
 
 
 class FolderImages:
@@ -158,7 +160,7 @@ class FolderImages:
     in_memory = False
 
     def __init__(self, root: Path, paths: list[str], labels: list[int], resolution: int, channels: int) -> None:
-        self._root, self._paths = f"{root}/", PathList(paths)
+        self._root, self._paths = os.path.join(root, ""), PathList(paths)
         self._labels = np.array(labels, dtype=np.int64)
         self.resolution, self.channels = resolution, channels
 
@@ -239,7 +241,7 @@ def image_files(folder: Path) -> list[str]:
     """Return the paths of all image files below a folder, sorted; links are followed, as in ImageFolder.
 
     Raises:
-        UserError: A link points to one of its own parent directories.
+        UserError: A link points to one of its own parent directories, or links lead to a directory again and again.
         OSError: A directory cannot be read.
     """
 
@@ -247,6 +249,7 @@ def image_files(folder: Path) -> list[str]:
         raise error
 
     found = []
+    visits: Counter[tuple[int, int]] = Counter()
     above = {str(folder): frozenset([_identity(folder)])}  # for each directory to visit: itself and its parents
     for directory, below, names in os.walk(folder, onerror=fail, followlinks=True):
         below[:] = [name for name in below if not name.startswith(".")]
@@ -255,6 +258,10 @@ def image_files(folder: Path) -> list[str]:
             if _identity(inner) in way:
                 raise UserError(inner, None, "must not link to one of its parent directories", "remove that link")
             above[inner] = way | {_identity(inner)}
+            visits[_identity(inner)] += 1
+            if visits[_identity(inner)] > _MOST_VISITS:  # n directories with two links each to the next make 2**n paths
+                problem = f"must be reachable by at most {_MOST_VISITS} paths"
+                raise UserError(inner, None, problem, "remove links to it or to its parents")
         found += [os.path.join(directory, name) for name in names if is_image(name)]
     return sorted(found)
 

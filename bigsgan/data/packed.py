@@ -125,15 +125,16 @@ class PackedImages:
         return image, int(entry["label"])
 
     def fingerprint(self) -> Fingerprint:
-        """Return digests of the index, and of the sizes of the archives."""
+        """Return digests of the index, of the archives' names if there are several, and of their sizes."""
         places = self._entries[[name for name in self._entries.dtype.names or () if name != "label"]]
         fields = [np.ascontiguousarray(places[name]).tobytes() for name in places.dtype.names or ()]
         archives = [os.path.basename(path).encode("utf-8", "surrogateescape") for path in self._archives]
+        shards = archives if len(archives) > 1 else []  # a zip file is the root itself, whose name may be any
         return Fingerprint(
             len(self),
-            self._names.digest(),
+            digest([self._names.digest().encode(), *shards]),
             digest([np.ascontiguousarray(self._entries["label"]).tobytes()]),
-            digest([*fields, *archives, file_sizes(self._archives).encode()]),
+            digest([*fields, file_sizes(self._archives).encode()]),
         )
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bigsgan import comm
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
-from bigsgan.data.loader import CorruptImages, next_batch, read_batches
+from bigsgan.data.loader import Batch, CorruptImages, next_batch, read_batches
 from bigsgan.draws import Draws
+from bigsgan.errors import UserError
 from bigsgan.metrics import real_cache
 from bigsgan.metrics.features import Features
 from bigsgan.metrics.impressions import Impressions
+
+_log = logging.getLogger(__name__)
 
 
 def see_reals(
@@ -88,13 +93,27 @@ def _look(
     order = Draws(seed=0).permutation("metrics/reals", (), num)  # so that the first of them are of all kinds
     positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
     own = positions[rank :: comm.world_size()]
-    indices: Iterator[list[int]] = (order[part.numpy()].tolist() for part in own)
     corrupt = CorruptImages(data.max_corrupt, rank)
-    batches = read_batches(dataset, data, indices, pin_memory=False)
-    for part in own:
+    for part, read in zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True):
         tell(f"real image {int(part[0])} of {num}")
-        read = next_batch(batches, data)
         corrupt.count(read)
         found.add(features(target_of(read.images, data).to(device)), part, read.labels)
     found.over_ranks(comm.sum_over_ranks, device)
     return found
+
+
+def _read(dataset: ImageDataset, data: Data, indices: Sequence[np.ndarray]) -> Iterator[Batch]:
+    """Read these images; in this process from where loading processes fail, since training's own may fill /dev/shm."""
+    num_read = 0
+    try:
+        batches = read_batches(dataset, data, (each.tolist() for each in indices), pin_memory=False)
+        while num_read < len(indices):
+            yield next_batch(batches, data)
+            num_read += 1
+        return
+    except UserError as error:
+        if error.field != "data.num_workers":
+            raise
+        _log.warning("%s. The metrics read the remaining real images without loading processes.", error)
+    alone = data.model_copy(update={"num_workers": 0})
+    yield from read_batches(dataset, alone, (each.tolist() for each in indices[num_read:]), pin_memory=False)

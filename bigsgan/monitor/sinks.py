@@ -90,9 +90,10 @@ def _keep_rows(path: Path, resume_nimg: int) -> None:
 def _row_nimg(line: bytes) -> float:
     """The images seen that a row is about; infinity for what is not a whole row."""
     try:
-        return json.loads(line)["nimg"]
-    except (ValueError, TypeError, KeyError):
+        nimg = json.loads(line)["nimg"]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return math.inf
+    return nimg if isinstance(nimg, int | float) else math.inf
 
 
 class TensorBoard:

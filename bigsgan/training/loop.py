@@ -110,14 +110,9 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         measures = run.measuring and (complete or (not done and run.measuring.is_due(counters.nimg)))
         saves = done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch)
         looks = bool(reports or samples or measures or saves)
-        if failed := run.recovery.failed(Attempt(update, (position, counters.position), numbers), at_once=looks):
-            run.rank_log.phase = "rollback"
-            with clock.paused():
-                run.saver.finish()
-                _log.warning("%s", run.recovery.roll_back(failed))
-            run.reporter.rewind(counters.nimg)
-            run.statistics.clear()
-            clock.restart(counters.nimg)
+        attempt = Attempt(update, (position, counters.position), numbers)
+        if failed := run.recovery.failed(attempt, at_once=looks):
+            _roll_back(run, failed, clock)
             continue
         if reports:
             _report_metrics(run, numbers, decay, clock)
@@ -130,9 +125,23 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         if saves:
             with clock.paused():
                 _save(run, must=done)
+            if run.saver.lost:
+                _roll_back(run, attempt, clock)
+                continue
         if done:
             return complete
     return True
+
+
+def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
+    run.rank_log.phase = "rollback"
+    with clock.paused():
+        run.saver.finish()
+        lost, run.saver.lost = run.saver.lost, ""
+        _log.warning("%s", run.recovery.roll_back(failed, lost))
+    run.reporter.rewind(run.counters.nimg)
+    run.statistics.clear()
+    clock.restart(run.counters.nimg)
 
 
 def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -> None:
@@ -225,12 +234,12 @@ def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
 
 
 def _save(run: Run, must: bool) -> None:
-    """Start to save; with ``must``, wait until the checkpoint is complete."""
+    """Start to save; with ``must``, wait until the checkpoint is complete, unless the state proves to be lost."""
     run.rank_log.phase = "checkpoint"
     metrics = run.reporter.metrics_at(run.counters.nimg)
     description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
     saved = run.saver.save(run.counters.nimg, run.entries, description)
-    if must and not (saved and run.saver.finish()):
+    if must and not (saved and run.saver.finish()) and not run.saver.lost:
         problem = "the last checkpoint was not saved, see the warnings above"
         remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
         raise UserError(str(run.out / "checkpoints"), None, problem, remedy)

@@ -37,7 +37,7 @@ class Attempt(NamedTuple):
 class Recovery:
     """Rolls a run back to its last good checkpoint after a non-finite update, and skips that update's data.
 
-    fp16 is exempt: its loss scaling expects overflow, and skips and counts such updates.
+    fp16's gradients are exempt: its loss scaling expects overflow, and skips and counts such updates.
     """
 
     def __init__(
@@ -88,11 +88,13 @@ class Recovery:
         self._made = [] if at_once or num_skipped.is_known else [made.pop()]
         return next((what for what, number in made if number.value() > self._known), None)
 
-    def roll_back(self, failed: Attempt) -> str:
+    def roll_back(self, failed: Attempt, lost: str = "") -> str:
         """Find out where an update failed, and roll back. A collective.
 
         Args:
-            failed: The result of ``failed``.
+            failed: The result of ``failed``; or the latest update, if its state could not be saved.
+            lost: Where that state has non-finite values. Any update since the last checkpoint may have caused them,
+                so that the data of all is skipped.
 
         Returns:
             A line for the user.
@@ -100,35 +102,41 @@ class Recovery:
         Raises:
             UserError: There were too many rollbacks, or there is no checkpoint.
         """
-        update = failed.update
-        self._rewind(failed.read[0])
-        with first_not_finite({"generator": self._step.generator, "discriminator": self._step.discriminator}) as first:
-            self._step(update, failed.scheduled)
-        report = _of_all_ranks(first)
         counters = self._counters
-        rollbacks, skipped = counters.rollbacks + 1, counters.skipped_with(failed.read)
+        report = lost or self._repeated(failed)
+        what = f"{'the state after ' * bool(lost)}update {failed.update}"
+        rollbacks, skipped = counters.rollbacks + 1, counters.skipped
         if rollbacks > self._most:
             remedy = "lower the learning rates, raise precision, or look at the data of the updates that the log names"
-            problem = f"rollbacks were not enough: update {update} is not finite"
+            problem = f"rollbacks were not enough: {what} is not finite"
             raise UserError("max_rollbacks", self._most, problem, remedy, report)
-        if self._restored is not None and self._restored[1] == update:
+        if self._restored is not None and self._restored[1] == failed.update:
             self._bad.add(self._restored[0])
-        found = self._last_good(update, report)
+        found = self._last_good(what, report)
         checkpoint.restore(found, self._entries, comm, self._moved)
         self._restored = found.manifest["sha256"], counters.update
         counters.rollbacks, counters.skipped = rollbacks, skipped
+        counters.skipped = counters.skipped_with((counters.position, failed.read[1]) if lost else failed.read)
         self._rewind(counters.position)
         self._known, self._made = self._num_skipped(), []
-        return f"Update {update} is not finite ({report}). Resuming from {found.path}, skipping its real images."
+        data = "the real images read since" if lost else "its real images"
+        return f"{what[0].upper()}{what[1:]} is not finite ({report}). Resuming from {found.path}, skipping {data}."
 
-    def _last_good(self, update: int, report: str) -> checkpoint.Checkpoint:
+    def _repeated(self, failed: Attempt) -> str:
+        """Repeat an update, and return its first non-finite value."""
+        self._rewind(failed.read[0])
+        with first_not_finite({"generator": self._step.generator, "discriminator": self._step.discriminator}) as first:
+            self._step(failed.update, failed.scheduled)
+        return _of_all_ranks(first)
+
+    def _last_good(self, what: str, report: str) -> checkpoint.Checkpoint:
         def choose(passed_over: Collection[Path]) -> checkpoint.Checkpoint:
             newest = self._newest_not_bad(passed_over) if comm.rank() == 0 else None
             found: checkpoint.Checkpoint | None = comm.from_rank_zero(newest)
             if found is None or found.is_imported:
                 problem = f"is not finite, and there is no {'other ' * bool(self._bad)}checkpoint to roll back to"
                 remedy = "lower the learning rates, or raise precision"
-                raise UserError(f"update {update}", None, problem, remedy, report)
+                raise UserError(what, None, problem, remedy, report)
             return found
 
         return checkpoint.first_intact(

@@ -178,8 +178,13 @@ class Counters:
             self.position = int(numbers["position"])
             firsts, ends = (sorted(int(numbers[key]) for key in keys if key.endswith(bound)) for bound in _BOUNDS)
             self.skipped = tuple(zip(firsts, ends, strict=True))
-        else:  # a checkpoint that counts phases, of one batch, and numbers those passed over
-            self.position = self.nimg * self.d_steps + len(keys) * (self.nimg // max(self.update, 1))
+        else:  # a checkpoint that counts phases, of one batch, and numbers those to skip, some of them still ahead
+            batch, phase = self.nimg // max(self.update, 1), self.update * self.d_steps
+            numbered = sorted(int(numbers[key]) for key in keys)
+            for number in numbered:
+                phase += number <= phase
+            self.position = phase * batch
+            self.skipped = tuple((number * batch, (number + 1) * batch) for number in numbered if number > phase)
 
     def skipped_with(self, read: Stretch) -> tuple[Stretch, ...]:
         """``skipped`` and another stretch, which may hold some of them."""

@@ -56,13 +56,14 @@ numbers() { tr ',' '\n' <<<"$1" | sed 's/(.*//' | sort -n; }
 
 # Copy data.root to every node's own disk, and tell the ranks: `staged` is the option. They compare their data sets.
 stage() {
-    local root copy
+    local root copy mark
     staged=()
     [ -n "$stage_to" ] || return 0
     root=$(on_one train "$@" --print data.root) || return
     [ -n "$root" ] || refuse "stage_to: this recipe has no data.root to copy; leave it empty in $site"
     root=$(realpath -e "$root") || refuse "data.root: '$root' cannot be read on $(hostname)"
-    copy=$stage_to/${root##*/}
+    mark=$(stat -c '%n %s %Y' "$root" | cksum) # other data of the same name, or newer data, takes another place
+    copy=$stage_to/${mark%% *}/${root##*/}
     echo "copying $root to $copy on $SLURM_JOB_NUM_NODES nodes"
     # Under another name until it is whole; what is there already, as of an earlier job, is taken as it is.
     srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c '

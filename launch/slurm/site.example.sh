@@ -24,7 +24,7 @@
 # ulimit -n 65536
 
 # Copy data.root, packed data of a few files (`bigsgan data prepare`), to each node's own disk before training. A copy
-# with the same name that is there is used: the job's number in the path makes a new one. Sites remove such directories.
+# that an earlier job made of it is used, unless data.root has another size or time since. Sites remove such directories.
 # stage_to=/local/$USER/$SLURM_JOB_ID
 
 # How often a job that fails, or is stopped, goes back into the queue without a new checkpoint in between.

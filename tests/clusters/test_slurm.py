@@ -270,7 +270,7 @@ STAGED = """#!/bin/bash
 [[ "$*" != *"--print out" ]] || { echo run; exit; }
 [[ "$*" != *"--print data.root" ]] || { echo images; exit; }
 root=${!#}
-echo "$root $(cat "$root/shard.tar") $(ls /dev/shm/disk)" > $SLURMD_NODENAME.$SLURM_LOCALID
+echo "${root%/*/*} ${root##*/} $(cat "$root/shard.tar") $(ls /dev/shm/disk/*)" > $SLURMD_NODENAME.$SLURM_LOCALID
 """
 
 
@@ -290,4 +290,4 @@ def test_data_is_copied_to_each_node(tmp_path):
     said = laboratory.run("slurm", script, tmp_path, "-g", "2").stdout.splitlines()
     assert [line.split()[1] for line in said] == 2 * ["JobState=COMPLETED"]
     for name in ("node1.0", "node1.1", "node2.0", "node2.1"):
-        assert (tmp_path / name).read_text() == "/dev/shm/disk/images pixels images\n"
+        assert (tmp_path / name).read_text() == "/dev/shm/disk images pixels images\n"

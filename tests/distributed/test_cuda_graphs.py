@@ -208,10 +208,10 @@ def test_marks_come_once_an_update_before_its_first_pass(ranks):
 def test_torch_is_asked_where_the_recipe_asks():
     stack = LayerStack([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
     for unit, num in (("whole", 1), ("layers", 2)):
-        for cuda_graphs, mode in ((False, None), (True, "reduce-overhead")):
+        for cuda_graphs, option in ((False, {"backend": compiling._sharing}), (True, {"mode": "reduce-overhead"})):
             with mock.patch.object(torch, "compile", side_effect=lambda module, **options: module) as asked:
                 compiling.compiled(stack, unit, cuda_graphs)
-            assert [call.kwargs for call in asked.call_args_list] == [{"dynamic": False, "mode": mode}] * num
+            assert [call.kwargs for call in asked.call_args_list] == [{"dynamic": False, **option}] * num
 
 
 def test_what_reduces_overhead_is_cuda_graphs_alone():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -20,12 +19,10 @@ MESSAGE = "bigsgan: batch: must be a multiple of 2, got 63 (1 micro-batches on 2
 def test_bad_input_is_told_once_and_not_tried_again(tmp_path):
     env = {name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE")}
     command = [sys.executable, "-m", "bigsgan.elastic", "--standalone", "--nproc_per_node=2", "--", "batch=63"]
-    start = time.monotonic()
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if "bigsgan: " in line] == [MESSAGE]
     assert "Traceback" not in done.stderr
-    assert time.monotonic() - start < 60
     assert list(tmp_path.iterdir()) == []
 
 

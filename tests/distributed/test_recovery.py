@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,36 @@ def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,)
         return str(error)
     finally:
         result = run.counters.rollbacks, run.counters.skipped, scenarios.full_state(run), made
+        scenarios.destroy(run)
+    return result
+
+
+def losing(overrides, ds, spoil, bad, stop_in=None):
+    """Train six updates; the state of the last rank is spoilt after ``bad``, once. Also returns the saved tags."""
+    run = scenarios.build([*ADAM, *SAVING, *overrides], ds)
+    out = Path(comm.from_rank_zero(tempfile.mkdtemp()))
+    run.saver = checkpoint.Saver(out, comm, run.recipe.checkpoints)
+    run.recovery._directory = out
+    made, make, requests = [], AdversarialStep.__call__, StopRequests(launched=False)
+
+    def noted(step, update, scheduled):
+        made.append(update)
+        if update == stop_in and comm.rank() == 0:
+            requests.signal = "SIGTERM"
+        make(step, update, scheduled)
+        if update == bad and run.counters.rollbacks == 0 and comm.rank() == comm.world_size() - 1:
+            shard = next(shard for shard in step.generator.shards() if shard.pieces)
+            values = shard.master if spoil == "master" else shard.optimizer_state[spoil].view(-1)
+            values[shard.pieces[-1].start + shard.pieces[-1].numel - 1] = float("inf")
+
+    try:
+        with mock.patch.object(AdversarialStep, "__call__", noted):
+            assert training_loop(run, requests) == (stop_in is None)
+    except UserError as error:
+        return str(error)
+    finally:
+        tags = sorted(int(path.name) for path in out.iterdir() if path.name.isdecimal())
+        result = tags, run.counters.rollbacks, run.counters.skipped, scenarios.full_state(run), made
         scenarios.destroy(run)
     return result
 
@@ -207,6 +238,36 @@ def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
     assert recovery._newest_not_bad([tmp_path / "000000000016"]) is None
     assert save(tmp_path, 32, {"generator": entry({"a": torch.full((3,), 33.0)})})
     assert recovery._newest_not_bad([]).nimg == 32
+
+
+@pytest.mark.parametrize(
+    "stage, spoil, every, more, bad, stop_in, skipped, made, tags",
+    [
+        (0, "master", 16, [], 5, None, (32, 48), [0, 1, 2, 3, 4, 5, 4, 5], [16, 32, 48]),
+        (2, "master", 24, [], 3, 2, (24, 32), [0, 1, 2, 3, 3], [24, 32]),
+        (1, "exp_avg_sq", 16, [], 3, None, (16, 48), [0, 1, 2, 3, 4, 5, 2, 3, 4, 5], [16, 32, 48]),
+        (1, "exp_avg_sq", 16, ["checkpoints.background=false"], 3, None, (16, 32), [0, 1, 2, 3, 2, 3, 4, 5], None),
+    ],
+    ids=["at the last update", "asked to stop", "in a checkpoint before", "in the foreground"],
+)
+def test_a_lost_state_is_rolled_back(ranks, stage, spoil, every, more, bad, stop_in, skipped, made, tags):
+    """No gradient was at fault, and the data of all updates since the checkpoint may have been."""
+    both = dict.fromkeys(NETWORKS, zero(stage))
+    found = ranks(2).run(losing, [f"checkpoint_nimg={every}", *more], both, spoil, bad, stop_in)
+    num_updates = made[-1] + 1
+    expected = ranks(2).run(passing_over, more, both, [skipped], num_updates)
+    check_passed_over([each[1:] for each in found], expected, (1, (skipped,)))
+    assert [each[4] for each in found] == [made] * 2
+    assert [each[0] for each in found] == [tags or [16, 32, 48]] * 2
+
+
+def test_a_state_that_is_lost_before_the_first_checkpoint_is_told_so(ranks):
+    both = dict.fromkeys(NETWORKS, zero(0))
+    for message in ranks(2).run(losing, ["checkpoint_nimg=48"], both, "master", 5):
+        assert message.startswith(
+            "the state after update 5: is not finite, and there is no checkpoint to roll back to ("
+        )
+        assert re.search(r"\(rank [01]: generator/master/.* has non-finite values\); lower the learning rates", message)
 
 
 def test_before_the_first_checkpoint_there_is_nothing_to_go_back_to(ranks):

@@ -86,7 +86,7 @@ def on_ranks(function: Callable[..., Any], *arguments: list[Any]) -> list[Any]:
 def entries(value: float) -> dict[str, Entry]:
     generator = entry({"a": torch.full((10,), value), "b": torch.tensor([7])}, {"scale": value, "count": 3})
     average = entry({"a": torch.arange(4.0) + value})
-    return {"generator": generator, "average": average, "counters": Entry([], {"nimg": value})}
+    return {"generator": generator, "average": average, "counters": Entry([], {"nimg": int(value)})}
 
 
 def save_one(directory: Path, nimg: int, **section: Any) -> bool:
@@ -446,14 +446,14 @@ def test_milestones_and_the_best_stay(tmp_path):
         tmp_path, checkpoint.SingleProcess(), Checkpoints(keep=1, keep_every_nimg=150, keep_best={"metric": "fid"})
     )
     for nimg, value in fid.items():
-        assert writer.save(nimg, entries(1.0), checkpoint.Description({}, {}, {"fid": value, "other": 1.0}))
+        assert writer.save(nimg, entries(float(nimg)), checkpoint.Description({}, {}, {"fid": value, "other": 1.0}))
         assert writer.finish()
     assert nimgs(tmp_path) == [128, 192, 320, 384]  # best, reaches 150, reaches 300, newest
     tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "fid", "goal": "max"}), 384)
     assert nimgs(tmp_path) == [384]
     tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "unknown"}), 384)
     assert nimgs(tmp_path) == [384]
-    assert writer.save(448, entries(1.0), checkpoint.Description({}, {}, {"fid": math.nan}))
+    assert writer.save(448, entries(448.0), checkpoint.Description({}, {}, {"fid": math.nan}))
     assert writer.finish()
     tags.prune(tmp_path, Checkpoints(keep=1, keep_best={"metric": "fid"}), 448)
     assert nimgs(tmp_path) == [384, 448]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from bigsgan import train
 from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset
 from bigsgan.data.fingerprint import STAT_FILES, Fingerprint, some_of
@@ -69,6 +73,36 @@ def test_the_place_does_not_count_and_each_file_does(tmp_path, make):
     assert first.difference(fingerprint(make(tmp_path / "an" / "other" / "place"))) is None
     assert first.difference(fingerprint(make(tmp_path / "more", [*NAMES, "1/d.png"]))) == "4 images"
     assert first.difference(fingerprint(make(tmp_path / "names", [*NAMES[:2], "1/d.png"]))) == "images of other names"
+
+
+@pytest.mark.parametrize("num_classes", [0, 2])
+@pytest.mark.parametrize("kind", ["folder", "side_by_side"])
+def test_the_way_a_root_is_written_does_not_count(kind, num_classes, tmp_path, monkeypatch):
+    """Its text may stand inside the paths too, and the working directory has none."""
+    num_classes = 0 if kind == "side_by_side" else num_classes
+    section = {"kind": kind, "num_classes": num_classes}
+    monkeypatch.chdir(tmp_path)
+    names = ["a/a/a.png", "b/a/b.png"]
+    folder(tmp_path / "a", names)
+    folder(tmp_path / "other", names)
+    first = fingerprint({**section, "root": tmp_path / "other"})
+    for root in ("a", "a/", "./a", tmp_path / "a"):
+        assert fingerprint({**section, "root": root}) == first
+    monkeypatch.chdir("a")
+    for root in (".", "./", "../a"):
+        assert fingerprint({**section, "root": root}) == first
+
+
+def test_names_of_shards_count_and_that_of_a_zip_file_does_not(tmp_path):
+    section = zipped(tmp_path / "one")
+    first = fingerprint(section)
+    renamed = section["root"].rename(tmp_path / "staged.zip")
+    assert first == fingerprint({**section, "root": renamed})
+    section = tarred(tmp_path / "two")
+    shutil.copy(section["root"] / "0.tar", section["root"] / "1.tar")
+    first = fingerprint(section)
+    (section["root"] / "1.tar").rename(section["root"] / "2.tar")
+    assert first.difference(fingerprint(section)) == "images of other names"
 
 
 def test_sizes_of_files_count(tmp_path):
@@ -133,3 +167,24 @@ def test_the_order_of_a_file_systems_names_does_not_count(tmp_path, monkeypatch,
     monkeypatch.setattr(os, "walk", walk)
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(list(listed(path))[::-1]))
     assert fingerprint(section) == first
+
+
+def test_a_resumed_run_is_told_of_other_data(tmp_path, monkeypatch, caplog):
+    """Each change of the files moves the places of all images in the order."""
+    section = folder(tmp_path)
+    first = json.loads(json.dumps(fingerprint(section)._asdict()))  # as a manifest keeps it
+    png(tmp_path, "1/d.png", 9)
+    now = fingerprint(section)._asdict()
+    monkeypatch.setattr(train.checkpoint, "restore", lambda *arguments: None)
+    caplog.set_level(logging.INFO)
+    for before, given, expected in [
+        (first, first, []),
+        (first, now, ["num_images, names, classes, sizes"]),
+        (None, now, []),
+        ("text", now, []),
+    ]:
+        layout = {"world_size": 1} | ({} if before is None else {train.DATA: before})
+        train._restore(SimpleNamespace(layout=layout), {}, {"world_size": 1, train.DATA: given})
+        said = [record.getMessage().partition("differs in ")[2] for record in caplog.records]
+        assert said == expected
+        caplog.clear()

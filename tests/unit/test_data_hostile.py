@@ -100,6 +100,18 @@ def test_links_that_lead_back_up_are_refused(num_classes):
 
 
 @TIMEOUT
+@pytest.mark.parametrize("num_classes", [0, 1])
+def test_links_that_multiply_are_refused(num_classes):
+    write_image("data/a/level39/1.png")
+    for i in range(39):
+        os.makedirs(f"data/a/level{i}", exist_ok=True)
+        for side in "ab":
+            os.symlink(f"../level{i + 1}", f"data/a/level{i}/{side}")
+    with pytest.raises(UserError, match=r"must be reachable by at most 1000 paths; remove links"):
+        build_dataset(section("folder", num_classes=num_classes))
+
+
+@TIMEOUT
 @pytest.mark.parametrize("kind", ["folder", "tar", "zip", "side_by_side"])
 def test_names_too_long_for_the_file_system_are_refused(kind):
     with pytest.raises(UserError, match=r"^data.root: 'x+\.\.\. does not exist"):

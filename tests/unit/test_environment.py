@@ -18,6 +18,7 @@ from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
 from bigsgan import launched
 from bigsgan.errors import UserError
 from tests import REPOSITORY
+from tests.ports import free_port
 from tests.tiny import tiny_recipe
 
 TRAIN = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "--config", "tiny.yaml"]
@@ -41,12 +42,10 @@ def environment(**changes: str) -> dict[str, str]:
 def test_ranks_that_could_not_meet_are_told_so(tmp_path, changes, field, problem):
     tiny_recipe(tmp_path)
     with socket.socket() as other:
-        other.bind(("", 0))
-        port = str(other.getsockname()[1])
+        port = str(free_port())
         if changes["MASTER_PORT"] == "taken":
+            other.bind(("", int(port)))
             other.listen()
-        else:
-            other.close()
         start = time.monotonic()
         found = subprocess.run(
             TRAIN,

@@ -47,7 +47,7 @@ def test_nobody_answers(port):
     assert not first_word.rank_zero_spoke(0.5)
     start = time.monotonic()
     first_word.tell_other_hosts(0.5)  # nobody asks
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
 
 
 def test_ranks_of_rank_0s_host_are_ended_by_their_launcher(port, monkeypatch):

@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
+from bigsgan import train
 from bigsgan.checkpoint import find_intact
 from bigsgan.memory import size
 from bigsgan.monitor import Reporter, open_rank_log
@@ -100,6 +102,13 @@ def test_standard_output_on_a_full_disk(key, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_run_whose_output_is_closed_keeps_its_status(stream, monkeypatch):
+    monkeypatch.setattr(train, "exit_status", lambda work: 85)
+    monkeypatch.setattr(sys, stream, None)
+    assert train.main(None, None) == 85
+
+
 @pytest.mark.parametrize(
     "num_bytes, text",
     [(0, "0 bytes"), (2048, "2.0 KiB"), (3 << 19, "1.5 MiB"), (1 << 30, "1.0 GiB"), (5 << 40, "5.0 TiB")],
@@ -109,25 +118,40 @@ def test_sizes_are_in_a_unit_that_says_something(num_bytes, text):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("is_freed", [True, False])
 def test_a_run_on_a_full_disk(is_freed, disk, tmp_path):
-    """With reports, grids, checkpoints and stderr; only a last checkpoint that fails ends the run, by status 2."""
+    """With reports, grids, checkpoints and stderr; only a last checkpoint that fails ends the run, by status 2.
+
+    Where there is room again, stderr is elsewhere, to see that a checkpoint has failed.
+    """
     out = disk / "run"
-    settings = ["total_nimg=2048", "batch=8", "report_nimg=64", "sample_nimg=256", "checkpoint_nimg=256",
+    settings = ["total_nimg=1024", "batch=8", "report_nimg=64", "sample_nimg=128", "checkpoint_nimg=128",
                 "checkpoints.keep=1", f"out={out}"]  # fmt: skip
     tiny_recipe(tmp_path)  # writes it
     command = [sys.executable, "launch/train.py", "--config", str(tmp_path / "tiny.yaml"), *settings]
-    with (disk / "stderr").open("w") as stream:
+    said = (tmp_path if is_freed else disk) / "stderr"
+    with said.open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=REPOSITORY)
-        until = time.monotonic() + 120
-        while not list(out.glob("checkpoints/0*[0-9]")) and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
-        assert process.poll() is None
+    try:
+        wait_for(lambda: list(out.glob("checkpoints/0*[0-9]")), process)
         full = fill(disk)
         if is_freed:
-            time.sleep(3)
+            wait_for(lambda: "was not saved" in said.read_text(), process)
             full.unlink()
-        status = process.wait(120)
+        status = process.wait(600)
+    finally:
+        process.kill()
+        process.wait()
     assert status == (0 if is_freed else 2)
-    assert "Traceback" not in (disk / "stderr").read_text()
-    assert (find_intact(out).nimg == 2048) == is_freed
+    assert "Traceback" not in said.read_text()
+    assert (find_intact(out).nimg == 1024) == is_freed
+
+
+def wait_for(event: Callable[[], object], process: subprocess.Popen) -> None:
+    """Wait until something has happened in a process that goes on."""
+    until = time.monotonic() + 600
+    while not event():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)

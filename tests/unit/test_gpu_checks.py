@@ -27,10 +27,10 @@ def test_the_checks_take_25_minutes_and_are_there():
 
 def test_what_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
     found = [
-        Check("good", "that it prints", 10, [*PYTHON, "print('a figure')"]),
-        Check("bad one", "that it fails", 10, [*PYTHON, "print('why'); raise SystemExit(3)"]),
-        Check("slow", "that it ends", 1, [*PYTHON, "import time; time.sleep(30)"]),
-        Check("shared", "its variable", 10, [*PYTHON, "import os; print(os.environ['TESTS_ON_GPU'])"], True),
+        Check("good", "that it prints", 60, [*PYTHON, "print('a figure')"]),
+        Check("bad one", "that it fails", 60, [*PYTHON, "print('why'); raise SystemExit(3)"]),
+        Check("slow", "that it ends", 1, [*PYTHON, "import time; time.sleep(60)"]),
+        Check("shared", "its variable", 60, [*PYTHON, "import os; print(os.environ['TESTS_ON_GPU'])"], True),
     ]
     monkeypatch.setattr(checks, "CHECKS", found)
     assert checks.main(["--out", str(tmp_path / "out")]) == 1

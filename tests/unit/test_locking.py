@@ -117,6 +117,19 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog,
     assert f"{tmp_path / '.lock'} is on a file system without locks ([Errno {number}] " in record.message
 
 
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
+def test_only_a_file_of_its_own_is_locked_and_emptied(tmp_path, kind):
+    (tmp_path / "important").write_text("kept")
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "lock")
+    else:
+        (tmp_path / "lock").symlink_to(tmp_path / ("important" if kind == "link" else "missing"))
+    with pytest.raises(UserError, match="cannot be locked: "):
+        hold(tmp_path / "lock")
+    assert (tmp_path / "important").read_text() == "kept"
+    assert not (tmp_path / "missing").exists()
+
+
 def test_what_cannot_be_written_is_named(tmp_path):
     with pytest.raises(
         UserError, match=r".*: cannot be locked: No such file or directory; give a directory that you can write to"

@@ -81,6 +81,18 @@ def test_resuming_drops_the_rows_after_the_resumed_image(tmp_path, resume_nimg, 
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+@pytest.mark.parametrize("row", ['{"nimg": "5"}', '{"nimg": null}', '{"nimg": [1]}', "[" * 100_000, "5", "{}"])
+def test_rows_of_others_are_dropped(tmp_path, row):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"nimg": 32}}\n{row}\n{{"nimg": 64}}\n')
+    rows = JsonLines(path, 500)
+    assert [row["nimg"] for row in strict_rows(path)] == [32, 64]
+    path.write_text(f'{{"nimg": 32}}\n{row}\n')
+    rows.rewind(40)
+    assert [row["nimg"] for row in strict_rows(path)] == [32]
+    rows.close()
+
+
 def test_a_metrics_file_that_cannot_be_written_is_a_user_error(tmp_path):
     path = tmp_path / "missing" / "metrics.jsonl"
     with pytest.raises(UserError, match="cannot be written: No such file or directory") as caught:

@@ -81,16 +81,29 @@ def test_ranks_that_have_not_come_are_named(monkeypatch, capsys):
         store.set("1", "node1")
         own = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, multi_tenant=True)
         own.set("joining", "shares the port")  # as init_process_group opens it
-        time.sleep(1.2)
-        said = capsys.readouterr().err
+        start = f"bigsgan: rank 0 on {socket.gethostname()} is waiting for "
+        first, last = (f"{start}{ranks}: see the messages of that host" for ranks in LATE)
+        said = lines_until(first, capsys)
         store.set("2", "node2")
-        time.sleep(0.6)
-        later = capsys.readouterr().err
-    start = f"bigsgan: rank 0 on {socket.gethostname()} is waiting for "
-    assert said.splitlines()[0] == f"{start}ranks 2 (node2), 3 (node9): see the messages of that host"
-    assert later.splitlines()[-1] == f"{start}rank 3 (node9): see the messages of that host"
+        said += lines_until(last, capsys)
+    assert list(dict.fromkeys(said)) == [first, last]
     time.sleep(0.6)
+    capsys.readouterr()  # one may have been on its way
+    time.sleep(1.2)
     assert capsys.readouterr().err == ""
+
+
+LATE = ["ranks 2 (node2), 3 (node9)", "rank 3 (node9)"]
+
+
+def lines_until(wanted: str, capsys: pytest.CaptureFixture) -> list[str]:
+    """What is printed on standard error until a line is."""
+    said, until = "", time.monotonic() + 60
+    while wanted not in said.splitlines():
+        assert time.monotonic() < until, said
+        time.sleep(0.05)
+        said += capsys.readouterr().err
+    return list(filter(None, said.splitlines()))
 
 
 def test_deepspeed_has_told_its_processes_of_the_hosts():

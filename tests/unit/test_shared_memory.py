@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from bigsgan.config.sections import Data
 from bigsgan.data import loader
 from bigsgan.data.datasets import SyntheticImages
 from bigsgan.errors import UserError
+from bigsgan.metrics import reals
 
+PARTS = [np.array(part) for part in ([3, 1], [0, 2], [7], [4, 5])]
 IN_A_SMALL_ONE = """
 mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c "$1"
 """
@@ -88,3 +93,39 @@ def test_a_full_one_ends_the_run_at_once():
         "data.num_workers or data.prefetch, or give the container more (docker run --shm-size)"
     )
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_metrics_read_on_alone_where_training_has_filled_it(num_before, monkeypatch, caplog):
+    """It is full when the loading processes are to start, or fills up when they have read two batches."""
+    data = Data(kind="synthetic", resolution=16, image_channels=3, num_classes=0, num_workers=1, prefetch=1)
+    dataset = SyntheticImages(data)
+    expected = [torch.stack([dataset[i][0] for i in part]) for part in PARTS]
+    dataset.in_memory = False
+
+    def full_later(batches: Iterator[loader.Batch], data: Data) -> loader.Batch:
+        if num_read == num_before and data.num_workers:
+            raise UserError("data.num_workers", 1, "are full", "lower it")
+        return next(batches)
+
+    monkeypatch.setattr(loader, "_free_shared_memory", lambda: None if num_before else 0)
+    monkeypatch.setattr(reals, "next_batch", full_later)
+    num_read = 0
+    for batch, images in zip(reals._read(dataset, data, PARTS), expected, strict=True):
+        assert torch.equal(batch.images, images)
+        num_read += 1
+    assert num_read == len(PARTS)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("data.num_workers: ")
+    assert line.endswith("The metrics read the remaining real images without loading processes.")
+
+
+def test_metrics_pass_on_what_is_wrong_with_the_data(monkeypatch):
+    data = Data(kind="synthetic", resolution=16, image_channels=3, num_classes=2)
+
+    def refuse(batches: Iterator[loader.Batch], data: Data) -> loader.Batch:
+        raise UserError("data.num_classes", 2, "must be at least 3", "set 3")
+
+    monkeypatch.setattr(reals, "next_batch", refuse)
+    with pytest.raises(UserError, match="num_classes"):
+        list(reals._read(SyntheticImages(data), data, PARTS))

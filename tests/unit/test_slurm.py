@@ -52,6 +52,11 @@ def test_a_task_that_sees_one_device_takes_it(seen, device):
     assert (found["RANK"], found["LOCAL_RANK"], found["LOCAL_SIZE"]) == ("1", device, "1" if device == "0" else "2")
 
 
+def test_ports_are_below_those_of_outgoing_connections():
+    ports = [int(launcher_variables({**TASK, "SLURM_JOB_ID": str(job)})["MASTER_PORT"]) for job in range(0, 50_000, 7)]
+    assert 20_000 <= min(ports) < max(ports) < 32_768  # net.ipv4.ip_local_port_range
+
+
 def test_what_no_srun_started_is_left_alone():
     assert launcher_variables({}) == {}
     assert launcher_variables({**TASK, "RANK": "0"}) == {}

@@ -306,8 +306,8 @@ def test_data_is_copied_to_the_nodes_once(job):
     site = job.directory / "site.sh"
     site.write_text(f"stage_to='{job.directory}/own disk'\n")
     done, calls = job.run("--config", "R.yaml", BIGSGAN_SITE=str(site))
-    copy = job.directory / "own disk" / "data"
     assert done.returncode == 0, done.stderr
+    (copy,) = (job.directory / "own disk").glob("*/data")
     assert (copy / "shard.tar").read_text() == "images"
     assert [path.name for path in copy.parent.iterdir()] == ["data"]
     assert calls[2].startswith("srun --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c")
@@ -319,3 +319,24 @@ def test_data_is_copied_to_the_nodes_once(job):
     done, calls = job.run("--config", "R.yaml", BIGSGAN_SITE=str(site))
     assert done.returncode == 2
     assert "bigsgan: data.root: " in done.stderr
+
+
+def test_other_data_of_the_same_name_is_copied_too(job):
+    """And data that has changed since."""
+    data, site = job.directory / "data", job.directory / "site.sh"
+    site.write_text(f"stage_to='{job.directory}/own disk'\n")
+
+    def staged() -> str:
+        done, calls = job.run("--config", "R.yaml", BIGSGAN_SITE=str(site))
+        assert done.returncode == 0, done.stderr
+        return Path(calls[-1].partition("--data-root ")[2], "shard.tar").read_text()
+
+    for name in ("first", "second"):
+        (job.directory / name / "train").mkdir(parents=True)
+        (job.directory / name / "train" / "shard.tar").write_text(name)
+        data.unlink(missing_ok=True)
+        data.symlink_to(job.directory / name / "train")
+        assert staged() == name
+    (data / "shard.tar").write_text("new")
+    os.utime(data, (0, 0))
+    assert staged() == "new"

@@ -127,14 +127,15 @@ def test_a_signal_while_modules_are_imported_ends_the_run_with_its_status(tmp_pa
     start = time.monotonic()
     with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
         while not all(caught(process.pid, other) for other in STOPPING):
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 60
+            time.sleep(0.01)
         time.sleep(seconds)
         process.send_signal(number)
-        sent = time.monotonic()
-        _, error = process.communicate(timeout=30)
-    assert error == f"bigsgan: stopped by {number.name} before training started; the same command resumes\n"
+        _, error = process.communicate(timeout=60)
+    last = error.splitlines()[-1]  # after what the libraries say that it had come to import
+    assert last == f"bigsgan: stopped by {number.name} before training started; the same command resumes"
+    assert "Traceback" not in error
     assert process.returncode == 85
-    assert time.monotonic() - sent < 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
 
 
@@ -150,7 +151,9 @@ import os, sys, time
 from bigsgan.training.stopping import StopRequests
 requests = StopRequests(launched=sys.argv[1] == "launched")
 print(os.getpid(), requests.reason, flush=True)
-time.sleep(1.5)
+before, until = os.getppid(), time.monotonic() + (60 if sys.argv[2:] else 0)
+while os.getppid() == before and time.monotonic() < until:
+    time.sleep(0.05)
 print(requests.reason, flush=True)
 """
 
@@ -160,24 +163,30 @@ def test_the_end_of_a_launcher_is_noted(how):
     code = (
         "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); import time; time.sleep(60)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code, CHILD, how], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", code, CHILD, how, "waits"], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert parent.stdout.readline().endswith(" None\n")
     parent.kill()
     parent.wait()
     assert parent.stdout.readline() == ("the end of its launcher\n" if how == "launched" else "None\n")
-    time.sleep(0.1)
 
 
 @pytest.mark.skipif(not stopping._is_adopter(1), reason="process 1 is a Python program, as launchers are")
 @pytest.mark.parametrize("mark, reason", [("CROSS_SIZE", stopping.LAUNCHER_ENDED), ("OTHER", "None")])
 def test_a_launcher_that_ended_before_its_rank_could_look_is_missed(mark, reason):
     """Where nothing says that there was one, as in a container whose process 1 starts ranks, nothing is missed."""
-    code = "import os, sys; os.fork() or (__import__('time').sleep(1), os.execv(sys.executable, sys.argv[1:]))"
+    code = """
+import os, sys, time
+before = os.getpid()
+if os.fork() == 0:
+    while os.getppid() == before:
+        time.sleep(0.05)
+    os.execv(sys.executable, sys.argv[1:])
+"""
     environment = {**os.environ, mark: "1"}
     environment.pop("TORCHELASTIC_RUN_ID", None)
     command = [sys.executable, "-c", code, sys.executable, "-c", CHILD, "launched"]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20).stdout.splitlines()
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout.splitlines()
     assert [line.split(maxsplit=1)[-1] for line in found[:1]] == [reason]
 
 

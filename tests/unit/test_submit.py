@@ -96,6 +96,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["--sweep", "good.txt", "--array", "x"],
         "--array: must be a list of tasks as in Slurm, got 'x'; write tasks such as",
     ),
+    "long array": (["--sweep", "good.txt", "--array", "1" * 5000], "--array: must be a list of tasks as in Slurm"),
     "array alone": (["--array", "1"], "--array: needs --sweep; give a sweep file"),
     "DeepSpeed file": (["engines.generator.ds_config=none.json"], "engines.generator.ds_config: "),
     "out": (["out=tiny.yaml/run"], "out: 'tiny.yaml/run' cannot be made: "),

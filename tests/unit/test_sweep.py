@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import yaml
 
@@ -61,6 +63,12 @@ def test_a_task_without_a_line(sweep, task, message):
     assert str(caught.value) == (f"--sweep: '{sweep}' {message}" if task else f"--sweep: {message}")
 
 
+@pytest.mark.parametrize("task", ["1" * 5000, "١", "-1", "1 "])
+def test_a_number_of_a_task_that_is_none(sweep, task):
+    with pytest.raises(UserError, match=r"none for task .*; submit with `sbatch --array 1-3`"):
+        own_overrides(sweep, {"SLURM_ARRAY_TASK_ID": task})
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -78,6 +86,15 @@ def test_a_file_that_is_not_in_order(tmp_path, text, message):
     assert str(caught.value).startswith(f"--sweep: '{path}{message}")
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "large"])
+def test_a_file_without_an_end_is_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_text("out=a\n" * 1_000_000)
+    with pytest.raises(UserError, match=r"--sweep: .* cannot be read: .*; give a text file"):
+        read_sweep(tmp_path / name)
+
+
 def test_a_copy_takes_the_place_of_the_data(sweep, tmp_path, monkeypatch, capsys):
     """Though the sweep's line, or the command line, names the data too."""
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
@@ -87,6 +104,14 @@ def test_a_copy_takes_the_place_of_the_data(sweep, tmp_path, monkeypatch, capsys
     assert cli.main(arguments) == 0
     assert cli.main(["train", "--print", "data.root", "--data-root", "x", "data.kind=folder", "data.root=/images"]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/copy\nx\n"
+
+
+@pytest.mark.parametrize("root", ["/copy #1", "/a: b", "123", "~", "[x", "/größe 😀"])
+@pytest.mark.parametrize("given", ["data.root=/shared", "data.root = /shared", "data.num_classes=0"])
+def test_a_copy_may_have_any_name(root, given, capsys):
+    command = ["train", "--print", "data.root", "data.kind=folder", "--data-root", root, given]
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == f"{os.path.expanduser(root)}\n"
 
 
 def test_a_key_that_cannot_be_printed(tmp_path, capsys):

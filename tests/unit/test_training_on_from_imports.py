@@ -5,18 +5,26 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from bigsgan import train
 from bigsgan.cli import main
+from bigsgan.config import plan_run
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.importing import make_recipe
+from bigsgan.initial_weights import InitialWeights
 from bigsgan.models.augment import AdaptiveAugment
+from bigsgan.monitor import RankLog
+from bigsgan.start import Start
 from bigsgan.trained import open_trained
+from bigsgan.training.stopping import StopRequests
 from bigsgan.weights.sources import Found
 from tests.snapshots import write_options, write_snapshot
+from tests.tiny import tiny_recipe
 from tests.unit.test_r3gan_pickle import classes, snapshot
 
 __all__ = ["classes"]
@@ -150,3 +158,25 @@ def test_schedules_begin_where_the_snapshot_stood(classes, tmp_path):
     expected |= {"augmentation": 0.275, "ema_decay": 0.5 ** (8 / 2_500_000)}
     for name, value in expected.items():
         assert report[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_an_import_that_has_seen_all_images_is_complete(tmp_path, monkeypatch, capsys):
+    """As a run's own checkpoint is, and nothing is built or written."""
+
+    def build(*arguments):
+        raise NotImplementedError
+
+    recipe = tiny_recipe(tmp_path, "total_nimg=16")
+    monkeypatch.setattr(train, "build_run", build)
+    out = Path(recipe.out)
+    for own, nimg, expected in ((True, 16, 16), (True, 24, 24), (True, 8, None), (False, 16, None)):
+        initial = InitialWeights(recipe, SimpleNamespace(nimg=nimg), live=True, own=own)
+        monkeypatch.setattr(train, "find_start", lambda *arguments, initial=initial: Start(initial=initial))
+        try:
+            assert train._train(plan_run(recipe, 1), (), StopRequests(False), out, RankLog(out, 0, print)) is None
+        except NotImplementedError:
+            nimg = None
+        text = f"{out} is complete at {nimg} images; raise total_nimg to continue\n"
+        assert capsys.readouterr().out == (text if expected else "")
+        assert nimg == expected
+    assert not (out / "config.yaml").exists()

@@ -105,23 +105,21 @@ def test_a_terminal_that_takes_nothing_does_not_keep_a_run_from_ending(tmp_path,
 @pytest.mark.parametrize("compiler", ["this rank", "another"])
 def test_the_ranks_wait_for_one_that_compiles(tmp_path, monkeypatch, compiler):
     ended, compiled = threading.Event(), threading.Event()
-    log, board = rank_log(tmp_path / "rank00000.log"), Board()
+    log = rank_log(tmp_path / "rank00000.log")
+
+    class Shared(Board):
+        def add(self, key: str, num: int) -> int:  # another rank has looked since the last time
+            elsewhere = key == "compiled" and compiler == "another" and not compiled.is_set()
+            return super().add(key, num + elsewhere)
 
     def seconds() -> float:
         return 0.0 if compiled.is_set() or compiler == "another" else 1.0
 
-    def compile_elsewhere() -> None:
-        while compiler == "another" and not compiled.wait(0.05):
-            board.add("compiled", 1)
-
     log.phase = "update 0"
-    with Watchdog(0, 1, 0.4, log, lambda: board, seconds, end=ended.set).watching():
-        other = threading.Thread(target=compile_elsewhere)
-        other.start()
+    with Watchdog(0, 1, 0.4, log, Shared, seconds, end=ended.set).watching():
         assert not ended.wait(1.2)
         compiled.set()
-        other.join()
-        assert ended.wait(10)
+        assert ended.wait(60)
 
 
 def test_a_board_that_is_silent_does_not_keep_a_rank_from_compiling(tmp_path):
@@ -139,12 +137,12 @@ def test_a_board_that_is_silent_does_not_keep_a_rank_from_compiling(tmp_path):
 
 def test_a_compilation_without_an_end_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "_LONGEST_COMPILATION_SECONDS", 0.5)
-    ended, start = threading.Event(), time.monotonic()
+    ended, compiled = threading.Event(), [0.4]
     log = rank_log(tmp_path / "rank00000.log")
-    seconds = lambda: time.monotonic() - start  # noqa: E731
-    with Watchdog(0, 1, 0.4, log, Board, seconds, end=ended.set).watching():
-        assert not ended.wait(0.6)
-        assert ended.wait(10)
+    with Watchdog(0, 1, 0.4, log, Board, lambda: compiled[0], end=ended.set).watching():
+        assert not ended.wait(1.2)  # for three times as long as it waits otherwise
+        compiled[0] = 0.6
+        assert ended.wait(60)
 
 
 @pytest.mark.parametrize("phase, mover", [("checkpoint", "this rank"), ("rollback", "another")])
