@@ -55,7 +55,8 @@ def test_defaults_are_filled_in(tmp_path):
     }  # fmt: skip
     engine = {
         "ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False,
-        "compile": "none", "cuda_graphs": False, "stock_deepspeed": False, "pipeline_stages": 1, "partition": "parameters",
+        "compile": "none", "cuda_graphs": False, "stock_deepspeed": False, "pipeline_stages": 1,
+        "partition": "parameters",
     }  # fmt: skip
     scale = {"width": 1.0, "depth": 1, "block": "standard", "groups": 8, "expansion": 4}
     assert yaml.safe_load(least(tmp_path).to_yaml()) == {
