@@ -35,6 +35,7 @@ from bigsgan.initial_weights import freeze_first_layers, load_imported_ema, load
 from bigsgan.kernels import choose_kernels
 from bigsgan.locking import hold
 from bigsgan.metrics.features import RECIPE, check_features
+from bigsgan.models.build import build_network
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
 from bigsgan.start import Start, find_start
 from bigsgan.training.ema import ShardedEMA
@@ -168,7 +169,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     counters = _imported_counters(start, recipe)
     entries = {**_entries(engines, ema, counters), **extras.entries()}
     if start.found is not None:
-        _restore(start.found, entries, layout)
+        _restore(start.found, entries, layout, recipe)
     slices = _slices(plan, rank)
     draws = Draws(recipe.seed)
     reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters)
@@ -255,8 +256,12 @@ def _entries(engines: Mapping[str, Engine], ema: ShardedEMA, counters: Counters)
     }
 
 
-def _restore(found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any]) -> None:
-    checkpoint.restore(found, entries, comm)
+def _restore(
+    found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any], recipe: Recipe
+) -> None:
+    with torch.device("meta"):
+        networks = {network: build_network(recipe, network) for network in NETWORKS}
+    checkpoint.restore(found, entries, comm, networks={**networks, "average": networks["generator"]})
     saved, given = dict(found.layout), dict(layout)
     before, now = saved.pop(DATA, None), given.pop(DATA, {})
     if isinstance(before, dict) and (changed := [key for key in now if before.get(key) != now[key]]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ class Reader:
         self.checkpoint, self._moved = checkpoint, moved
         files = sorted(checkpoint.manifest["files"])
         near = rank * len(files) // world_size
+        self._share = [name for i, name in enumerate(files) if i * world_size // len(files) == rank]
         self._unopened = sorted(files, key=lambda name: abs(files.index(name) - near), reverse=True)
         self._stretches: dict[str, list[_Stretch]] = {}
         self.num_opened = 0
@@ -73,14 +75,34 @@ class Reader:
             problem = f"lacks {missing} elements of {value}, which this run's recipe needs"
             raise UserError(str(self.checkpoint.path), None, problem, "use another checkpoint")
 
-    def check_size(self, value: str, numel: int) -> None:
-        """Refuse a value that was saved with more elements, as the recipe then describes another network."""
-        while self._open_next():
-            pass
-        saved = max((stretch.offset + stretch.numel for stretch in self._stretches.get(value, [])), default=0)
-        if saved > numel:
-            problem = f"must have {numel} elements of {value} with this run's recipe, got {saved}"
-            raise UserError(str(self.checkpoint.path), None, problem, "use another checkpoint")
+    def refuse_others(self, entry: str, network: torch.nn.Module) -> None:
+        """Refuse values of an entry that a network has no place for, in this rank's share of the files.
+
+        The shares of all ranks are all files. Layers before the network's own, such as augmentation, may be others.
+
+        Raises:
+            UserError: A parameter or a buffer was saved that the network lacks, or with more elements.
+        """
+        for name in self._share:
+            if name in self._unopened:
+                self._unopened.remove(name)
+                self._open(name)
+        named = (("master", network.named_parameters()), ("buffer", network.named_buffers()))
+        wanted = {value_name(entry, kind, name): each.numel() for kind, tensors in named for name, each in tensors}
+        checked = tuple(value_name(entry, kind, "") for kind, _ in named)
+        others = tuple(value_name(entry, kind, "layers.-") for kind, _ in named)
+        for value, stretches in sorted(self._stretches.items()):
+            if not value.startswith(checked) or value.startswith(others):
+                continue
+            saved = max(stretch.offset + stretch.numel for stretch in stretches)
+            problem = None
+            if value not in wanted:
+                problem = f"has {value}, which the network of this run's recipe does not have"
+            elif saved > wanted[value]:
+                problem = f"must have {wanted[value]} elements of {value} with this run's recipe, got {saved}"
+            if problem:
+                remedy = "use another checkpoint, or the version of bigsgan that saved it"
+                raise UserError(str(self.checkpoint.path), None, problem, remedy)
 
     def has(self, value: str) -> bool:
         """Whether any element of a value was saved."""
@@ -104,7 +126,10 @@ class Reader:
         """Open one more file; False where there is none."""
         if not self._unopened:
             return False
-        name = self._unopened.pop()
+        self._open(self._unopened.pop())
+        return True
+
+    def _open(self, name: str) -> None:
         with self._blamed(name):
             file = safe_open(self.checkpoint.path / name, framework="pt")
             for tensor in file.keys():  # noqa: SIM118 - safe_open's own method
@@ -112,7 +137,6 @@ class Reader:
                 (numel,) = file.get_slice(tensor).get_shape()
                 self._stretches.setdefault(value, []).append(_Stretch(int(offset), numel, file, tensor))
         self.num_opened += 1
-        return True
 
     @contextmanager
     def _blamed(self, what: str) -> Iterator[None]:
@@ -144,17 +168,21 @@ class EntryReader:
         """Whether any element of that value was saved."""
         return self._reader.has(value_name(self._entry, kind, name))
 
+    def refuse_others(self, network: torch.nn.Module) -> None:
+        """Refuse values that a network, which may lie on the meta device, has no place for; see ``Reader``."""
+        self._reader.refuse_others(self._entry, network)
+
     @torch.no_grad()
     def read_network(self, network: torch.nn.Module) -> None:
         """Fill all parameters and buffers of a network that lies whole in this process.
 
         Raises:
-            UserError: They were not saved, or a file is damaged.
+            UserError: They were not saved, others were, or a file is damaged.
         """
+        self.refuse_others(network)
         wanted: dict[tuple[str, str], Tensor] = {("master", name): p for name, p in network.named_parameters()}
         wanted.update({("buffer", name): buffer for name, buffer in network.named_buffers()})
         for (kind, name), tensor in wanted.items():
-            self._reader.check_size(value_name(self._entry, kind, name), tensor.numel())
             flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
             self.read(kind, name, 0, flat)
             tensor.copy_(flat.view(tensor.shape))
@@ -174,14 +202,27 @@ def files_with(checkpoint: Checkpoint, entry: str) -> list[str]:
 
 
 def restore(
-    checkpoint: Checkpoint, entries: Mapping[str, StateEntry], ranks: ObjectCollectives, moved: Moved = unnoticed
+    checkpoint: Checkpoint,
+    entries: Mapping[str, StateEntry],
+    ranks: ObjectCollectives,
+    moved: Moved = unnoticed,
+    networks: Mapping[str, torch.nn.Module] = MappingProxyType({}),
 ) -> None:
     """Have each entry of a run's state load what this rank's layout needs of it.
 
+    Args:
+        checkpoint: Where from.
+        entries: By name.
+        ranks: All ranks' collectives.
+        moved: Told of what is read.
+        networks: By entry, the whole network that it is of, such as one on the meta device: nothing else may be saved.
+
     Raises:
-        UserError: Something was not saved, or a file is damaged.
+        UserError: Something was not saved, something was that has no place, or a file is damaged.
     """
     reader = Reader(checkpoint, ranks.rank(), ranks.world_size(), moved)
+    for name, network in networks.items():
+        reader.refuse_others(name, network)
     for name, entry in entries.items():
         entry.load(reader.entry(name))
 

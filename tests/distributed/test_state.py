@@ -1,11 +1,17 @@
 """What an update may and may not touch: D in G's phase, everything around the average, skipped updates, resumes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from bigsgan import checkpoint
 from bigsgan.config import NETWORKS
+from bigsgan.errors import UserError
+from bigsgan.initial_weights import InitialWeights, load_initial_weights
 from bigsgan.models.build import build_network
+from tests.alone import Entry, save
 from tests.distributed import scenarios
 from tests.tiny import FAMILIES, tiny_recipe, zero
 
@@ -79,6 +85,38 @@ def test_resume_is_the_same_run(ranks, ds, tmp_path):
     parts = ranks(2).run(scenarios.resume, overrides, both, str(tmp_path), 3, 3)
     check_same_run(whole, parts)
     assert [rank["position"] for rank in [*whole, *parts]] == [48] * 4
+
+
+def refused(overrides, ds, directory):
+    """What is said of a checkpoint as of a version whose networks had a bias more: on resuming, and as weights."""
+    run = scenarios.build(overrides, ds)
+    engines = {"generator": run.step.generator, "discriminator": run.step.discriminator}
+    parts = {name: entry.parts() for name, entry in run.entries.items()}
+    said = []
+    for nimg, name in enumerate(("generator", "average", "discriminator"), 1):
+        extra = checkpoint.StateShard("master", "layers.1.conv.bias", 0, torch.full((4,), 5.0))
+        entries = {n: Entry([*part, extra] if n == name else part) for n, part in parts.items()}
+        assert save(Path(directory), nimg, entries)
+        found = checkpoint.newest(Path(directory))
+        for start in (
+            lambda found=found: scenarios.build(overrides, ds, found),
+            lambda found=found, live=name != "average": load_initial_weights(
+                run.recipe, InitialWeights(run.recipe, found, live), engines
+            ),
+        ):
+            with pytest.raises(UserError) as caught:
+                start()
+            said.append((name, str(caught.value)))
+    scenarios.destroy(run)
+    return said
+
+
+def test_a_value_without_a_place_is_refused(ranks, tmp_path):
+    (said,) = ranks(1).run(refused, FAMILIES["pix2pix"], dict.fromkeys(NETWORKS, zero(1)), str(tmp_path))
+    problem = "which the network of this run's recipe does not have; use another checkpoint, or the version of bigsgan"
+    assert len(said) == 6
+    for entry, text in said:
+        assert f"has {entry}/master/layers.1.conv.bias, {problem}" in text
 
 
 def check_same_run(whole, parts):

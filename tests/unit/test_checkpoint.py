@@ -608,11 +608,57 @@ def test_a_network_of_another_size_is_refused(tmp_path):
     checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 3))
     with pytest.raises(
         UserError,
-        match=r"must have 8 elements of generator/master/weight with this run's recipe, got 12; use another",
+        match=r".*: must have 2 elements of generator/master/bias with this run's recipe, got 3; use another",
     ):
         checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 2))
     with pytest.raises(UserError, match="lacks 3 elements of generator/master/weight"):
         checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(5, 3))
+
+
+def with_more(kind: str, name: str) -> list[dict[str, Entry]]:
+    """A linear layer on two ranks, of which the second has a value more, at the end of its file."""
+    weight, bias = torch.arange(12.0), torch.zeros(3)
+    first = [StateShard("master", "weight", 0, weight[:6]), StateShard("exp_avg", "weight", 0, weight[:6])]
+    second = [StateShard("master", "weight", 6, weight[6:]), StateShard("master", "bias", 0, bias)]
+    return [{"g": Entry(first)}, {"g": Entry([*second, StateShard(kind, name, 0, torch.full((2,), 5.0))])}]
+
+
+@pytest.mark.parametrize(
+    "kind, name, problem",
+    [
+        ("master", "extra", "has g/master/extra, which the network of this run's recipe does not have"),
+        ("buffer", "extra", "has g/buffer/extra, which the network of this run's recipe does not have"),
+        ("master", "layers.-1.p", None),  # of augmentation, which may be taken out
+        ("exp_avg", "extra", None),
+    ],
+)
+def test_values_without_a_place_in_the_network_are_refused(tmp_path, kind, name, problem):
+    """Whether one process reads all, or some rank restores the part that it is asked for."""
+    assert on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), with_more(kind, name)) == [True, True]
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    with torch.device("meta"):
+        network = torch.nn.Linear(4, 3)
+
+    def refused(ranks: ThreadRank, wanted: dict[str, Entry]) -> str:
+        try:
+            checkpoint.restore(found, wanted, ranks, networks={"g": network})
+        except UserError as error:
+            return str(error)
+        return ""
+
+    remedy = "use another checkpoint, or the version of bigsgan that saved it"
+    expected = {"", f"{found.path}: {problem}; {remedy}"} if problem else {""}
+    for world_size in (1, 2, 3):
+        part = {"g": Entry([StateShard("master", "weight", 0, torch.zeros(2))])}
+        assert set(on_ranks(refused, [part] * world_size)) | {""} == expected
+    reading = torch.nn.Linear(4, 3)
+    if problem is None:
+        checkpoint.Reader(found).entry("g").read_network(reading)
+        assert torch.equal(reading.weight.flatten(), torch.arange(12.0))
+    else:
+        with pytest.raises(UserError, match=f"{problem}; {remedy}"):
+            checkpoint.Reader(found).entry("g").read_network(reading)
 
 
 def test_one_rank_that_cannot_write_stops_all(tmp_path, monkeypatch):
