@@ -6,14 +6,17 @@ import json
 import math
 import os
 import re
+import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from bigsgan import checkpoint, shipped
+from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config import NETWORKS, Recipe, parse_recipe, plan_run
 from bigsgan.config.run_directory import RECIPE_FILE, flat, refuse_directory, write_recipe
 from bigsgan.config.sections import Checkpoints
@@ -68,6 +71,7 @@ def main(
         raise UserError("--out", str(out), "contains a run already", "give another directory")
     refuse_directory(out, "--out")
     found = read_source(source, weights, discriminator, norm_eps, settings_file)
+    _refuse_not_finite(found, weights, discriminator)
     in_name = _images_in_name(weights)
     nimg = found.nimg if found.nimg is not None else in_name
     if nimg >= _MOST_NIMG:
@@ -76,10 +80,12 @@ def main(
     recipe, chosen = make_recipe(found, out, nimg)
     engines = checked(found.settings, lambda: plan_run(recipe, 1).engines)
     entries = {name: _Entry(recipe, name, state, found.moments.get(name)) for name, state in found.states.items()}
-    write_recipe(recipe, out, engines)
-    saver = checkpoint.Saver(out / "checkpoints", checkpoint.SingleProcess(), Checkpoints(background=False))
-    if not saver.save(nimg, entries, checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})):
-        raise UserError("--out", str(out), "was not written, see the warnings above", "fix that and try again")
+    description = checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})
+    with _leaving_nothing(out):
+        saver = checkpoint.Saver(out / "checkpoints", checkpoint.SingleProcess(), Checkpoints(background=False))
+        if not saver.save(nimg, entries, description):
+            raise UserError("--out", str(out), "was not written, see the warnings above", "fix that and try again")
+        write_recipe(recipe, out, engines)
     numel = sum(tensor.numel() for tensor in found.states["generator"].values()) / 1e6
     also = "and its discriminator" if "discriminator" in entries else "without a discriminator"
     print(f"{out}: a {recipe.generator.family} generator of {numel:.2f} M numbers, {also}")
@@ -87,6 +93,27 @@ def main(
     print(_state_taken(recipe, found, nimg, bool(in_name)))
     print(f"sample:        bigsgan sample --run {out} --out samples.png")
     print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE} data.root=...")
+
+
+def _refuse_not_finite(found: Found, weights: Path, discriminator: Path | None) -> None:
+    for name, state in found.states.items():
+        if bad := first_not_finite(state):
+            of_discriminator = name == "discriminator" and discriminator is not None
+            option, path = ("--discriminator", discriminator) if of_discriminator else ("--weights", weights)
+            problem = f"contains Inf or NaN ({bad} of the {name})"
+            raise UserError(option, str(path), problem, "give other weights, such as an earlier snapshot")
+
+
+@contextmanager
+def _leaving_nothing(out: Path) -> Iterator[None]:
+    """Remove what the block made of ``out`` and its checkpoints where it fails, as a run without them would train."""
+    new = [path for path in (out / "checkpoints", out) if not os.path.lexists(path)]
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:

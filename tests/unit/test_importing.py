@@ -1,5 +1,6 @@
 """Published weights become runs: what `bigsgan import` writes makes the images that the reference made."""
 
+import errno
 import pickle
 from pathlib import Path
 
@@ -9,10 +10,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import bigsgan
+from bigsgan.checkpoint import saver
 from bigsgan.cli import main
+from bigsgan.config import run_directory
 from bigsgan.errors import UserError
 from bigsgan.models.stylegan2_layers import SynthesisLayer
 from bigsgan.weights.sources import read_source
+from tests.unit.test_public_pix2pix import Patches, UNet
 from tests.unit.test_weights_pix2pix import Maker
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -116,6 +120,43 @@ def test_code_in_weights_does_not_run(tmp_path, capsys):
         assert str(tmp_path / name) in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("file", ["g.pth", "d.pth"])
+def test_weights_that_are_not_finite_are_refused(tmp_path, capsys, file):
+    states = {"g.pth": UNet(5, 2, "batch").state_dict(), "d.pth": Patches(3, 2, "batch").state_dict()}
+    states[file]["model.model.0.weight" if file == "g.pth" else "model.0.weight"][1, 0, 0, 0] = float("nan")
+    for name, state in states.items():
+        torch.save(state, tmp_path / name)
+    files = ["--weights", str(tmp_path / "g.pth"), "--discriminator", str(tmp_path / "d.pth")]
+    assert main(["import", "--from", "pix2pix", *files, "--out", str(tmp_path / "run")]) == 2
+    option, network = ("--weights", "generator") if file == "g.pth" else ("--discriminator", "discriminator")
+    said = f"{option}: '{tmp_path / file}' contains Inf or NaN (layers.0.conv.weight of the {network}); give other"
+    assert capsys.readouterr().err.startswith(f"bigsgan: {said}")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("failing", ["saver.save", "write_recipe"])
+@pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
+def test_an_import_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys, failing, there):
+    """A recipe without the weights would train from random ones."""
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*((saver, "write_tensors") if failing == "saver.save" else (run_directory, "dump_yaml")), fail)
+    run = tmp_path / "run"
+    if there:
+        run.mkdir()
+        (run / "notes.txt").write_text("mine")
+    torch.save(UNet(5, 2, "batch").state_dict(), tmp_path / "g.pth")
+    arguments = ["import", "--from", "pix2pix", "--weights", str(tmp_path / "g.pth"), "--out", str(run)]
+    assert main(arguments) == 2
+    assert str(run) in capsys.readouterr().err
+    assert run.exists() == there
+    assert not there or {path.name for path in run.iterdir() if not path.name.startswith("ds_")} == {"notes.txt"}
+    monkeypatch.undo()
+    assert main(arguments) == 0
 
 
 def test_weights_of_another_source_are_refused(tmp_path, capsys):
