@@ -6,7 +6,6 @@ Shapes: N samples.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,6 +39,8 @@ class AugmentationDraws:
 
     def __init__(self, seeds: Tensor, dtype: torch.dtype) -> None:
         self.seeds, self.dtype = seeds, dtype
+        # Not a cached_property, whose lock before Python 3.12 breaks the graph of torch.compile.
+        self._kept: dict[str, Tensor] = {}
 
     def uniform(self, name: str, *shape: int) -> Tensor:
         """Uniform numbers in (0, 1): (N, *shape)."""
@@ -59,13 +60,17 @@ class AugmentationDraws:
         """Uniform numbers in (0, 1) that decide whether a transformation acts: (N,)."""
         return self._uniform[:, _PLACES[name] + 1, 0]
 
-    @cached_property
+    @property
     def _uniform(self) -> Tensor:
-        return noise.uniform_of_streams(self.seeds, _STREAMS, _NUMBERS)
+        if "uniform" not in self._kept:
+            self._kept["uniform"] = noise.uniform_of_streams(self.seeds, _STREAMS, _NUMBERS)
+        return self._kept["uniform"]
 
-    @cached_property
+    @property
     def _normal(self) -> Tensor:
-        return noise.normal_of_streams(self.seeds, _STREAMS, _NUMBERS)
+        if "normal" not in self._kept:
+            self._kept["normal"] = noise.normal_of_streams(self.seeds, _STREAMS, _NUMBERS)
+        return self._kept["normal"]
 
     def chosen(self, name: str, probability: Tensor, value: Tensor, otherwise: float) -> Tensor:
         """``value`` (N, ...) for a share ``probability`` (1,) of the samples, and ``otherwise`` for the rest."""

@@ -16,8 +16,10 @@ from torch.testing import assert_close
 from bigsgan.config.augmentation import ADA_PIPELINES, Augmentation
 from bigsgan.models.augment import AdaptiveAugment, augmentation_layer
 from bigsgan.models.augment_draws import AugmentationDraws
+from bigsgan.models.build import build_network
 from bigsgan.models.diff_augment import DiffAugment
 from bigsgan.models.network import LayerStack, initialize
+from tests.tiny import tiny_recipe
 
 # Images and draws at random, and what training/augment.py of stylegan2-ada-pytorch (commit d72cc7d, every
 # transformation on) and DiffAugment_pytorch.py of data-efficient-gans made of them.
@@ -212,3 +214,15 @@ def test_r3gan_halves_the_probability_of_colours():
     images = torch.zeros(num, 1, 4, 4)
     out = layer(images, torch.zeros(num, dtype=torch.int64), torch.arange(num))[0]
     assert abs((out != 0).any(dim=3).any(dim=2).double().mean() - 0.3) < 0.04
+
+
+@pytest.mark.parametrize("name", [*ADA_PIPELINES, "diffaugment"])
+def test_augmentations_leave_a_compiled_network_one_graph(tmp_path, name):
+    section = f"{{kind: ada, target: 0.6, pipeline: {name}}}" if name in ADA_PIPELINES else "{kind: diffaugment}"
+    network = build_network(tiny_recipe(tmp_path, f"augmentation={section}"), "discriminator")
+    initialize(network, 1)
+    images = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(2))
+    inputs = images, torch.arange(4), torch.arange(5, 9)
+    torch.compiler.reset()
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    assert_close(compiled(*inputs), network(*inputs))
