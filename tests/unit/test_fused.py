@@ -9,8 +9,12 @@ from types import ModuleType
 import pytest
 import torch
 
+from bigsgan.config import NETWORKS
+from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.models import convolutions, fused, noise, r3gan
 from bigsgan.models.augment_draws import AugmentationDraws
+from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
 from bigsgan.models.stylegan2_layers import rectify_biased
 from tests.fused import (
     FILTERS,
@@ -25,6 +29,7 @@ from tests.fused import (
     compiled,
     fresh_kernels,
 )
+from tests.tiny import FAMILIES, tiny_plan, zero
 
 pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
 
@@ -238,3 +243,21 @@ def test_an_environment_variable_turns_the_kernels_off(monkeypatch):
     monkeypatch.setattr(fused, "_kernels", lambda: pytest.fail("loaded"))
     monkeypatch.setenv("BIGSGAN_FUSED", "0")
     assert fused.obstacle(torch.device("cuda", 0), torch.float32) == "BIGSGAN_FUSED is 0"
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("family", ["biggan", *FAMILIES])
+def test_a_compiled_network_is_one_graph(tmp_path, family, network):
+    """Though whether kernels work is asked, found out and logged in the middle of it."""
+    plan = tiny_plan(tmp_path, 1, FAMILIES.get(family, []), dict.fromkeys(NETWORKS, zero(0)))
+    stack = build_network(plan.recipe, network)
+    initialize(stack, 1)
+    generator = torch.Generator().manual_seed(2)
+    inputs = [
+        torch.randn(each.shape, generator=generator) if each.is_floating_point() else torch.arange(len(each))
+        for each in meta_inputs(plan, network, 4)
+    ]
+    torch.compiler.reset()
+    compiled = torch.compile(stack, dynamic=False, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), stack(*inputs))
