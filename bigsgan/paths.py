@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,15 +55,47 @@ def read_text(path: Path, most_bytes: int) -> str:
 def check_stored(path: str | Path | BinaryIO) -> None:
     """Refuse a zip file with compressed members, which torch.save does not write: torch inflates them to any size.
 
+    Readers of zip files differ in where they look for the directory, so it has to be where all of them do.
+
     Raises:
-        ValueError: A member is compressed, or the file is a damaged zip file.
+        ValueError: A member is compressed, members overlap, or the file is a damaged zip file.
     """
-    if not zipfile.is_zipfile(path):
-        return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
-                    raise ValueError(f"its member {info.filename} is compressed, which torch.save does not do")
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"it is a damaged zip file: {error}") from None
+    with open(path, "rb") if isinstance(path, str | Path) else nullcontext(path) as file:
+        begins = file.read(len(_FIRST_MEMBER))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - sum(_ENDS)))
+        end = file.read()
+        if begins != _FIRST_MEMBER:  # then torch does not take it for a zip file either
+            return
+        if not _directory_is_last(end, size):
+            raise ValueError("it is a zip file whose directory does not stand at its end")
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"it is a damaged zip file: {error}") from None
+    for info in members:
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise ValueError(f"its member {info.filename} is compressed, which torch.save does not do")
+    if sum(info.file_size for info in members) > size:
+        raise ValueError("its members overlap, which torch.save does not do")
+
+
+_FIRST_MEMBER = b"PK\x03\x04"
+_ENDS = (56, 20, 22)
+"""Bytes of what ends a zip file: the record of ZIP64 and its locator, if it has them, and the record of old."""
+
+
+def _directory_is_last(end: bytes, size: int) -> bool:
+    """Whether a file of ``size`` bytes ends with the directory and without a comment; see APPNOTE.TXT, section 4.3."""
+    record, locator, last = (end[-sum(_ENDS[i:]) : len(end) - sum(_ENDS[i + 1 :])] for i in range(3))
+    if last[:4] != b"PK\x05\x06" or len(last) != _ENDS[2] or last[-2:] != b"\0\0":
+        return False
+    stop = size - len(last)
+    length, offset = struct.unpack("<2L", last[12:20])
+    if locator[:4] == b"PK\x06\x07":
+        stop -= len(locator) + len(record)
+        if len(record) != _ENDS[0] or record[:4] != b"PK\x06\x06" or locator[8:16] != struct.pack("<Q", stop):
+            return False
+        length, offset = struct.unpack("<2Q", record[40:56])
+    return bool(offset + length == stop)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bigsgan.checkpoint.tags import sealed
 from bigsgan.errors import UserError
 from bigsgan.metrics.weight_files import load_weights
 from bigsgan.models.build import build_network
+from bigsgan.paths import check_stored
 from bigsgan.weights.sources import read_source
 from bigsgan.weights.stylegan_pickle import _storage, _tensor
 from tests.alone import entry, save
@@ -176,6 +178,66 @@ def test_compressed_weights_are_not_inflated(tmp_path):
         load_weights(torch.nn.Linear(1, 1), path)
     with pytest.raises(pickle.UnpicklingError, match=r"its member .* is compressed"):
         _storage(path.read_bytes())
+
+
+def with_two_directories(content: bytes) -> bytes:
+    """The end record names the compressed one; Python reads the one before it, which says that nothing is."""
+    end = content.rindex(b"PK\5\6")
+    size, offset = struct.unpack("<LL", content[end + 12 : end + 20])
+    second, place = bytearray(content[offset : offset + size]), 0
+    while place < size:
+        lengths = struct.unpack("<HHH", second[place + 28 : place + 34])
+        second[place + 10 : place + 12] = bytes(2)
+        second[place + 24 : place + 28] = second[place + 20 : place + 24]
+        place += 46 + sum(lengths)
+    return content[:end] + second + content[end:]
+
+
+def with_zip64(content: bytes) -> bytes:
+    """A locator that names a record elsewhere: torch goes there, Python to what stands before the locator."""
+    end = content.rindex(b"PK\5\6")
+    size, offset = struct.unpack("<LL", content[end + 12 : end + 20])
+    number = int.from_bytes(content[end + 10 : end + 12], "little")
+    real = struct.pack("<4sQHHLLQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, number, number, size, offset)
+    with_two = with_two_directories(content)
+    shown_at = len(content[:end]) + len(real)
+    before = content[:end] + real + with_two[end : end + size]
+    shown = struct.pack("<4sQHHLLQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, number, number, size, shown_at)
+    return before + shown + struct.pack("<4sLQL", b"PK\6\7", 0, end, 1) + content[end:]
+
+
+HIDDEN = {
+    "two directories": with_two_directories,
+    "two records": with_zip64,
+    "an end that Python does not find": lambda content: content + b"PK\5\6",
+    "a comment": lambda content: content[:-2] + b"\4\0PK\5\6",
+    "bytes before it": lambda content: b"PK\3\4" + content,
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_compressed_members_do_not_hide_from_one_reader(tmp_path, name):
+    path = compressed(tmp_path / "x.pth")
+    path.write_bytes(HIDDEN[name](path.read_bytes()))
+    with pytest.raises(UserError, match="cannot be read: it is a zip file whose directory does not stand at its"):
+        read_source("r3gan", path, None)
+
+
+def test_members_that_share_their_bytes_are_refused(tmp_path):
+    """Ten names of a megabyte."""
+    path = tmp_path / "x.pth"
+    torch.save({f"x{i}": torch.zeros(100_000 if i == 0 else 1) for i in range(10)}, path)
+    check_stored(path)
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        (large,) = [info for info in members if info.file_size == 400_000]
+        for info in members:
+            info.header_offset, info.file_size, info.compress_size = large.header_offset, 400_000, 400_000
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.filelist = members
+        archive._didModify = True
+    with pytest.raises(ValueError, match="its members overlap"):
+        check_stored(path)
 
 
 def test_tensors_larger_than_their_storage_are_refused(tmp_path):
