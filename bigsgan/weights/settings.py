@@ -14,8 +14,9 @@ OPTION = "--settings"
 NONE = "none"
 SNAPSHOT = "the snapshot"
 _MOST_BYTES = 1 << 20
-_LARGEST = 10**12
+LARGEST = 10**12
 """Of all numbers, which are then safe to calculate with."""
+_FEW = 8
 _REMEDY = f"fix or remove that file, or give {OPTION} {NONE}"
 
 
@@ -62,10 +63,10 @@ class Options:
         """
         value = self.value(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is None or (is_number and abs(value) <= _LARGEST):  # not so for NaN
+        if value is None or (is_number and abs(value) <= LARGEST):  # not so for NaN
             return value
-        limit = f" of at most {_LARGEST:g}" if is_number else ""
-        problem = f"has {name} {_short(value)}, which must be a number{limit}"
+        limit = f" of at most {LARGEST:g}" if is_number else ""
+        problem = f"has {name} {short(value)}, which must be a number{limit}"
         raise UserError(OPTION, str(self.path), problem, _REMEDY)
 
     def section(self, name: str) -> dict[str, Any]:
@@ -145,8 +146,11 @@ def _printable(name: str) -> str:
     return shown if len(name) <= 60 else f"{shown}..."
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, int) and abs(value) > _LARGEST:
+def short(value: Any) -> str:
+    """A value of another program in a few letters, however large or nested it is."""
+    if isinstance(value, int) and abs(value) > LARGEST:
         return "of many digits"  # Python refuses to write those of thousands
-    text = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    if isinstance(value, list | tuple) and len(value) <= _FEW and all(isinstance(n, int | float) for n in value):
+        return f"[{', '.join(map(short, value))}]"
+    text = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -6,7 +6,6 @@ strength of the noise, which is a number there and a vector of one here.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -19,6 +18,7 @@ from bigsgan.config.families.stylegan2 import BOTTOM_RESOLUTION, StyleGAN2Discri
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
+from bigsgan.weights.settings import LARGEST, short
 
 State = Mapping[str, Tensor]
 
@@ -280,12 +280,14 @@ def _checked(init_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in init_kwargs.items():
         inner = value if name in _NESTED and isinstance(value, dict) else None
         flat |= {name: value} if inner is None else {f"{name}.{key}": entry for key, entry in inner.items()}
+    if not all(isinstance(name, str) for name in flat):
+        _refuse("init_kwargs", "have a name that is no text")
     for name, value in flat.items():
         argument = name.rpartition(".")[2]
         if argument in _ONLY:
             only = _ONLY[argument]
             if (list(value) if isinstance(value, tuple) else value) != only:
-                _refuse(name, f"is {value!r}, which is not supported", f"give a network with {only!r}")
+                _refuse(name, f"is {short(value)}, which is not supported", f"give a network with {only!r}")
         elif argument not in _TOLD_OR_READ:
             _refuse(name, "is an unknown argument")
     return flat
@@ -305,12 +307,12 @@ def _lr_multiplier(kwargs: Mapping[str, Any]) -> float:
 
 
 def _number(
-    kwargs: Mapping[str, Any], name: str, default: float, least: float, most: float = math.inf, whole: bool = False
+    kwargs: Mapping[str, Any], name: str, default: float, least: float, most: float = LARGEST, whole: bool = False
 ) -> Any:
     value = kwargs.get(name, default)
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most or math.isinf(value):
-        _refuse(name, f"is {value!r}, which is not supported", f"give a network with a number such as {default}")
+    if not is_number or not least <= value <= most:
+        _refuse(name, f"is {short(value)}, which is not supported", f"give a network with a number such as {default}")
     return value
 
 

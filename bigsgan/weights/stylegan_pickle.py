@@ -96,9 +96,9 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def _snapshot(content: dict[Any, Any]) -> Snapshot:
     networks = {
-        str(name): _network(value)
+        name: _network(value)
         for name, value in content.items()
-        if isinstance(value, _Persistent) and "_modules" in value.attributes
+        if isinstance(name, str) and isinstance(value, _Persistent) and "_modules" in value.attributes
     }
     training_set, nimg = content.get("training_set_kwargs"), content.get("cur_nimg")
     return Snapshot(
@@ -155,7 +155,8 @@ class _Persistent(_Sealed):
     def __init__(self, meta: Any = None, *rest: Any) -> None:
         if rest or not isinstance(meta, dict) or not isinstance(meta.get("state"), dict):
             raise pickle.UnpicklingError("an object is not in the known layout")
-        self.class_name, self.attributes = str(meta.get("class_name")), meta["state"]
+        name = meta.get("class_name")
+        self.class_name, self.attributes = name if isinstance(name, str) else "", meta["state"]
 
 
 class _Plain(_Persistent):

@@ -115,6 +115,15 @@ def test_a_converted_discriminator_becomes_a_run(tmp_path):
 
 # --- refusals ---
 
+
+def nested(depth: int) -> list[Any]:
+    """A list of two, each the same list of two, and so on: to write it takes 2**depth letters."""
+    found: list[Any] = [1, 1]
+    for _ in range(depth):
+        found = [found, found]
+    return found
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mapping activation": ("generator", {"mapping_kwargs": {"activation": "relu"}}, "mapping_kwargs.activation' is"),
     "activation": (
@@ -129,6 +138,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "clamp in stylegan3": ("generator", {"conv_clamp": "big"}, "'conv_clamp' is 'big'"),
     "no average": ("generator", {"mapping_kwargs": {"w_avg_beta": None}}, "w_avg_beta' is None"),
     "learning rate": ("generator", {"mapping_kwargs": {"lr_multiplier": "x"}}, "lr_multiplier' is 'x'"),
+    "a nested learning rate": (
+        "generator", {"mapping_kwargs": {"lr_multiplier": nested(60)}}, "lr_multiplier' is a list"
+    ),
+    "a nested activation": ("generator", {"activation": nested(60)}, "activation' is a list"),
+    "digits": ("generator", {"mapping_kwargs": {"lr_multiplier": 10**5000}}, "lr_multiplier' is of many digits"),
+    "digits of an activation": ("generator", {"activation": -10**5000}, "activation' is of many digits"),
+    "no number": ("generator", {"mapping_kwargs": {"lr_multiplier": float("nan")}}, "lr_multiplier' is nan"),
+    "a name that is a number": ("generator", {3: 1}, "have a name that is no text"),
     "unknown": ("generator", {"mapping_kwargs": {"dropout": 0.5}}, "mapping_kwargs.dropout' is an unknown argument"),
     "D's activation": ("discriminator", {"block_kwargs": {"activation": "relu"}}, "block_kwargs.activation' is 'relu'"),
     "the head's activation": (

@@ -294,6 +294,14 @@ def test_files_that_are_no_pickles_are_refused(tmp_path):
         read_snapshot(tmp_path / "missing.pkl")
 
 
+def test_a_class_name_is_text(tmp_path):
+    """Not pairs of pairs, of which each is the same one twice: they would take days to write."""
+    nested = Code(code(1) + (pickle.DUP + pickle.TUPLE2) * 60)
+    state = {"_parameters": {}, "_buffers": {}, "_modules": {}, "_init_kwargs": {}}
+    network = call(PERSISTENT, {"class_name": nested, "state": state})
+    assert read_snapshot(written(tmp_path, {"G": network})).networks["G"].class_name == ""
+
+
 def test_a_dotted_name_is_named_in_the_refusal(tmp_path):
     with pytest.raises(UserError, match=r"it asks for os\.system"):
         read_snapshot(written(tmp_path, {"G": call(SYSTEM, "true")}))
