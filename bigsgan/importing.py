@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bigsgan import checkpoint, shipped
@@ -237,15 +238,17 @@ class _Entry:
 
     def __init__(self, recipe: Recipe, name: str, state: Mapping[str, Tensor], moments: Moments | None = None) -> None:
         network = "discriminator" if name == "discriminator" else "generator"
-        stack = build_network(recipe, network)
-        initialize(stack, initial_seed(recipe, network))
-        wanted = {key: tensor.shape for key, tensor in stack.state_dict().items()}
-        missing = {key for key, _ in stack.named_parameters()} - state.keys()
+        with torch.device("meta"):  # before memory is taken for a network of any size
+            empty = build_network(recipe, network)
+        wanted = {key: tensor.shape for key, tensor in empty.state_dict().items()}
+        missing = {key for key, _ in empty.named_parameters()} - state.keys()
         other = {key for key, tensor in state.items() if tensor.shape != wanted.get(key)}
         if other or missing:
             field = "--discriminator" if network == "discriminator" else "--weights"
             problem = f"does not fit the generator's images and classes, or is not complete ({min(other | missing)})"
             raise UserError(field, None, problem, "give the two networks of one training")
+        stack = build_network(recipe, network)
+        initialize(stack, initial_seed(recipe, network))
         stack.load_state_dict(dict(state), strict=False)
         self._parameters, self._buffers = dict(stack.named_parameters()), dict(stack.named_buffers())
         self._moments = moments

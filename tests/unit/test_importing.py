@@ -136,6 +136,16 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, capsys, file):
     assert not (tmp_path / "run").exists()
 
 
+def test_shapes_are_compared_before_memory_is_taken(tmp_path, capsys):
+    """A first weight of this width describes a network of half a terabyte."""
+    state = UNet(5, 2, "batch").state_dict()
+    torch.save(state | {"model.model.0.weight": torch.zeros(65536, 3, 4, 4)}, tmp_path / "g.pth")
+    arguments = ["--weights", str(tmp_path / "g.pth"), "--out", str(tmp_path / "run")]
+    assert main(["import", "--from", "pix2pix", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("bigsgan: --weights: does not fit the generator's images and classes, or")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("failing", ["saver.save", "write_recipe"])
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
 def test_an_import_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys, failing, there):
