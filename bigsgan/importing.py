@@ -212,7 +212,8 @@ def _state_taken(recipe: Recipe, found: Found, nimg: int, in_name: bool) -> str:
     seen = f"{nimg} images seen, as said {where}" if where else "images seen are not known: counted from 0"
     optimizers = [f"Adam of the {n} resumes after {moments.steps} updates" for n, moments in found.moments.items()]
     optimizers += [f"Adam of the {n} starts from zero ({problem})" for n, problem in found.without_moments.items()]
-    lines = [f"{seen}; the EMA is kept", *(optimizers or ["optimizer state: none, Adam starts from zero"])]
+    ema = "the EMA is kept" if found.has_ema else "of one generator, with which the EMA begins"
+    lines = [f"{seen}; {ema}", *(optimizers or ["optimizer state: none, Adam starts from zero"])]
     if found.augmentation_p is not None and recipe.augmentation and recipe.augmentation.final_p is None:
         lines.append(f"augmentation at p {recipe.augmentation.p:g}, as in the snapshot")
     return "\n".join(f"{'state:' if i == 0 else '':<15}{line}" for i, line in enumerate(lines))

@@ -59,6 +59,7 @@ class Found(NamedTuple):
         nimg: Images seen, where the files hold them.
         moments: By network, the optimizer's state.
         without_moments: By network, why an optimizer's state that is there was not taken.
+        has_ema: Whether there was an EMA beside the generator.
     """
 
     data: dict[str, Any]
@@ -69,6 +70,7 @@ class Found(NamedTuple):
     nimg: int | None = None
     moments: Mapping[str, Moments] = MappingProxyType({})
     without_moments: Mapping[str, str] = MappingProxyType({})
+    has_ema: bool = False
 
 
 def read_source(
@@ -127,6 +129,7 @@ def read_source(
         nvidia_settings.augmentation_p(networks.get("augment_pipe")),
         snapshot.nimg if snapshot.nimg is not None else nimg,
         *_moments(module, snapshot),
+        "G_ema" in networks and "G" in networks,
     )
 
 

@@ -16,6 +16,7 @@ from bigsgan.config import run_directory
 from bigsgan.errors import UserError
 from bigsgan.models.stylegan2_layers import SynthesisLayer
 from bigsgan.weights.sources import read_source
+from tests.snapshots import write_snapshot
 from tests.unit.test_public_pix2pix import Patches, UNet
 from tests.unit.test_weights_pix2pix import Maker
 
@@ -94,6 +95,19 @@ def test_pix2pix_without_a_discriminator(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(g(images), expected, atol=1e-5, rtol=1e-5)
     assert (g.recipe.data.resolution, g.recipe.data.crop_from) == (64, 71)  # 64 * 286 / 256
+
+
+def test_it_is_said_whether_there_is_an_ema(tmp_path, capsys):
+    write_snapshot(tmp_path / "x.pkl")
+    torch.save(UNet(5, 2, "batch").state_dict(), tmp_path / "g.pth")
+    for source, file, said in (
+        ("stylegan2-ada", "x.pkl", "counted from 0; the EMA is kept"),
+        ("pix2pix", "g.pth", "counted from 0; of one generator, with which the EMA begins"),
+    ):
+        arguments = ["--weights", str(tmp_path / file), "--out", str(tmp_path / source)]
+        assert main(["import", "--from", source, *arguments]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("state:")]
+        assert line.endswith(said)
 
 
 def test_an_imported_run_is_sampled(tmp_path):
