@@ -91,6 +91,10 @@ def main(
     also = "and its discriminator" if "discriminator" in entries else "without a discriminator"
     print(f"{out}: a {recipe.generator.family} generator of {numel:.2f} M numbers, {also}")
     print(chosen)
+    if found.assumed:
+        values = flat(recipe.model_dump())
+        lines = ["as nothing in the files tells it:", *_listed({key: values[key] for key in found.assumed})]
+        print(_labelled("assumed:", lines))
     print(_state_taken(recipe, found, nimg, bool(in_name)))
     print(f"sample:        bigsgan sample --run {out} --out samples.png")
     print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE} data.root=...")
@@ -203,7 +207,7 @@ def _settings(name: str, recipe: Recipe, settled: Mapping[str, Any], known: Mapp
     if left:
         more = [f"and {len(left) - _MOST_NAMES} more"] if len(left) > _MOST_NAMES else []
         lines += ["not taken:", *_wrapped(left[:_MOST_NAMES] + more)]
-    return "\n".join(f"{'settings:' if i == 0 else '':<15}{line}" for i, line in enumerate(lines))
+    return _labelled("settings:", lines)
 
 
 def _state_taken(recipe: Recipe, found: Found, nimg: int, in_name: bool) -> str:
@@ -216,7 +220,11 @@ def _state_taken(recipe: Recipe, found: Found, nimg: int, in_name: bool) -> str:
     lines = [f"{seen}; {ema}", *(optimizers or ["optimizer state: none, Adam starts from zero"])]
     if found.augmentation_p is not None and recipe.augmentation and recipe.augmentation.final_p is None:
         lines.append(f"augmentation at p {recipe.augmentation.p:g}, as in the snapshot")
-    return "\n".join(f"{'state:' if i == 0 else '':<15}{line}" for i, line in enumerate(lines))
+    return _labelled("state:", lines)
+
+
+def _labelled(label: str, lines: Sequence[str]) -> str:
+    return "\n".join(f"{label if i == 0 else '':<15}{line}" for i, line in enumerate(lines))
 
 
 def _listed(values: Mapping[str, Any]) -> list[str]:

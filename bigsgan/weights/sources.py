@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
@@ -60,6 +60,7 @@ class Found(NamedTuple):
         moments: By network, the optimizer's state.
         without_moments: By network, why an optimizer's state that is there was not taken.
         has_ema: Whether there was an EMA beside the generator.
+        assumed: Dotted keys of the sections that neither shapes nor arguments tell.
     """
 
     data: dict[str, Any]
@@ -71,6 +72,7 @@ class Found(NamedTuple):
     moments: Mapping[str, Moments] = MappingProxyType({})
     without_moments: Mapping[str, str] = MappingProxyType({})
     has_ema: bool = False
+    assumed: tuple[str, ...] = ()
 
 
 def read_source(
@@ -130,6 +132,7 @@ def read_source(
         snapshot.nimg if snapshot.nimg is not None else nimg,
         *_moments(module, snapshot),
         "G_ema" in networks and "G" in networks,
+        tuple(_assumed(sections, {"generator": average, "discriminator": networks.get("D")})),
     )
 
 
@@ -173,6 +176,13 @@ def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments]
         values = {kind: convert({**network.state, **each}) for kind, each in moments.values.items()}
         taken[ours] = Moments(moments.steps, values)
     return taken, left
+
+
+def _assumed(sections: Mapping[str, Any], networks: Mapping[str, ForeignNetwork | None]) -> Iterator[str]:
+    for name, section in sections.items():
+        network = networks[name]
+        if section["family"] == "stylegan2" and network is not None and not network.init_kwargs:
+            yield from (f"{name}.{key}" for key in stylegan.UNTOLD[name])
 
 
 def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Its BigGAN differs from BigGAN-PyTorch's in names, in batch norm's eps of 1e-4, and in spectral norm, which is torch's:
 both singular vectors are there. Its StyleGAN2 has stylegan2-ada-pytorch's names but for D's last layer. Of StyleGAN2,
-what shapes do not tell is assumed as its configurations have it: float32, and groups of 4 for the minibatch deviation.
+what shapes do not tell is assumed: float32, which there has no clamp (src/models/model.py), and groups of 4 for the
+minibatch deviation, of which its configuration of CIFAR-10 has 32.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bigsgan.weights import biggan_pytorch, stylegan
 State = Mapping[str, Tensor]
 
 _EPS = {"norm_eps": 1e-4, "output_norm_eps": 1e-4}
+_NO_CLAMP = {"conv_clamp": None}
 _ENDS = {
     "linear0": "linear",
     "linear1": "linear",
@@ -58,13 +60,14 @@ def generator_section(state: State) -> dict[str, Any]:
     """
     renamed = _checked(state)
     if _is_stylegan(state):
-        return stylegan.generator_section(renamed)
+        return stylegan.generator_section(renamed) | _NO_CLAMP
     return biggan_pytorch.generator_section(renamed) | _EPS
 
 
 def discriminator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator``; errors are those of ``generator_section``."""
-    return _module(state).discriminator_section(_checked(state))
+    section: dict[str, Any] = _module(state).discriminator_section(_checked(state))
+    return section | (_NO_CLAMP if _is_stylegan(state) else {})
 
 
 def data_section(state: State) -> dict[str, int]:

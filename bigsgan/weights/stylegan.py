@@ -33,6 +33,10 @@ _TOLD_OR_READ = {
 }
 """Arguments that shapes tell, or that are read below."""
 
+_PRECISION = ("conv_clamp", "half_resolutions", "mapping_lr_multiplier")
+UNTOLD = {"generator": (*_PRECISION, "w_avg_beta"), "discriminator": (*_PRECISION, "mbstd_group")}
+"""By network, keys of its section that only the original's arguments tell."""
+
 _ONLY: dict[str, Any] = {
     "activation": "lrelu", "resample_filter": [1, 3, 3, 1], "use_noise": True, "kernel_size": 3, "freeze_layers": 0
 }  # fmt: skip

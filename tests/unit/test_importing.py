@@ -110,6 +110,15 @@ def test_it_is_said_whether_there_is_an_ema(tmp_path, capsys):
         assert line.endswith(said)
 
 
+@pytest.mark.parametrize("source, clamp", [("studiogan", "null"), ("stylegan2-ada", "256.0")])
+def test_it_is_said_what_nothing_tells(tmp_path, capsys, source, clamp):
+    record = load_file(DATA / "stylegan2" / "generator_unconditional.safetensors")
+    imported(tmp_path, source, part(record, "state."))
+    assumed = " ".join(capsys.readouterr().out.partition("assumed:")[2].partition("state:")[0].split())
+    keys = f"generator.conv_clamp={clamp} generator.half_resolutions=0 generator.mapping_lr_multiplier=0.01"
+    assert assumed == f"as nothing in the files tells it: {keys} generator.w_avg_beta=0.995"
+
+
 def test_an_imported_run_is_sampled(tmp_path):
     record = load_file(DATA / "biggan_pytorch_biggan.safetensors")
     imported(tmp_path, "biggan-pytorch", part(record, "generator/"))

@@ -20,6 +20,7 @@ from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2G
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
+from bigsgan.weights import studiogan
 from bigsgan.weights.stylegan import (
     data_section,
     discriminator_section,
@@ -238,3 +239,11 @@ def test_one_network_is_not_taken_for_the_other():
     for function, state in ((generator_state, d), (discriminator_state, g), (generator_state, {}), (data_section, {})):
         with pytest.raises(UserError, match="are not complete"):
             function(state)
+
+
+def test_studiogans_networks_have_no_clamp():
+    """As its float32; its clamped ones have half precision, which no shape tells."""
+    state, _ = recorded("generator_unconditional")
+    assert studiogan.generator_section(state) == {**generator_section(state), "conv_clamp": None}
+    state, _ = recorded("discriminator_orig")
+    assert studiogan.discriminator_section(state) == {**discriminator_section(state), "conv_clamp": None}
