@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ _D_ARGUMENTS = (
     *("num_fp16_res", "conv_clamp", "cmap_dim", "block_kwargs", "mapping_kwargs", "epilogue_kwargs"),
 )
 """The originals' arguments in their order."""
+
+_MOST_SHARED = 4
+"""Networks that may have the same tensors, as a snapshot has four: they are at most so many times as large as the file."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def read_snapshot(path: Path) -> Snapshot:
             content = _Unpickler(file).load()
         if not isinstance(content, dict):
             raise pickle.UnpicklingError("it contains no dictionary")
-        return _snapshot(content)
+        return _snapshot(content, path.stat().st_size)
     except _TensorFlowError:
         remedy = "convert it with legacy.py of stylegan2-ada-pytorch or stylegan3 first"
         raise UserError(str(path), None, "is a legacy pickle of TensorFlow, which is not supported", remedy) from None
@@ -94,12 +97,12 @@ def read_snapshot(path: Path) -> Snapshot:
         ) from None
 
 
-def _snapshot(content: dict[Any, Any]) -> Snapshot:
-    networks = {
-        name: _network(value)
-        for name, value in content.items()
-        if isinstance(name, str) and isinstance(value, _Persistent) and "_modules" in value.attributes
-    }
+def _snapshot(content: dict[Any, Any], num_bytes: int) -> Snapshot:
+    networks, most_bytes = {}, _MOST_SHARED * num_bytes
+    for name, value in content.items():
+        if isinstance(name, str) and isinstance(value, _Persistent) and "_modules" in value.attributes:
+            networks[name] = _network(value, most_bytes)
+            most_bytes -= sum(tensor.nbytes for tensor in networks[name].state.values())
     training_set, nimg = content.get("training_set_kwargs"), content.get("cur_nimg")
     return Snapshot(
         networks,
@@ -110,10 +113,12 @@ def _snapshot(content: dict[Any, Any]) -> Snapshot:
     )
 
 
-def _network(module: _Persistent) -> ForeignNetwork:
+def _network(module: _Persistent, most_bytes: int) -> ForeignNetwork:
     named = list(_tensors(module))
+    if sum(tensor.nbytes for _, _, tensor in named) > most_bytes:  # as one tensor may have many names
+        raise pickle.UnpicklingError("its tensors are larger than the file")
     parameters = tuple(name for is_parameter, name, _ in named if is_parameter)
-    state = {name: tensor for _, name, tensor in named}
+    state = {name: tensor.contiguous() for _, name, tensor in named}
     return ForeignNetwork(module.class_name, _arguments(module), state, parameters)
 
 
@@ -217,6 +222,10 @@ class _EasyDict(dict):
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._storages: dict[int, tuple[bytes, _Boxed]] = {}
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("dnnlib.util", "EasyDict"):
             # A pickle makes it through __new__, which takes a class alone: a new one, that nobody else will use.
@@ -229,7 +238,13 @@ class _Unpickler(pickle.Unpickler):
             return _Boxed(name)
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return _Call(_ALLOWED[module, name])
+        return _Call(self._storage if name == "_load_from_bytes" else _ALLOWED[module, name])
+
+    def _storage(self, data: Any) -> _Boxed:
+        """Read a storage; where a pickle gives the same bytes again, it is the same storage."""
+        if id(data) not in self._storages:
+            self._storages[id(data)] = data, _storage(data)
+        return self._storages[id(data)][1]
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise pickle.UnpicklingError("it refers to something outside of it")
@@ -348,7 +363,7 @@ def _tensors(network: _Persistent) -> Iterator[tuple[bool, str, Tensor]]:
         parameters = _dictionary(module, "_parameters")
         for name, tensor in {**parameters, **_dictionary(module, "_buffers")}.items():
             if isinstance(tensor, _Boxed) and isinstance(tensor.content, Tensor):
-                yield name in parameters, f"{prefix}{name}", tensor.content.contiguous()
+                yield name in parameters, f"{prefix}{name}", tensor.content
             elif tensor is not None:
                 raise pickle.UnpicklingError(f"{prefix}{name} is not a tensor")
         for name, child in _dictionary(module, "_modules").items():

@@ -294,6 +294,36 @@ def test_files_that_are_no_pickles_are_refused(tmp_path):
         read_snapshot(tmp_path / "missing.pkl")
 
 
+def large(elements: int) -> Code:
+    """A transposed tensor, which stands in the pickle's memo."""
+    storage = call(STORAGE, legacy(torch.zeros(elements)._typed_storage()))
+    return Code(tensor(0, (elements // 2, 2), (1, elements // 2), storage) + pickle.BINPUT + b"\x07")
+
+
+def test_a_tensor_under_many_names_is_not_copied_for_each(tmp_path):
+    again = Code(pickle.BINGET + b"\x07")
+
+    def network(number: int) -> Code:
+        return module(_parameters={"w0": large(20_000), **{f"w{i}": again for i in range(1, number)}})
+
+    assert len(read_snapshot(written(tmp_path, {"G": network(4)})).networks["G"].state) == 4
+    with pytest.raises(UserError, match="its tensors are larger than the file"):
+        read_snapshot(written(tmp_path, {"G": network(6)}))
+    shared = Code(pickle.BINPUT + b"\x08")
+    names = {f"n{i}": Code(pickle.BINGET + b"\x08") for i in range(5)}
+    with pytest.raises(UserError, match="its tensors are larger than the file"):
+        read_snapshot(written(tmp_path, {"G": Code(network(1) + shared), **names}))
+
+
+def test_bytes_that_are_given_again_are_the_same_storage(tmp_path):
+    data = legacy(torch.zeros(20_000)._typed_storage())
+    first = call(STORAGE, Code(code(data) + pickle.BINPUT + b"\x07"))
+    second = call(STORAGE, Code(pickle.BINGET + b"\x07"))
+    parameters = {name: tensor(0, (20_000,), (1,), storage) for name, storage in (("a", first), ("b", second))}
+    state = read_snapshot(written(tmp_path, {"G": module(_parameters=parameters)})).networks["G"].state
+    assert state["a"].data_ptr() == state["b"].data_ptr()
+
+
 def test_a_class_name_is_text(tmp_path):
     """Not pairs of pairs, of which each is the same one twice: they would take days to write."""
     nested = Code(code(1) + (pickle.DUP + pickle.TUPLE2) * 60)
