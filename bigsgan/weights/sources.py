@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.weights import (
     biggan_pytorch,
     biggan_settings,
@@ -115,25 +116,45 @@ def read_source(
         raise UserError("--weights", str(weights), "contains no generator", "give the file of a generator")
     module = SOURCES[source]
     live = networks.get("G", average)
-    sections = {"generator": _section(module.generator_section, average)}
+    with _blaming("--weights", weights, f"a generator of {source}"):
+        sections = {"generator": _section(module.generator_section, average)}
+        states = {"generator": module.generator_state(live.state), "average": module.generator_state(average.state)}
+        data = module.data_section(average.state)
     if norm_eps is not None:
         sections["generator"]["norm_eps"] = norm_eps
-    states = {"generator": module.generator_state(live.state), "average": module.generator_state(average.state)}
     if "D" in networks:
-        sections["discriminator"] = _section(module.discriminator_section, networks["D"])
-        states["discriminator"] = module.discriminator_state(networks["D"].state)
-    own = [] if settings_file == NONE else [nvidia_settings.snapshot_settings(snapshot)]
-    return Found(
-        module.data_section(average.state),
-        sections,
-        states,
-        tuple(found for found in [*own, in_file] if found.keys or found.left),
-        nvidia_settings.augmentation_p(networks.get("augment_pipe")),
-        snapshot.nimg if snapshot.nimg is not None else nimg,
-        *_moments(module, snapshot),
-        "G_ema" in networks and "G" in networks,
-        tuple(_assumed(sections, {"generator": average, "discriminator": networks.get("D")})),
-    )
+        option, path = ("--weights", weights) if discriminator is None else ("--discriminator", discriminator)
+        with _blaming(option, path, f"a discriminator of {source}"):
+            sections["discriminator"] = _section(module.discriminator_section, networks["D"])
+            states["discriminator"] = module.discriminator_state(networks["D"].state)
+    with _blaming("--weights", weights, f"a snapshot of {source}"):
+        return Found(
+            data,
+            sections,
+            states,
+            tuple(found for found in [*_own_settings(snapshot, settings_file), in_file] if found.keys or found.left),
+            nvidia_settings.augmentation_p(networks.get("augment_pipe")),
+            snapshot.nimg if snapshot.nimg is not None else nimg,
+            *_moments(module, snapshot),
+            "G_ema" in networks and "G" in networks,
+            tuple(_assumed(sections, {"generator": average, "discriminator": networks.get("D")})),
+        )
+
+
+@contextmanager
+def _blaming(option: str, path: Path, what: str) -> Iterator[None]:
+    """Blame a file for whatever its content makes a reader raise, such as an IndexError for a shape."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {reason(error)}"
+        raise UserError(option, str(path), f"cannot be read as {what}", "give another file", cause) from None
+
+
+def _own_settings(snapshot: Snapshot, settings_file: str | None) -> list[Settings]:
+    return [] if settings_file == NONE else [nvidia_settings.snapshot_settings(snapshot)]
 
 
 def _file_settings(
@@ -150,11 +171,12 @@ def _file_settings(
     path = beside.get(source) if given is None else Path(given)
     if given == NONE or path is None or (given is None and not os.path.isfile(path)):
         return Settings(), None
-    if source == "biggan-pytorch":
-        return biggan_settings.file_settings(path, norm_eps)
-    if source == "pix2pix":
-        return pix2pix_settings.file_settings(path), None
-    return nvidia_settings.file_settings(source, path), None
+    with _blaming(OPTION, path, f"settings of {source}"):
+        if source == "biggan-pytorch":
+            return biggan_settings.file_settings(path, norm_eps)
+        if source == "pix2pix":
+            return pix2pix_settings.file_settings(path), None
+        return nvidia_settings.file_settings(source, path), None
 
 
 def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments], dict[str, str]]:

@@ -34,7 +34,7 @@ _D_ARGUMENTS = (
 """The originals' arguments in their order."""
 
 _MOST_SHARED = 4
-"""Networks that may have the same tensors, as a snapshot has four: they are at most so many times as large as the file."""
+"""Networks that may have the same tensors, as a snapshot has four: they take at most so many times the file's bytes."""
 
 
 @dataclass(frozen=True)

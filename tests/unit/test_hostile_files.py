@@ -6,26 +6,34 @@ import io
 import json
 import os
 import pickle
+import re
 import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import bigsgan
 from bigsgan import checkpoint
 from bigsgan.checkpoint.tags import sealed
+from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.metrics.weight_files import load_weights
 from bigsgan.models.build import build_network
 from bigsgan.paths import check_stored
+from bigsgan.weights import sources
 from bigsgan.weights.sources import read_source
-from bigsgan.weights.stylegan_pickle import _storage, _tensor
+from bigsgan.weights.stylegan_pickle import _storage, _tensor, read_snapshot
 from tests.alone import entry, save
+from tests.snapshots import TINY
 from tests.tiny import tiny_recipe
+from tests.unit.test_public_pix2pix import Patches, UNet
+
+DATA = TINY.parents[1]
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -261,3 +269,47 @@ def test_weights_that_are_pipes_are_not_waited_for(option, tmp_path):
     first, second = ("x.pth", None) if option == "--weights" else ("y.pth", tmp_path / "x.pth")
     with pytest.raises(UserError, match=rf"{option}: .*x.pth' cannot be read: a pipe, socket or device"):
         read_source("r3gan", tmp_path / first, second)
+
+
+def published(source: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """State dicts of a generator and a discriminator."""
+    if source == "pix2pix":
+        return UNet(5, 2, "batch").state_dict(), Patches(3, 2, "batch").state_dict()
+    if source == "stylegan2-ada":
+        networks = read_snapshot(TINY).networks
+        return networks["G_ema"].state, networks["D"].state
+    record = load_file(DATA / RECORDS[source])
+    parts = [{n[len(k) + 1 :]: t for n, t in record.items() if n.startswith(k)} for k in NETWORKS]
+    return parts[0], parts[1]
+
+
+RECORDS = {"biggan-pytorch": "biggan_pytorch_biggan.safetensors", "r3gan": "r3gan_conditional.safetensors"}
+
+
+def mutations(state: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """The state with one tensor of another shape, or under another name; of some of its tensors."""
+    for name, tensor in list(state.items())[:: max(1, len(state) // 12)]:
+        yield {key: value for key, value in state.items() if key != name}
+        shapes = [(), (3,), (3, 3), (0,) * tensor.dim(), (1, 1, *tensor.shape)]
+        yield from ({**state, name: torch.zeros(shape)} for shape in shapes)
+        yield {**state, re.sub(r"\d+", "9" * 5000, name, count=1): tensor}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("source", ["biggan-pytorch", "r3gan", "stylegan2-ada", "pix2pix"])
+def test_a_mutated_network_is_read_or_refused_in_one_line(tmp_path, monkeypatch, source, network):
+    generator, discriminator = published(source)
+    paths = tmp_path / "g.pth", tmp_path / "d.pth"
+    for path in paths:
+        path.touch()
+    said = []
+    for mutated in mutations(generator if network == "generator" else discriminator):
+        content = (mutated, discriminator) if network == "generator" else (generator, mutated)
+        by_path = dict(zip(paths, content, strict=True))
+        monkeypatch.setattr(sources, "read_content", lambda option, path, by_path=by_path: by_path[path])
+        try:
+            read_source(source, *paths)
+        except UserError as error:
+            said.append(str(error))
+    assert len(said) > 10
+    assert not any("\n" in text for text in said)
