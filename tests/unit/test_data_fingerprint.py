@@ -175,7 +175,8 @@ def test_a_resumed_run_is_told_of_other_data(tmp_path, monkeypatch, caplog):
     first = json.loads(json.dumps(fingerprint(section)._asdict()))  # as a manifest keeps it
     png(tmp_path, "1/d.png", 9)
     now = fingerprint(section)._asdict()
-    monkeypatch.setattr(train.checkpoint, "restore", lambda *arguments: None)
+    monkeypatch.setattr(train.checkpoint, "restore", lambda *arguments, **options: None)
+    monkeypatch.setattr(train, "build_network", lambda recipe, network: None)
     caplog.set_level(logging.INFO)
     for before, given, expected in [
         (first, first, []),
@@ -184,7 +185,7 @@ def test_a_resumed_run_is_told_of_other_data(tmp_path, monkeypatch, caplog):
         ("text", now, []),
     ]:
         layout = {"world_size": 1} | ({} if before is None else {train.DATA: before})
-        train._restore(SimpleNamespace(layout=layout), {}, {"world_size": 1, train.DATA: given})
+        train._restore(SimpleNamespace(layout=layout), {}, {"world_size": 1, train.DATA: given}, None)
         said = [record.getMessage().partition("differs in ")[2] for record in caplog.records]
         assert said == expected
         caplog.clear()

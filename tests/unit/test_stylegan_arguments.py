@@ -139,11 +139,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no average": ("generator", {"mapping_kwargs": {"w_avg_beta": None}}, "w_avg_beta' is None"),
     "learning rate": ("generator", {"mapping_kwargs": {"lr_multiplier": "x"}}, "lr_multiplier' is 'x'"),
     "a nested learning rate": (
-        "generator", {"mapping_kwargs": {"lr_multiplier": nested(60)}}, "lr_multiplier' is a list"
+        "generator",
+        {"mapping_kwargs": {"lr_multiplier": nested(60)}},
+        "lr_multiplier' is a list",
     ),
     "a nested activation": ("generator", {"activation": nested(60)}, "activation' is a list"),
     "digits": ("generator", {"mapping_kwargs": {"lr_multiplier": 10**5000}}, "lr_multiplier' is of many digits"),
-    "digits of an activation": ("generator", {"activation": -10**5000}, "activation' is of many digits"),
+    "digits of an activation": ("generator", {"activation": -(10**5000)}, "activation' is of many digits"),
     "no number": ("generator", {"mapping_kwargs": {"lr_multiplier": float("nan")}}, "lr_multiplier' is nan"),
     "a name that is a number": ("generator", {3: 1}, "have a name that is no text"),
     "unknown": ("generator", {"mapping_kwargs": {"dropout": 0.5}}, "mapping_kwargs.dropout' is an unknown argument"),
