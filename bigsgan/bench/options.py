@@ -61,7 +61,7 @@ def add_commands(parser: argparse.ArgumentParser, add_recipe: Callable[[argparse
 
     text = "time and memory of a generator's batches, by batch, precision, and eager or compiled; in one process"
     command = commands.add_parser("generate", help=text)
-    command.add_argument("--run", dest="run_directory", metavar="DIR", help="average of a run (default: first weights)")
+    command.add_argument("--run", dest="run_directory", metavar="DIR", help="EMA of a run (default: first weights)")
     add_recipe(command)
     command.set_defaults(config=None)  # to tell where it is given
     text = "images at a time (default 1,8,64)"
