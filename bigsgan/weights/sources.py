@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from bigsgan.errors import UserError, reason
@@ -217,7 +218,12 @@ def _read(option: str, path: Path) -> Snapshot:
     """What a file holds: a state dict alone is G's."""
     check_file(option, path)
     if path.suffix == ".pkl":
-        return read_snapshot(path)
+        snapshot = read_snapshot(path)
+        for network in snapshot.networks.values():
+            for name, tensor in network.state.items():
+                if problem := _unfit(tensor):
+                    raise UserError(option, str(path), f"has {name}, which {problem}", "give another snapshot")
+        return snapshot
     return Snapshot({"G": ForeignNetwork("", {}, _state(option, path, read_content(option, path)))})
 
 
@@ -236,10 +242,19 @@ def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:
         detail = "it contains more than named tensors"
         raise UserError(option, str(path), "must be a state dict", "save the state dict", detail)
     for name, value in content.items():
-        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            detail = f"{name} is larger than its storage"
+        if problem := _unfit(value):
+            detail = f"{name} {problem}"
             raise UserError(option, str(path), "must be a state dict", "save the state dict", detail)
     state = dict(content)
     while prefix := next((p for p in _PREFIXES if state and all(name.startswith(p) for name in state)), None):
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state
+
+
+def _unfit(value: Tensor) -> str | None:
+    """Say why a tensor of a file is no weight, statistic or counter."""
+    if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized or value.is_nested:
+        return "is not a plain tensor"
+    if not value.is_floating_point() and (value.is_complex() or value.numel() != 1):
+        return f"is of {value.dtype}"
+    return "is larger than its storage" if value.nbytes > value.untyped_storage().nbytes() else None

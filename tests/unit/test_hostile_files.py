@@ -313,3 +313,31 @@ def test_a_mutated_network_is_read_or_refused_in_one_line(tmp_path, monkeypatch,
             said.append(str(error))
     assert len(said) > 10
     assert not any("\n" in text for text in said)
+
+
+UNFIT = {
+    "sparse": (torch.zeros(2, 3, 4, 4).to_sparse(), "is not a plain tensor"),
+    "meta": (torch.zeros(2, 3, 4, 4, device="meta"), "is not a plain tensor"),
+    "complex": (torch.zeros(2, 3, 4, 4, dtype=torch.complex64), r"is of torch\.complex64"),
+    "integer": (torch.zeros(2, 3, 4, 4, dtype=torch.int8), r"is of torch\.int8"),
+    "quantized": (torch.quantize_per_tensor(torch.zeros(2, 3, 4, 4), 0.1, 0, torch.qint8), "is not a plain tensor"),
+    "nested": (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "is not a plain tensor"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", UNFIT)
+def test_tensors_that_are_no_weights_are_refused(tmp_path, name):
+    tensor, problem = UNFIT[name]
+    state = UNet(5, 2, "batch").state_dict()
+    torch.save(state | {"model.model.0.weight": tensor}, tmp_path / "x.pth")
+    said = r"--weights: (must be a state dict, got '.*' \(model\.model\.0\.weight " + problem + "|.*cannot be read: )"
+    with pytest.raises(UserError, match=said):
+        read_source("pix2pix", tmp_path / "x.pth", None)
+
+
+def test_counters_may_be_integers(tmp_path):
+    state = UNet(5, 2, "batch").state_dict()
+    assert any(not tensor.is_floating_point() for tensor in state.values())
+    torch.save(state, tmp_path / "x.pth")
+    assert read_source("pix2pix", tmp_path / "x.pth", None).states["generator"]
