@@ -53,8 +53,9 @@ def adam_moments(state_dict: Mapping[str, Any], network: ForeignNetwork) -> Mome
 
 
 def _steps(value: Any) -> int:
-    number = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < _MOST_STEPS:
+    is_number = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    number = float(value) if is_number else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 1 <= number < _MOST_STEPS:
         raise ValueError("its number of updates is not known")
     return int(number)
 

@@ -151,7 +151,8 @@ def _blaming(option: str, path: Path, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         cause = f"{type(error).__name__}: {reason(error)}"
-        raise UserError(option, str(path), f"cannot be read as {what}", "give another file", cause) from None
+        remedy = "give another file" + (f", or {OPTION} {NONE}" if option == OPTION else "")
+        raise UserError(option, str(path), f"cannot be read as {what}", remedy, cause) from None
 
 
 def _own_settings(snapshot: Snapshot, settings_file: str | None) -> list[Settings]:

@@ -318,7 +318,8 @@ def _stage_types(state: dict[Any, Any]) -> dict[str, Any]:
         elif name == "MainLayers":  # ``Model`` wraps the network, or is left out
             return {}
     types = (stage.attributes.get("DataType") for stage in modules["_modules"].values())
-    return {"stage_types": [kind.content if isinstance(kind, _Boxed) else "float32" for kind in types]}
+    names = (kind.content if isinstance(kind, _Boxed) else "float32" for kind in types)
+    return {"stage_types": [name if isinstance(name, str) else "unknown" for name in names]}
 
 
 def _dictionary(module: _Persistent, name: str) -> dict[str, Any]:

@@ -136,6 +136,10 @@ HOSTILE = {
         lambda path: {"config": {**CONFIG, "G_ortho": 9**400}},
         "has G_ortho of many digits, which must be a number",
     ),
+    "a tensor": (
+        lambda path: {"config": {**CONFIG, "augment": torch.zeros(2)}},
+        "cannot be read as settings of biggan-pytorch (RuntimeError: Boolean value of Tensor with more than one value",
+    ),
     "names": (lambda path: {"config": {**CONFIG, 3: 4}}, "must contain settings of BigGAN-PyTorch"),
     "an iteration": (lambda path: {"config": CONFIG, "itr": 1 << 39}, "must have seen fewer than"),
 }

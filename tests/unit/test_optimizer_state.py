@@ -4,9 +4,12 @@ import pickle
 import re
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from bigsgan.cli import main
+from bigsgan.weights.optimizer_state import adam_moments
+from bigsgan.weights.stylegan_pickle import ForeignNetwork
 from tests.unit.test_r3gan_pickle import RECORDS, classes, snapshot
 
 __all__ = ["classes"]
@@ -60,3 +63,16 @@ def test_another_optimizers_state_is_named_and_left(classes, tmp_path, capsys, o
     text = capsys.readouterr().out
     assert re.search(rf"Adam of the generator starts from zero \([^)]*{problem}", text)
     assert "Adam of the discriminator resumes after 4 updates" in text
+
+
+@pytest.mark.parametrize("step", [torch.tensor(1j), torch.tensor([1.0, 1.0]), 0.5, True, float("nan"), 10**400, "3"])
+def test_a_number_of_updates_that_is_none_is_told(step):
+    network = ForeignNetwork("", {}, {"w": torch.zeros(2)}, ("w",))
+
+    def saved(step):
+        moments = {"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+        return {"param_groups": [{"params": [0]}], "state": {0: {"step": step, **moments}}}
+
+    assert adam_moments(saved(torch.tensor(3.0)), network).steps == 3
+    with pytest.raises(ValueError, match="its number of updates is not known"):
+        adam_moments(saved(step), network)

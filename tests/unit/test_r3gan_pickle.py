@@ -143,6 +143,15 @@ def test_stages_that_cannot_be_kept_are_refused(classes, tmp_path, capsys):
     assert "whose stages compute in bfloat16, float32, float32 from coarse to fine" in capsys.readouterr().err
 
 
+def test_a_type_that_is_a_tensor_is_refused(classes, tmp_path, capsys):
+    content = snapshot(classes, load_file(RECORDS / "r3gan_unconditional.safetensors"), [], [])
+    content["G_ema"].Model.MainLayers[0].DataType = torch.zeros(2)
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    arguments = ["--weights", str(tmp_path / "x.pkl"), "--out", str(tmp_path / "run")]
+    assert main(["import", "--from", "r3gan", *arguments]) == 2
+    assert "whose stages compute in unknown, float32, float32 from coarse to fine" in capsys.readouterr().err
+
+
 class Twice:
     """A module that is filled a second time."""
 
