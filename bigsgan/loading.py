@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,10 +60,11 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
 
     Raises:
         UserError: The file cannot be read, or was not exported by this project.
+        RuntimeError: torch has no such device, or it has no memory left.
     """
     try:
         check_regular(path)
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         recipe = _recipe(header)
@@ -72,16 +74,20 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
         network.checkpointing = False
         for spectral in network.spectral_layers():
             spectral.orthogonal = 0.0  # belongs to training: its gradient would be added to every backward
-        compute_as_suits(network, device)
         network.load_state_dict(state)
         psi = float(header.get("truncation", 1.0))
+        if not math.isfinite(psi):
+            raise ValueError("its truncation is not finite")
         for layer in network.modules():
             if isinstance(layer, StyleMapping):
                 layer.truncation_psi = psi
+    except MemoryError:
+        raise
     except Exception as error:  # headers of others lead to whatever error they like
         cause = next(iter(str(error).splitlines()), "")
         problem = f"must be an exported network: {type(error).__name__}: {cause}"
         raise UserError(str(path), None, problem, "give a file that `bigsgan export` wrote") from None
+    compute_as_suits(network, device)
     return ExportedNetwork(recipe, network, header).to(device).eval()
 
 

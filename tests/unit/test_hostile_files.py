@@ -56,6 +56,13 @@ def test_what_is_changed_below_is_good(tmp_path, exported):
     assert network(torch.zeros(2, network.recipe.latent_size)).shape[0] == 2
 
 
+@pytest.mark.parametrize("device", ["nonsense", "cuda:63"])
+def test_a_device_that_is_not_there_is_not_the_files_fault(tmp_path, exported, device):
+    path = write(tmp_path / "x.safetensors", exported["state"], exported["header"])
+    with pytest.raises((RuntimeError, AssertionError), match="nonsense|CUDA|NVIDIA"):
+        bigsgan.load(path, device)
+
+
 HEADERS: dict[str, dict[str, str]] = {
     "no mapping": {"recipe": "[]"},
     "null": {"recipe": "null"},
@@ -63,6 +70,8 @@ HEADERS: dict[str, dict[str, str]] = {
     "large": {"recipe": json.dumps("x" * 2_000_000)},
     "another network": {"network": "both"},
     "psi": {"truncation": "much"},
+    "psi without end": {"truncation": "inf"},
+    "psi that is none": {"truncation": "nan"},
 }
 SECTIONS: dict[str, dict[str, Any]] = {
     "depth": {"generator.depth": 2**62},
