@@ -68,7 +68,7 @@ def check_stored(path: str | Path | BinaryIO) -> None:
         if begins != _FIRST_MEMBER:  # then torch does not take it for a zip file either
             return
         if not _directory_is_last(end, size):
-            raise ValueError("it is damaged: the directory of the zip file is not at its end")
+            raise ValueError("it is damaged: a zip file whose directory does not stand at its end")
         try:
             with zipfile.ZipFile(file) as archive:
                 members = archive.infolist()

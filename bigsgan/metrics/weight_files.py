@@ -54,7 +54,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
     except Exception as error:  # pickle, zip and torch each have their own
         what = str(error).splitlines()[0]
         if "weights_only" in str(error):  # torch's text advises to run the code
-            what = "it contains code, which is not executed"
+            what = "it contains code, which is not executed" if "GLOBAL" in str(error) else "it is damaged"
         problem = f"does not contain the network's weights: {what}"
         raise UserError("weights", str(path), problem, "download the file again") from None
     network.eval().requires_grad_(False)

@@ -21,16 +21,30 @@ _PASSED_OVER = (
 """NumPy's numbers, such as a trainer's best score, and the activations in BigGAN-PyTorch's settings."""
 
 
+_IN_ITS_PLACE = {
+    b"version https://git-lfs": ("is a pointer of Git LFS, not the file", "fetch the file with `git lfs pull`"),
+    b"<!doctype": ("is a web page", "download the file itself"),
+    b"<html": ("is a web page", "download the file itself"),
+    bytes(32): ("begins with zeros only, as a download that was cut off", "download it again"),
+}
+"""What a download may leave in the place of a file, by how it begins."""
+
+
 def check_file(option: str, path: Path) -> None:
-    """Refuse a path that is not a file.
+    """Refuse a path that is not a file, and what a download may leave in the place of one.
 
     Raises:
-        UserError: It is a directory, a pipe or a device, or not there.
+        UserError: It is a directory, a pipe or a device, or not there; or a web page and the like.
     """
     try:
         check_regular(path)
+        with open(path, "rb") as file:
+            begins = file.read(64).lstrip(b"\t\n\r \xef\xbb\xbf").lower()
     except OSError as error:
         raise UserError(option, str(path), f"cannot be read: {error.strerror}", "give another file") from None
+    for beginning, (problem, remedy) in _IN_ITS_PLACE.items():
+        if begins.startswith(beginning):
+            raise UserError(option, str(path), problem, remedy)
 
 
 def read_content(option: str, path: Path) -> Any:
@@ -57,10 +71,16 @@ def read_content(option: str, path: Path) -> Any:
     except Exception as error:  # damaged bytes make the reader raise whatever it likes
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = "cannot be read: it is damaged, or of another format"
-        if asked or "weights_only" in str(error):  # never torch's text, whose advice is to run the code
+        # torch advises of any damaged pickle to run its code. All pickles but the oldest begin with 0x80.
+        if asked or ("weights_only" in str(error) and _first_byte(path) == b"\x80"):
             what = f"contains code{f' ({asked[1]})' if asked else ''}, which is not executed"
         remedy = "give a state dict of tensors only, as .pth or .safetensors"
         raise UserError(option, str(path), what, remedy) from None
+
+
+def _first_byte(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(1)
 
 
 def _load(path: Path) -> Any:

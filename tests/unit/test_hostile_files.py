@@ -236,7 +236,7 @@ HIDDEN = {
 def test_compressed_members_do_not_hide_from_one_reader(tmp_path, name):
     path = compressed(tmp_path / "x.pth")
     path.write_bytes(HIDDEN[name](path.read_bytes()))
-    with pytest.raises(UserError, match="cannot be read: it is a zip file whose directory does not stand at its"):
+    with pytest.raises(UserError, match="cannot be read: it is damaged: a zip file whose directory does not stand"):
         read_source("r3gan", path, None)
 
 

@@ -71,9 +71,8 @@ def test_studiogans_stylegan2(tmp_path):
         torch.save({"state_dict": state}, tmp_path / f"{name}.pth")
     expected = read_source("stylegan2-ada", tmp_path / "g.pth", tmp_path / "d.pth")
     found = read_source("studiogan", tmp_path / "g.pth", tmp_path / "studio_d.pth")
-    # Which has no clamp in float32.
-    sections = {network: {**section, "conv_clamp": None} for network, section in expected.sections.items()}
-    assert (found.data, found.sections) == (expected.data, sections)
+    assert found.data == expected.data
+    assert found.sections == {name: {**each, "conv_clamp": None} for name, each in expected.sections.items()}
     for network, state in expected.states.items():
         assert all(torch.equal(found.states[network][name], tensor) for name, tensor in state.items())
 
@@ -188,3 +187,29 @@ def test_other_batch_norms_of_biggan_pytorch(tmp_path, kind):
     torch.save(renamed | {counter: torch.ones(1)}, tmp_path / "other.pth")
     with pytest.raises(UserError, match="is not 0: sums of standing statistics have replaced"):
         read_source("biggan-pytorch", tmp_path / "other.pth", None)
+
+
+IN_ITS_PLACE = {
+    "page": (b"\n<!DOCTYPE html><html><body>Sign in</body></html>", "is a web page; download the file itself"),
+    "html": (b"<html>404</html>", "is a web page; download the file itself"),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
+        "is a pointer of Git LFS, not the file; fetch the file with `git lfs pull`",
+    ),
+    "zeros": (bytes(4096), "begins with zeros only, as a download that was cut off; download it again"),
+    "text": (b"not a pickle", "cannot be read: it is damaged, or of another format; give a state dict"),
+}
+
+
+@pytest.mark.parametrize("name", IN_ITS_PLACE)
+def test_what_a_download_leaves_is_not_called_code(tmp_path, name):
+    content, message = IN_ITS_PLACE[name]
+    for file in ("x.pth", "x.pkl", "x.safetensors"):
+        (tmp_path / file).write_bytes(content)
+        with pytest.raises(UserError) as caught:
+            read_source("stylegan2-ada", tmp_path / file, None)
+        assert "code" not in str(caught.value)
+        if name != "text" or file != "x.pkl":
+            assert str(caught.value).startswith(f"--weights: '{tmp_path / file}' {message}")
+    with pytest.raises(UserError, match="s weights: it is damaged; download the file again"):
+        load_weights(torch.nn.Linear(1, 1), tmp_path / "x.pth")
