@@ -198,6 +198,8 @@ def _translate(
     assert options.input is not None
     translations = Translations(trained, options.input, options.num, options.seed, device, options.standing)
     if not options.files:
+        remedy = "give a smaller number, or --files"
+        _check_pixels("--num", len(translations), 2, trained.recipe.data.resolution, remedy)
         return _write_sheet(translations.sheet(options.batch), out)
     names = translations.file_names()
     with writing(out):
@@ -215,11 +217,11 @@ def _pixels(image: torch.Tensor) -> torch.Tensor:
     return ((image.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
-def _check_pixels(option: str, number: int, times: int, resolution: int) -> None:
+def _check_pixels(option: str, number: int, times: int, resolution: int, remedy: str = "give a smaller number") -> None:
     most = MOST_PIXELS // (times * resolution**2)
     if number > most:
         problem = f"must be at most {most} with images of {resolution} pixels"
-        raise UserError(option, number, problem, "give a smaller number")
+        raise UserError(option, number, problem, remedy)
 
 
 def _write_sheet(sheet: Sheet, out: Path) -> str:

@@ -53,6 +53,9 @@ class Translations:
         self._paths = _images(directory)[:num]
         self._statistics = trained.recipe.sample_statistics if standing else "running"
 
+    def __len__(self) -> int:
+        return len(self._paths)
+
     def file_names(self) -> list[str]:
         """Names of PNG files for the translations: those of the images.
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from bigsgan import sample
 from bigsgan.cli import main
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.draws import Draws
@@ -91,6 +92,19 @@ def test_a_directory_is_translated_without_the_runs_data(make_run, tmp_path, pho
         assert np.abs(sheet[2:66, 68 + 132 * i : 132 + 132 * i] - expected).max() <= 1
         found = np.asarray(Image.open(files / f"{name[0]}.png")).astype(int)
         assert np.abs(found - expected).max() <= 1
+
+
+def test_a_sheet_of_translations_has_bounds(make_run, tmp_path, photographs, monkeypatch, capsys):
+    """Two images for each of the directory's; files are made batch by batch."""
+    monkeypatch.setattr(sample, "MOST_PIXELS", 2 * 2 * 64**2 + 1)
+    run = make_run(*FAMILIES["pix2pix"])
+    arguments = ["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), "--input", str(photographs)]
+    assert main(arguments) == 2
+    said = "--num: must be at most 2 with images of 64 pixels, got 3; give a smaller number, or --files"
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "x.png").exists()
+    assert main([*arguments, "--num", "2"]) == 0
+    assert main([*arguments[:3], "--out", str(tmp_path / "files"), *arguments[5:], "--files"]) == 0
 
 
 def test_running_statistics_of_a_translation(make_run, tmp_path, photographs):
