@@ -80,13 +80,7 @@ def unshared(public, z, labels, eps=1e-5, channels=4, classes=3):
         x = public.conv(f"{block}.conv2", F.relu(bn(f"{block}.bn2", x)), width, 3)
         h = x + public.conv(f"{block}.conv_sc", F.interpolate(h, scale_factor=2), width, 1)
         if i == 1:
-            h = (
-                public.attention([f"blocks.1.1.{n}" for n in ("theta.", "phi.", "g.", "o.", "gamma")], h)
-                if False
-                else (
-                    public.attention([*(f"blocks.1.1.{n}" for n in ("theta", "phi", "g", "o")), "blocks.1.1.gamma"], h)
-                )
-            )
+            h = public.attention([*(f"blocks.1.1.{n}" for n in ("theta", "phi", "g", "o")), "blocks.1.1.gamma"], h)
     h = public.normalized("output_layer.0", h, 1e-5) * public.entry("output_layer.0.gain", width)[:, None, None]
     h = h + public.entry("output_layer.0.bias", width)[:, None, None]
     return torch.tanh(public.conv("output_layer.2", F.relu(h), 3, 3))
