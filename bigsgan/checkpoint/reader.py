@@ -91,10 +91,12 @@ class Reader:
         wanted = {value_name(entry, kind, name): each.numel() for kind, tensors in named for name, each in tensors}
         checked = tuple(value_name(entry, kind, "") for kind, _ in named)
         others = tuple(value_name(entry, kind, "layers.-") for kind, _ in named)
-        for value, stretches in sorted(self._stretches.items()):
+        # Parameters first, whose sizes follow from the recipe more plainly than those of buffers.
+        values = sorted(self._stretches, key=lambda value: (not value.startswith(checked[0]), value))
+        for value in values:
             if not value.startswith(checked) or value.startswith(others):
                 continue
-            saved = max(stretch.offset + stretch.numel for stretch in stretches)
+            saved = max(stretch.offset + stretch.numel for stretch in self._stretches[value])
             problem = None
             if value not in wanted:
                 problem = f"has {value}, which the network of this run's recipe does not have"
