@@ -373,7 +373,8 @@ DAMAGE: list[tuple[Callable[[Path], None], tuple[str, ...]]] = [
         narrow_recipe,
         (
             TAG,
-            "must have 9 elements of average/buffer/layers.1.norm1.bias.v with this run's recipe, got 10",
+            "elements of average/master/layers.0.",
+            "must have 50 elements of average/master/layers.0.embedding.weight with this",
             "use another checkpoint",
         ),
     ),
