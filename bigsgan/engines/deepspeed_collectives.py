@@ -34,14 +34,21 @@ _MOST_PADDING = 1.05
 """Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
 
 
+_MULTIPLE = "nccl_start_alignment_factor"
+"""Name of the optimizers' own number, which their constructors set to 2."""
+
+
 class _PartMultiple:
-    """Stands in the place of the optimizers' own number, which their constructors set to 2."""
+    """Stands in the place of that number: an optimizer keeps what was asked for when it was made."""
+
+    def __init__(self, aligned: bool) -> None:
+        self._aligned = aligned
 
     def __get__(self, optimizer: Any, kind: type) -> int:
-        return PART_MULTIPLE
+        return vars(optimizer)[_MULTIPLE]
 
     def __set__(self, optimizer: Any, number: int) -> None:
-        pass
+        vars(optimizer)[_MULTIPLE] = PART_MULTIPLE if self._aligned else number
 
 
 def align_parts(aligned: bool) -> None:
@@ -51,10 +58,7 @@ def align_parts(aligned: bool) -> None:
     bf16_optimizer.py), where NCCL's copies are narrower; no file can change it.
     """
     for kind in (DeepSpeedZeroOptimizer, BF16_Optimizer):
-        if aligned:
-            kind.nccl_start_alignment_factor = _PartMultiple()
-        elif "nccl_start_alignment_factor" in vars(kind):
-            del kind.nccl_start_alignment_factor
+        setattr(kind, _MULTIPLE, _PartMultiple(aligned))
 
 
 def install_reducers(engine: DeepSpeedEngine, plan: EnginePlan, at_a_time: AtATime) -> AveragedGradients | None:

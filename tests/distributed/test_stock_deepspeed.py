@@ -37,6 +37,11 @@ def test_the_update_is_the_reference(ranks, stage):
     check(ranks(2), [*STOCK, "accumulation=2", *PENALTIES["exact"]], dict.fromkeys(NETWORKS, zero(stage)), FEWER)
 
 
+@pytest.mark.parametrize("option", [STOCK[0], pytest.param(STOCK[1], marks=pytest.mark.slow)])
+def test_one_network_alone(ranks, option):
+    check(ranks(2), [option, "accumulation=2"], dict.fromkeys(NETWORKS, zero(1)), FEWER)
+
+
 @pytest.mark.slow
 def test_stages_of_a_pipeline_too(ranks):
     check(ranks(2), [*STOCK, *STAGES, "accumulation=2"], dict.fromkeys(NETWORKS, zero(1)), FEWER)
