@@ -44,8 +44,8 @@ class _PartMultiple:
     def __init__(self, aligned: bool) -> None:
         self._aligned = aligned
 
-    def __get__(self, optimizer: Any, kind: type) -> int:
-        return vars(optimizer)[_MULTIPLE]
+    def __get__(self, optimizer: Any, kind: type) -> Any:
+        return self if optimizer is None else vars(optimizer)[_MULTIPLE]
 
     def __set__(self, optimizer: Any, number: int) -> None:
         vars(optimizer)[_MULTIPLE] = PART_MULTIPLE if self._aligned else number
