@@ -160,7 +160,7 @@ def test_damaged_files(tmp_path):
         ({"network": str(path)}, "--features: must be a TorchScript file, got"),
         (
             {"network": "inception", "weights": str(path)},
-            "--weights: '.*' does not contain the network's weights: it contains code, which is not",
+            "--weights: '.*' does not contain the network's weights: it is damaged; download the file again",
         ),
     ):
         with pytest.raises(UserError, match=message):
