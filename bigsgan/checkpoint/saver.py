@@ -136,7 +136,7 @@ class Saver:
         try:
             phase()
         except _FAILURES as error:
-            problem = str(error)
+            problem = str(error) or type(error).__name__
             lost = f"{error.field} has non-finite values" if isinstance(error, _NotFiniteError) else ""
         if not self._ranks.any_rank(bool(problem)):  # waits for all ranks too
             return True

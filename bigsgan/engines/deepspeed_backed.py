@@ -58,7 +58,7 @@ class DeepSpeedBacked:
         self._seam_good = 0
 
     def observe_seam(self, applied: Outcome) -> None:
-        """Adapt the scale of ``input_grads``'s backward pass to whether its gradients could be used.
+        """Adapt the scale of the backward pass where D judges to whether its gradients could be used.
 
         The same rule as dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740): halve on overflow, double
         after a number of good updates. Only in fp16, which waits for the device to know.

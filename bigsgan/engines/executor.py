@@ -90,15 +90,15 @@ class Executor:
                 self.engines[phase.network].expect(phase, other)
             expected = max(expected, min(i + 1 + AHEAD, len(tasks)))
             phase = update.phases[task.phase]
-            self.engines[phase.network].receive(phase, task)
             self.doing = f"{phase.label}: {task.kind}"
-            start = observer.now() if observer else 0.0
             try:
+                self.engines[phase.network].receive(phase, task)
+                start = observer.now() if observer else 0.0
                 with self.around(phase, task):
                     self._compute_one(task, alive, update)
             except Exception as error:
                 if hasattr(error, "add_note"):  # from Python 3.11 on
-                    error.add_note(f"{self.doing} of micro-batch {task.micro_batch}")
+                    error.add_note(self.doing + (f" of micro-batch {task.micro_batch}" if task.kind != "step" else ""))
                 raise
             if observer:
                 observer.add(task, phase, start)

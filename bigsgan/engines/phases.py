@@ -103,7 +103,7 @@ def update_phases(plan: RunPlan) -> list[Phase]:
         add("discriminator", "trains", "discriminator", segments=2, images_from=images)
     if not objective.reuse_fakes:
         images = add("generator", "makes images", "generator", **for_update)
-    segments = 2 if objective.loss == "relativistic" else 1  # real and fake
+    segments = 2 if objective.loss == "relativistic" or objective.feature_matching else 1  # real and fake
     grads = add("discriminator", "judges", "generator", segments, images_from=images)
     graphs = {"graphs_from": images} if keeps else {"recomputes": True}
     add("generator", "pulls back", "generator", grads_from=grads, **graphs)
