@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import tempfile
 import traceback
 import warnings
@@ -22,7 +23,7 @@ from bigsgan.config import NETWORKS
 from bigsgan.engines import deepspeed_private
 from bigsgan.errors import UserError
 from bigsgan.kernels import choose_kernels
-from bigsgan.training import loop
+from bigsgan.training import loop, state
 from bigsgan.training.recovery import Recovery
 from tests.distributed import scenarios
 from tests.stand_in import sanitizing
@@ -49,8 +50,14 @@ def prepare() -> None:
         comm.from_rank_zero, comm.gather_objects = from_rank_zero, gather_objects
     # What depends on numbers, of which there are none here.
     saver.first_not_finite = lambda tensors: None
+    state.float = _finite  # nor do optimizers count their steps
     Recovery.failed = lambda self, *arguments, **options: None
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None
+
+
+def _finite(number: Any) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else 0.0
 
 
 def refusals(cells: dict[str, Any]) -> dict[str, str]:

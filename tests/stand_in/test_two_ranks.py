@@ -14,7 +14,7 @@ UPDATES = 2
 MICRO_BATCHES = [*matrix.CLIPPED, "accumulation=2"]
 
 IN_PIPELINES = {
-    "0-fp32-device": {"engine.py:_step": 1},
+    "0-fp32-device": {"engine.py:step": 1},
     "0-bf16-device": {"utils.py:is_invalid_grad_norm": 1, "utils.py:mask_nan_or_inf_with_val_inplace": 2},
     "1-fp32-device": {"utils.py:is_invalid_grad_norm": 1},
     "1-bf16-device": {"utils.py:is_invalid_grad_norm": 1},

@@ -33,9 +33,9 @@ def environment(**changes: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "changes, field, problem",
     [
-        ({"MASTER_PORT": "taken"}, "MASTER_PORT", "another program listens there, or it is root's; give another"),
+        ({"MASTER_PORT": "taken"}, "MASTER_PORT", "another program uses it, or it is reserved for root; give another"),
         # A network for documentation (RFC 5737).
-        ({"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "free"}, "MASTER_ADDR", "does not lead back to rank 0, which is"),
+        ({"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "free"}, "MASTER_ADDR", "must be an address of rank 0's host, "),
     ],
 )
 @pytest.mark.slow
@@ -72,8 +72,8 @@ def test_an_accelerator_that_is_not_there_is_named(tmp_path):
     found = subprocess.run(TRAIN, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=100)
     assert found.returncode == 2
     (line,) = [line for line in found.stderr.splitlines() if line.startswith("bigsgan: ")]
-    assert line.startswith("bigsgan: DS_ACCELERATOR: 'cuda' is set in the environment, and ")
-    assert line.endswith(" has no such device; run `unset DS_ACCELERATOR`")
+    assert line.startswith("bigsgan: DS_ACCELERATOR: must be a device of ")
+    assert line.endswith(", got 'cuda' (an environment variable); run `unset DS_ACCELERATOR`")
 
 
 @pytest.mark.parametrize("world_size", ["", "1"], ids=["by hand", "launched"])
