@@ -12,5 +12,5 @@ __all__ = ["load"]
 def __getattr__(name: str) -> Any:
     """Give ``bigsgan.load``, whose module imports torch, only to whom asks for it (PEP 562)."""
     if name == "load":
-        return importlib.import_module("bigsgan.loading").load
+        return importlib.import_module("bigsgan.inference.loading").load
     raise AttributeError(f"module 'bigsgan' has no attribute {name!r}")

@@ -15,9 +15,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from bigsgan import first_word
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, print_error, rank_from_environment, wait_for_termination
-from bigsgan.signals import STOPPING
+from bigsgan.runtime import first_word
+from bigsgan.runtime.signals import STOPPING
 from bigsgan.training.stopping import StopRequests
 
 

@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from bigsgan import comm, memory
-from bigsgan.alike import open_alike
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.metrics import FeatureNetwork, Metric
 from bigsgan.config.run_directory import RECIPE_FILE
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
-from bigsgan.ending import exit_status
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError, shown
+from bigsgan.inference.sheets import Sampler
+from bigsgan.inference.trained import TrainedNetwork, open_trained
 from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
-from bigsgan.sheets import Sampler
-from bigsgan.tf32 import tf32
-from bigsgan.trained import TrainedNetwork, open_trained
+from bigsgan.runtime import comm, memory
+from bigsgan.runtime.ending import exit_status
+from bigsgan.runtime.tf32 import tf32
+from bigsgan.training.alike import open_alike
 from bigsgan.training.measuring import RECORDS_FILE, keep_records, records, samples_of
 from bigsgan.training.sampling import check_batch, check_truncation, generator_inputs, sampling_mode, smaller_batch
 

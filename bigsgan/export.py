@@ -10,12 +10,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bigsgan import memory
-from bigsgan.atomic import replacing
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config.run_directory import refuse_output
 from bigsgan.errors import UserError, reason
-from bigsgan.trained import TrainedNetwork, best_device, open_trained
+from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
+from bigsgan.runtime import memory
+from bigsgan.runtime.atomic import replacing
 from bigsgan.training.sampling import check_batch, check_truncation, smaller_batch, stand_statistics, standing_batches
 
 

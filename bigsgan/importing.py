@@ -124,13 +124,8 @@ def _leaving_nothing(out: Path) -> Iterator[None]:
 def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     """The recipe that comes closest by family, resolution and classes, with what is known of the weights' training.
 
-    Args:
-        found: The weights, and the settings that they were trained with.
-        out: The run directory.
-        nimg: Images that the weights had seen, where that is known.
-
-    Returns:
-        The recipe, and text that says where its settings are from.
+    The recipe is that of a run in ``out``, which resumes from ``nimg`` images. With it comes text that says where its
+    settings are from.
 
     Raises:
         UserError: The settings do not make a recipe.

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigsgan import comm, memory
 from bigsgan.adversarial.objectives import GeneratorObjective
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.layout import (
@@ -27,6 +26,7 @@ from bigsgan.models.build import build_network
 from bigsgan.monitor import Statistics
 from bigsgan.planner import report
 from bigsgan.planner.layouts import Resources, Surveyor
+from bigsgan.runtime import comm, memory
 
 
 def count_work(plan: RunPlan) -> dict[str, Any]:
@@ -113,30 +113,12 @@ def _pipelines_as_json(plan: RunPlan, divisions: Mapping[str, Division]) -> dict
     return found
 
 
-def survey(
-    path: Path,
-    overrides: Sequence[str],
-    gpus: int,
-    nodes: int,
-    gpu_memory: int,
-    host_memory: int | None,
-    as_json: bool,
-) -> None:
+def survey(path: Path, overrides: Sequence[str], resources: Resources, as_json: bool) -> None:
     """Print the memory of a recipe's layouts, and the cheapest that fits as overrides to paste.
-
-    Args:
-        path: Of the recipe.
-        overrides: Laid over it.
-        gpus: In all, which are as many ranks.
-        nodes: That they are on.
-        gpu_memory: Bytes of each GPU.
-        host_memory: Bytes of each node; None if it is not to be looked at.
-        as_json: Print JSON.
 
     Raises:
         UserError: Nothing fits.
     """
-    resources = Resources(gpus, nodes, gpu_memory, host_memory)
     found = Surveyor(path, overrides, resources).survey()
     print(json.dumps(report.as_json(found, resources), indent=2) if as_json else report.table(found, resources))
     report.check(found, resources)

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, reason
-from bigsgan.paths import read_text
+from bigsgan.runtime.paths import read_text
 
 CONNECT_SECONDS, PATIENCE_SECONDS = 10, 45
 REMEDY = "fix or remove these hosts; all need ssh without a password, the same paths and the same packages"
-_MOST_BYTES = 1 << 20
 _PACKAGES = ("bigsgan", "torch", "deepspeed")
 _PROBE = "import json; from bigsgan.preflight import versions; print(json.dumps(versions()))"
 _NO_PYTHON, _NO_DIRECTORY, _SSH_FAILED = 127, 64, 255
@@ -71,7 +70,7 @@ def read_hosts(hostfile: Path) -> list[str]:
         UserError: It cannot be read, or a line is not of that form.
     """
     try:
-        lines = read_text(hostfile, _MOST_BYTES).splitlines()
+        lines = read_text(hostfile).splitlines()
     except (OSError, ValueError) as error:
         raise UserError(str(hostfile), None, f"cannot be read: {reason(error, hostfile)}", "give a hostfile") from None
     hosts = []

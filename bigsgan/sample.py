@@ -9,16 +9,18 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from bigsgan import memory
-from bigsgan.atomic import replacing
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.errors import UserError
-from bigsgan.monitor import image_grid, save_png
-from bigsgan.monitor.sinks import writing
-from bigsgan.sheets import Sampler, Sheet, set_styles, translated_pairs
-from bigsgan.trained import TrainedNetwork, best_device, open_trained
+from bigsgan.images.codec import encode
+from bigsgan.images.grids import image_grid, save_png
+from bigsgan.inference.sheets import Sampler, Sheet, set_styles, translated_pairs
+from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
+from bigsgan.inference.translations import Translations
+from bigsgan.runtime import memory
+from bigsgan.runtime.atomic import replacing
+from bigsgan.runtime.paths import writing
 from bigsgan.training.sampling import (
     LARGEST_NUM,
     check_batch,
@@ -27,7 +29,6 @@ from bigsgan.training.sampling import (
     has_standing_statistics,
     smaller_batch,
 )
-from bigsgan.translations import Translations
 
 DEFAULT_NUM = 100
 MILLISECONDS = 60
@@ -131,39 +132,29 @@ def _check_run(recipe: Recipe, options: Options) -> None:
     """Refuse what the run's generator cannot do."""
     for truncation in options.truncations:
         check_truncation(recipe, truncation)
-    _check_styles(recipe, options)
-    if not options.standing and not (has_standing_statistics(recipe) and (options.input or not recipe.data.paired)):
-        raise UserError("--no-standing", None, "needs batch norm, and with pairs also --input", "remove the option")
-    if options.input is not None and not recipe.data.paired:
-        raise UserError("--input", None, "needs a generator that translates images", "remove the option")
-    if recipe.data.paired:
-        asked = {
-            "--truncation": options.truncations, "--classes": options.classes, "--interpolate": options.interpolate,
-            "--mix": options.mix, "--files": options.files and options.input is None,
-            "--seed": options.seed and options.input is None,
-        }  # fmt: skip
-        for option, given in asked.items():
-            if given:
-                raise UserError(option, None, "needs a generator from latents", "remove the option")
+    paired, styles, no_input = recipe.data.paired, recipe.generator.has_styles, options.input is None
+    normed = options.standing or (has_standing_statistics(recipe) and not (paired and no_input))
+    latents = "a generator from latents"
+    for option, given, fits, needed in (
+        ("--noise", options.noise, styles, "a generator with noise maps (StyleGAN2)"),
+        ("--truncation-cutoff", options.cutoff is not None, styles, "a generator with styles (StyleGAN2)"),
+        ("--no-standing", not options.standing, normed, "batch norm, and with pairs also --input"),
+        ("--input", not no_input, paired, "a generator that translates images"),
+        ("--truncation", options.truncations, not paired, latents),
+        ("--classes", options.classes, not paired, latents),
+        ("--interpolate", options.interpolate, not paired, latents),
+        ("--mix", options.mix, not paired, latents),
+        ("--files", options.files and no_input, not paired, latents),
+        ("--seed", options.seed and no_input, not paired, latents),
+        ("--morph", options.morph, recipe.data.num_classes, "a run with classes"),
+    ):
+        if given and not fits:
+            raise UserError(option, None, f"needs {needed}", "remove the option")
+    if options.cutoff is not None and not options.truncations:
+        raise UserError("--truncation-cutoff", None, "needs --truncation", "add --truncation 0.7")
     if options.interpolate and recipe.sample_statistics == "batch":
         problem = "must be unset with sample_statistics=batch"
         raise UserError("--interpolate", options.interpolate, problem, "set sample_statistics: running in config.yaml")
-    if options.morph and not recipe.data.num_classes:
-        raise UserError("--morph", None, "needs a run with classes", "remove the option")
-
-
-def _check_styles(recipe: Recipe, options: Options) -> None:
-    """Refuse options of a generator with styles where they do not fit."""
-    if options.noise is not None and not recipe.generator.has_styles:
-        raise UserError("--noise", None, "needs a generator with noise maps (StyleGAN2)", "remove the option")
-    if options.cutoff is None:
-        return
-    if not recipe.generator.has_styles:
-        problem = "needs a generator with styles (StyleGAN2)"
-        raise UserError("--truncation-cutoff", None, problem, "remove the option")
-    if not options.truncations:
-        problem = "needs --truncation"
-        raise UserError("--truncation-cutoff", None, problem, "add --truncation 0.7")
 
 
 def _make_sheet(trained: TrainedNetwork, options: Options, device: torch.device) -> Sheet:
@@ -209,12 +200,8 @@ def _translate(
         numbers = range(start, min(start + options.batch, last))
         _, images = translations.images(numbers, options.batch)
         for number, image in zip(numbers, images, strict=True):
-            save_png(_pixels(image), out / names[number])
+            save_png(encode(image), out / names[number])
     return f"{last - first} files"
-
-
-def _pixels(image: torch.Tensor) -> torch.Tensor:
-    return ((image.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def _check_pixels(option: str, number: int, times: int, resolution: int, remedy: str = "give a smaller number") -> None:
@@ -252,7 +239,7 @@ def _write_files(
         labels = torch.tensor([columns[number % len(columns)] for number in numbers])
         images = sampler.images(sampler.inputs(start, labels, truncation))
         for number, label, image in zip(numbers, labels.tolist(), images, strict=True):
-            save_png(_pixels(image), out / f"class{label:03d}_sample{number:06d}.png")
+            save_png(encode(image), out / f"class{label:03d}_sample{number:06d}.png")
     return f"{last - first} files"
 
 

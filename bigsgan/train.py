@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -14,35 +15,36 @@ from typing import Any
 
 import torch
 
-from bigsgan import checkpoint, comm, memory, roll_call, shipped
+from bigsgan import checkpoint, shipped
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws
 from bigsgan.adversarial.extras import build_extras
 from bigsgan.adversarial.step import Sources
-from bigsgan.alike import check_plans, open_alike
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
-from bigsgan.ending import exit_status
 from bigsgan.engines import Engine, MicroBatch
 from bigsgan.engines.build import build_executor
 from bigsgan.engines.compiling import seconds_compiling
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.phases import update_phases
 from bigsgan.errors import UserError
-from bigsgan.initial_weights import freeze_first_layers, load_imported_ema, load_initial_weights
-from bigsgan.kernels import choose_kernels
-from bigsgan.locking import hold
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.models.build import build_network
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
-from bigsgan.start import Start, find_start
+from bigsgan.runtime import comm, memory, roll_call
+from bigsgan.runtime.ending import exit_status
+from bigsgan.runtime.kernels import choose_kernels
+from bigsgan.runtime.locking import hold
+from bigsgan.training.alike import check_plans, open_alike
 from bigsgan.training.ema import ShardedEMA
+from bigsgan.training.initial_weights import freeze_first_layers, load_imported_ema, load_initial_weights
 from bigsgan.training.loop import Run, training_loop
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
+from bigsgan.training.start import Start, find_start
 from bigsgan.training.state import Counters, EMAState, EngineState
 from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
 from bigsgan.training.watchdog import Watchdog
@@ -176,7 +178,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     sample_draws = SampleDraws(draws, device)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     sources = Sources(reals, source, sample_draws, slices)
-    step = AdversarialStep(executor, update_phases(plan), recipe.objective, sources, statistics, extras)
+    phases = functools.partial(update_phases, plan)
+    step = AdversarialStep(executor, phases, recipe.objective, sources, statistics, extras)
     rank_log.detail = lambda: executor.doing
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     _report_start(reporter, start, counters.nimg)
@@ -195,16 +198,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         entries=entries,
         layout=layout,
         saver=checkpoint.Saver(checkpoints, comm, recipe.checkpoints, rank_log.moved),
-        recovery=Recovery(
-            step,
-            reals,
-            source,
-            counters,
-            entries,
-            checkpoints,
-            recipe.max_rollbacks,
-            rank_log.moved,
-        ),
+        recovery=Recovery(step, reals, source, counters, entries, checkpoints, recipe.max_rollbacks, rank_log.moved),
         statistics=statistics,
         reporter=reporter,
         rank_log=rank_log,

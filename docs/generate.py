@@ -1,9 +1,9 @@
-"""Writes the tables of recipes.md, deepspeed-files.md and commands.md in docs/reference: `python docs/generate.py`.
+"""Writes the generated tables of docs/: `python docs/generate.py`.
 
 The tables stand between comments such as `<!-- keys: data -->` and `<!-- end -->`; the prose around them is written by
 hand. Keys come from the pydantic classes of bigsgan/config and the docstrings of their fields, commands from their
-parsers, keys of DeepSpeed files from the table that they are checked against. `tests/unit/test_docs.py` fails where a
-page and its tables differ.
+parsers, keys of DeepSpeed files from the table that they are checked against, and what is used of DeepSpeed from
+engines/deepspeed/touched.py. `tests/unit/test_docs.py` fails where a page and its tables differ.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from bigsgan.config.deepspeed_keys import FILE, Rule
 from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
 from bigsgan.config.recipe import Recipe
 from bigsgan.config.sections import LARGEST_INT, Section
+from bigsgan.engines.deepspeed.touched import TOUCHED, VERSION
 
 Row = tuple[str, ...]
-REFERENCE = Path(__file__).parent / "reference"
-MARK = re.compile(r"<!-- (keys|options|deepspeed): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+DOCS = Path(__file__).parent
+MARK = re.compile(r"<!-- (keys|options|deepspeed|touched): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 # Fields whose names say most of it, and which have no docstring.
 UNDOCUMENTED = {
@@ -87,13 +88,13 @@ SIGNS = (
     (annotated_types.Lt, "lt", "<"),
 )
 
-PAGES = ("recipes.md", "deepspeed-files.md", "commands.md")
+PAGES = ("reference/recipes.md", "reference/deepspeed-files.md", "reference/commands.md", "explanation/deepspeed.md")
 
 
 def main() -> int:
     """Write the pages again."""
     for page in PAGES:
-        path = REFERENCE / page
+        path = DOCS / page
         path.write_text(refreshed(path.read_text()))
         print(path)
     return 0
@@ -103,7 +104,7 @@ def refreshed(text: str) -> str:
     """A page with its tables as they should be.
 
     Raises:
-        KeyError: A comment names a section or a command that does not exist, or one is missing.
+        KeyError: A comment names a section or a command that does not exist, or another version, or one is missing.
     """
     found: dict[str, set[str]] = {kind: set() for kind in TABLES}
 
@@ -114,7 +115,12 @@ def refreshed(text: str) -> str:
 
     text = MARK.sub(write, text)
     files = {"file"} | {key for key, rule in FILE.keys.items() if not isinstance(rule, Rule)}
-    for kind, names in (("keys", set(sections())), ("options", set(commands())), ("deepspeed", files)):
+    for kind, names in (
+        ("keys", set(sections())),
+        ("options", set(commands())),
+        ("deepspeed", files),
+        ("touched", {VERSION}),
+    ):
         missing = names - found[kind]
         if found[kind] and missing:
             raise KeyError(f"no table of {kind} for {', '.join(sorted(missing))}")
@@ -349,13 +355,32 @@ def rules_in(section: DeepSpeedSection, prefix: str) -> Iterator[tuple[str, Rule
             yield from rules_in(rule, f"{prefix}{key}.")
 
 
+# What is used of DeepSpeed.
+
+
+def touched_table(name: str) -> str:
+    """What each file of bigsgan uses of each file of DeepSpeed; ``name`` is the version.
+
+    Raises:
+        KeyError: The table is of another.
+    """
+    if name != VERSION:
+        raise KeyError(f"the table is of DeepSpeed {VERSION}, not of {name}")
+    rows = []
+    for row in TOUCHED:
+        verbs = (("reads", row.reads), ("calls", row.calls), ("replaces", row.replaces))
+        names = [f"{verb} {', '.join(f'`{one}`' for one in text.split())}" for verb, text in verbs if text]
+        rows.append((f"`{row.file}`", f"`{row.by}`", "; ".join(names)))
+    return markdown(("DeepSpeed's file", "bigsgan's file", "names"), rows)
+
+
 def markdown(header: tuple[str, ...], rows: Sequence[Row]) -> str:
     """A table."""
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-TABLES = {"keys": keys_table, "options": options_table, "deepspeed": deepspeed_table}
+TABLES = {"keys": keys_table, "options": options_table, "deepspeed": deepspeed_table, "touched": touched_table}
 
 if __name__ == "__main__":
     sys.exit(main())

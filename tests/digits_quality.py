@@ -8,8 +8,8 @@ from torch import nn
 
 from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset
-from bigsgan.sheets import Sampler
-from bigsgan.trained import open_trained
+from bigsgan.inference.sheets import Sampler
+from bigsgan.inference.trained import open_trained
 
 CPU = torch.device("cpu")
 

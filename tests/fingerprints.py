@@ -12,20 +12,10 @@ import numpy as np
 
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
-from tests.tiny import FAMILIES, zero
+from tests.tiny import FAMILIES, both, stages, zero
 
 NUM_UPDATES = 6
 BF16 = {"bf16": {"enabled": True}}
-
-
-def stages(generator: int, discriminator: int) -> list[str]:
-    """Options that divide the networks."""
-    return [f"engines.generator.pipeline_stages={generator}", f"engines.discriminator.pipeline_stages={discriminator}"]
-
-
-def both(stage: int, **extra: Any) -> dict[str, Any]:
-    """One DeepSpeed file for each network."""
-    return {"generator": zero(stage, **extra), "discriminator": zero(stage, **extra)}
 
 
 EXACT = ["objective.r1={weight: 0.1, every: 2}"]
@@ -34,7 +24,9 @@ LAYOUTS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "zero0": ([*TWO, *EXACT], both(0)),
     "zero1_bf16": ([*TWO, *EXACT], both(1, **BF16)),
     "zero2_two_d_steps": ([*TWO, "objective.d_steps=2"], both(2)),
-    "zero3": ([*TWO, *EXACT], both(3)),
+    "zero3": ([*TWO, "objective.r1={weight: 0.1, every: 2, method: double_backward}"], both(3)),
+    "zero3_forward_mode": ([*TWO, *EXACT], both(3)),
+    "stages_forward_mode": ([*TWO, *EXACT, *stages(2, 2)], both(1)),
     "reused_fakes": ([*TWO, "objective.reuse_fakes=true"], both(2)),
     "stages_joint": ([*TWO, *stages(2, 2)], both(1)),
     "stages_recompute": ([*TWO, *stages(2, 2), "pipeline.generator_phase=recompute"], both(0)),
@@ -46,7 +38,7 @@ GAMES = {"biggan": [], **{name: FAMILIES[name] for name in ("stylegan2_path_leng
 
 
 def allowed(layout: str, family: str) -> bool:
-    """Whether a recipe may ask for it: stages take no path length, and no penalty that differentiates twice."""
+    """Whether a recipe may ask for it: stages take no path length."""
     return not (family == "stylegan2_path_length" and "stages" in layout)
 
 

@@ -17,11 +17,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bigsgan import cli
 from bigsgan.config import load_recipe
 from bigsgan.draws import Draws
+from bigsgan.images.grids import image_grid
+from bigsgan.inference.sheets import Sampler
+from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
-from bigsgan.monitor import image_grid
 from bigsgan.sample import choose_columns
-from bigsgan.sheets import Sampler
-from bigsgan.trained import open_trained
 from tests.tiny import tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -171,3 +171,13 @@ def zero(stage: int, **extra: Any) -> dict[str, Any]:
     if stage == 3:
         section["stage3_param_persistence_threshold"] = 0
     return {"zero_optimization": {**section, **extra.pop("zero", {})}, **extra}
+
+
+def both(stage: int, **extra: Any) -> dict[str, Any]:
+    """``zero`` for each network."""
+    return {"generator": zero(stage, **extra), "discriminator": zero(stage, **extra)}
+
+
+def stages(generator: int, discriminator: int) -> list[str]:
+    """Options that divide the networks into so many pipeline stages."""
+    return [f"engines.generator.pipeline_stages={generator}", f"engines.discriminator.pipeline_stages={discriminator}"]

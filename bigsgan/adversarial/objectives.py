@@ -75,8 +75,8 @@ class DiscriminatorObjective:
 
     @property
     def differentiates_inputs(self) -> bool:
-        """Whether the loss of this phase differentiates the logits by the images."""
-        return self._is_exact or self._section.gradient_penalty is not None
+        """Whether the loss of this phase has the gradient of the logits by the images."""
+        return self._is_exact or self.interpolates
 
     @property
     def _is_exact(self) -> bool:
@@ -118,8 +118,13 @@ class DiscriminatorObjective:
             segments.append((torch.lerp(fake[0], images, noise[GRADIENT_PENALTY]), *rest))
         return _join(segments)
 
-    def __call__(self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = ()) -> Tensor:
-        """Loss of the logits of a concatenated micro-batch."""
+    def __call__(
+        self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
+    ) -> Tensor:
+        """Loss of the logits of a concatenated micro-batch.
+
+        With tangents of the logits along ``slopes``, its value lacks the exact penalties; its gradient has theirs.
+        """
         segments = outputs.chunk(self.num_segments)
         real, fake = segments[0], segments[1]
         loss = self._loss.discriminator(real, fake)
@@ -127,13 +132,17 @@ class DiscriminatorObjective:
         if self._anchors is not None and self._section.lecam:
             loss = loss + self._add("lecam", self._section.lecam.weight * self._anchors.penalty(real, fake))
         squares: dict[str, Tensor] = {}
-        if self.differentiates_inputs:
+        if tangents is not None:
+            along = tangents.float().chunk(self.num_segments)
+            for name, factor in self._factors().items():
+                own = along[self._segment(name)]
+                loss = loss + factor * own.sum() / len(own)  # a mean over samples, of the sum of their patches
+        elif self.differentiates_inputs:
             gradients = self._squared_gradients(outputs, inputs[0])
             if self._is_exact:
-                squares = {name: gradients[_GRADIENTS.index(name)] for name in self._penalties}
+                squares = {name: gradients[self._segment(name)] for name in self._penalties}
             if self._section.gradient_penalty:
-                # The square root has no gradient at 0.
-                deviation = (gradients[-1] + 1e-12).sqrt() - 1
+                deviation = _norm(gradients[-1]) - 1
                 loss = loss + self._add(
                     GRADIENT_PENALTY, self._section.gradient_penalty.weight * deviation.square().mean()
                 )
@@ -142,6 +151,47 @@ class DiscriminatorObjective:
         for name, square in squares.items():
             loss = loss + self._penalties[name].every * self._add(name, self._weights[name] / 2 * square.mean())
         return loss
+
+    def slopes(self, grads: Tensor) -> Tensor:
+        """The direction along which D's tangents are carried, and note of the exact penalties.
+
+        A penalty E[phi(|g|)] has the gradient of factor * E[tangent of the logit] along slopes = phi'(|g|) g / |g|, up
+        to what ``_factors`` has of it.
+
+        Args:
+            grads: Of the sum of the logits at the images, (S * n, C, H, W) float32.
+
+        Returns:
+            As large; zero in segments without a penalty.
+        """
+        segments = grads.chunk(self.num_segments)
+        found = [torch.zeros_like(segment) for segment in segments]
+        for name in self._factors():
+            own = segments[self._segment(name)]
+            square = own.square().sum(dim=(1, 2, 3))
+            slope: Tensor | float = 1.0
+            if name == GRADIENT_PENALTY:
+                assert self._section.gradient_penalty is not None
+                norm = _norm(square)
+                self._add(name, self._section.gradient_penalty.weight * (norm - 1).square().mean())
+                slope = (2 * (norm - 1) / norm).view(-1, 1, 1, 1)
+            else:
+                self._add(name, self._weights[name] / 2 * square.mean())
+            found[self._segment(name)] = own * slope
+        return torch.cat(found)
+
+    def _factors(self) -> dict[str, float]:
+        """Of the tangents' means, by exact penalty."""
+        found = {}
+        if self._is_exact:
+            found = {name: penalty.every * self._weights[name] for name, penalty in self._penalties.items()}
+        if self._section.gradient_penalty:
+            found[GRADIENT_PENALTY] = self._section.gradient_penalty.weight
+        return found
+
+    def _segment(self, name: str) -> int:
+        """The segment at whose images a penalty takes D's gradient."""
+        return {"r1": 0, "r2": 1, GRADIENT_PENALTY: self.num_segments - 1}[name]
 
     def _add(self, name: str, value: Tensor) -> Tensor:
         """Take note of a penalty."""
@@ -169,6 +219,26 @@ class DiscriminatorObjective:
         self._statistics.add("accuracy/fake", (fake < 0).float())
 
 
+class InputGradients:
+    """The sum of D's logits, of which only the gradient at the images leaves D, times ``scale``.
+
+    Its scale is its own: G's updates tell nothing of how steep D is, and D's of what D's slope may be multiplied with.
+    """
+
+    differentiates_inputs = False
+    reads_features = False
+    scale = _PENALTY_SCALE
+
+    def __init__(self, num_segments: int) -> None:
+        self.num_segments = num_segments
+
+    def __call__(
+        self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
+    ) -> Tensor:
+        """Of the logits of a concatenated micro-batch."""
+        return self.scale * outputs.float().sum()
+
+
 class GeneratorObjective:
     """G's loss, of which only the gradient at the fake images leaves D."""
 
@@ -190,7 +260,9 @@ class GeneratorObjective:
         """What D sees: the fakes, after the reals if the loss pairs them."""
         return fake if real is None else _join([real, fake])
 
-    def __call__(self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = ()) -> Tensor:
+    def __call__(
+        self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
+    ) -> Tensor:
         """Loss of the logits of ``batch``."""
         real, fake = outputs.chunk(2) if self.pairs else (outputs, outputs)
         loss = self._loss.generator(real, fake)
@@ -219,6 +291,10 @@ class Reconstruction:
         difference = images.detach() - targets
         self._statistics.add("loss/l1", difference.abs())
         return difference.sign() * (self._weight / difference.numel())
+
+
+def _norm(square: Tensor) -> Tensor:
+    return (square + 1e-12).sqrt()  # the square root has no gradient at 0
 
 
 def _join(segments: list[MicroBatch]) -> MicroBatch:

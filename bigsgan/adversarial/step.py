@@ -1,6 +1,7 @@
 """One adversarial update: two engines that meet only at the image.
 
     G makes images      fakes = G(latents)                                 no graph
+    D differentiates    the slope of D at reals and fakes                  for a penalty in forward mode
     D trains            update D on d_loss(D(reals), D(fakes))
     G makes images      fakes = G(latents)
     D judges            grads = dL/d(fakes), L = g_loss(D(fakes))
@@ -15,7 +16,7 @@ are phases (engines/phases.py): here each gets its inputs and what it minimises.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -26,6 +27,7 @@ from bigsgan.adversarial.objectives import (
     GRADIENT_PENALTY,
     DiscriminatorObjective,
     GeneratorObjective,
+    InputGradients,
     Reconstruction,
     statistic_names,
 )
@@ -80,7 +82,7 @@ class AdversarialStep:
     def __init__(
         self,
         executor: Executor,
-        phases: Sequence[Phase],
+        phases: Callable[[Sequence[bool]], Sequence[Phase]],
         section: Objective,
         sources: Sources,
         statistics: Statistics,
@@ -90,7 +92,7 @@ class AdversarialStep:
 
         Args:
             executor: Of the engines.
-            phases: Of an update.
+            phases: Those of an update, by which of D's steps carry an exact penalty.
             section: The game.
             sources: Of its inputs.
             statistics: Where losses, logits and norms are added.
@@ -122,7 +124,8 @@ class AdversarialStep:
         """Each phase with its inputs and what it minimises."""
         d_step = 0
         reals: Reals = functools.cache(self._sources.reals.next_phase)
-        for phase in self._phases:
+        objectives = [self._objective(update, d_step, scheduled) for d_step in range(self._section.d_steps)]
+        for phase in self._phases([objective.differentiates_inputs for objective in objectives]):
             if phase.does == "makes images":
                 if phase.begins_update and not self._section.reuse_fakes:
                     inputs = self._inputs("generator", (update,), reals)
@@ -131,9 +134,14 @@ class AdversarialStep:
                     inputs = self._inputs("discriminator", (update, d_step), reals)
                 images = self._make_images(phase, inputs, update)
                 yield images
+            elif phase.does == "differentiates":
+                batch = self._batch(objectives[d_step], inputs, (update, d_step), reals)
+                yield self._differentiate(phase, batch, objectives[d_step])
             elif phase.does == "trains":
-                yield self._train(phase, inputs, (update, d_step), reals, scheduled)
-                d_step += 1
+                batch = self._batch(objectives[d_step], inputs, (update, d_step), reals)
+                objective, d_step = objectives[d_step], d_step + 1
+                phase = phase._replace(num_samples=self._num_samples(objective))
+                yield Work(phase, batch, objective, rates=scheduled.discriminator)
             elif phase.does == "judges":
                 yield self._judge(phase, inputs, update, reals)
             else:
@@ -148,19 +156,21 @@ class AdversarialStep:
         is_due = phase.begins_update and path_length is not None and path_length.is_due(update)
         return Work(phase, lambda j, images: inputs.generator(j), regularizer=path_length if is_due else None)
 
-    def _train(
-        self, phase: Phase, inputs: Inputs, counters: tuple[int, int], reals: Reals, scheduled: Scheduled
-    ) -> Work:
-        part = self._sources.slices["discriminator"]["discriminator"]
-        number = counters[0] * self._section.d_steps + counters[1]
-        objective = DiscriminatorObjective(
+    def _objective(self, update: int, d_step: int, scheduled: Scheduled) -> DiscriminatorObjective:
+        return DiscriminatorObjective(
             self._section,
             self._statistics,
-            number,
+            update * self._section.d_steps + d_step,
             scheduled.penalty_weights,
             self._extras.watchers,
             self._extras.anchors,
         )
+
+    def _batch(
+        self, objective: DiscriminatorObjective, inputs: Inputs, counters: tuple[int, int], reals: Reals
+    ) -> Callable[[int, Tensor | None], MicroBatch]:
+        """What gives D's inputs where it trains."""
+        part = self._sources.slices["discriminator"]["discriminator"]
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
             assert images is not None, "D trains on G's images"
@@ -172,8 +182,17 @@ class AdversarialStep:
                 noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
             return objective.batch(real, fake, noise)
 
-        phase = phase._replace(num_samples=part.num_samples * objective.num_segments)
-        return Work(phase, batch, objective, rates=scheduled.discriminator)
+        return batch
+
+    def _num_samples(self, objective: DiscriminatorObjective) -> int:
+        return self._sources.slices["discriminator"]["discriminator"].num_samples * objective.num_segments
+
+    def _differentiate(
+        self, phase: Phase, batch: Callable[[int, Tensor | None], MicroBatch], objective: DiscriminatorObjective
+    ) -> Work:
+        phase = phase._replace(num_samples=self._num_samples(objective))
+        loss = InputGradients(objective.num_segments)
+        return Work(phase, batch, loss, gradient=lambda j, images, grads: objective.slopes(grads / loss.scale))
 
     def _judge(self, phase: Phase, inputs: Inputs, update: int, reals: Reals) -> Work:
         part = self._sources.slices["generator"]["discriminator"]

@@ -1,4 +1,4 @@
-"""Where a measurement was made: device, versions, ranks, and the command that makes it again."""
+"""How the commands of `bigsgan bench` run and show: on all ranks; results with where they were made, and how."""
 
 from __future__ import annotations
 
@@ -6,14 +6,44 @@ import os
 import platform
 import shlex
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from bigsgan import comm
+from bigsgan.bench.table import Table, as_json, shown
+from bigsgan.runtime import comm
+from bigsgan.runtime.ending import exit_status
+
+T = TypeVar("T")
+
+
+def on_all_ranks(measure: Callable[[], T], show: Callable[[T], None]) -> int:
+    """Measure, let rank 0 show what it found, and return the exit status. Every rank calls this."""
+
+    def work() -> int:
+        with redirect_stdout(sys.stderr):  # the results alone go to standard output
+            comm.initialize(comm.PATIENCE_HOURS * 3600)
+            found = measure()
+        if comm.rank() == 0:
+            show(found)
+        comm.leave()
+        return 0
+
+    return exit_status(work)
+
+
+def print_results(form: str | None, record: Mapping[str, Any], *tables: Table) -> None:
+    """Print what was found, and where: a record as ``json``, or its tables, as ``markdown`` or for a terminal."""
+    facts = about()
+    if form == "json":
+        print(as_json({**facts, **record}))
+        return
+    tables[-1].notes += describe(facts)
+    print("\n\n".join(shown(table, form == "markdown") for table in tables))
 
 
 def about() -> dict[str, Any]:
@@ -31,7 +61,7 @@ def about() -> dict[str, Any]:
 
 
 def describe(facts: dict[str, Any]) -> list[str]:
-    """The same as lines of text."""
+    """``about`` as lines of text."""
     cuda = f", CUDA {facts['cuda']}" if facts["cuda"] else ""
     ranks = f"{facts['ranks']} rank{'s' if facts['ranks'] > 1 else ''} of {facts['threads']} threads"
     versions = f"torch {facts['torch']}, deepspeed {facts['deepspeed']}{cuda}"

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bigsgan import comm
 from bigsgan.bench.measure import Stopwatch
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.plan import count_work
-from bigsgan.tf32 import tf32
+from bigsgan.runtime import comm
+from bigsgan.runtime.tf32 import tf32
 
 _MATRIX_REPEATS = 5
 _FIELDS = ("flops", "flops_per_second", "matrix_precision", "matrix_flops_per_second", "achieved_share")
@@ -32,14 +32,9 @@ class Arithmetic(NamedTuple):
 
 
 def arithmetic_of(plan: RunPlan, peaks: dict[str, float]) -> Arithmetic | None:
-    """Count the operations of an update, and measure a matrix product in D's precision.
+    """Count the operations of an update, and measure a matrix product in D's precision, which ``peaks`` then knows.
 
-    Args:
-        plan: Of the update.
-        peaks: Speeds by precision that were measured before; one that is not there is measured, and added.
-
-    Returns:
-        None where a network has stages: its ranks have unequal work.
+    None where a network has stages: its ranks have unequal work.
     """
     if any(plan.placement(network).num_stages > 1 for network in NETWORKS):
         return None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,18 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bigsgan import comm
-from bigsgan.bench.about import about, describe
-from bigsgan.bench.phases import IMAGES, REST, SEAM, label_phases
+from bigsgan.bench.about import on_all_ranks, print_results
+from bigsgan.bench.phases import IMAGES, SEAM, OpenPhases, label_phases
 from bigsgan.bench.product import build_engine_loop
-from bigsgan.bench.table import NOTHING, Table, as_json, shown
+from bigsgan.bench.table import NOTHING, Table
 from bigsgan.bench.train import label
 from bigsgan.bench.variants import Planned
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.ending import exit_status
 from bigsgan.engines.base import DTYPES
-from bigsgan.engines.deepspeed_private import leaving_nothing
+from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.models.build import build_network
+from bigsgan.runtime import comm
 
 WARMUP = 3
 """Updates before the one that is counted: ZeRO 3 records its order of gathers in the first."""
@@ -48,18 +46,6 @@ _OPERATORS = {
 }
 
 
-class Options(NamedTuple):
-    """How to show.
-
-    Attributes:
-        json: Print JSON.
-        markdown: Print a Markdown table.
-    """
-
-    json: bool
-    markdown: bool
-
-
 class Kind(NamedTuple):
     """Where a collective stands and what it is."""
 
@@ -74,6 +60,7 @@ class Traffic(TorchDispatchMode):
         calls: By kind.
         payload: Bytes of the whole tensors, by kind.
         wire: Bytes that a rank sends of them in a ring, by kind.
+        phases: Those that are open.
     """
 
     def __init__(self) -> None:
@@ -81,22 +68,13 @@ class Traffic(TorchDispatchMode):
         self.calls: Counter[Kind] = Counter()
         self.payload: Counter[Kind] = Counter()
         self.wire: Counter[Kind] = Counter()
-        self._phases = [REST]
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the block's collectives for a phase."""
-        self._phases.append(name)
-        try:
-            yield
-        finally:
-            self._phases.pop()
+        self.phases = OpenPhases()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
         if func.namespace == "c10d" and name in _OPERATORS:
             collective, where, times = _OPERATORS[name]
-            kind, num_bytes, num = Kind(self._phases[-1], collective), _bytes(args[where]), _group_size(args)
+            kind, num_bytes, num = Kind(self.phases.innermost, collective), _bytes(args[where]), _group_size(args)
             self.calls[kind] += 1
             self.payload[kind] += num_bytes
             self.wire[kind] += times * num_bytes * (num - 1) // num
@@ -118,7 +96,7 @@ def _group_size(args: Sequence[Any]) -> int:
 
 
 def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
-    """Bytes that a rank has to send for a network in an update, at its ZeRO stage and by ring algorithms.
+    """Bytes that a rank has to send for a network of so many parameters in an update, at its ZeRO stage, in a ring.
 
     Once through a ring is (N - 1) / N of the parameters. Stage 0 all-reduces an update's gradients, which is twice.
     Stage 1 scatters their sums and gathers what was updated. Stage 2, which keeps no whole gradient, scatters those of
@@ -128,11 +106,6 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
     the images is taken right behind the forward pass, so that what was gathered can stay; a D that is too large for
     that (stage3_max_reuse_distance) is gathered again, and stands above the least. A network that fits in that
     distance stays from an update's forward to its backward pass too, and needs less.
-
-    Args:
-        plan: The run's.
-        network: ``generator`` or ``discriminator``.
-        numel: Parameters.
     """
     file, num, d_steps = plan.engines[network].file, plan.world_size, plan.recipe.objective.d_steps
     phases = {"generator": plan.recipe.accumulation_of("generator")}
@@ -157,19 +130,9 @@ def network_of(phase: str) -> str | None:
     return next((network for network in NETWORKS if phase.startswith(f"{network[0].upper()} ")), None)
 
 
-def main(planned: Sequence[Planned], options: Options) -> int:
+def main(planned: Sequence[Planned], form: str | None) -> int:
     """Count, print, and return the exit status. Every rank calls this."""
-
-    def work() -> int:
-        with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
-            comm.initialize(comm.PATIENCE_HOURS * 3600)
-            found = [count(each) for each in planned]
-        if comm.rank() == 0:
-            _show(planned, found, options)
-        comm.leave()
-        return 0
-
-    return exit_status(work)
+    return on_all_ranks(lambda: [count(each) for each in planned], lambda found: _show(planned, found, form))
 
 
 def count(planned: Planned) -> dict[str, Any]:
@@ -179,7 +142,7 @@ def count(planned: Planned) -> dict[str, Any]:
         return {"variant": planned.variant.name, "reason": planned.reason}
     with leaving_nothing():
         loop, traffic = build_engine_loop(plan), Traffic()
-        label_phases(loop.run, traffic.phase)
+        label_phases(loop.run, traffic.phases.phase)
         for _ in range(WARMUP):
             loop()
         with traffic:
@@ -206,23 +169,18 @@ def count(planned: Planned) -> dict[str, Any]:
     return {"variant": planned.variant.name, "networks": networks, "collectives": collectives}
 
 
-def _show(planned: Sequence[Planned], found: Sequence[dict[str, Any]], options: Options) -> None:
-    facts = about()
-    recipe = next(each.plan.recipe for each in planned if each.plan is not None)
-    if options.json:
-        print(as_json({**facts, "recipe": label(recipe), "variants": found}))
-        return
+def _show(planned: Sequence[Planned], found: Sequence[dict[str, Any]], form: str | None) -> None:
+    name = label(next(each.plan.recipe for each in planned if each.plan is not None))
     rows = [row for each in found if "reason" not in each for row in _rows(each)]
     notes = [f"{each['variant']}: cannot run here: {each['reason']}" for each in found if "reason" in each]
     notes += [
         "bytes: of the whole tensors; sent: by rank 0, by ring algorithms; least: of that ZeRO stage",
         "less than the least: ZeRO 3 keeps parameters from the forward to the backward pass that fit in "
         "stage3_max_reuse_distance, and those below stage3_param_persistence_threshold for the next update",
-        *describe(facts),
     ]
     headings = ("variant", "phase", "collective", "calls", "bytes", "sent", "least", "sent / least")
-    table = Table(f"collectives of one update: {label(recipe)}", headings, rows, notes, num_texts=3)
-    print(shown(table, options.markdown))
+    table = Table(f"collectives of one update: {name}", headings, rows, notes, num_texts=3)
+    print_results(form, {"recipe": name, "variants": found}, table)
 
 
 def _rows(each: dict[str, Any]) -> list[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,19 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan import comm, memory
-from bigsgan.bench.about import about, describe
+from bigsgan.bench.about import print_results
 from bigsgan.bench.host import HostPeak, return_unused
 from bigsgan.bench.measure import Stopwatch
-from bigsgan.bench.table import NOTHING, Table, as_json, mebibytes, number, shown
+from bigsgan.bench.table import Table, mebibytes, number
 from bigsgan.config import Recipe
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
+from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
-from bigsgan.trained import open_trained
+from bigsgan.runtime import comm, memory
 from bigsgan.training.sampling import generator_inputs, sampling_mode
 
 _PERCENTILES = (50, 90, 99)
@@ -34,60 +35,43 @@ _SEED = 0
 Generate = Callable[..., Tensor]
 
 
-class Options(NamedTuple):
-    """What to measure and how to show it.
+class Cases(NamedTuple):
+    """What to measure.
 
     Attributes:
-        run: Directory of a run, for its average; None for the recipe with its first weights.
         batches: Images at a time.
         precisions: Of the weights.
         modes: ``eager``, ``compiled``.
         warmup: Batches before the clock starts.
         steps: Batches that are timed.
-        json: Print JSON.
-        markdown: Print a Markdown table.
     """
 
-    run: Path | None
     batches: Sequence[int]
     precisions: Sequence[str]
     modes: Sequence[str]
     warmup: int
     steps: int
-    json: bool
-    markdown: bool
 
 
-def main(recipe: Recipe | None, options: Options) -> int:
-    """Measure, print, and return the exit status. In one process.
-
-    Args:
-        recipe: None where it is a run's.
-        options: What and how.
+def main(recipe: Recipe | None, run: Path | None, cases: Cases, form: str | None) -> int:
+    """Measure a recipe with its first weights or a run's EMA, print, and return the exit status. In one process.
 
     Raises:
         UserError: The run cannot be opened.
     """
     with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
-        network, recipe = _open(recipe, options)
-        found = measured(network, recipe, options)
-    facts = about()
-    what = f"{recipe.generator.family} at {recipe.data.resolution}, " + (
-        "random weights" if options.run is None else f"EMA of {options.run}"
-    )
-    if options.json:
-        print(as_json({**facts, "generator": what, "cases": found}))
-        return 0
-    headings = (
-        "case",
-        "batch",
-        *(f"p{p} ms" for p in _PERCENTILES),
-        "images/s",
-        "device MiB",
-        "host MiB",
-        "first s",
-        "differs",
-    )
+        if run is not None:
+            trained = open_trained(run, "generator", live=False, nimg=None, device=torch.device("cpu"))
+            network, recipe = trained.network, trained.recipe
+        else:
+            assert recipe is not None
+            network = build_network(recipe, "generator")
+            initialize(network, initial_seed(recipe, "generator"))
+        found = measured(network, recipe, cases)
+    weights = "random weights" if run is None else f"EMA of {run}"
+    what = f"{recipe.generator.family} at {recipe.data.resolution}, {weights}"
+    percentiles = [f"p{p} ms" for p in _PERCENTILES]
+    headings = ("case", "batch", *percentiles, "images/s", "device MiB", "host MiB", "first s", "differs")
     rows = [_row(each) for each in found if "reason" not in each]
     notes = [
         f"{_name(each)}, batch {each['batch']}: cannot run here: {each['reason']}" for each in found if "reason" in each
@@ -95,46 +79,29 @@ def main(recipe: Recipe | None, options: Options) -> int:
     notes += [
         "device MiB, host MiB: peak; first: the first batch, which compiles",
         "differs: most that a pixel, which is from -1 to 1, does from the eager fp32 image",
-        *describe(facts),
     ]
-    print(shown(Table(f"time of a batch: {what}", headings, rows, notes), options.markdown))
+    table = Table(f"time of a batch: {what}", headings, rows, notes)
+    print_results(form, {"generator": what, "cases": found}, table)
     return 0
 
 
-def _open(recipe: Recipe | None, options: Options) -> tuple[LayerStack, Recipe]:
-    """The generator, on the host."""
-    if options.run is not None:
-        trained = open_trained(options.run, "generator", live=False, nimg=None, device=torch.device("cpu"))
-        return trained.network, trained.recipe
-    assert recipe is not None
-    network = build_network(recipe, "generator")
-    initialize(network, initial_seed(recipe, "generator"))
-    return network, recipe
-
-
-def measured(network: LayerStack, recipe: Recipe, options: Options) -> list[dict[str, Any]]:
-    """Measure each case; one that fails says why, and the others go on.
-
-    Args:
-        network: In float32, on the host.
-        recipe: Of the network.
-        options: What to measure.
-    """
+def measured(network: LayerStack, recipe: Recipe, cases: Cases) -> list[dict[str, Any]]:
+    """Measure each case of a network in float32 on the host; one that fails says why, and the others go on."""
     found = []
-    for mode, precision, batch in itertools.product(options.modes, options.precisions, options.batches):
+    for mode, precision, batch in itertools.product(cases.modes, cases.precisions, cases.batches):
         case = {"mode": mode, "precision": precision, "batch": batch}
         print(f"{_name(case)}, batch {batch}", file=sys.stderr, flush=True)
         return_unused()
         try:
             with memory.naming_remedy("of this batch", "leave it out"), torch.no_grad():
-                case |= _measured_case(network, recipe, case, options)
+                case |= _measured_case(network, recipe, case, cases)
         except (UserError, RuntimeError) as error:  # torch's own, of a type or compiler it lacks
             case["reason"] = str(error).strip().partition("\n")[0]
         found.append(case)
     return found
 
 
-def _measured_case(network: LayerStack, recipe: Recipe, case: dict[str, Any], options: Options) -> dict[str, Any]:
+def _measured_case(network: LayerStack, recipe: Recipe, case: dict[str, Any], cases: Cases) -> dict[str, Any]:
     inputs = _inputs(recipe, case["batch"], comm.device())
     expected = _reference_images(network, inputs, recipe)
     cast = copy.deepcopy(network)
@@ -146,10 +113,9 @@ def _measured_case(network: LayerStack, recipe: Recipe, case: dict[str, Any], op
     generate: Generate = torch.compile(cast, dynamic=False) if case["mode"] == "compiled" else cast
     return_unused()
     comm.forget_peak_memory()
-    host = HostPeak()
-    try:
+    with contextlib.closing(HostPeak()) as host:
         with sampling_mode(cast, recipe.sample_statistics):
-            images, first, seconds = _timed_batches(generate, inputs, options)
+            images, first, seconds = _timed_batches(generate, inputs, cases)
         return {
             **{f"p{p}_seconds": percentile(seconds, p) for p in _PERCENTILES},
             "images_per_second": len(expected) * len(seconds) / sum(seconds),
@@ -158,8 +124,6 @@ def _measured_case(network: LayerStack, recipe: Recipe, case: dict[str, Any], op
             "first_seconds": first,
             "difference": float((images.float().cpu() - expected).abs().max()),
         }
-    finally:
-        host.close()
 
 
 def _reference_images(network: LayerStack, inputs: MicroBatch, recipe: Recipe) -> Tensor:
@@ -169,15 +133,15 @@ def _reference_images(network: LayerStack, inputs: MicroBatch, recipe: Recipe) -
         return copied(*inputs).float().cpu()
 
 
-def _timed_batches(generate: Generate, inputs: MicroBatch, options: Options) -> tuple[Tensor, float, list[float]]:
+def _timed_batches(generate: Generate, inputs: MicroBatch, cases: Cases) -> tuple[Tensor, float, list[float]]:
     """The images, seconds of the first batch, and of each that is timed."""
     watch = Stopwatch()
     images = generate(*inputs)
     first = watch.seconds()
-    for _ in range(options.warmup):
+    for _ in range(cases.warmup):
         generate(*inputs)
     seconds = []
-    for _ in range(options.steps):
+    for _ in range(cases.steps):
         watch = Stopwatch()
         generate(*inputs)
         seconds.append(watch.seconds())
@@ -195,10 +159,8 @@ def _inputs(recipe: Recipe, num: int, device: torch.device) -> MicroBatch:
     labels = torch.arange(num) % max(recipe.data.num_classes, 1)
     if not recipe.data.paired:
         return generator_inputs(recipe, draws, "bench", 0, labels, None, device)
-    shape = (num, recipe.data.input_channels, recipe.data.resolution, recipe.data.resolution)
-    images = (
-        torch.from_numpy(draws.normal("bench", (), 0, num, shape[1] * shape[2] * shape[3])).view(shape).clamp(-1, 1)
-    )
+    shape = (recipe.data.input_channels, recipe.data.resolution, recipe.data.resolution)
+    images = torch.from_numpy(draws.normal("bench", (), 0, num, math.prod(shape))).view(num, *shape).clamp(-1, 1)
     seeds = torch.from_numpy(draws.seeds("bench/seed", (0,), 0, num))
     return images.to(device), labels.to(device), seeds.to(device)
 
@@ -213,7 +175,7 @@ def _row(each: dict[str, Any]) -> list[str]:
         str(each["batch"]),
         *(number(1e3 * each[f"p{p}_seconds"]) for p in _PERCENTILES),
         number(each["images_per_second"]),
-        mebibytes(each["device_peak_bytes"]) if each["device_peak_bytes"] else NOTHING,
+        mebibytes(each["device_peak_bytes"]),
         mebibytes(each["host_peak_bytes"]),
         number(each["first_seconds"]),
         f"{each['difference']:.1e}",

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from bigsgan.memory import resident_bytes
+from bigsgan.runtime.memory import resident_bytes
 
 _SAMPLING_SECONDS = 0.02
 _PROC = Path("/proc")

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import NamedTuple, Protocol
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bigsgan import comm, memory
 from bigsgan.bench.host import HostPeak, disk_wait_seconds, return_unused
-from bigsgan.engines.deepspeed_private import leaving_nothing
+from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.errors import UserError
+from bigsgan.runtime import comm, memory
 
 Builder = Callable[[], "Loop | None"]
 """Makes a loop, or gives None on a rank that takes no part in it."""
@@ -34,19 +34,15 @@ class Loop(Protocol):
     @property
     def waited_seconds(self) -> float:
         """How long it has waited for images so far."""
-        ...
 
     def __call__(self) -> None:
         """Make one update."""
-        ...
 
     def means(self) -> dict[str, float]:
         """Means of losses and the like since the last call, over the ranks that take part. They all call this."""
-        ...
 
     def close(self) -> None:
         """Release all it holds."""
-        ...
 
 
 class Settings(NamedTuple):
@@ -116,10 +112,7 @@ def take_turns(
 ) -> tuple[list[list[list[Visit]]], dict[int, str]]:
     """Measure loops round by round, forwards and backwards in turn. Every rank calls this.
 
-    Args:
-        builders: Of the loops, each with what holds meanwhile.
-        settings: How much.
-        told: Is called with the numbers of the round and of the loop before each of them.
+    ``told`` is called with the numbers of the round and of the loop before each of them.
 
     Returns:
         By loop and round, the visits of the ranks that took part, on rank 0; and why loops broke off.
@@ -155,15 +148,12 @@ def _visit(build: Builder, setting: Setting, settings: Settings) -> Visit | None
         return_unused()
         comm.forget_peak_memory()
         comm.barrier()  # nobody measures while others still tidy up
-        host = HostPeak()
-        loop = None
-        try:
+        with closing(HostPeak()) as host:
             loop = build()
-            return None if loop is None else _timed(loop, settings, host)
-        finally:
-            host.close()
-            if loop is not None:
-                loop.close()
+            if loop is None:
+                return None
+            with closing(loop):
+                return _timed(loop, settings, host)
 
 
 def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from bigsgan import comm
 from bigsgan.engines import Phase, Task
-from bigsgan.engines.deepspeed_collectives import wrapped_collectives
+from bigsgan.engines.deepspeed.collectives import wrapped_collectives
+from bigsgan.runtime import comm
 from bigsgan.training.loop import Run
 
 Entering = Callable[[str], AbstractContextManager[Any]]
@@ -31,28 +31,22 @@ PHASES = (
 def label_phases(run: Run, entering: Entering) -> None:
     """Lay names around the parts of a run's updates, for good."""
     run.step.executor.around = lambda phase, task: entering(name_of(phase, task))
-    _wrap(run.reals, "next_phase", DATA, entering)
-    _wrap(run.ema, "update", AVERAGE, entering)
+    for owner, name, label in ((run.reals, "next_phase", DATA), (run.ema, "update", AVERAGE)):
+        setattr(owner, name, _around(getattr(owner, name), label, entering))
 
 
 def name_of(phase: Phase, task: Task) -> str:
     """The part of an update that a task belongs to; a step's wait for gradients is the optimizer's."""
-    if phase.frozen:
+    if phase.does == "judges":
         return SEAM
     if phase.does == "makes images" and not phase.keeps_graphs:
         return IMAGES
     return f"{phase.network[0].upper()} {'optimizer' if task.kind == 'step' else task.kind}"
 
 
-@contextmanager
-def labelled_collectives(entering: Entering) -> Iterator[None]:
+def labelled_collectives(entering: Entering) -> AbstractContextManager[None]:
     """Lay ``reduce`` around every collective inside the block."""
-    with wrapped_collectives(lambda function: _around(function, REDUCE, entering)):
-        yield
-
-
-def _wrap(owner: Any, name: str, label: str, entering: Entering) -> None:
-    setattr(owner, name, _around(getattr(owner, name), label, entering))
+    return wrapped_collectives(lambda function: _around(function, REDUCE, entering))
 
 
 def _around(function: Callable[..., Any], label: str, entering: Entering) -> Callable[..., Any]:
@@ -64,7 +58,33 @@ def _around(function: Callable[..., Any], label: str, entering: Entering) -> Cal
     return around
 
 
-class PhaseClock:
+class OpenPhases:
+    """The phases that are open, one inside the other; what is counted is the innermost one's."""
+
+    def __init__(self) -> None:
+        self._names = [REST]
+
+    @property
+    def innermost(self) -> str:
+        """Its name."""
+        return self._names[-1]
+
+    @contextmanager
+    def phase(self, label: str) -> Iterator[None]:
+        """Count what the block does for a phase."""
+        self.turn()
+        self._names.append(label)
+        try:
+            yield
+        finally:
+            self.turn()
+            self._names.pop()
+
+    def turn(self) -> None:
+        """Count what there is so far for the innermost phase, which another is about to replace."""
+
+
+class PhaseClock(OpenPhases):
     """Seconds in each phase, without the phases inside it; waits for the device at every border.
 
     Attributes:
@@ -72,33 +92,23 @@ class PhaseClock:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._open = [REST]
         self._since = time.perf_counter()
-
-    @contextmanager
-    def phase(self, label: str) -> Iterator[None]:
-        """Count the block's time for a phase."""
-        self._turn()
-        self._open.append(label)
-        try:
-            yield
-        finally:
-            self._turn()
-            self._open.pop()
 
     def restart(self) -> None:
         """Forget what was counted."""
-        self._turn()
+        self.turn()
         self.seconds.clear()
 
     def stop(self) -> dict[str, float]:
         """Return the seconds so far, by phase, in the order of an update."""
-        self._turn()
+        self.turn()
         return {phase: self.seconds[phase] for phase in PHASES if phase in self.seconds}
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Count the time since the last turn."""
         comm.synchronize()
         now = time.perf_counter()
-        self.seconds[self._open[-1]] += now - self._since
+        self.seconds[self.innermost] += now - self._since
         self._since = now

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bigsgan import comm
 from bigsgan.adversarial import LatentSource, PairSource, SampleDraws
 from bigsgan.adversarial.extras import Extras, build_extras
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals
@@ -33,6 +32,7 @@ from bigsgan.engines.zero import Root
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
 from bigsgan.monitor import Statistics
+from bigsgan.runtime import comm
 from bigsgan.training.schedules import average_decay, scheduled
 
 
@@ -86,11 +86,6 @@ class Trainee:
                 group["betas"] = (group["betas"][0], beta2)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-
-    def freeze(self, frozen: bool) -> None:
-        """Let the graphs that follow lead to no parameter, or to all again."""
-        for parameter in self._parameters:
-            parameter.requires_grad_(not frozen)
 
 
 class PlainLoop:
@@ -176,12 +171,7 @@ class PlainLoop:
         return images, images.new_zeros(())
 
     def _train_discriminator(
-        self,
-        inputs: Inputs,
-        fakes: Sequence[Tensor],
-        counters: tuple[int, int],
-        reals: Reals,
-        numbers: Scheduled,
+        self, inputs: Inputs, fakes: Sequence[Tensor], counters: tuple[int, int], reals: Reals, numbers: Scheduled
     ) -> None:
         section, part = self._recipe.objective, self._slices["discriminator"]["discriminator"]
         number = counters[0] * section.d_steps + counters[1]
@@ -201,31 +191,27 @@ class PlainLoop:
         self._discriminator.update(*numbers.discriminator)
 
     def _train_generator(self, inputs: Inputs, update: int, reals: Reals, numbers: Scheduled) -> None:
-        part, l1, shares = (
-            self._slices["generator"]["generator"],
-            self._recipe.objective.l1,
-            self._recipe.objective.reuse_fakes,
-        )
-        self._discriminator.freeze(True)
+        part, section = self._slices["generator"]["generator"], self._recipe.objective
+        self._discriminator.root.requires_grad_(False)
         for j in range(part.accumulation):
             samples = part.positions(j)
             with self._generator.reducing(j):
                 if j in self._graphs:
                     fakes, loss = self._graphs.pop(j)
                 else:
-                    fakes, loss = self._generate(inputs.generator(j), update, moving=j == 0 and not shares)
+                    fakes, loss = self._generate(inputs.generator(j), update, moving=j == 0 and not section.reuse_fakes)
                 real = None
                 if self._g_objective.pairs:
                     real = (*self._source.real(reals()[j]), *self._seeds("generator/real", (update,), samples))
                 judged = (fakes, *inputs.conditions(j), *self._seeds("generator/fake", (update,), samples))
                 judged = self._g_objective.batch(real, judged)
                 loss = loss + self._discriminator.root(judged, False, loss=self._g_objective)
-                if l1:
+                if section.l1:
                     differences = (fakes - self._source.real(reals()[j])[0]).abs()
                     self._statistics.add("loss/l1", differences)
-                    loss = loss + l1 * differences.mean()
+                    loss = loss + section.l1 * differences.mean()
                 self._generator.backward(loss)
-        self._discriminator.freeze(False)
+        self._discriminator.root.requires_grad_(True)
         self._generator.update(*numbers.generator)
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Sequence[Tensor]:
@@ -236,9 +222,7 @@ class PlainLoop:
 def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     """Build the loop, on this rank alone or with DistributedDataParallel on all of them, which then all call this.
 
-    Args:
-        plan: Of engines that lie whole on each rank, in float32.
-        distributed: Whether the ranks share the batch.
+    The plan is of engines that lie whole on each rank, in float32.
 
     Raises:
         UserError: The data is not as the recipe says.

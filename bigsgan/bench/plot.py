@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from bigsgan.atomic import replacing
-from bigsgan.monitor.sinks import writing
+from bigsgan.runtime.atomic import replacing
+from bigsgan.runtime.paths import writing
 
 _WIDTH, _ROW, _MARGIN, _NAMES, _NUMBERS = 900, 36, 24, 200, 90
 _INK, _BAR, _LINE, _SPREAD = (30, 30, 30), (86, 138, 190), (170, 170, 170), (20, 60, 110)
@@ -24,12 +24,9 @@ def bar_lengths(bars: Sequence[tuple[str, Sequence[float]]], width: int) -> list
 
 
 def write_bars(out: Path, title: str, bars: Sequence[tuple[str, Sequence[float]]]) -> None:
-    """Write a chart of horizontal bars.
+    """Write a chart of horizontal bars as a PNG file.
 
-    Args:
-        out: PNG file.
-        title: Above the bars.
-        bars: Name of each, with its lower quartile, its median, which the bar shows, and its upper quartile.
+    Each has a name, and its lower quartile, its median, which the bar shows, and its upper quartile.
 
     Raises:
         UserError: The file cannot be written.

@@ -7,13 +7,13 @@ import io
 import tempfile
 from pathlib import Path
 
-from bigsgan import comm
 from bigsgan.config import RunPlan
 from bigsgan.monitor import RankLog
-from bigsgan.start import Start
+from bigsgan.runtime import comm
 from bigsgan.train import build_run
 from bigsgan.training.loop import Run
 from bigsgan.training.schedules import scheduled
+from bigsgan.training.start import Start
 
 
 class EngineLoop:

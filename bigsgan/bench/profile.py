@@ -4,27 +4,25 @@ it uses."""
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bigsgan import comm
-from bigsgan.bench.about import about, describe
+from bigsgan.bench.about import on_all_ranks, print_results
 from bigsgan.bench.arithmetic import arithmetic_of, speed
 from bigsgan.bench.lazy import partly_timed
 from bigsgan.bench.measure import Stopwatch
 from bigsgan.bench.phases import PhaseClock, label_phases, labelled_collectives
 from bigsgan.bench.product import EngineLoop, build_engine_loop
-from bigsgan.bench.table import NOTHING, Table, as_json, percent, shown
+from bigsgan.bench.table import NOTHING, Table, percent
 from bigsgan.bench.train import label
 from bigsgan.config import RunPlan
-from bigsgan.ending import exit_status
-from bigsgan.monitor.sinks import writing
+from bigsgan.runtime import comm
+from bigsgan.runtime.paths import writing
 
 NUM_OPERATIONS = 10
 TRACE_FILE = "trace.json"
@@ -32,67 +30,43 @@ _LABEL = "bigsgan: "
 """Before a phase's name in the trace, which has an operation of nearly every name."""
 
 
-class Options(NamedTuple):
-    """How to measure and show.
-
-    Attributes:
-        out: Directory of the trace.
-        warmup: Updates before any clock starts.
-        steps: Updates whose phases are timed; as many are timed as a whole.
-        json: Print JSON.
-        markdown: Print Markdown tables.
-    """
-
-    out: Path
-    warmup: int
-    steps: int
-    json: bool
-    markdown: bool
-
-
-def main(plan: RunPlan, options: Options) -> int:
+def main(plan: RunPlan, out: Path, warmup: int, steps: int, form: str | None) -> int:
     """Profile, print, and return the exit status. Every rank calls this."""
-
-    def work() -> int:
-        with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
-            comm.initialize(comm.PATIENCE_HOURS * 3600)
-            if comm.rank() == 0:
-                with writing(options.out):
-                    options.out.mkdir(parents=True, exist_ok=True)
-            found = profiled(plan, options)
-        if comm.rank() == 0:
-            _show(plan, found, options)
-        comm.leave()
-        return 0
-
-    return exit_status(work)
+    return on_all_ranks(lambda: profiled(plan, out, warmup, steps), lambda found: _show(plan, found, steps, form))
 
 
-def profiled(plan: RunPlan, options: Options) -> dict[str, Any]:
-    """Time updates as a whole, by phase, and by operation; of this rank. Every rank calls this."""
-    loop = build_engine_loop(plan)
-    try:
-        for _ in range(options.warmup):
+def profiled(plan: RunPlan, out: Path, warmup: int, steps: int) -> dict[str, Any]:
+    """Time updates as a whole, by phase, and by operation; of this rank. Every rank calls this.
+
+    Args:
+        plan: Of networks without stages.
+        out: Directory of the trace; made where it is missing.
+        warmup: Updates before any clock starts.
+        steps: Updates that are timed as a whole, and as many by phase.
+    """
+    if comm.rank() == 0:
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(build_engine_loop(plan)) as loop:
+        for _ in range(warmup):
             loop()
         comm.barrier()
         watch = Stopwatch()
-        for _ in range(options.steps):
+        for _ in range(steps):
             loop()
-        seconds = watch.seconds() / options.steps
-        phases, operations = _by_phase_and_operation(loop, options)
-    finally:
-        loop.close()
+        seconds = watch.seconds() / steps
+        phases, operations = _by_phase_and_operation(loop, out / TRACE_FILE, steps)
     return {
         "update_seconds": seconds,
         "images_per_second": plan.recipe.batch / seconds,
         "phases": phases,
         "operations": operations,
         **speed(arithmetic_of(plan, {}), seconds),
-        "trace": str(options.out / TRACE_FILE),
+        "trace": str(out / TRACE_FILE),
     }
 
 
-def _by_phase_and_operation(loop: EngineLoop, options: Options) -> tuple[dict[str, float], list[dict[str, Any]]]:
+def _by_phase_and_operation(loop: EngineLoop, trace: Path, steps: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Seconds of an update by phase, with the device waited for at each border; then a trace, without waiting."""
     clock, traces = PhaseClock(), False
 
@@ -102,17 +76,17 @@ def _by_phase_and_operation(loop: EngineLoop, options: Options) -> tuple[dict[st
     label_phases(loop.run, entering)
     with labelled_collectives(entering):
         clock.restart()
-        for _ in range(options.steps):
+        for _ in range(steps):
             loop()
-        phases = {name: seconds / options.steps for name, seconds in clock.stop().items()}
+        phases = {name: seconds / steps for name, seconds in clock.stop().items()}
         traces = True
         on_gpu = comm.device().type == "cuda"
         with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
             loop()
             comm.synchronize()
     if comm.rank() == 0:
-        with writing(options.out):
-            profiler.export_chrome_trace(str(options.out / TRACE_FILE))
+        with writing(trace.parent):
+            profiler.export_chrome_trace(str(trace))
     return phases, costliest(profiler.key_averages(), on_gpu)
 
 
@@ -132,18 +106,13 @@ def costliest(averages: Sequence[Any], on_gpu: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _show(plan: RunPlan, found: dict[str, Any], options: Options) -> None:
-    facts, name = about(), label(plan.recipe)
-    if options.json:
-        print(as_json({**facts, "recipe": name, **found, "notes": partly_timed(plan.recipe, options.steps)}))
-        return
+def _show(plan: RunPlan, found: dict[str, Any], steps: int, form: str | None) -> None:
+    name, untimed = label(plan.recipe), partly_timed(plan.recipe, steps)
     total = sum(found["phases"].values())
     rows = [[phase, f"{1e3 * s:.2f}", percent(s / total)] for phase, s in found["phases"].items()]
     rows.append(["all, one after the other", f"{1e3 * total:.2f}", NOTHING])
     notes = [f"an update without waiting at the phases' borders: {1e3 * found['update_seconds']:.2f} ms"]
-    print(
-        shown(Table(f"phases of an update of rank 0: {name}", ("phase", "ms", "share"), rows, notes), options.markdown)
-    )
+    phases = Table(f"phases of an update of rank 0: {name}", ("phase", "ms", "share"), rows, notes)
     rows = [
         [each["name"], f"{each['calls']:,}", f"{1e3 * each['seconds']:.2f}", percent(each["share"])]
         for each in found["operations"]
@@ -153,9 +122,8 @@ def _show(plan: RunPlan, found: dict[str, Any], options: Options) -> None:
         f"{found['flops'] / 1e9:,.1f} GFLOP an update and rank, without penalties: {reached:.3f} TFLOP/s, "
         f"{percent(found['achieved_share'])} of the {peak:.3f} of a matrix product in {found['matrix_precision']}",
         f"timeline: {found['trace']}, for chrome://tracing or Perfetto",
-        *partly_timed(plan.recipe, options.steps),
-        *describe(facts),
+        *untimed,
     ]
     heading = ("operation", "calls", "ms", "share")
-    print()
-    print(shown(Table("operations that take the most time by themselves", heading, rows, notes), options.markdown))
+    operations = Table("operations that take the most time by themselves", heading, rows, notes)
+    print_results(form, {"recipe": name, **found, "notes": untimed}, phases, operations)

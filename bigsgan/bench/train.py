@@ -12,24 +12,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bigsgan import comm
-from bigsgan.bench.about import about, describe
+from bigsgan.bench.about import on_all_ranks, print_results
 from bigsgan.bench.arithmetic import Arithmetic, arithmetic_of, speed
 from bigsgan.bench.lazy import partly_timed
 from bigsgan.bench.measure import Builder, Loop, Setting, Settings, Visit, take_turns
 from bigsgan.bench.plain import build_plain_loop
 from bigsgan.bench.plot import write_bars
 from bigsgan.bench.product import build_engine_loop
-from bigsgan.bench.table import NOTHING, Table, as_json, mebibytes, number, percent, shown
+from bigsgan.bench.table import NOTHING, Table, mebibytes, number, percent
 from bigsgan.bench.variants import Planned
 from bigsgan.config import Recipe
 from bigsgan.data import build_dataset
-from bigsgan.ending import exit_status
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.errors import UserError
-from bigsgan.kernels import choose_kernels, kernels
-from bigsgan.tf32 import tf32
+from bigsgan.runtime import comm
+from bigsgan.runtime.kernels import choose_kernels, kernels
+from bigsgan.runtime.tf32 import tf32
 
 CONTROL = "control"
 _HEADINGS = (
@@ -45,22 +44,6 @@ _MEANING = (
     "disk wait: of main threads for disks, summed over a rank's processes, so that it may exceed 100 %",
     "losses: mean of the timed updates of the last round; differs: relative difference of the first update's loss",
 )
-
-
-class Options(NamedTuple):
-    """How to measure and show.
-
-    Attributes:
-        settings: Rounds and updates.
-        json: Print JSON.
-        markdown: Print a Markdown table.
-        plot: PNG file to write.
-    """
-
-    settings: Settings
-    json: bool
-    markdown: bool
-    plot: Path | None
 
 
 class Result(NamedTuple):
@@ -89,21 +72,16 @@ class Result(NamedTuple):
         return [max(visit.seconds for visit in ranks) / self.recipe.batch for ranks in self.rounds]
 
 
-def main(recipe: Recipe, planned: Sequence[Planned], options: Options) -> int:
-    """Measure, print, and return the exit status. Every rank calls this."""
+def main(recipe: Recipe, planned: Sequence[Planned], settings: Settings, form: str | None, plot: Path | None) -> int:
+    """Measure, print, draw a chart in ``plot`` if that is given, and return the exit status. Every rank calls this."""
 
-    def work() -> int:
-        with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
-            comm.initialize(comm.PATIENCE_HOURS * 3600)
-            choose_kernels(recipe.deterministic)
-            num_images = len(build_dataset(recipe.data))
-            results = _measure([_on_machine(each) for each in planned], options.settings)
-        if comm.rank() == 0:
-            _show(recipe, [record(result, results, num_images) for result in results], options)
-        comm.leave()
-        return 0
+    def measure() -> list[dict[str, Any]]:
+        choose_kernels(recipe.deterministic)
+        num_images = len(build_dataset(recipe.data))
+        results = _measure([_on_machine(each) for each in planned], settings)
+        return [record(result, results, num_images) for result in results] if comm.rank() == 0 else []
 
-    return exit_status(work)
+    return on_all_ranks(measure, lambda records: _show(recipe, records, settings, form, plot))
 
 
 def _on_machine(planned: Planned) -> Planned:
@@ -185,13 +163,7 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
 
 
 def record(result: Result, results: Sequence[Result], num_images: int) -> dict[str, Any]:
-    """What is told of one variant, compared with the first that ran.
-
-    Args:
-        result: Of the variant.
-        results: Of all.
-        num_images: In an epoch.
-    """
+    """What is told of one variant, compared with the first of all that ran; an epoch has ``num_images``."""
     about_it: dict[str, Any] = {"variant": result.name, "what": result.title}
     if result.recipe is None:
         return {**about_it, "reason": result.reason}
@@ -248,33 +220,28 @@ def _quartiles(ratios: Sequence[float]) -> list[float]:
     return statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratios[0]] * 3
 
 
-def _show(recipe: Recipe, records: Sequence[dict[str, Any]], options: Options) -> None:
-    facts = about()
-    settings, untimed = options.settings._asdict(), partly_timed(recipe, options.settings.steps)
-    if options.plot is not None:
-        ran = [each for each in records if "reason" not in each]
+def _show(
+    recipe: Recipe, records: Sequence[dict[str, Any]], settings: Settings, form: str | None, plot: Path | None
+) -> None:
+    name, untimed = label(recipe), partly_timed(recipe, settings.steps)
+    ran = [each for each in records if "reason" not in each]
+    if plot is not None:
         bars = [(each["variant"], each["time_ratio"]) for each in ran]
-        write_bars(options.plot, f"time per image over {ran[0]['variant']} ({label(recipe)})", bars)
-    if options.json:
-        print(as_json({**facts, "recipe": label(recipe), **settings, "variants": records, "notes": untimed}))
-        return
-    rows = [_row(each) for each in records if "reason" not in each]
+        write_bars(plot, f"time per image over {ran[0]['variant']} ({name})", bars)
     notes = [
         f"{each['variant']} ({each['what']}): cannot run here: {each['reason']}" for each in records if "reason" in each
     ]
-    peaks = {each["matrix_precision"]: each["matrix_flops_per_second"] for each in records if each.get("flops")}
-    notes += [f"matrix product in {name}: {number(peak / 1e12)} TFLOP/s" for name, peak in peaks.items()]
-    measured = f"rounds: {settings['rounds']}, each of {settings['warmup']} + {settings['steps']} updates"
-    table = Table(f"{label(recipe)}; {measured}", _HEADINGS, rows, [*notes, *untimed, *_MEANING, *describe(facts)])
-    print(shown(table, options.markdown))
+    peaks = {each["matrix_precision"]: each["matrix_flops_per_second"] for each in ran if each["flops"]}
+    notes += [f"matrix product in {kind}: {number(peak / 1e12)} TFLOP/s" for kind, peak in peaks.items()]
+    title = f"{name}; rounds: {settings.rounds}, each of {settings.warmup} + {settings.steps} updates"
+    table = Table(title, _HEADINGS, [_row(each) for each in ran], [*notes, *untimed, *_MEANING])
+    print_results(form, {"recipe": name, **settings._asdict(), "variants": records, "notes": untimed}, table)
 
 
 def label(recipe: Recipe) -> str:
     """Which networks, at which size, on which data; generated data is called synthetic."""
     data = recipe.data
-    what = (
-        f"{data.kind} data" if not data.kind.startswith("synthetic") else "synthetic data (generated, no photographs)"
-    )
+    what = "synthetic data (generated, no photographs)" if data.kind.startswith("synthetic") else f"{data.kind} data"
     return f"{recipe.generator.family} at {data.resolution}, batch {recipe.batch}, {what}"
 
 

@@ -56,8 +56,13 @@ class Planned:
     reason: str = ""
 
 
+def _of_both(section: str, **values: object) -> list[str]:
+    """Overrides of a section of either network."""
+    return [f"{section}.{network}.{key}={value}" for network in NETWORKS for key, value in values.items()]
+
+
 def _engines(file: str) -> list[str]:
-    return [f"engines.{network}.ds_config=ds_configs/{file}.json" for network in NETWORKS]
+    return _of_both("engines", ds_config=f"ds_configs/{file}.json")
 
 
 def _accumulated(recipe: Recipe) -> list[str]:
@@ -65,20 +70,15 @@ def _accumulated(recipe: Recipe) -> list[str]:
     return [f"batch={ACCUMULATION * recipe.batch}", f"accumulation={ACCUMULATION * recipe.accumulation}"]
 
 
-def _clipped(recipe: Recipe) -> list[str]:
-    return [f"optimizer.{network}.clip_norm={CLIP_NORM}" for network in NETWORKS]
+def _penalised(method: str) -> Callable[[Recipe], list[str]]:
+    def overrides(recipe: Recipe) -> list[str]:
+        names = recipe.objective.exact_penalties
+        if not names:
+            remedy = "add objective.r1, or leave the variant out"
+            raise UserError("objective", None, "has no exact penalty", remedy)
+        return [f"objective.{name}.method={method}" for name in names]
 
-
-def _compiled(unit: str) -> list[str]:
-    return [f"engines.{network}.compile={unit}" for network in NETWORKS]
-
-
-def _replayed(recipe: Recipe) -> list[str]:
-    return [*_compiled("whole"), *(f"engines.{network}.cuda_graphs=true" for network in NETWORKS)]
-
-
-def _staged(recipe: Recipe) -> list[str]:
-    return [f"engines.{network}.pipeline_stages={NUM_STAGES}" for network in NETWORKS]
+    return overrides
 
 
 def _plain(name: str, title: str, single: bool = True, tf32: bool | None = None) -> Variant:
@@ -89,8 +89,9 @@ def _layout(name: str, title: str, file: str) -> Variant:
     return Variant(name, title, lambda recipe: _engines(file))
 
 
-def _changed(name: str, change: str, overrides: Callable[[Recipe], list[str]]) -> Variant:
-    return Variant(name, f"{_BASE}, {change}", overrides, change)
+def _changed(name: str, change: str, overrides: list[str] | Callable[[Recipe], list[str]]) -> Variant:
+    made = overrides if callable(overrides) else lambda recipe: overrides
+    return Variant(name, f"{_BASE}, {change}", made, change)
 
 
 VARIANTS = {
@@ -103,32 +104,30 @@ VARIANTS = {
         _layout("zero0", f"two engines, {_BASE}", "zero0"),
         _layout("mixed_precision", "ZeRO 0 in bf16", "zero0_bf16"),
         _changed("accumulation", f"{ACCUMULATION} times the micro-batches and the batch", _accumulated),
-        _changed("clipping", f"gradients clipped at norm {CLIP_NORM}", _clipped),
+        _changed("clipping", f"gradients clipped at norm {CLIP_NORM}", _of_both("optimizer", clip_norm=CLIP_NORM)),
+        _changed("reused_fakes", "D's last step and G's update on the same images", ["objective.reuse_fakes=true"]),
+        _changed("compiled", "networks through torch.compile", _of_both("engines", compile="whole")),
+        _changed("compiled_layers", "layers through torch.compile, one by one", _of_both("engines", compile="layers")),
         _changed(
-            "reused_fakes",
-            "D's last step and G's update on the same images",
-            lambda recipe: ["objective.reuse_fakes=true"],
+            "cuda_graphs",
+            "compiled networks replayed as CUDA graphs",
+            _of_both("engines", compile="whole", cuda_graphs="true"),
         ),
-        _changed("compiled", "networks through torch.compile", lambda recipe: _compiled("whole")),
-        _changed("compiled_layers", "layers through torch.compile, one by one", lambda recipe: _compiled("layers")),
-        _changed("cuda_graphs", "compiled networks replayed as CUDA graphs", _replayed),
-        _changed("deterministic", "kernels of which each run has the same sums", lambda r: ["deterministic=true"]),
+        _changed("double_backward", "exact penalties by a double backward", _penalised("double_backward")),
+        _changed("forward_mode", "exact penalties in forward mode", _penalised("forward_mode")),
+        _changed("deterministic", "kernels of which each run has the same sums", ["deterministic=true"]),
         _layout("zero1", "ZeRO 1", "zero1"),
         _layout("zero2", "ZeRO 2", "zero2"),
         _layout("zero3", "ZeRO 3", "zero3"),
         _layout("offload", "ZeRO 2 in bf16, optimizer on the host", "zero2_offload"),
-        _changed("pipeline", f"both networks in {NUM_STAGES} stages", _staged),
+        _changed("pipeline", f"both networks in {NUM_STAGES} stages", _of_both("engines", pipeline_stages=NUM_STAGES)),
     )
 }
 """By name, in the order in which they are shown."""
 
 
 def chosen_variants(text: str, recipe: Recipe) -> list[Variant]:
-    """Read ``baseline,zero1,mixed_precision+compiled``.
-
-    Args:
-        text: Names; those that ``+`` joins are one variant, to which each of them contributes its change.
-        recipe: That they change.
+    """Read ``baseline,zero1,mixed_precision+compiled``: to one variant, all that ``+`` joins contribute their change.
 
     Raises:
         UserError: A name is unknown, or stands there twice, or names are joined that do not go together.
@@ -184,8 +183,7 @@ def plan_variants(
 
 def _plan(recipe: Recipe, variant: Variant, world_size: int, recipe_dir: Path | None) -> Planned:
     tree = recipe.model_dump()
-    plain = ("pipeline_stages=1", "accumulation=null", "compile=none", "cuda_graphs=false")
-    base = [f"engines.{network}.{key}" for network in NETWORKS for key in plain]
+    base = _of_both("engines", pipeline_stages=1, accumulation="null", compile="none", cuda_graphs="false")
     try:
         for overrides in (_PLAIN_RECIPE, base, _engines("zero0"), variant.overrides(recipe)):
             apply_overrides(tree, overrides)

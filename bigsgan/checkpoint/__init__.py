@@ -13,16 +13,8 @@ flattened float32 values, from element 4096 on; over all files, every element st
 any layout: each rank reads the stretches that its own shards need, whatever ranks and shards wrote them.
 """
 
-from bigsgan.checkpoint.entries import (
-    ObjectCollectives,
-    SavedEntry,
-    SavedValues,
-    SharedState,
-    SingleProcess,
-    StateEntry,
-    StateShard,
-)
-from bigsgan.checkpoint.reader import Reader, files_with, restore
+from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, SingleProcess, StateShard
+from bigsgan.checkpoint.reader import Reader, SavedValues, SharedState, StateEntry, files_with, restore
 from bigsgan.checkpoint.saver import Description, Saver
 from bigsgan.checkpoint.tags import (
     IMPORTED,

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan import memory
 from bigsgan.checkpoint.entries import ObjectCollectives, StateShard
 from bigsgan.checkpoint.reader import tensor_name
+from bigsgan.runtime import memory
 
 _MOST = 0.9
 """Of the free memory of a host: the rest is for loading processes and what else will be allocated."""
@@ -75,8 +75,7 @@ class Aside:
 
 def _allocated(values: Tensor) -> int:
     """Bytes that a copy takes: torch gives pinned memory in powers of 2 (seen in 2.15, CachingHostAllocator)."""
-    num_bytes = values.numel() * values.element_size()
-    return 1 << (num_bytes - 1).bit_length() if values.is_cuda and num_bytes else num_bytes
+    return 1 << (values.nbytes - 1).bit_length() if values.is_cuda and values.nbytes else values.nbytes
 
 
 def _problem(needs: list[_Need]) -> str | None:

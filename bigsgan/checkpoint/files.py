@@ -36,11 +36,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     The library's own ``save_file`` (0.8) is one call: while it lasts nothing shows whether the disk still answers, and
     it first brings all that lies on a GPU to the host.
 
-    Args:
-        path: The file.
-        tensors: By name; on any device.
-        metadata: Of the file.
-        moved: Told of each piece that is on the disk.
+    Tensors may lie on any device. ``moved`` is told of each piece that is on the disk.
 
     Returns:
         SHA-256 of what the file should hold, as ``checksum`` finds it if it does.
@@ -96,7 +92,7 @@ def _header(names: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[s
     described: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for name in names:
-        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        start, end = end, end + tensors[name].nbytes
         described[name] = {
             "dtype": _DTYPES[tensors[name].dtype], "shape": [tensors[name].numel()], "data_offsets": [start, end]
         }  # fmt: skip

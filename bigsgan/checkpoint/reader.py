@@ -1,17 +1,21 @@
-"""Reads a checkpoint in any layout: each rank reads the shards that it needs, from the files that have them."""
+"""Reads a checkpoint in any layout: each rank reads the shards that it needs, from the files that have them.
+
+What is restored so has the protocol ``StateEntry``.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bigsgan.checkpoint.entries import ObjectCollectives, StateEntry, StateShard
+from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, StateShard
 from bigsgan.checkpoint.files import Moved, unnoticed
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
@@ -45,7 +49,7 @@ class Reader:
         self._stretches: dict[str, list[_Stretch]] = {}
         self.num_opened = 0
 
-    def entry(self, name: str) -> EntryReader:
+    def entry(self, name: str) -> SavedValues:
         """Return what was saved of one entry.
 
         Raises:
@@ -55,7 +59,7 @@ class Reader:
         if numbers is None:
             problem = f"has no {name}, which this run's recipe needs"
             raise UserError(str(self.checkpoint.path), None, problem, "resume with the recipe that saved it")
-        return EntryReader(self, name, numbers, frozenset(self.checkpoint.manifest["kinds"].get(name, ())))
+        return SavedValues(self, name, numbers, frozenset(self.checkpoint.manifest["kinds"].get(name, ())))
 
     def fill(self, value: str, offset: int, out: Tensor) -> None:
         """Fill ``out`` with a value's elements from ``offset`` on."""
@@ -151,8 +155,13 @@ class Reader:
             raise UserError(str(self.checkpoint.path), None, problem, remedy) from error
 
 
-class EntryReader:
-    """SavedValues of one entry, and whole networks from it."""
+class SavedValues:
+    """What was saved of one entry, for any layout of the saving ranks.
+
+    Attributes:
+        numbers: What ``SavedEntry.numbers`` returned.
+        kinds: Of all shards, of all ranks.
+    """
 
     def __init__(self, reader: Reader, entry: str, numbers: Mapping[str, float], kinds: frozenset[str]) -> None:
         self._reader, self._entry = reader, entry
@@ -190,6 +199,35 @@ class EntryReader:
             tensor.copy_(flat.view(tensor.shape))
 
 
+class StateEntry(SavedEntry, Protocol):
+    """One named entry of a run's state, which can be saved and loaded; see training/state.py."""
+
+    def load(self, saved: SavedValues) -> None:
+        """Restore the values of ``parts`` and ``numbers``, in this rank's own layout."""
+        ...
+
+
+class SharedState(ABC):
+    """A StateEntry of tensors that are the same on all ranks."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """The tensors by name, live and contiguous."""
+
+    def parts(self) -> list[StateShard]:
+        """Return all of them; one rank writes."""
+        return [StateShard("state", name, 0, tensor.view(-1), everywhere=True) for name, tensor in self.state().items()]
+
+    def numbers(self) -> dict[str, float]:
+        """Return none."""
+        return {}
+
+    def load(self, saved: SavedValues) -> None:
+        """Restore all of them in place."""
+        for name, tensor in self.state().items():
+            saved.read("state", name, 0, tensor.view(-1))
+
+
 def files_with(checkpoint: Checkpoint, entry: str) -> list[str]:
     """Names of the files that hold anything of an entry, and of those whose headers cannot be read."""
     found = []
@@ -212,12 +250,8 @@ def restore(
 ) -> None:
     """Have each entry of a run's state load what this rank's layout needs of it.
 
-    Args:
-        checkpoint: Where from.
-        entries: By name.
-        ranks: All ranks' collectives.
-        moved: Told of what is read.
-        networks: By entry, the whole network that it is of, such as one on the meta device: nothing else may be saved.
+    ``networks`` has whole networks by the entries that they are of, such as some on the meta device: of these entries
+    nothing else may be saved.
 
     Raises:
         UserError: Something was not saved, something was that has no place, or a file is damaged.

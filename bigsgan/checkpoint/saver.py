@@ -10,11 +10,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bigsgan.atomic import fsync, write_text
 from bigsgan.checkpoint.aside import Aside
 from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, StateShard
 from bigsgan.checkpoint.files import Moved, first_not_finite, unnoticed, write_tensors
@@ -22,7 +22,8 @@ from bigsgan.checkpoint.reader import tensor_name
 from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, other_format, prune, sealed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
-from bigsgan.memory import size
+from bigsgan.runtime.atomic import fsync, write_text
+from bigsgan.runtime.memory import size
 
 _RECEIPT = ".written.json"
 """Ending of what a rank leaves beside its file for the one that writes the manifest."""
@@ -67,14 +68,7 @@ class Saver:
     def __init__(
         self, directory: Path, ranks: ObjectCollectives, section: Checkpoints, moved: Moved = unnoticed
     ) -> None:
-        """Begin without a save.
-
-        Args:
-            directory: ``checkpoints`` of the run; on a file system that all ranks share.
-            ranks: The collectives.
-            section: Of the recipe.
-            moved: Told of what is written.
-        """
+        """Begin without a save; ``directory``, the run's ``checkpoints``, is on a file system that all ranks share."""
         self._moved = moved
         self.stall_seconds = self.write_seconds = 0.0
         self.lost = ""
@@ -92,7 +86,8 @@ class Saver:
         start = time.perf_counter()
         self.finish()
         job = _Job(self._directory, nimg, self._ranks, self._section, self._moved)
-        parts = self._own_parts(entries)
+        first = self._ranks.rank() == 0
+        parts = {name: [p for p in entry.parts() if first or not p.everywhere] for name, entry in entries.items()}
         ready = self._together(job, lambda: job.begin(parts))
         if ready:
             numbers = {name: entry.numbers() for name, entry in entries.items()}
@@ -117,18 +112,19 @@ class Saver:
         job, self._job = self._job, None
         if job is None:
             return True
-        job.wait_for_writing()
+        wait(job.tasks[:1])
         self._meet()
-        done = self._together(job, job.check_writing) and self._together(job, job.wait_for_commit)
+        done = self._together(job, job.tasks[0].result) and self._together(job, job.tasks[-1].result)
         if done:
             self.write_seconds = job.write_seconds
-            _log.info("checkpoint at %d images: %s", job.nimg, job.summary())
+            text = "checkpoint at %d images: %.1f MiB of this rank written in %.2f s"
+            _log.info(text, job.nimg, job.num_bytes / 2**20, job.write_seconds)
         return done
 
     def close(self) -> None:
         """Wait for a save in progress after an error: for a limited time, and without the other ranks."""
-        if self._job is not None:
-            self._job.linger()
+        for task in self._job.tasks if self._job is not None else ():
+            wait([task], _LINGER_SECONDS)
 
     def _together(self, job: _Job, phase: Callable[[], None]) -> bool:
         """Run a phase on all ranks; if it fails on any rank, abandon the save on all."""
@@ -149,10 +145,6 @@ class Saver:
         self._ranks.barrier()
         return False
 
-    def _own_parts(self, entries: Mapping[str, SavedEntry]) -> dict[str, list[StateShard]]:
-        first = self._ranks.rank() == 0
-        return {name: [p for p in entry.parts() if first or not p.everywhere] for name, entry in entries.items()}
-
 
 @dataclass
 class _Receipt:
@@ -168,7 +160,9 @@ class _Job:
 
     Attributes:
         nimg: Images seen.
-        write_seconds: Time that this rank's file took.
+        num_bytes: Of this rank's file.
+        write_seconds: Time that it took.
+        tasks: Under way: this rank's file, and on rank 0 the manifest, after all ranks have written.
     """
 
     def __init__(
@@ -178,19 +172,23 @@ class _Job:
         self._directory, self._tag = directory, f"{nimg:012d}"
         self._partial = directory / f"{self._tag}{PARTIAL}"
         self._ranks, self._section, self._moved = ranks, section, moved
-        self._writer: _Task | None = None
-        self._committer: _Task | None = None
+        self.tasks: list[Future[None]] = []
         self._cancelled = threading.Event()
-        self._bytes = 0
+        self.num_bytes = 0
 
     def begin(self, parts: dict[str, list[StateShard]]) -> None:
         """Make the tag's directory, and check that all ranks can write to it. A collective."""
-        made = _attempt(self._clear) if self._ranks.rank() == 0 else None
-        if problem := self._ranks.from_rank_zero(made):
+        problem = ""
+        if self._ranks.rank() == 0:
+            try:
+                self._clear()
+            except OSError as error:
+                problem = str(error)
+        if problem := self._ranks.from_rank_zero(problem):
             raise UserError(str(self._directory), None, f"cannot be written: {problem}", "give another `out`")
         shared = os.path.isdir(self._partial)
-        self._bytes = sum(part.values.numel() * part.values.element_size() for own in parts.values() for part in own)
-        needed = self._ranks.total(self._bytes)
+        self.num_bytes = sum(part.values.nbytes for own in parts.values() for part in own)
+        needed = self._ranks.total(self.num_bytes)
         if not shared:
             remedy = "give an `out` on a file system that all hosts share"
             raise UserError(str(self._directory), None, "must be the same directory on all ranks", remedy)
@@ -207,42 +205,16 @@ class _Job:
 
     def start(self, parts: dict[str, list[StateShard]], manifest: dict[str, Any]) -> None:
         """Write this rank's file in a thread, and on rank 0 complete the tag in another, once all ranks have."""
-        self._writer = _Task(lambda: self._write(parts))
+        self.tasks = [_in_thread(lambda: self._write(parts))]
         if self._ranks.rank() == 0:
-            self._committer = _Task(lambda: self._commit(manifest))
-
-    def wait_for_writing(self) -> None:
-        """Wait for this rank's file."""
-        if self._writer is not None:
-            self._writer.join()
-
-    def linger(self) -> None:
-        """Wait for this rank's file and for the manifest, but not for long."""
-        for task in (self._writer, self._committer):
-            if task is not None:
-                task.join(_LINGER_SECONDS)
-
-    def check_writing(self) -> None:
-        """Raise what went wrong with this rank's file."""
-        if self._writer is not None:
-            self._writer.result()
-
-    def wait_for_commit(self) -> None:
-        """Wait for the manifest; on rank 0, after all ranks have written."""
-        if self._committer is not None:
-            self._committer.result()
+            self.tasks.append(_in_thread(lambda: self._commit(manifest)))
 
     def abandon(self) -> None:
         """Remove what was written so far; on rank 0, after the writers of all ranks have ended."""
         self._cancelled.set()
-        if self._committer is not None:
-            self._committer.join()
+        wait(self.tasks)
         if self._ranks.rank() == 0:
             shutil.rmtree(self._partial, ignore_errors=True)
-
-    def summary(self) -> str:
-        """What this rank did."""
-        return f"{self._bytes / 2**20:.1f} MiB of this rank written in {self.write_seconds:.2f} s"
 
     def _write(self, parts: dict[str, list[StateShard]]) -> None:
         start = time.perf_counter()
@@ -303,35 +275,16 @@ class _Job:
         return found
 
 
-class _Task:
-    """Something done in a thread, whose failure is raised where its result is asked for."""
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    """Do something in a thread that does not keep the process alive, as those of an executor would."""
+    task: Future[None] = Future()
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._error: BaseException | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def join(self, seconds: float | None = None) -> None:
-        """Wait for the end, or so long."""
-        self._thread.join(seconds)
-
-    def result(self) -> None:
-        """Wait for the end, and raise what went wrong."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._work()
+            work()
+            task.set_result(None)
         except BaseException as error:
-            self._error = error
+            task.set_exception(error)
 
-
-def _attempt(work: Callable[[], Any]) -> str | None:
-    try:
-        work()
-    except OSError as error:
-        return str(error)
-    return None
+    threading.Thread(target=run, daemon=True).start()
+    return task

@@ -20,7 +20,7 @@ from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess
 from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError, reason
-from bigsgan.paths import check_regular, read_text
+from bigsgan.runtime.paths import check_regular, read_text
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -85,11 +85,7 @@ class Checkpoint:
 
 
 def newest(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | None:
-    """Return the newest complete checkpoint of a run, or None if it has not saved any.
-
-    Args:
-        directory: ``checkpoints`` of the run.
-        passed_over: Damaged tags to skip; see ``damage``.
+    """Return the newest complete checkpoint in ``checkpoints`` of a run, or None if it has not saved any.
 
     Raises:
         UserError: All checkpoints are damaged, or the newest has the format of another version.
@@ -115,13 +111,9 @@ def find(
     passed_over: Collection[Path] = (),
     fields: tuple[str, str] = ("--run", "--nimg"),
 ) -> Checkpoint:
-    """Return a run's newest complete checkpoint, or the one at ``nimg`` images.
+    """Return a run's newest complete checkpoint, or the one at ``nimg`` images, but for damaged tags ``passed_over``.
 
-    Args:
-        run: Run directory.
-        nimg: Images seen; None for the newest.
-        passed_over: Damaged tags to skip; see ``damage``.
-        fields: The options or keys that gave the run directory and the images seen, for messages.
+    ``fields`` are the options or keys that gave the run directory and the images seen, for messages.
 
     Raises:
         UserError: There is none, or the newest one has the format of another version.
@@ -155,12 +147,7 @@ def find(
 def find_intact(
     run: Path, nimg: int | None = None, needed: Callable[[Checkpoint], Collection[str]] | None = None
 ) -> Checkpoint:
-    """Like ``find``, but verify the needed files in this process, and skip damaged checkpoints.
-
-    Args:
-        run: Run directory.
-        nimg: Images seen; None for the newest.
-        needed: Names of the files that will be used of a checkpoint; None for all of them.
+    """Like ``find``, but verify the files ``needed`` of a checkpoint in this process, and skip damaged checkpoints.
 
     Raises:
         UserError: There is none, or the one asked for is damaged.
@@ -199,11 +186,7 @@ def damage(
 ) -> str | None:
     """Compare every byte with the manifest's checksums; the ranks share the work. A collective.
 
-    Args:
-        checkpoint: To look at.
-        ranks: The collectives.
-        names: Of the files to look at, the same on all ranks; None for all of them.
-        moved: Told of what is read.
+    ``names`` are those of the files to look at, the same on all ranks; None for all of them.
 
     Returns:
         A description of the damage, the same on all ranks, or None.
@@ -227,10 +210,7 @@ def _damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:
 def prune(directory: Path, section: Checkpoints, newest_nimg: int) -> None:
     """Remove the checkpoints that the recipe does not ask to keep; one rank calls this.
 
-    Args:
-        directory: Of the checkpoints.
-        section: Of the recipe.
-        newest_nimg: Of the one that was just saved. Newer ones are damaged, or belong to an earlier attempt; they stay.
+    Those newer than ``newest_nimg``, just saved, are damaged or belong to an earlier attempt; they stay.
     """
     found = [checkpoint for checkpoint in complete(directory) if checkpoint.nimg <= newest_nimg]
     kept = {c.path for c in found[: section.keep]}
@@ -256,13 +236,7 @@ def _milestones(found: list[Checkpoint], every: int) -> Iterator[Path]:
 
 def _best(found: list[Checkpoint], metric: str, highest: bool) -> Checkpoint | None:
     known = [c for c in found if math.isfinite(c.manifest["metrics"].get(metric, math.nan))]
-
-    def value(checkpoint: Checkpoint) -> float:
-        return float(checkpoint.manifest["metrics"][metric])
-
-    if not known:
-        return None
-    return max(known, key=value) if highest else min(known, key=value)
+    return (max if highest else min)(known, key=lambda c: float(c.manifest["metrics"][metric]), default=None)
 
 
 def complete(directory: Path) -> Iterator[Checkpoint]:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import shtab
 
-from bigsgan.bench import options as bench
-from bigsgan.commands import data, evaluate, export, import_, plan, sample, submit, train
-from bigsgan.commands.parsing import Parser, add_recipe, expand_paths
+from bigsgan.commands import bench, data, evaluate, export, import_, plan, sample, submit, train
+from bigsgan.commands.parsing import Parser, expand_paths
 from bigsgan.errors import UserError
 from bigsgan.preflight import versions
 
@@ -21,14 +20,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         UserError: It is not as the command's help says.
     """
     options, rest = _parser().parse_known_args(arguments)
+    remedy = f"see `{options.command} --help`"
     for word in rest:
         if word.startswith("-"):
-            problem = f"unknown option of `{options.command}`"
-            raise UserError(word.partition("=")[0], None, problem, f"see `{options.command} --help`")
+            raise UserError(word.partition("=")[0], None, f"unknown option of `{options.command}`", remedy)
         if "overrides" not in options:
-            raise UserError(
-                "argument", word, f"is not an argument of `{options.command}`", f"see `{options.command} --help`"
-            )
+            raise UserError("argument", word, f"is not an argument of `{options.command}`", remedy)
     if "overrides" in options:
         options.overrides += rest
     expand_paths(options)
@@ -41,9 +38,6 @@ def _parser() -> Parser:
     shtab.add_argument_to(parser, "--print-completion", help=text)
     parser.add_argument("--version", action="version", version=f"bigsgan {versions().get('bigsgan', 'not installed')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (train, submit, plan, sample, evaluate, export, import_):
+    for command in (train, submit, plan, sample, evaluate, export, import_, bench, data):
         command.add(commands)
-    text = "measure the time, memory and communication of a recipe"
-    bench.add_commands(commands.add_parser("bench", help=text), add_recipe)
-    data.add(commands)
     return parser

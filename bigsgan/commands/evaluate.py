@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
-import sys
 from pathlib import Path
 
-from bigsgan import launched
-from bigsgan.commands.parsing import Commands, add_number, add_run, add_sampling
+from bigsgan.commands.parsing import Commands, add_number, add_run, add_sampling, logs_aside
 from bigsgan.config.metrics import KINDS as METRIC_KINDS
 from bigsgan.config.metrics import FeatureNetwork, parse_metric
-from bigsgan.slurm import launcher_variables
+from bigsgan.runtime import launched
+from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(commands: Commands) -> None:
@@ -41,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     launched.check_launcher()
     features = {"network": options.features, "weights": options.weights, "resizer": options.resizer}
     metrics = [parse_metric(name, "--metrics") for name in options.metrics.split(",")]
-    with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed then logs to: results alone go to standard output
+    with logs_aside():
         module = importlib.import_module("bigsgan.evaluate")
     asked = module.Options(
         run=Path(options.run_directory),

@@ -15,15 +15,13 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("import", help="make a run directory from published weights")
     sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "pix2pix"]
-    command.add_argument(
-        "--from", dest="source", required=True, choices=sources, help="project that trained the weights"
-    )
+    text = "project that trained the weights"
+    command.add_argument("--from", dest="source", required=True, choices=sources, help=text)
     command.add_argument("--weights", required=True, help="pickle, or state dict of the generator")
     command.add_argument("--discriminator", help="state dict of the discriminator, if it is a separate file")
     command.add_argument("--bn-eps", type=float, help="BN_eps of a BigGAN-PyTorch generator, if it was not 1e-5")
-    command.add_argument(
-        "--settings", help="file of the training settings, if not beside the weights; `none` ignores settings"
-    )
+    text = "file of the training settings, if not beside the weights; `none` ignores settings"
+    command.add_argument("--settings", help=text)
     command.add_argument("--out", required=True, help="run directory to make")
     command.set_defaults(run=run)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
 from bigsgan import shipped
 from bigsgan.errors import UserError
-from bigsgan.paths import expanded
+from bigsgan.runtime.paths import expanded
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,6 +58,11 @@ def expand_paths(options: argparse.Namespace) -> None:
                 setattr(options, name, expanded(word))
             except ValueError as error:
                 raise UserError(shown, word, str(error), "write the whole path") from None
+
+
+def logs_aside() -> contextlib.AbstractContextManager[object]:
+    """While a command's module is imported: DeepSpeed logs to what is standard output then, which is for results."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def add_recipe(command: argparse.ArgumentParser) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import math
-import sys
 from pathlib import Path
-from types import ModuleType
 
-from bigsgan.commands.parsing import Commands, add_number, add_recipe
+from bigsgan.commands.parsing import Commands, add_number, add_recipe, logs_aside
 from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.errors import UserError
 
@@ -19,15 +16,13 @@ _MOST_GIB, _MOST_GPUS = 2**40, 2**20
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
-    command = commands.add_parser(
-        "plan", help="show the cost of a recipe: operations, stages, or the memory of its layouts, without training"
-    )
+    text = "show the cost of a recipe: operations, stages, or the memory of its layouts, without training"
+    command = commands.add_parser("plan", help=text)
     add_recipe(command)
     command.add_argument("--pipeline", action="store_true", help="the partition into pipeline stages, and the bubble")
     add_number(command, "--gpus", int, None, "number of ranks (default: the least that the stages need)")
-    add_number(
-        command, "--gpu-memory", float, None, "GiB of each GPU: show the memory of all layouts, and which to take"
-    )
+    text = "GiB of each GPU: show the memory of all layouts, and which to take"
+    add_number(command, "--gpu-memory", float, None, text)
     add_number(command, "--nodes", int, None, "number of hosts that the GPUs are on (default 1)")
     add_number(command, "--host-memory", float, None, "GiB of each host, for layouts that offload to it")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -44,20 +39,18 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--gpus", gpus, f"must be 1 to {_MOST_GPUS}", "give a number in this range")
     if options.gpu_memory is not None:
         memory = _check_memory(options, gpus)
-        _import_plan().survey(path, options.overrides, gpus, options.nodes or 1, *memory, options.json)
+        with logs_aside():
+            module = importlib.import_module("bigsgan.plan")
+        module.survey(path, options.overrides, module.Resources(gpus, options.nodes or 1, *memory), options.json)
         return 0
     for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
         if value is not None:
             raise UserError(flag, None, "needs --gpu-memory", "add --gpu-memory 80, or remove the option")
     planned = plan_run(recipe, gpus, path.resolve().parent)
-    _import_plan().main(planned, options.pipeline, options.json)
+    with logs_aside():
+        module = importlib.import_module("bigsgan.plan")
+    module.main(planned, options.pipeline, options.json)
     return 0
-
-
-def _import_plan() -> ModuleType:
-    """Import it with DeepSpeed, which prints when it is imported: the results alone go to standard output."""
-    with contextlib.redirect_stdout(sys.stderr):
-        return importlib.import_module("bigsgan.plan")
 
 
 def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | None]:

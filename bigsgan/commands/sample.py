@@ -7,9 +7,9 @@ import importlib
 import re
 from pathlib import Path
 
-from bigsgan import launched
 from bigsgan.commands.parsing import Commands, add_batch, add_number, add_run
 from bigsgan.errors import UserError
+from bigsgan.runtime import launched
 
 
 def add(commands: Commands) -> None:
@@ -27,9 +27,8 @@ def add(commands: Commands) -> None:
     add_batch(command)
     add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
-    add_number(
-        command, "--mix", int, 0, "style mixing: this many coarse styles by row, the fine ones by column (StyleGAN2)"
-    )
+    text = "style mixing: this many coarse styles by row, the fine ones by column (StyleGAN2)"
+    add_number(command, "--mix", int, 0, text)
     command.add_argument("--files", action="store_true", help="single PNG files; with torchrun, shared among the ranks")
     command.add_argument("--input", help="directory of images to translate (pix2pix); the run's data is not needed")
     text = "each sample's own random numbers, one fixed map for all, or none (StyleGAN2; default random)"

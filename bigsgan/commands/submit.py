@@ -12,9 +12,9 @@ from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
 from bigsgan.config import Recipe, load_recipe, plan_run
+from bigsgan.config.sweep import read_sweep
 from bigsgan.errors import UserError
 from bigsgan.shipped import SLURM
-from bigsgan.sweep import read_sweep
 
 _PASSED_ON = ("account", "partition", "time")
 

@@ -7,13 +7,13 @@ import importlib
 import os
 from pathlib import Path
 
-from bigsgan import launched
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
 from bigsgan.config import Recipe, load_recipe, plan_run
 from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics
+from bigsgan.config.sweep import own_overrides
 from bigsgan.errors import UserError
-from bigsgan.slurm import launcher_variables
-from bigsgan.sweep import own_overrides
+from bigsgan.runtime import launched
+from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(commands: Commands) -> None:

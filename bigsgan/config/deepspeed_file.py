@@ -13,10 +13,8 @@ from typing import Any, Literal
 
 from bigsgan.config.deepspeed_keys import FILE, check_values
 from bigsgan.errors import UserError, reason
-from bigsgan.paths import read_text
+from bigsgan.runtime.paths import read_text
 from bigsgan.shipped import ROOT
-
-_MOST_BYTES = 1 << 20
 
 # Settings that the recipe owns, as {key in the DeepSpeed file: key in the recipe}.
 _RECIPE_OWNS = {
@@ -166,7 +164,7 @@ def _check_scaling(path: Path, content: dict[str, Any], stage: int) -> None:
 
 def _read_json(field: str, path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_text(path, _MOST_BYTES), object_pairs_hook=_refuse_duplicates)
+        content = json.loads(read_text(path), object_pairs_hook=_refuse_duplicates)
     except OSError as error:
         raise UserError(field, str(path), f"cannot be read: {reason(error, path)}", "fix its permissions") from None
     except (ValueError, RecursionError) as error:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.placement import Placement
 from bigsgan.config.sections import Engine, Optimizer
-from bigsgan.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class EnginePlan:
 
     @property
     def reduces_by_group(self) -> bool:
-        """Whether ZeRO 1 or 2 reduces gradients group by group (engines/grouped_gradients.py).
+        """Whether ZeRO 1 or 2 reduces gradients group by group (engines/deepspeed/grouped_gradients.py).
 
         DeepSpeed reduces them in its own way with an optimizer on the host, and where the file asks for it:
         ``reduce_scatter`` false, ``use_multi_rank_bucket_allreduce``, or ``parameter_alignment``. Float32 accumulation
@@ -53,7 +53,7 @@ class EnginePlan:
 
     @property
     def averages_by_group(self) -> bool:
-        """Whether stage 0 averages gradients over replicas group by group (engines/averaged_gradients.py).
+        """Whether stage 0 averages gradients over replicas group by group (engines/deepspeed/averaged_gradients.py).
 
         DeepSpeed averages them in its own way in pipelines, and where the file asks for ``prescale_gradients`` or
         ``gradient_predivide_factor``.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from bigsgan.config.augmentation import Augmentation
-from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
-from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.families import AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import Metrics
@@ -34,7 +30,6 @@ from bigsgan.config.sections import (
 )
 from bigsgan.config.yaml_file import apply_override, apply_overrides, dump_yaml, read_yaml
 from bigsgan.errors import UserError
-from bigsgan.placement import Placement
 
 NETWORKS = ("generator", "discriminator")
 
@@ -93,34 +88,6 @@ class Recipe(Section):
         return dump_yaml(self.model_dump())
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """A recipe that has been checked against its DeepSpeed files and the number of ranks."""
-
-    recipe: Recipe
-    world_size: int
-    engines: Mapping[str, EnginePlan]
-
-    def placement(self, network: str) -> Placement:
-        """Return the ranks of the network's stages and replicas."""
-        return self.engines[network].placement
-
-    @property
-    def images_travel(self) -> bool:
-        """Whether D's inputs are read on other ranks than those that hold G's outputs."""
-        generator, discriminator = (self.placement(network) for network in NETWORKS)
-        return generator.output_ranks() != discriminator.input_ranks()
-
-    @property
-    def keeps_generator_graphs(self) -> bool:
-        """Whether G's activations are kept from its forward passes to its backward passes, or recomputed."""
-        if self.placement("generator").num_stages > 1:
-            return self.recipe.pipeline.generator_phase == "keep"
-        # A ZeRO engine alternates forward and backward; here D needs all micro-batches before the first gradient.
-        needs_all = self.images_travel or self.recipe.objective.reuse_fakes
-        return not needs_all or self.recipe.accumulation_of("generator") == 1
-
-
 def load_recipe(path: Path, overrides: list[str], data_root: str | None = None) -> Recipe:
     """Read a recipe and apply command-line overrides, and ``data_root`` in the place of its ``data.root``.
 
@@ -146,162 +113,6 @@ def parse_recipe(tree: dict[str, Any]) -> Recipe:
         raise explain(error, Recipe) from None
     _check_recipe(recipe)
     return recipe
-
-
-def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) -> RunPlan:
-    """Derive each network's micro-batches for ``world_size`` ranks and read its DeepSpeed file.
-
-    Raises:
-        UserError: The batch does not divide, or a DeepSpeed file does not fit the recipe.
-    """
-    placements = {network: _place(recipe, network, world_size) for network in NETWORKS}
-    for network, phase in zip(2 * NETWORKS, NETWORKS + NETWORKS[::-1], strict=True):
-        # Each network's own micro-batches, and the other's: G computes D's as well, and D judges G's.
-        _check_division(recipe, network, recipe.accumulation_of(phase), placements[network].num_replicas)
-    engines: dict[str, EnginePlan] = {}
-    for network, placement in placements.items():
-        section, optimizer = recipe.engine(network), getattr(recipe.optimizer, network)
-        size = recipe.batch // (recipe.accumulation_of(network) * placement.num_replicas)
-        derived = _derived_keys(recipe, network, size)
-        file = read_deepspeed_file(network, section.ds_config, recipe_dir, derived)
-        _check_pipeline(recipe, network, file)
-        _check_compile(recipe, network, file)
-        _check_cuda_graphs(recipe, network, file)
-        engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived)
-    _check_slope(recipe, engines["discriminator"].file)
-    return RunPlan(recipe, world_size, engines)
-
-
-def _derived_keys(recipe: Recipe, network: str, micro_batch_size: int) -> dict[str, Any]:
-    """DeepSpeed's keys whose values the recipe determines; its file may only repeat them."""
-    return {
-        "train_batch_size": recipe.batch,
-        "train_micro_batch_size_per_gpu": micro_batch_size,
-        "gradient_accumulation_steps": recipe.accumulation_of(network),
-        "gradient_clipping": getattr(recipe.optimizer, network).clip_norm or 0.0,  # DeepSpeed's default is 1.0
-    }
-
-
-def _place(recipe: Recipe, network: str, world_size: int) -> Placement:
-    """The ranks of a network's stages and replicas.
-
-    Raises:
-        UserError: The stages do not divide the ranks.
-    """
-    stages = recipe.engine(network).pipeline_stages
-    if world_size % stages:
-        problem = f"must divide the number of ranks ({world_size})"
-        remedy = f"start a multiple of {stages} ranks, or set a number of stages that divides {world_size}"
-        raise UserError(f"engines.{network}.pipeline_stages", stages, problem, remedy)
-    return Placement(stages, world_size // stages, reversed=network == "discriminator")
-
-
-def _check_division(recipe: Recipe, network: str, accumulation: int, replicas: int) -> None:
-    batch = recipe.batch
-    parts = accumulation * replicas
-    if batch % parts:
-        problem = f"must be a multiple of {parts}"
-        detail = f"{accumulation} micro-batches on {replicas} ranks for the {network}"
-        raise UserError("batch", batch, problem, f"set batch={-(-batch // parts) * parts}", detail)
-    getattr(recipe, network).check_micro_batch(batch // parts, parts)
-    if network == "generator" and recipe.objective.path_length:
-        recipe.objective.path_length.check_micro_batch(batch // parts)
-
-
-def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse what a network with pipeline stages does not support."""
-    stages = recipe.engine(network).pipeline_stages
-    if stages == 1:
-        return
-    field = f"engines.{network}.pipeline_stages"
-    if file.stage > 1:
-        problem, detail = (
-            f"must be 1 with ZeRO stage {file.stage}",
-            f"in {file.path}; a pipeline does not shard gradients",
-        )
-        remedy = "use stage 1, such as ds_configs/zero1.json, or remove pipeline_stages"
-        raise UserError(field, stages, problem, remedy, detail)
-    if file.offload_optimizer != "none":
-        remedy = "use a file without offload, such as ds_configs/zero1.json"
-        raise UserError(field, stages, "must be 1 with offload", remedy, f"in {file.path}")
-    if file.content.get("wall_clock_breakdown"):
-        remedy = "remove it; a run of two pipelines writes pipeline_trace.json"
-        raise UserError(f"{file.path}: wall_clock_breakdown", True, "must be false with pipeline_stages", remedy)
-    if recipe.objective.path_length:
-        problem, detail = f"must be null with engines.{network}.pipeline_stages", "it needs a double backward through G"
-        remedy = f"set objective.path_length=null, or engines.{network}.pipeline_stages=1"
-        weight = recipe.objective.path_length.weight
-        raise UserError("objective.path_length", f"weight={weight}", problem, remedy, detail)
-    if network == "generator":
-        return
-    one_stage, needs_two = "engines.discriminator.pipeline_stages=1", "it needs a double backward through D"
-    if recipe.objective.feature_matching:
-        problem, detail = (
-            "must be 0 with engines.discriminator.pipeline_stages",
-            "no stage has the features of all layers",
-        )
-        remedy = f"remove it, or set {one_stage}"
-        raise UserError("objective.feature_matching", recipe.objective.feature_matching, problem, remedy, detail)
-    if recipe.objective.gradient_penalty:
-        problem = "must be null with engines.discriminator.pipeline_stages"
-        remedy = f"use objective.r1 with form=finite_difference, or set {one_stage}"
-        given = f"weight={recipe.objective.gradient_penalty.weight}"
-        raise UserError("objective.gradient_penalty", given, problem, remedy, needs_two)
-    for name in ("r1", "r2"):
-        penalty = getattr(recipe.objective, name)
-        if penalty and penalty.form == "exact":
-            field, problem = f"objective.{name}.form", "must be finite_difference with discriminator stages"
-            raise UserError(field, "exact", problem, f"set {field}=finite_difference, or {one_stage}", needs_two)
-
-
-def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse what torch.compile does not support."""
-    engine = recipe.engine(network)
-    if engine.compile == "none":
-        return
-    field = f"engines.{network}.compile"
-    if file.stage == 3:
-        problem, detail = "must be none with ZeRO stage 3", f"in {file.path}; it gathers weights between operations"
-        remedy = f"use stage 2, such as ds_configs/zero2.json, or set {field}=none"
-        raise UserError(field, engine.compile, problem, remedy, detail)
-    if engine.pipeline_stages > 1:
-        remedy = f"set {field}=none, or engines.{network}.pipeline_stages=1"
-        raise UserError(field, engine.compile, "must be none with pipeline_stages", remedy)
-    if engine.compile == "whole" and engine.activation_checkpointing:
-        problem, detail = "must be layers with activation_checkpointing", "it recomputes one layer at a time"
-        raise UserError(field, engine.compile, problem, f"set {field}=layers", detail)
-
-
-def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse CUDA graphs without compilation, and where a graph's outputs may outlive its next replay."""
-    engine = recipe.engine(network)
-    if not engine.cuda_graphs:
-        return
-    field = f"engines.{network}.cuda_graphs"
-    if engine.compile == "none":
-        problem, remedy = f"must be false with engines.{network}.compile=none", f"set engines.{network}.compile=whole"
-        raise UserError(field, True, problem, f"{remedy}, or {field}=false", "only compiled code is replayed")
-    if engine.activation_checkpointing:
-        problem, detail = "must be false with activation_checkpointing", "it would replay within a backward pass"
-        remedy = f"set {field}=false, or engines.{network}.activation_checkpointing=false"
-        raise UserError(field, True, problem, remedy, detail)
-    if file.offload_optimizer != "none":
-        problem, detail = "must be false with offload", f"in {file.path}, which copies gradients in its own way"
-        raise UserError(field, True, problem, f"set {field}=false, or use a file without offload", detail)
-    if file.content.get("data_types"):
-        problem, detail = "must be false with data_types", f"in {file.path}; such gradients may outlive an update"
-        raise UserError(field, True, problem, f"set {field}=false, or remove data_types from the file", detail)
-
-
-def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:
-    """Refuse a finite difference below bf16's resolution: at sigma 0.01 it measured rounding, seven times R1."""
-    is_bf16 = file.precision == "bf16" or recipe.discriminator.computes_in_bf16
-    for name in ("r1", "r2"):
-        penalty = getattr(recipe.objective, name)
-        if penalty and penalty.form == "finite_difference" and is_bf16 and penalty.sigma < 0.1:
-            field, detail = f"objective.{name}.sigma", "a smaller step is lost in rounding"
-            remedy = f"set {field}=0.1, or use an fp16 or fp32 file for the discriminator"
-            raise UserError(field, penalty.sigma, "must be at least 0.1 with a bf16 discriminator", remedy, detail)
 
 
 def _check_recipe(recipe: Recipe) -> None:
@@ -376,7 +187,15 @@ def _check_objective(recipe: Recipe) -> None:
 
 
 def _check_penalties(objective: Objective) -> None:
+    asked = {name: penalty.method for name, penalty in objective.exact_penalties.items() if penalty.method != "auto"}
+    if len(set(asked.values())) > 1:
+        (first, method), *_, (last, other) = asked.items()
+        problem, detail = f"must be that of objective.{first} ({method})", "D's penalties share their passes"
+        raise UserError(f"objective.{last}.method", other, problem, "give all the same method, or none", detail)
     for name, penalty in (("r1", objective.r1), ("r2", objective.r2)):
+        if penalty and penalty.form != "exact" and penalty.method != "auto":
+            field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
+            raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
         if penalty and penalty.decay_nimg is not None and penalty.final_weight is None:
             field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
             raise UserError(field, penalty.decay_nimg, "must be unset without final_weight", remedy)

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from bigsgan.atomic import write_text
 from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.recipe import Recipe, load_recipe
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError, reason, shown
+from bigsgan.runtime.atomic import write_text
 
 RECIPE_FILE = "config.yaml"
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from bigsgan.errors import UserError
-from bigsgan.paths import expanded
+from bigsgan.runtime.paths import expanded
 
 LARGEST_INT = 2**63 - 1
 """The largest 64-bit integer, the type of tensors and random generators."""
@@ -130,6 +130,9 @@ class Data(Section):
         return self
 
 
+Method = Literal["auto", "double_backward", "forward_mode"]
+
+
 class Penalty(Section):
     """weight / 2 * E[|grad of D's logit at the images|^2], on every ``every``-th discriminator step, times ``every``.
 
@@ -145,6 +148,9 @@ class Penalty(Section):
     """``total_nimg`` unless given."""
     every: PositiveInt = 1
     form: Literal["exact", "finite_difference"] = "exact"
+    method: Method = "auto"
+    """How an exact penalty is computed: by differentiating twice, or by a pass that carries derivatives forward, which
+    every layout allows. ``auto`` is ``forward_mode`` at ZeRO 3 and in pipelines, and ``double_backward`` elsewhere."""
     sigma: PositiveFloat = 0.01
 
 
@@ -152,6 +158,8 @@ class GradientPenalty(Section):
     """weight * E[(|grad of D's logit| - 1)^2] between real and fake (Gulrajani et al. 2017, arXiv 1704.00028)."""
 
     weight: PositiveFloat = 10.0
+    method: Method = "auto"
+    """As that of R1."""
 
 
 class LeCam(Section):
@@ -213,10 +221,15 @@ class Objective(Section):
     orthogonal: Orthogonal = Orthogonal()
 
     @property
-    def differentiates_twice(self) -> bool:
-        """Whether some of D's updates differentiate a gradient of D."""
-        exact = any(penalty and penalty.form == "exact" for penalty in (self.r1, self.r2))
-        return exact or self.gradient_penalty is not None
+    def exact_penalties(self) -> dict[str, Penalty | GradientPenalty]:
+        """Penalties on the gradient of D, by name, but for finite differences."""
+        found: dict[str, Penalty | GradientPenalty] = {}
+        for name, penalty in (("r1", self.r1), ("r2", self.r2)):
+            if penalty and penalty.form == "exact":
+                found[name] = penalty
+        if self.gradient_penalty:
+            found["gradient_penalty"] = self.gradient_penalty
+        return found
 
 
 class Optimizer(Section):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import yaml
 
 from bigsgan.errors import UserError, reason
-from bigsgan.paths import read_text
+from bigsgan.runtime.paths import read_text
 
 _MOST_BYTES = 1 << 18
 _MOST_VALUES = 10_000

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, build_folder
 from bigsgan.data.packed import build_zip
 from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side
 from bigsgan.data.shards import build_tar
+
+_KINDS: Mapping[str, Callable[[Data], ImageDataset]] = {
+    "digits": DigitImages,
+    "synthetic": SyntheticImages,
+    "synthetic_pairs": SyntheticPairs,
+    "paired_folders": build_paired_folders,
+    "side_by_side": build_side_by_side,
+    "zip": build_zip,
+    "tar": build_tar,
+    "folder": build_folder,
+}
+"""All but torchvision's, which is imported only if a recipe names one."""
 
 
 def build_dataset(data: Data) -> ImageDataset:
@@ -17,24 +30,8 @@ def build_dataset(data: Data) -> ImageDataset:
     Raises:
         UserError: It does not exist, is empty, or has another number of classes than ``data.num_classes``.
     """
-    if data.kind == "digits":
-        return DigitImages(data)
-    if data.kind == "synthetic":
-        return SyntheticImages(data)
-    if data.kind == "synthetic_pairs":
-        return SyntheticPairs(data)
-    if data.kind == "paired_folders":
-        return build_paired_folders(data)
-    if data.kind == "side_by_side":
-        return build_side_by_side(data)
-    if data.kind == "zip":
-        return build_zip(data)
-    if data.kind == "tar":
-        return build_tar(data)
-    if data.kind == "folder":
-        return build_folder(data)
-    found: ImageDataset = importlib.import_module("bigsgan.data.from_torchvision").build_torchvision(data)
-    return found
+    build = _KINDS.get(data.kind)
+    return build(data) if build else importlib.import_module("bigsgan.data.from_torchvision").build_torchvision(data)
 
 
 def build_training_dataset(data: Data) -> ImageDataset:

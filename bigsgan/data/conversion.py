@@ -22,10 +22,10 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from bigsgan.atomic import replacing
-from bigsgan.data.images import CorruptImage, image_tensor, open_image
 from bigsgan.errors import UserError, reason
-from bigsgan.paths import check_regular
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.runtime.atomic import replacing
+from bigsgan.runtime.paths import check_regular
 
 RESUMES = "then run the same command again, which resumes"
 """The end of a remedy."""

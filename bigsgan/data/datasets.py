@@ -10,10 +10,10 @@ import importlib.util
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,12 +22,16 @@ from torch import Tensor
 
 from bigsgan.config.sections import Data
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
-from bigsgan.data.images import CorruptImage, image_tensor, open_image
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
+from bigsgan.images.codec import decode
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """As in torchvision.datasets.folder, which takes seconds to import."""
+
+Folder = TypeVar("Folder")
+Image = TypeVar("Image")
 
 _SYNTHETIC_IMAGES = 8_192
 _MOST_VISITS = 1_000
@@ -53,7 +57,7 @@ class ImageDataset(Protocol):
 
     def fingerprint(self) -> Fingerprint:
         """Digests of the listing: computed without opening images, independent of the root's path."""
-        ...
+        return Fingerprint(len(self))
 
 
 def readable_images(dataset: ImageDataset, num: int) -> Tensor:
@@ -63,10 +67,10 @@ def readable_images(dataset: ImageDataset, num: int) -> Tensor:
     for index in range(num):
         with suppress(CorruptImage):  # the loader counts and reports it
             found.append(dataset[index * len(dataset) // num][0])
-    return torch.stack(found).float() / 127.5 - 1 if found else torch.empty(0)
+    return decode(torch.stack(found)) if found else torch.empty(0)
 
 
-class DigitImages:
+class DigitImages(ImageDataset):
     """The 1,797 handwritten digits that scikit-learn carries (8x8, 17 grey levels), enlarged to R by R.
 
     Bicubic (a = -0.5) with antialiasing, which matters below 8x8, on floats, and rounded to uint8 once at the end.
@@ -88,10 +92,6 @@ class DigitImages:
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.images[index], self.labels[index]
 
-    def fingerprint(self) -> Fingerprint:
-        """Its number of images."""
-        return Fingerprint(len(self))
-
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Pixels (1797, 64) and classes (1797,) from scikit-learn's file, without the seconds that importing it takes."""
@@ -106,7 +106,7 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     return table[:, :-1], table[:, -1].astype(np.int64)
 
 
-class SyntheticImages:
+class SyntheticImages(ImageDataset):
     """Noise of any size for benchmarks and tests: image and class are a function of the index only.
 
     Each image is a window of one sequence of random bytes, which costs no work; 8,192 images are different.
@@ -129,10 +129,6 @@ class SyntheticImages:
         first = index * 3_001 % _SYNTHETIC_IMAGES
         image = self.noise[first : first + self.num_bytes].view(self.shape)
         return image, index % self.num_classes if self.num_classes else 0
-
-    def fingerprint(self) -> Fingerprint:
-        """Its number of images."""
-        return Fingerprint(len(self))
 
 
 class PathList:
@@ -189,7 +185,11 @@ def build_folder(data: Data) -> FolderImages:
     """
     root = data_directory("data.root", data.root, "give the directory with the images")
     try:
-        paths, labels = _list_classes(root, data) if data.num_classes else _list_unlabelled(root)
+        if data.num_classes:
+            paths, labels = by_class(data, {folder.name: folder for folder in class_folders(root)}, image_files)
+        else:
+            paths = image_files(root)
+            labels = [0] * len(paths)
     except OSError as error:
         raise unreadable_root(data, error) from error
     if not paths:
@@ -197,18 +197,23 @@ def build_folder(data: Data) -> FolderImages:
     return FolderImages(root, paths, labels, data.resolution, data.image_channels)
 
 
-def _list_unlabelled(root: Path) -> tuple[list[str], list[int]]:
-    paths = image_files(root)
-    return paths, [0] * len(paths)
+def by_class(
+    data: Data, folders: Mapping[str, Folder], images_of: Callable[[Folder], list[Image]]
+) -> tuple[list[Image], list[int]]:
+    """List the images of class folders, given by name in the order of their classes, and the class of each.
 
-
-def _list_classes(root: Path, data: Data) -> tuple[list[str], list[int]]:
-    folders = class_folders(root)
-    check_num_folders(data, [folder.name for folder in folders])
-    files = {folder.name: image_files(folder) for folder in folders}
-    check_filled(data, files)
+    Raises:
+        UserError: There are not ``data.num_classes`` folders, or some contain no images; the message names them.
+    """
+    if len(folders) != data.num_classes:
+        raise wrong_num_classes(data, len(folders), f"class folders{some_names(list(folders))}")
+    files = {name: images_of(folder) for name, folder in folders.items()}
+    if empty := [name for name, found in files.items() if not found]:
+        problem = f"has class folders without images{some_names(empty)}"
+        remedy = f"add {', '.join(IMAGE_EXTENSIONS)} files, or remove the folders and lower data.num_classes"
+        raise UserError("data.root", data.root, problem, remedy)
     each = list(files.values())
-    return [path for found in each for path in found], [label for label, found in enumerate(each) for _ in found]
+    return [image for found in each for image in found], [label for label, found in enumerate(each) for _ in found]
 
 
 def data_directory(field: str, text: str | None, remedy: str) -> Path:
@@ -269,29 +274,6 @@ def image_files(folder: Path) -> list[str]:
 def _identity(directory: str | Path) -> tuple[int, int]:
     found = os.stat(directory)
     return found.st_dev, found.st_ino
-
-
-def check_num_folders(data: Data, folders: Sequence[str]) -> None:
-    """Compare the number of class folders with ``data.num_classes``.
-
-    Raises:
-        UserError: The numbers differ.
-    """
-    if len(folders) != data.num_classes:
-        raise wrong_num_classes(data, len(folders), f"class folders{some_names(folders)}")
-
-
-def check_filled(data: Data, files: Mapping[str, Sequence[object]]) -> None:
-    """Check that each class folder contains images.
-
-    Raises:
-        UserError: Some are empty; the message names them.
-    """
-    empty = [name for name, found in files.items() if not found]
-    if empty:
-        problem = f"has class folders without images{some_names(empty)}"
-        remedy = f"add {', '.join(IMAGE_EXTENSIONS)} files, or remove the folders and lower data.num_classes"
-        raise UserError("data.root", data.root, problem, remedy)
 
 
 def wrong_num_classes(data: Data, found: int, what: str) -> UserError:

@@ -16,8 +16,8 @@ from torch import Tensor
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import wrong_num_classes
 from bigsgan.data.fingerprint import Fingerprint, digest
-from bigsgan.data.images import CorruptImage, image_tensor, open_image
 from bigsgan.errors import UserError, reason
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 
 
 class TorchvisionImages:
@@ -45,8 +45,9 @@ class TorchvisionImages:
     def fingerprint(self) -> Fingerprint:
         """Return a digest of the attributes with one item per image: paths, classes, pixels. Some are not sorted."""
         root = os.path.expanduser(str(self.data.root))
-        each = [(name, value) for name, value in sorted(vars(self.source).items()) if _has_one_each(value, len(self))]
-        once = {id(value): (name, value) for name, value in each}  # ImageFolder has the same list twice
+        each = [(name, v) for name, v in vars(self.source).items() if isinstance(v, list | tuple | np.ndarray | Tensor)]
+        one_each = [(name, value) for name, value in sorted(each) if len(value) == len(self)]
+        once = {id(value): (name, value) for name, value in one_each}  # ImageFolder has the same list twice
         pieces = [name.encode() + b"=" + _content(value, root) for name, value in once.values()]
         return Fingerprint(len(self), digest(pieces))
 
@@ -67,10 +68,8 @@ def build_torchvision(data: Data) -> TorchvisionImages:
     parameters = _constructor_parameters(source_class)
     # Our own reader handles alpha and 16 bits, and names the file that it cannot read.
     given = {"root": str(data.root), "download": False, "loader": open_image}
-    missing = [
-        key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given
-    ]
-    if missing:
+    needed = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
+    if missing := [key for key in needed if key not in given]:
         problem = f"needs {', '.join(missing)}, which a recipe cannot give"
         remedy = "store its images in class folders and use data.kind=folder"
         raise UserError("data.dataset", name, problem, remedy)
@@ -89,12 +88,9 @@ def build_torchvision(data: Data) -> TorchvisionImages:
 
 def _torchvision_classes() -> dict[str, Any]:
     base = torchvision.datasets.VisionDataset
-    each = {name: getattr(torchvision.datasets, name) for name in torchvision.datasets.__all__}
-    return {
-        name: found
-        for name, found in each.items()
-        if inspect.isclass(found) and issubclass(found, base) and found is not base
-    }
+    each = inspect.getmembers(torchvision.datasets, inspect.isclass)
+    public = [(name, found) for name, found in each if name in torchvision.datasets.__all__ and found is not base]
+    return {name: found for name, found in public if issubclass(found, base)}
 
 
 def _constructor_parameters(source_class: type) -> dict[str, inspect.Parameter]:
@@ -131,10 +127,6 @@ def _check_torchvision(source: Any, data: Data) -> None:
     found = _num_classes(source)
     if found is not None and found != data.num_classes:
         raise wrong_num_classes(data, found, "classes")
-
-
-def _has_one_each(value: Any, num: int) -> bool:
-    return isinstance(value, list | tuple | np.ndarray | Tensor) and len(value) == num
 
 
 def _content(value: Any, root: str) -> bytes:

@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
-from bigsgan.data.images import CorruptImage
 from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
-from bigsgan.signals import kept_from_children
+from bigsgan.images.codec import decode
+from bigsgan.images.reading import CorruptImage
+from bigsgan.runtime.signals import kept_from_children
 
 _SHARED_MEMORY = "/dev/shm"
 _MORE_SHARED_MEMORY = "lower data.num_workers or data.prefetch, or give the container more (docker run --shm-size)"
@@ -50,6 +51,7 @@ class RealImages:
     it anew from there. Loading starts with the object, before the first ``next_phase``.
 
     Attributes:
+        position: Of the next phase's first image, before intervals are skipped.
         waited_seconds: How long this rank has waited for images so far.
     """
 
@@ -89,16 +91,11 @@ class RealImages:
     def rewind(self, position: int, skipped: Sequence[Stretch] = ()) -> None:
         """Make the next ``next_phase`` begin at another position, and skip other intervals."""
         self.close()
-        self._position, self._skipped = position, skipped
+        self.position, self._skipped = position, skipped
         if self.reads:
-            phases = map(self._positions, self._starts(position))
-            indices = _endless_indices(EpochOrder(self.draws, len(self._dataset)), phases)
+            order, phases = EpochOrder(self.draws, len(self._dataset)), map(self._positions, self._starts(position))
+            indices = (order.indices(positions).tolist() for micro_batches in phases for positions in micro_batches)
             self._batches = read_batches(self._dataset, self.data, indices, pin_memory=self.device.type == "cuda")
-
-    @property
-    def position(self) -> int:
-        """Position of the next phase's first image, before intervals are skipped."""
-        return self._position
 
     def next_phase(self) -> list[LabelledImages]:
         """Return this rank's micro-batches of the next phase, and advance.
@@ -109,8 +106,8 @@ class RealImages:
             UserError: This rank has met more than ``data.max_corrupt`` unreadable images since it started; a label is
                 outside ``data.num_classes``; or a loading process died.
         """
-        start = next(self._starts(self._position))
-        self._position = start + self._part.batch
+        start = next(self._starts(self.position))
+        self.position = start + self._part.batch
         return [self._next_micro_batch(positions) for positions in self._positions(start)]
 
     def close(self) -> None:
@@ -142,9 +139,7 @@ class RealImages:
         if self.data.horizontal_flip:
             mirrored = self._to_device(torch.from_numpy(horizontal_flips(self.draws, positions)))
             images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
-        # Bytes are copied to the device and become float32 there. 127.5 maps 0 .. 255 onto -1 .. 1, both ends exact.
-        images = images.to(torch.float32).div_(127.5).sub_(1.0)
-        return LabelledImages(images, self._to_device(batch.labels))
+        return LabelledImages(decode(images), self._to_device(batch.labels))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         # A copy from pageable memory waits for all queued work on the GPU; one from pinned memory does not.
@@ -184,12 +179,7 @@ class CorruptImages:
     """Counts unreadable images and logs each once; too many of them end the run."""
 
     def __init__(self, tolerated: int, rank: int) -> None:
-        """Start with none.
-
-        Args:
-            tolerated: ``data.max_corrupt``.
-            rank: Index of this data-parallel rank, for the message.
-        """
+        """Start with none; ``tolerated`` are ``data.max_corrupt``, and ``rank`` is the data-parallel one."""
         self._tolerated, self._rank = tolerated, rank
         self._paths: set[str] = set()
 
@@ -283,12 +273,6 @@ def _collate(samples: list[_Sample]) -> Batch:
     return Batch(stacked, labels, corrupt, len(images) == len(samples))
 
 
-def _endless_indices(order: EpochOrder, phases: Iterator[list[range]]) -> Iterator[list[int]]:
-    for micro_batches in phases:
-        for positions in micro_batches:
-            yield order.indices(positions).tolist()
-
-
 class _SharedMemoryFullError(RuntimeError):
     """A loading process found no shared memory for a batch."""
 
@@ -321,11 +305,7 @@ def _free_shared_memory() -> int | None:
 def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]], pin_memory: bool) -> Iterator[Batch]:
     """Read batches in the given order, in this process or ahead of time in ``data.num_workers`` others.
 
-    Args:
-        dataset: The images.
-        data: The recipe's section.
-        indices: Images of each batch.
-        pin_memory: Whether to put batches into pinned memory, for asynchronous copies to a GPU.
+    ``indices`` are the images of each batch. Pinned memory is for asynchronous copies to a GPU.
 
     Raises:
         UserError: The prefetched batches do not fit into /dev/shm.

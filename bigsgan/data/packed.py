@@ -19,17 +19,10 @@ import numpy as np
 from torch import Tensor
 
 from bigsgan.config.sections import Data
-from bigsgan.data.datasets import (
-    PathList,
-    check_filled,
-    check_num_folders,
-    is_image,
-    no_images,
-    unreadable_root,
-)
+from bigsgan.data.datasets import PathList, by_class, is_image, no_images, unreadable_root
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
-from bigsgan.data.images import CorruptImage, image_tensor, open_image
 from bigsgan.errors import UserError, reason
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 # Half of a process's limit (often 1,024), as torch's queues between processes need open files too.
@@ -95,15 +88,7 @@ class PackedImages:
         content: Callable[[OpenFiles, np.void], bytes],
         data: Data,
     ) -> None:
-        """Take an index.
-
-        Args:
-            archives: Paths of the archives.
-            names: Names of the images in them.
-            entries: Offset and class of each image, (N,): ``archive``, ``label`` and the fields that ``content`` reads.
-            content: Reads the image file of an entry.
-            data: The recipe's section.
-        """
+        """Take the names of all images, and (N,) entries: ``archive``, ``label`` and what ``content`` reads by."""
         self._archives, self._names, self._entries = archives, PathList(names), entries
         self._files, self._content = OpenFiles(archives), content
         self.resolution, self.channels = data.resolution, data.image_channels
@@ -158,49 +143,33 @@ def build_zip(data: Data) -> PackedImages:
     except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError, ...
         raise damaged(data, "is damaged", error) from error
     visible = [info for info in members if not _is_hidden(info.filename)]
-    images, labels = _list_zip_classes(visible, data) if data.num_classes else _list_zip(visible)
+    images = sorted((i for i in visible if is_image(i.filename.rpartition("/")[2])), key=lambda info: info.filename)
+    labels = [0] * len(images)
+    if data.num_classes:
+        folders = sorted({info.filename.partition("/")[0] for info in visible if "/" in info.filename})
+        files: dict[str, list[zipfile.ZipInfo]] = {folder: [] for folder in folders}
+        for info in images:
+            folder, below, _ = info.filename.partition("/")
+            if below:
+                files[folder].append(info)
+        images, labels = by_class(data, files, list)
     if not images:
         raise no_images(data, "a zip file with files")
-    for info in images:
+    entries = []
+    for info, label in zip(images, labels, strict=True):
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & _ENCRYPTED:
             problem = f"has a member that is encrypted or compressed by another method than deflate, {info.filename}"
             raise UserError("data.root", data.root, problem, "pack it again without compression (zip -0)")
         check_member(data, info.filename, max(info.file_size, info.compress_size))
-    entries = np.array(
-        [
-            (0, info.header_offset, info.compress_size, label, _inflated(info), info.CRC)
-            for info, label in zip(images, labels, strict=True)
-        ],
-        dtype=_ZIP_ENTRY,
-    )
-    return PackedImages([str(root)], [info.filename for info in images], entries, _zip_content, data)
+        inflated = info.file_size if info.compress_type == zipfile.ZIP_DEFLATED else -1
+        entries.append((0, info.header_offset, info.compress_size, label, inflated, info.CRC))
+    names = [info.filename for info in images]
+    return PackedImages([str(root)], names, np.array(entries, dtype=_ZIP_ENTRY), _zip_content, data)
 
 
 def _is_hidden(name: str) -> bool:
     # macOS adds a folder __MACOSX with metadata files.
     return name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
-
-
-def _list_zip(members: list[zipfile.ZipInfo]) -> tuple[list[zipfile.ZipInfo], list[int]]:
-    images = sorted(filter(_is_zip_image, members), key=lambda info: info.filename)
-    return images, [0] * len(images)
-
-
-def _list_zip_classes(members: list[zipfile.ZipInfo], data: Data) -> tuple[list[zipfile.ZipInfo], list[int]]:
-    folders = {info.filename.partition("/")[0] for info in members if "/" in info.filename}
-    files: dict[str, list[zipfile.ZipInfo]] = {folder: [] for folder in sorted(folders)}
-    for info in _list_zip(members)[0]:
-        folder, below, _ = info.filename.partition("/")
-        if below:
-            files[folder].append(info)
-    check_num_folders(data, list(files))
-    check_filled(data, files)
-    each = list(files.values())
-    return [info for found in each for info in found], [label for label, found in enumerate(each) for _ in found]
-
-
-def _is_zip_image(info: zipfile.ZipInfo) -> bool:
-    return is_image(info.filename.rpartition("/")[2])
 
 
 def _zip_content(files: OpenFiles, entry: np.void) -> bytes:
@@ -217,10 +186,6 @@ def _zip_content(files: OpenFiles, entry: np.void) -> bytes:
     if zlib.crc32(content) != entry["crc"]:
         raise ValueError("its checksum differs from that in the zip file's directory")
     return content
-
-
-def _inflated(info: zipfile.ZipInfo) -> int:
-    return info.file_size if info.compress_type == zipfile.ZIP_DEFLATED else -1
 
 
 def check_member(data: Data, name: str, size: int) -> None:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.sections import Data
-from bigsgan.data.datasets import data_directory, image_files
+from bigsgan.data.datasets import ImageDataset, data_directory, image_files
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
-from bigsgan.data.images import CorruptImage, image_tensor, open_image
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 
 _NUM_KINDS = 8
 _NUM_RECTANGLES = 12
@@ -58,7 +58,7 @@ class FilePairs:
         return Fingerprint(len(self), encoded, sizes=file_sizes(some))
 
 
-class SyntheticPairs:
+class SyntheticPairs(ImageDataset):
     """Drawings of rectangles as inputs, and as targets the same with a pattern for each kind of rectangle.
 
     The target is a function of the input, so a generator can learn it. A pair is a function of its index only.
@@ -68,8 +68,7 @@ class SyntheticPairs:
 
     def __init__(self, data: Data) -> None:
         self.data = data
-        words = Draws(seed=0)
-        self._colours = words.uniform("pairs/colours", (), 0, _NUM_KINDS, 3 + 3 + 3)
+        self._colours = Draws(seed=0).uniform("pairs/colours", (), 0, _NUM_KINDS, 3 + 3 + 3)
 
     def __len__(self) -> int:
         return self.data.num_images
@@ -87,15 +86,8 @@ class SyntheticPairs:
         # Stripes whose direction, width and colour belong to the kind.
         phase = 40 * ((colours[..., 3] - 0.5) * rows + (colours[..., 4] - 0.5) * columns) + 6 * colours[..., 5]
         target = colours[..., 6:] * (0.6 + 0.4 * np.sin(phase))[..., None]
-        pair = [
-            _channels(colours[..., :3], self.data.input_channels),
-            _channels(target, self.data.image_channels),
-        ]
+        pair = [_channels(colours[..., :3], self.data.input_channels), _channels(target, self.data.image_channels)]
         return torch.from_numpy((np.concatenate(pair) * 255).astype(np.uint8)), 0
-
-    def fingerprint(self) -> Fingerprint:
-        """Its number of images."""
-        return Fingerprint(len(self))
 
 
 def _channels(colours: np.ndarray, channels: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import zipfile
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from bigsgan.atomic import replacing, write_text
 from bigsgan.config.run_directory import refuse_parts_of_runs
 from bigsgan.data.conversion import RESUMES, Converted, Job, conversions, unwritable
 from bigsgan.data.datasets import some_names
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.source import Source, list_source
 from bigsgan.errors import UserError, reason
-from bigsgan.locking import hold
+from bigsgan.runtime.atomic import replacing, write_text
+from bigsgan.runtime.locking import hold
 
 _log = logging.getLogger(__name__)
 
@@ -56,17 +56,9 @@ class Prepared(NamedTuple):
 
 
 def main(source: Path, destination: Path, resolution: int, format: str, workers: int | None) -> None:
-    """Prepare, then print the result, the skipped images, and the overrides of a recipe that uses it.
+    """Run ``prepare``, then print the result, the skipped images, and the overrides of a recipe that uses it.
 
-    Args:
-        source: See ``prepare``.
-        destination: See ``prepare``.
-        resolution: See ``prepare``.
-        format: See ``prepare``.
-        workers: See ``prepare``; None for one process for each available CPU core.
-
-    Raises:
-        UserError: See ``prepare``.
+    Without ``workers``, there is one process for each available CPU core.
     """
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     made = prepare(source, destination, resolution, format, workers)
@@ -109,8 +101,13 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
     try:
         if format == "zip" and destination.is_file():
             return _already_joined(task)
-        if format == "zip" or not _is_complete(task):
-            with _begun(task):
+        if not _check_destination(task) or format == "zip" or _parts_left(task):
+            task.work.mkdir(parents=True, exist_ok=True)
+            remedy = "wait until it has ended, or give another destination"
+            with ExitStack() as stack:
+                stack.callback(hold(task.work / _LOCK, "DST", str(destination), remedy))
+                if not _check_destination(task):  # again: another process may have started and stopped meanwhile
+                    write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
                 _convert_parts(task, workers)
                 if format == "zip":
                     _join(task)
@@ -182,26 +179,6 @@ class _Task:
         return f"{folder}{index:08d}"
 
 
-@contextmanager
-def _begun(task: _Task) -> Iterator[None]:
-    """Lock the destination for the duration of the block, and write the plan if there is none.
-
-    Raises:
-        UserError: The destination is something else, was started with another plan, or is in use.
-        OSError: It cannot be written.
-    """
-    _check_destination(task)
-    task.work.mkdir(parents=True, exist_ok=True)
-    remedy = "wait until it has ended, or give another destination"
-    release = hold(task.work / _LOCK, "DST", str(task.destination), remedy)
-    try:
-        if not _check_destination(task):  # again: another process may have started and stopped in the meantime
-            write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
-        yield
-    finally:
-        release()
-
-
 def _check_destination(task: _Task) -> bool:
     """Return whether the destination was started with this plan; it must not contain anything else.
 
@@ -220,15 +197,6 @@ def _check_destination(task: _Task) -> bool:
         if directory.exists() and any(entry.name not in begun for entry in directory.iterdir()):
             raise _not_ours(task)
     return False
-
-
-def _is_complete(task: _Task) -> bool:
-    """Return whether the destination is complete.
-
-    Raises:
-        UserError: See ``_check_destination``.
-    """
-    return _check_destination(task) and not _parts_left(task)
 
 
 def _already_joined(task: _Task) -> Prepared:

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bigsgan.atomic import replacing
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import IMAGE_EXTENSIONS, data_directory, no_images, unreadable_root, wrong_num_classes
 from bigsgan.data.packed import OpenFiles, PackedImages, check_member, damaged
 from bigsgan.errors import UserError, reason
-from bigsgan.paths import check_regular
+from bigsgan.runtime.atomic import replacing
+from bigsgan.runtime.paths import check_regular
 
 _READERS = 16  # threads that read the headers of shards; mostly they wait for the file system
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.data.datasets import class_folders, image_files, is_image, some_names
+from bigsgan.data.datasets import class_folders, data_directory, image_files, is_image, some_names
 from bigsgan.errors import UserError, reason
 
 
@@ -38,9 +38,7 @@ def list_source(root: Path) -> Source:
     Raises:
         UserError: It is not a directory of images, or of class folders with images.
     """
-    if not os.path.isdir(root):
-        problem = "must be a directory" if os.path.exists(root) else "does not exist"
-        raise UserError("SRC", str(root), problem, "give the directory with the images")
+    data_directory("SRC", str(root), "give the directory with the images")
     try:
         loose = sorted(str(entry) for entry in root.iterdir() if is_image(entry.name) and not entry.is_dir())
         files = {folder.name: image_files(folder) for folder in class_folders(root)}

@@ -28,7 +28,8 @@ class LossFunction(Protocol):
     def differentiates_inputs(self) -> bool:
         """Whether the loss contains a gradient with respect to the first input (exact R1 or R2).
 
-        The engine must then let the forward pass track it and keep the parameters at hand for a double backward.
+        Where the phase carries no tangents, the engine must let the forward pass track it and keep the parameters at
+        hand for a double backward.
         """
         ...
 
@@ -42,8 +43,13 @@ class LossFunction(Protocol):
         """Whether the loss looks at what the layers before the last yield; not where the network is in stages."""
         ...
 
-    def __call__(self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = ()) -> Tensor:
-        """Mean loss over this rank's samples of the micro-batch, a float32 scalar."""
+    def __call__(
+        self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
+    ) -> Tensor:
+        """Mean loss over this rank's samples of the micro-batch, a float32 scalar.
+
+        ``tangents`` are those of the outputs, where the phase carries some.
+        """
         ...
 
 
@@ -118,8 +124,8 @@ class Work:
         loss: What the network's outputs are turned into; None where nothing is known of it but its gradient at them.
         regularizer: Adds a loss to the phase's forward passes; not where the network is in stages.
         rates: Of the optimizer, where the phase steps.
-        gradient: Where D judges, turns the number of a micro-batch, D's first input and dL/d(that), float32, into the
-            gradient at G's images.
+        gradient: Where D judges or differentiates, turns the number of a micro-batch, D's first input and dL/d(that),
+            float32, into the gradient at G's images, or into the direction of tangents.
         outputs: By micro-batch, on the ranks where they arise: images, detached, or gradients at images.
         graphs: By micro-batch, what its backward pass will need.
     """
@@ -165,8 +171,8 @@ class Engine(Protocol):
         """Wait for what was expected."""
         ...
 
-    def forward(self, work: Work, index: int, images: Tensor | None) -> None:
-        """Go forward with a micro-batch, which reads these images if its phase reads some."""
+    def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
+        """Go forward with a micro-batch, with the images and the tangents of its first input that its phase reads."""
         ...
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:

@@ -9,15 +9,17 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.utils import groups, logger
+from deepspeed.utils import logger
 from torch import nn
 
-from bigsgan import comm
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.engines import deepspeed_private, nvme
+from bigsgan.engines import nvme
 from bigsgan.engines.base import Engine
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
+from bigsgan.engines.deepspeed import internals
+from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
+from bigsgan.engines.deepspeed.leftovers import forget_pipeline
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.exchange import build_exchange
 from bigsgan.engines.executor import Executor
@@ -25,11 +27,11 @@ from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import PipelineBuilder
-from bigsgan.engines.refusing import Refusing, device_decides
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
+from bigsgan.runtime import comm
 
 _log = logging.getLogger(__name__)
 
@@ -52,12 +54,12 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     pipelines = PipelineBuilder(plan)
     engines: dict[str, Engine] = {}
     for network, config in configs.items():
-        groups.mpu = None  # a pipeline engine built earlier in this process would lend its ranks to this one
+        forget_pipeline()
         if plan.placement(network).num_stages > 1:
             engines[network] = pipelines.build(network, config, divisions.get(network))
         else:
             engines[network] = _build_zero(plan, network, config)
-    groups.mpu = None
+    forget_pipeline()
     stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}
     order = Order(plan, stages, pipelines.costs())
     return Executor(engines, order, build_exchange(plan), pipelines.observer())
@@ -77,17 +79,17 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     root = Root(stack, section.compile, section.cuda_graphs)
     engine, averaged = initialize_engine(plan, network, stack, root, config)
     if file.uses_nvme:
-        deepspeed_private.keep_gradients_in_memory(engine)
+        internals.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())
-    refusing = Refusing(engine) if device_decides(engine, plan, network) else None
+    device_skip = DeviceSkip(engine) if device_decides(engine, plan, network) else None
     stock = section.stock_deepspeed
-    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, refusing, stock)
+    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, device_skip, stock)
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:
     """Complete the section for NVMe; return what removes the swap files."""
     file = plan.engines[network].file
-    buffers = nvme.num_swap_buffers(file, getattr(plan.recipe.optimizer, network))
+    buffers = nvme.num_swap_buffers(file, plan.engines[network].optimizer)
     path, release = nvme.open_swap_directory(file, network, comm.rank())
     build_async_io()
     zero = config["zero_optimization"]

@@ -122,7 +122,7 @@ def check_compiler(plan: RunPlan, network: str) -> None:
     Raises:
         UserError: It is not there.
     """
-    field, unit = f"engines.{network}.compile", plan.recipe.engine(network).compile
+    field, unit = f"engines.{network}.compile", plan.engines[network].section.compile
     if unit == "none":
         return
     if get_accelerator().device_name() == "cpu":
@@ -132,7 +132,7 @@ def check_compiler(plan: RunPlan, network: str) -> None:
             raise UserError(field, unit, problem, f"install one, name one in CXX, or set {field}=none")
     elif not has_triton():
         raise UserError(field, unit, "needs Triton for this device", f"install it, or set {field}=none")
-    if plan.recipe.engine(network).activation_checkpointing:
+    if plan.engines[network].section.activation_checkpointing:
         # A pass that moves state that it uses, and its recomputation, which does not, are compiled apart, and keep
         # different tensors.
         moving = _first_of(plan, network, _MOVING)
@@ -153,7 +153,7 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
     Raises:
         UserError: It is not there.
     """
-    if not plan.recipe.engine(network).cuda_graphs:
+    if not plan.engines[network].section.cuda_graphs:
         return
     field, file = f"engines.{network}.cuda_graphs", plan.engines[network].file
     device = get_accelerator().device_name()

@@ -10,14 +10,15 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
-from bigsgan import comm
-from bigsgan.engines import deepspeed_private
 from bigsgan.engines.base import Rates, Shard
+from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.optimizer import fit_state
 from bigsgan.engines.outcomes import Outcome, Outcomes
+from bigsgan.engines.phases import Phase
 from bigsgan.errors import UserError
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
+from bigsgan.runtime import comm
 
 SEAM_SCALE_MAX = 2.0**16
 SEAM_SCALE_WINDOW = 500
@@ -49,8 +50,8 @@ class DeepSpeedBacked:
         # Walking the module tree for these costs a millisecond an update, so they are kept.
         self._parameters: list[nn.Parameter] = list(network.parameters())
         names = {id(parameter): name for name, parameter in network.named_parameters()}
-        self._pieces = deepspeed_private.pieces(engine, names, replica)
-        self._copies = (replica, num_replicas) if deepspeed_private.has_whole_masters(engine) else (0, 1)
+        self._pieces = internals.pieces(engine, names, replica)
+        self._copies = (replica, num_replicas) if internals.has_whole_masters(engine) else (0, 1)
         self._buffers = list(network.buffers())
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         self.scales_loss = engine.fp16_enabled()
@@ -71,14 +72,18 @@ class DeepSpeedBacked:
         elif self._seam_good % SEAM_SCALE_WINDOW == 0:
             self._seam_scale = min(SEAM_SCALE_MAX, self._seam_scale * 2)
 
+    def _scale_of(self, phase: Phase) -> float:
+        """Factor on the loss of a phase with frozen parameters; one that differentiates brings its own."""
+        return self._seam_scale if phase.does == "judges" else 1.0
+
     @property
     def loss_scale(self) -> float:
         """Factor on losses before the backward pass; 1 unless fp16."""
-        return float(self._engine.optimizer.loss_scale) if self.scales_loss else 1.0
+        return internals.loss_scale(self._engine) if self.scales_loss else 1.0
 
     def shards(self) -> list[Shard]:
         """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
-        masters, states = deepspeed_private.masters(self._engine), deepspeed_private.optimizer_states(self._engine)
+        masters, states = internals.masters(self._engine), internals.optimizer_states(self._engine)
         return [
             Shard(master.detach().view(-1), state, pieces, self._copies)
             for master, state, pieces in zip(masters, states, self._pieces, strict=True)
@@ -86,11 +91,11 @@ class DeepSpeedBacked:
 
     def publish(self) -> None:
         """Bring the network's parameters up to date with the shards' masters."""
-        deepspeed_private.publish(self._engine)
+        internals.publish(self._engine)
 
     def scalars(self) -> dict[str, float]:
         """Numbers to save beside the shards: counters and loss scales."""
-        scaler = deepspeed_private.loss_scaler_numbers(self._engine) if self.scales_loss else {}
+        scaler = internals.loss_scaler_numbers(self._engine) if self.scales_loss else {}
         own = {"num_applied": self.outcomes.num_applied, "num_skipped": self.outcomes.num_skipped}
         seam = {"seam_scale": self._seam_scale, "seam_good": self._seam_good}
         return {**own, **seam, **{f"scaler.{key}": value for key, value in scaler.items()}}
@@ -103,13 +108,13 @@ class DeepSpeedBacked:
             self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
         scaler = {key.removeprefix("scaler."): v for key, v in values.items() if key.startswith("scaler.")}
         if self.scales_loss:
-            deepspeed_private.set_loss_scaler_numbers(self._engine, scaler)
-        deepspeed_private.set_counters(self._engine, num_applied + num_skipped, num_skipped)
+            internals.set_loss_scaler_numbers(self._engine, scaler)
+        internals.set_counters(self._engine, num_applied + num_skipped, num_skipped)
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
         """Replace the optimizer's state of one shard: tensors that lie as its master does, and the number ``step``."""
         state = fit_state(self._engine.basic_optimizer, state)
-        deepspeed_private.set_optimizer_state(self._engine, shard, state)
+        internals.set_optimizer_state(self._engine, shard, state)
 
     def destroy(self) -> None:
         """Release the engine's hooks and buffers."""

@@ -143,7 +143,7 @@ def _bytes_of_parameter(plan: RunPlan, network: str) -> float:
     file, num = plan.engines[network].file, plan.placement(network).num_replicas
     weight = gradient = _bytes_of_weight(file)
     has_masters = file.stage > 0 or weight < _FLOAT
-    states = _FLOAT * (has_masters + num_state_tensors(getattr(plan.recipe.optimizer, network), file))
+    states = _FLOAT * (has_masters + num_state_tensors(plan.engines[network].optimizer, file))
     held = {"weight": float(weight), "gradient": float(gradient), "states": float(states)}
     for name in ("states", "gradient", "weight")[: file.stage]:
         held[name] /= num

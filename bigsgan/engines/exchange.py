@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bigsgan import comm
 from bigsgan.config import RunPlan
-from bigsgan.placement import Placement
+from bigsgan.config.placement import Placement
+from bigsgan.runtime import comm
 
 
 def build_exchange(plan: RunPlan) -> Exchange | None:

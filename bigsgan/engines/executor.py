@@ -116,7 +116,7 @@ class Executor:
             return outputs.pop(index, None) if update.is_last_reader(task.phase, of) else outputs.get(index)
 
         if task.kind == "forward":
-            engine.forward(work, index, output(work.phase.images_from))
+            engine.forward(work, index, output(work.phase.images_from), output(work.phase.tangents_from))
         elif task.kind == "backward":
             engine.backward(work, index, output(work.phase.grads_from))
         else:
@@ -137,7 +137,7 @@ class _Progress:
 
     def __init__(self, phases: Sequence[Phase], left: Counter[int]) -> None:
         self.phases, self._left = phases, left
-        reads = [{n for n in (phase.images_from, phase.grads_from) if n is not None} for phase in phases]
+        reads = [set(phase.reads) for phase in phases]
         self._concerns = [(number, *sorted(read)) for number, read in enumerate(reads)]
         self._readers = [[n for n, read in enumerate(reads) if number in read] for number in range(len(phases))]
 

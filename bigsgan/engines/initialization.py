@@ -9,8 +9,8 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
 from bigsgan.config import RunPlan
-from bigsgan.engines.averaged_gradients import AveragedGradients
-from bigsgan.engines.deepspeed_collectives import align_parts, install_reducers
+from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
+from bigsgan.engines.deepspeed.collectives import align_parts, install_reducers
 from bigsgan.engines.deepspeed_config import elements_of_group, size_buckets, stage_0_at_a_time
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.network import LayerStack

@@ -20,8 +20,8 @@ from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed.ops.op_builder.pin_memory import PinMemoryBuilder
 from torch.utils import cpp_extension
 
-from bigsgan import comm
 from bigsgan.errors import UserError
+from bigsgan.runtime import comm
 
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.2

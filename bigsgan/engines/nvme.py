@@ -1,7 +1,8 @@
 """Optimizer state on NVMe: what it needs of this machine, and a place of its own for each rank's swap files.
 
 DeepSpeed names swap files after the numbers of parameters and ranks alone, so that two runs with the same path would
-write over each other's weights, and it leaves them behind. deepspeed_private.py reads and writes them between updates.
+write over each other's weights, and it leaves them behind. deepspeed/internals.py reads and writes them between
+updates.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.errors import UserError
-from bigsgan.locking import hold
+from bigsgan.runtime.locking import hold
 
 _ALIGNMENT = 1024
 """Sizes of swap files are multiples of it (DeepSpeed 0.19.8, swap_tensor/utils.py: AIO_ALIGNED_BYTES)."""

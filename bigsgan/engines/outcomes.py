@@ -1,6 +1,7 @@
 """How an engine's updates ended: applied, or skipped because their gradients were not finite.
 
-The host knows of it where it decides. Where the device does (engines/refusing.py), the host learns of it when it asks.
+The host knows of it where it decides. Where the device does (engines/deepspeed/device_skip.py), the
+host learns of it when it asks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from bigsgan.config import RunPlan
 
-Does = Literal["makes images", "trains", "judges", "pulls back"]
+Does = Literal["makes images", "differentiates", "trains", "judges", "pulls back"]
 Kind = Literal["forward", "backward", "step"]
 
 
@@ -20,8 +20,9 @@ class Phase(NamedTuple):
 
     Attributes:
         network: Which of the networks goes through.
-        does: G makes images; D trains on real images and G's; D judges G's images, which gives gradients at them; G
-            pulls those gradients back to its parameters and steps.
+        does: G makes images; D trains on real images and G's, before which it differentiates its outputs by them where
+            a penalty is computed in forward mode; D judges G's images, which gives gradients at them; G pulls those
+            gradients back to its parameters and steps.
         num: Micro-batches.
         num_samples: In each of them, on one replica.
         begins_update: Whether images are made for G's own update: its first micro-batch moves G's state.
@@ -30,6 +31,8 @@ class Phase(NamedTuple):
         images_from: Number of the phase whose images are read.
         grads_from: Number of the phase whose gradients at the images are read.
         graphs_from: Number of the phase whose forward passes are completed.
+        tangents_from: Number of the phase, of the same network, whose gradients are the direction along which this one
+            carries tangents.
     """
 
     network: str
@@ -42,6 +45,7 @@ class Phase(NamedTuple):
     images_from: int | None = None
     grads_from: int | None = None
     graphs_from: int | None = None
+    tangents_from: int | None = None
 
     @property
     def forward(self) -> bool:
@@ -61,12 +65,19 @@ class Phase(NamedTuple):
     @property
     def frozen(self) -> bool:
         """Whether the backward pass computes gradients at inputs alone, which costs half."""
-        return self.does == "judges"
+        return self.does in ("differentiates", "judges")
 
     @property
     def moves_state(self) -> bool:
         """Whether the first micro-batch moves batch statistics and power iterations."""
-        return self.does == "trains" or self.begins_update
+        begins = self.does == "differentiates" or (self.does == "trains" and self.tangents_from is None)
+        return begins or self.begins_update
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Numbers of the phases whose images or gradients are read."""
+        numbers = (self.images_from, self.grads_from, self.tangents_from)
+        return tuple(number for number in numbers if number is not None)
 
     @property
     def label(self) -> str:
@@ -82,10 +93,15 @@ class Task(NamedTuple):
     micro_batch: int
 
 
-def update_phases(plan: RunPlan) -> list[Phase]:
+def update_phases(plan: RunPlan, penalised: Sequence[bool] = ()) -> list[Phase]:
     """The phases of an update: G makes images, D trains, once or more; G makes images, D judges, G pulls back.
 
     Segments that penalties add to D's micro-batches are not in ``num_samples``: not every update has them.
+
+    Args:
+        plan: The run's.
+        penalised: Which of D's steps carry an exact penalty; where it is computed in forward mode, D differentiates
+            before it trains.
     """
     recipe, objective, keeps = plan.recipe, plan.recipe.objective, plan.keeps_generator_graphs
     phases: list[Phase] = []
@@ -100,7 +116,11 @@ def update_phases(plan: RunPlan) -> list[Phase]:
     for d_step in range(objective.d_steps):
         shares = objective.reuse_fakes and d_step == objective.d_steps - 1
         images = add("generator", "makes images", "discriminator", **(for_update if shares else {}))
-        add("discriminator", "trains", "discriminator", segments=2, images_from=images)
+        for_training: dict[str, Any] = {"segments": 2, "images_from": images}
+        if plan.differentiates_forward and d_step < len(penalised) and penalised[d_step]:
+            tangents = add("discriminator", "differentiates", "discriminator", **for_training)
+            for_training["tangents_from"] = tangents
+        add("discriminator", "trains", "discriminator", **for_training)
     if not objective.reuse_fakes:
         images = add("generator", "makes images", "generator", **for_update)
     segments = 2 if objective.loss == "relativistic" or objective.feature_matching else 1  # real and fake
@@ -110,9 +130,14 @@ def update_phases(plan: RunPlan) -> list[Phase]:
     return phases
 
 
-def in_turn(number: int, phase: Phase) -> Iterator[Task]:
-    """The tasks of a phase without stages: micro-batch by micro-batch."""
+def in_turn(number: int, phase: Phase, phases: Sequence[Phase] = ()) -> Iterator[Task]:
+    """The tasks of a phase without stages: micro-batch by micro-batch.
+
+    Given all phases, each micro-batch with tangents comes right behind the one that gives their direction.
+    """
     for index in range(phase.num):
+        if phases and phase.tangents_from is not None:
+            yield from _of_micro_batch(phase.tangents_from, phases[phase.tangents_from], index)
         yield from _of_micro_batch(number, phase, index)
     if phase.step:
         yield Task(number, "step", 0)
@@ -126,7 +151,8 @@ def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
     """
     first = 1 + max(number for number, phase in enumerate(phases) if phase.does == "trains")
     for number in range(first):
-        yield from in_turn(number, phases[number])
+        if phases[number].does != "differentiates":  # which goes with the phase that carries its tangents
+            yield from in_turn(number, phases[number], phases)
     for index in range(phases[-1].num):
         for number in range(first, len(phases)):
             yield from _of_micro_batch(number, phases[number], index)

@@ -20,7 +20,7 @@ images quotients, neither of which lies in the pool. The largest singular values
 
 The allocator keeps no pool's state while a freed block waits for another stream ("Events should have synchronized when
 checkpointing block", libc10_cuda), so ``record_stream`` must not be called on what lies there, as it is for what
-travels to other ranks: that is copied first (engines/gradient_groups.py).
+travels to other ranks: that is copied first (engines/deepspeed/gradient_groups.py).
 
 Refused (compiling.py, config/recipe.py) is what has not been shown to be safe: collectives in a pass, as all ranks
 would have to record and replay alike; recomputation, which replays within a backward pass; gradients that DeepSpeed

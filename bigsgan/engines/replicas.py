@@ -6,9 +6,9 @@ from functools import partial
 
 import torch.distributed as dist
 
-from bigsgan import comm
 from bigsgan.models.layers import RankAverages
 from bigsgan.models.network import LayerStack
+from bigsgan.runtime import comm
 
 
 def join_replicas(

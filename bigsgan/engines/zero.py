@@ -7,18 +7,21 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
-from bigsgan.engines import deepspeed_private
-from bigsgan.engines.averaged_gradients import AveragedGradients
 from bigsgan.engines.base import LossFunction, MicroBatch, Regularizer, Work
 from bigsgan.engines.compiling import compiled
+from bigsgan.engines.deepspeed import internals
+from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
+from bigsgan.engines.deepspeed.device_skip import DeviceSkip
+from bigsgan.engines.deepspeed.prefetching import Prefetching
+from bigsgan.engines.deepspeed.tangents import let_tangents_through
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.outcomes import Outcome
 from bigsgan.engines.phases import Phase, Task
-from bigsgan.engines.prefetching import Prefetching
-from bigsgan.engines.refusing import Refusing
+from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 
@@ -51,12 +54,19 @@ class Root(nn.Module):
         loss: LossFunction | None = None,
         regularizer: Regularizer | None = None,
         trains: bool = True,
+        tangents: Tensor | None = None,
     ) -> Any:
         """Outputs of the network, or their loss, or both outputs and a regulariser's loss.
 
-        ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice, or
-        read for its features, and what does not belong to training: samples come in numbers of their own.
+        ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice, what
+        carries tangents or is read for its features, and what does not belong to training: samples come in numbers of
+        their own.
         """
+        if tangents is not None:
+            assert loss is not None
+            found = self.network.fold_dual(dual.begin(inputs, tangents, _largest), loss.num_segments)
+            outputs, along = dual.end(found)
+            return loss(outputs, inputs, tangents=along)
         is_fast = trains and not (loss is not None and loss.differentiates_inputs)
         network = self._fast[0] if is_fast else self.network
         if loss is not None and loss.differentiates_inputs:
@@ -78,6 +88,10 @@ class Root(nn.Module):
         return loss(outputs, inputs, features)
 
 
+def _largest(value: Tensor) -> None:
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+
+
 class ZeroEngine(DeepSpeedBacked):
     """The Engine protocol on ZeRO, for a network that lies whole on each rank.
 
@@ -93,7 +107,7 @@ class ZeroEngine(DeepSpeedBacked):
         world_size: int,
         release: Callable[[], None] | None = None,
         averaged: AveragedGradients | None = None,
-        refusing: Refusing | None = None,
+        device_skip: DeviceSkip | None = None,
         stock: bool = False,
     ) -> None:
         """Wrap an engine.
@@ -106,23 +120,25 @@ class ZeroEngine(DeepSpeedBacked):
             release: Removes what was made for the engine outside of it, such as swap files.
             averaged: What has to be waited for before gradients are used. While they travel, DeepSpeed's step of a
                 micro-batch is left to the network's next task: the other network may compute meanwhile.
-            refusing: Steps in the place of the host where the device decides whether to update.
+            device_skip: Steps in the place of the host where the device decides whether to update.
             stock: Whether DeepSpeed keeps its own buffers and prefetching.
         """
         super().__init__(engine, root.network, rank, world_size)
         self.division: list[int] | None = None
         self.replays = root.replays
-        self._root, self._release, self._averaged, self._refusing = root, release, averaged, refusing
+        self._root, self._release, self._averaged, self._device_skip = root, release, averaged, device_skip
         self._is_step_open = False
         # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
         if self._checks_gradients:
-            engine.clip_fp32_gradients = self._clip  # DeepSpeed's takes the norm again, and waits for numbers it copies
+            internals.clip_with(engine, self._clip)
         self._gathers_for_double_backward = engine.zero_optimization_stage() == 3 and not self.network.checkpointing
         # The other network's update needs their room.
-        self._gradient_buffers = [] if stock else deepspeed_private.gradient_buffers(engine)
-        deepspeed_private.release(self._gradient_buffers)
+        self._gradient_buffers = [] if stock else internals.gradient_buffers(engine)
+        internals.release(self._gradient_buffers)
         self._prefetching = Prefetching(engine, stock)
+        if engine.zero_optimization_stage() == 3:
+            let_tangents_through(engine)
         self._until_backward = ExitStack()  # what is to hold from a micro-batch's forward to its backward pass
 
     def expect(self, phase: Phase, task: Task) -> None:
@@ -134,7 +150,7 @@ class ZeroEngine(DeepSpeedBacked):
     def settle(self) -> None:
         """Do nothing."""
 
-    def forward(self, work: Work, index: int, images: Tensor | None) -> None:
+    def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
         """Go forward with a micro-batch."""
         inputs = work.inputs(index, images)
         if self._is_step_open:
@@ -142,10 +158,10 @@ class ZeroEngine(DeepSpeedBacked):
         phase, moving = work.phase, work.phase.moves_state and index == 0
         if moving:
             self._begin_update()
-        if phase.does == "judges":
-            self._judge(work, index, inputs)
+        if phase.frozen:
+            self._judge(work, index, inputs, moving)
         elif phase.does == "trains" or phase.keeps_graphs or phase.recomputes:
-            self._go_forward(work, index, inputs, moving)
+            self._go_forward(work, index, inputs, moving, tangents)
         else:
             work.outputs[index] = self._infer(inputs, moving, trains=True)
 
@@ -160,7 +176,7 @@ class ZeroEngine(DeepSpeedBacked):
             # The value of this product means nothing; its gradient at the outputs is ``grads``.
             loss = (outputs * grads).sum() + loss
         del graph, outputs
-        deepspeed_private.take(self._gradient_buffers)
+        internals.take(self._gradient_buffers)
         self._engine.backward(loss)
         self._until_backward.close()
         self._is_step_open = True
@@ -191,15 +207,15 @@ class ZeroEngine(DeepSpeedBacked):
         self._prefetching.expect("infer")
         return self._root(inputs, moving=moving, trains=trains)
 
-    def _go_forward(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
+    def _go_forward(self, work: Work, index: int, inputs: MicroBatch, moving: bool, tangents: Tensor | None) -> None:
         """Go through the engine, and keep a loss, and outputs whose gradient adds to it."""
         loss, regularizer = work.loss, work.regularizer
-        twice = regularizer is not None or (loss is not None and loss.differentiates_inputs)
-        self._prefetching.expect((work.phase.does == "trains", twice))
+        twice = regularizer is not None or (loss is not None and loss.differentiates_inputs and tangents is None)
+        self._prefetching.expect((work.phase.does == "trains", twice, tangents is not None))
         if twice and self._gathers_for_double_backward:
             self._until_backward.enter_context(self._pinned())
         if loss is not None:
-            work.graphs[index] = self._engine(inputs, moving=moving, loss=loss), None
+            work.graphs[index] = self._engine(inputs, moving=moving, loss=loss, tangents=tangents), None
             return
         more: Tensor | float = 0.0
         if regularizer is None:
@@ -210,24 +226,25 @@ class ZeroEngine(DeepSpeedBacked):
         if not work.phase.recomputes:
             work.outputs[index] = outputs.detach()
 
-    def _judge(self, work: Work, index: int, inputs: MicroBatch) -> None:
+    def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
         """Use the bare network with frozen parameters: the engine's hooks would count this as a backward pass."""
         first = inputs[0].detach().requires_grad_(True)
-        self._prefetching.expect("judges")
+        self._prefetching.expect(work.phase.does)
         self._until_backward.enter_context(self._frozen())
-        work.graphs[index] = first, self._root((first, *inputs[1:]), moving=False, loss=work.loss)
+        work.graphs[index] = first, self._root((first, *inputs[1:]), moving=moving, loss=work.loss)
 
     def _differentiate(self, work: Work, index: int, first: Tensor, loss: Tensor) -> None:
-        assert work.gradient is not None, "who judges is asked for a gradient"
-        (grads,) = torch.autograd.grad(loss * self._seam_scale, first)
+        assert work.gradient is not None, "a phase with frozen parameters is asked for a gradient"
+        scale = self._scale_of(work.phase)
+        (grads,) = torch.autograd.grad(loss * scale, first)
         self._until_backward.close()
         self._prefetching.end()
-        work.outputs[index] = work.gradient(index, first.detach(), grads.float() / self._seam_scale)
+        work.outputs[index] = work.gradient(index, first.detach(), grads.float() / scale)
 
     def _pinned(self) -> AbstractContextManager[None]:
         """All parameters whole, for a double backward."""
         self._prefetching.settle()
-        return deepspeed_private.pinned(self._parameters)
+        return internals.pinned(self._parameters)
 
     def _clip(self) -> None:
         norm = torch.as_tensor(self.grad_norm)
@@ -243,21 +260,21 @@ class ZeroEngine(DeepSpeedBacked):
         if is_update and self._checks_gradients:
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             self.grad_norm = torch.nn.utils.get_total_norm(gradients)
-            if self._refusing is not None:
-                self._refusing.judge(self.grad_norm)
+            if self._device_skip is not None:
+                self._device_skip.judge(self.grad_norm)
             elif not bool(torch.isfinite(self.grad_norm)):
                 finite = False
                 self.network.zero_grad(set_to_none=True)  # optimizers pass over parameters without a gradient
         applied: Outcome
-        if is_update and self._refusing is not None:
-            applied = self._refusing.step()
+        if is_update and self._device_skip is not None:
+            applied = self._device_skip.step()
         else:
             with self._explained():
                 self._engine.step()
             applied = finite and self._engine.was_step_applied()
         if not is_update:
             return
-        deepspeed_private.release(self._gradient_buffers)
+        internals.release(self._gradient_buffers)
         if not self._checks_gradients:
             self.grad_norm = self._reported_norm()
         self._count(applied)

@@ -1,6 +1,6 @@
 """Quality metrics of generated images, measured by all ranks together."""
 
-from bigsgan.metrics.evaluation import Evaluation, Generate, Measured, Replica, as_bytes
+from bigsgan.metrics.evaluation import Evaluation, Generate, Measured, Replica
 from bigsgan.metrics.features import Features, open_features
 
-__all__ = ["Evaluation", "Features", "Generate", "Measured", "Replica", "as_bytes", "open_features"]
+__all__ = ["Evaluation", "Features", "Generate", "Measured", "Replica", "open_features"]

@@ -14,9 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from bigsgan.atomic import replacing
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import DigitImages
+from bigsgan.images.codec import decode
+from bigsgan.runtime.atomic import replacing
 
 VERSION = 1
 """Of the network and its training: what another version trained says something else."""
@@ -49,7 +50,7 @@ class DigitClassifier(nn.Module):
 def digit_images(resolution: int) -> tuple[Tensor, Tensor]:
     """All digits, (1797, 1, R, R) in [-1, 1], and their classes (1797,)."""
     source = DigitImages(Data(kind="digits", resolution=resolution, image_channels=1, num_classes=NUM_CLASSES))
-    return source.images.float() / 127.5 - 1, torch.tensor(source.labels)
+    return decode(source.images), torch.tensor(source.labels)
 
 
 def train_classifier(images: Tensor, labels: Tensor, seed: int = 0) -> DigitClassifier:

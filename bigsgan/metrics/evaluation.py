@@ -13,19 +13,20 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bigsgan import comm
 from bigsgan.config.metrics import LEAST_IMAGES, Metric
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
+from bigsgan.images.codec import encode
 from bigsgan.metrics.features import Features
 from bigsgan.metrics.impressions import Impressions
 from bigsgan.metrics.moments import Moments, frechet_distance
 from bigsgan.metrics.pairwise import Manifold, Shared, Tell, kernel_distance, manifold_metrics, share
 from bigsgan.metrics.reals import num_labels, see_reals
 from bigsgan.metrics.scores import jensen_shannon, kullback_leibler
-from bigsgan.tf32 import tf32
+from bigsgan.runtime import comm
+from bigsgan.runtime.tf32 import tf32
 
 _BY_ROWS = ("kid", "pr", "dc", "cfid")
 _BY_LOGITS = ("is", "labels")
@@ -36,7 +37,6 @@ class Generate(Protocol):
 
     def __call__(self, first: int, labels: Tensor) -> Tensor:
         """Samples from number ``first`` on, by their classes (n,): (n, C, R, R) in [-1, 1] on the device."""
-        ...
 
 
 class Replica(NamedTuple):
@@ -90,16 +90,10 @@ class Evaluation:
         cache: Path,
         tell: Tell = lambda _: None,
     ) -> None:
-        """Prepare; no image is looked at yet.
+        """Prepare for metrics of images, which ``ppl`` is not; no image is looked at yet.
 
-        Args:
-            asked: Metrics of images; not ``ppl``, which is no comparison.
-            features: The network.
-            dataset: The real images.
-            data: The recipe's section.
-            batch: Images at a time.
-            cache: Directory for statistics of real images.
-            tell: Called with where it stands, again and again.
+        Statistics of real images are kept in the directory ``cache``. ``tell`` is called with where it stands, again
+        and again.
 
         Raises:
             UserError: A metric does not go with the network or the data.
@@ -122,24 +116,18 @@ class Evaluation:
     ) -> list[Measured]:
         """Make samples, look at them, compare. A collective.
 
-        Args:
-            generate: Makes the samples.
-            replica: This rank's part in that.
-            stopped: Asked after each batch, on all ranks, and answered alike: whether to give up.
-
-        Returns:
-            The same on all ranks; nothing where it was stopped.
+        ``stopped`` is asked after each batch, on all ranks, and answered alike: whether to give up. What is returned
+        is the same on all ranks, and nothing where it was stopped.
         """
         start = time.perf_counter()
-        device = comm.device()
         with tf32(False):  # whose ten bits show in features
-            self.features.network.to(device)
-            reals = self._see_reals(device)
-            fakes = self._see_fakes(generate, replica, reals.labels, device, stopped)
+            self.features.network.to(comm.device())
+            reals = self._see_reals()
+            fakes = self._see_fakes(generate, replica, reals.labels, stopped)
             self.features.network.cpu()  # the memory is for training
             if fakes is None:
                 return []
-            comparison = _Comparison(reals, fakes, device, self._tell)
+            comparison = _Comparison(reals, fakes, self._tell)
             found = [comparison.measure(metric, self._num(metric)) for metric in self._asked]
         seconds = time.perf_counter() - start
         return [measured._replace(seconds=seconds) for measured in comm.from_rank_zero(found)]
@@ -148,24 +136,16 @@ class Evaluation:
         """Samples for a metric: each pair of data once, where samples are translations."""
         return min(metric.num, len(self._dataset)) if self._data.paired else metric.num
 
-    def _see_reals(self, device: torch.device) -> Impressions:
+    def _see_reals(self) -> Impressions:
         if self._reals is None:
-            whole = len(self._dataset)
-            kept = [whole if m.kind == "cfid" else self._num(m) for m in self._asked if m.kind in _BY_ROWS]
-            self._reals = see_reals(
-                self._dataset,
-                self._data,
-                self.features,
-                max(kept, default=0),
-                self._batch,
-                device,
-                self._cache,
-                self._tell,
-            )
+            dataset = self._dataset
+            kept = [len(dataset) if m.kind == "cfid" else self._num(m) for m in self._asked if m.kind in _BY_ROWS]
+            limit = max(kept, default=0)
+            self._reals = see_reals(dataset, self._data, self.features, limit, self._batch, self._cache, self._tell)
         return self._reals
 
     def _see_fakes(
-        self, generate: Generate, replica: Replica, labels: Tensor, device: torch.device, stopped: Callable[[], bool]
+        self, generate: Generate, replica: Replica, labels: Tensor, stopped: Callable[[], bool]
     ) -> Impressions | None:
         """Replicas take batches in turn, all of them as many, since engines compute together; None where stopped."""
         nums = {self._num(metric) for metric in self._asked}
@@ -183,16 +163,16 @@ class Evaluation:
             if stopped():
                 return None
             if len(positions[own]):
-                found.add(self.features(as_bytes(images[own])), positions[own], asked[own])
-        found.over_ranks(comm.sum_over_ranks, device)
+                found.add(self.features(encode(images[own])), positions[own], asked[own])
+        found.over_ranks()
         return found
 
 
 class _Comparison:
     """Metrics of what was seen of real images and of samples."""
 
-    def __init__(self, reals: Impressions, fakes: Impressions, device: torch.device, tell: Tell) -> None:
-        self._reals, self._fakes, self._device, self._tell = reals, fakes, device, tell
+    def __init__(self, reals: Impressions, fakes: Impressions, tell: Tell) -> None:
+        self._reals, self._fakes, self._tell = reals, fakes, tell
         self._manifolds: dict[int, Manifold] = {}
 
     def measure(self, metric: Metric, num: int) -> Measured:
@@ -238,7 +218,7 @@ class _Comparison:
             inside &= seen.rows.positions < limit
         moments = Moments(seen.rows.features.shape[1])
         moments.add(seen.rows.features[inside])
-        return moments.over_ranks(comm.sum_over_ranks, self._device)
+        return moments.over_ranks()
 
     def _kid(self, num: int) -> dict[str, float]:
         return {"": kernel_distance(*self._shared(num))}
@@ -257,11 +237,8 @@ class _Comparison:
         return {"_density": found.density, "_coverage": found.coverage}
 
     def _shared(self, num: int) -> tuple[Shared, Shared]:
-        real, fake = (
-            share(seen.rows.features[seen.rows.positions < num], comm, self._device, self._tell)
-            for seen in (self._reals, self._fakes)
-        )
-        return real, fake
+        own = [seen.rows.features[seen.rows.positions < num] for seen in (self._reals, self._fakes)]
+        return share(own[0], self._tell), share(own[1], self._tell)
 
     def _inception_score(self, num: int) -> dict[str, float]:
         mean, deviation = self._fakes.scores[num].inception_score()
@@ -273,18 +250,10 @@ class _Comparison:
 
 
 def drawn_labels(first: int, num: int, counts: Tensor) -> Tensor:
-    """Classes of the samples from number ``first`` on, (num,), as frequent as among the real images.
+    """Classes of the samples from number ``first`` on, (num,), as frequent as among the real images of each class.
 
-    Args:
-        first: Number of the first sample; what is drawn depends on it alone, and not on the ranks.
-        num: Samples.
-        counts: Real images of each class.
+    What is drawn depends on the sample's number alone, and not on the ranks.
     """
     shares = torch.from_numpy(Draws(seed=0).uniform("metrics/labels", (), first, num, 1)[:, 0]).double()
     bounds = counts.cumsum(0) / counts.sum()
     return torch.searchsorted(bounds, shares, right=True).clamp(max=len(counts) - 1)
-
-
-def as_bytes(images: Tensor) -> Tensor:
-    """Images in [-1, 1] as a file would hold them: uint8, rounded."""
-    return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bigsgan import comm
 from bigsgan.checkpoint.tags import checksum
 from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
+from bigsgan.images.codec import decode
 from bigsgan.metrics.digits import DigitClassifier, cached_classifier
 from bigsgan.metrics.weight_files import find_weights, load_weights
+from bigsgan.runtime import comm
 
 LARGEST_WIDTH = 2**14
 CHUNK = 32
@@ -97,19 +98,25 @@ def check_features(section: FeatureNetwork, data: Data, fields: Mapping[str, str
 
 
 def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapping[str, str] = COMMAND) -> Features:
-    """Build a feature network on the host and load its weights.
-
-    Args:
-        section: Of the recipe, or of the command line.
-        data: What it shall see.
-        cache: Directory where a classifier that has to be trained is kept.
-        fields: Where the user wrote the network and its weights, for messages.
+    """Build a feature network on the host and load its weights; one that has to be trained is kept in ``cache``.
 
     Raises:
         UserError: A file is missing or is another than expected, or the network does not fit the data.
     """
     with _named(fields):
-        return _fitting(section, data, cache)
+        features = _open(section, data, cache)
+        black = torch.zeros(1, data.image_channels, data.resolution, data.resolution, dtype=torch.uint8)
+        try:
+            seen = features(black)
+            _, features.width = seen.features.shape
+            features.num_classes = None if seen.logits is None else seen.logits.shape[1]
+        except Exception as error:  # whatever a foreign network raises at images of a size, or returns
+            problem = f"cannot process images of {data.resolution} pixels: {str(error).splitlines()[-1]}"
+            raise UserError("features", section.network, problem, "choose another network") from error
+        if features.width > LARGEST_WIDTH:
+            problem = f"has {features.width} features, too many for their covariance"
+            raise UserError("features", section.network, problem, "choose a network with fewer features")
+        return features
 
 
 @contextmanager
@@ -120,22 +127,6 @@ def _named(fields: Mapping[str, str]) -> Iterator[None]:
     except UserError as error:
         field = fields.get(error.field, error.field)
         raise UserError(field, error.value, error.problem, error.remedy, error.detail) from error.__cause__
-
-
-def _fitting(section: FeatureNetwork, data: Data, cache: Path) -> Features:
-    features = _open(section, data, cache)
-    black = torch.zeros(1, data.image_channels, data.resolution, data.resolution, dtype=torch.uint8)
-    try:
-        seen = features(black)
-        _, features.width = seen.features.shape
-        features.num_classes = None if seen.logits is None else seen.logits.shape[1]
-    except Exception as error:  # whatever a foreign network raises at images of a size, or returns
-        problem = f"cannot process images of {data.resolution} pixels: {str(error).splitlines()[-1]}"
-        raise UserError("features", section.network, problem, "choose another network") from error
-    if features.width > LARGEST_WIDTH:
-        problem = f"has {features.width} features, too many for their covariance"
-        raise UserError("features", section.network, problem, "choose a network with fewer features")
-    return features
 
 
 def _chosen(section: FeatureNetwork, data: Data) -> str:
@@ -165,7 +156,7 @@ def _digits(resolution: int, cache: Path) -> Features:
     network.eval().requires_grad_(False)
 
     def look(images: Tensor) -> Seen:
-        return Seen(*network(images.float() / 127.5 - 1))
+        return Seen(*network(decode(images)))
 
     return Features("digits", "none", _hash_of_weights(network), network, look)
 
@@ -212,11 +203,8 @@ def _torchvision(name: str, weights: str | None) -> Features:
 
     def look(images: Tensor) -> Seen:
         seen: list[Tensor] = []
-        hook = linear[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
+        with linear[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
             logits = network(transform(_coloured(images).float() / 255))
-        finally:
-            hook.remove()
         return Seen(seen[-1].flatten(1), logits)
 
     return Features(field, "torchvision", _hash_of_weights(network), network, look)

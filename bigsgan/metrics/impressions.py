@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from bigsgan.metrics.features import Seen
-from bigsgan.metrics.moments import Moments, Sum
+from bigsgan.metrics.moments import Moments
 from bigsgan.metrics.scores import SPLITS, ClassScores
+from bigsgan.runtime import comm
 
 COUNTED_TOGETHER = 1024
 """Images: sums of outer products cost as much for a few features as for many."""
@@ -66,15 +67,9 @@ class Impressions:
         limits: Iterable[int],
         rows_limit: int,
     ) -> None:
-        """Begin with nothing.
+        """Begin with nothing: for D = ``width``, K = ``num_classes``, and as many classes of images as ``num_labels``.
 
-        Args:
-            num_images: In the whole set.
-            width: D.
-            num_classes: K; None without logits.
-            num_labels: Classes of the images; 1 where they have none.
-            limits: See ``moments``.
-            rows_limit: See ``rows``; 0 to keep none.
+        ``limits`` are those of ``moments``.
         """
         self.num_images, self.rows_limit, self.rows = num_images, rows_limit, Rows(width)
         self._pending: list[tuple[Seen, Tensor, Tensor]] = []
@@ -97,28 +92,27 @@ class Impressions:
     def _count(self) -> None:
         if not self._pending:
             return
-        logits = [seen.logits for seen, _, _ in self._pending if seen.logits is not None]
-        features = torch.cat([seen.features for seen, _, _ in self._pending])
-        seen = Seen(features, torch.cat(logits) if logits else None)
-        positions = torch.cat([positions for _, positions, _ in self._pending])
-        labels = torch.cat([labels for _, _, labels in self._pending])
+        seen, *others = zip(*self._pending, strict=True)
+        positions, labels = map(torch.cat, others)
+        features = torch.cat([each.features for each in seen])
+        logits = torch.cat([each.logits for each in seen]) if self.scores else None
         self._pending.clear()
         known = labels[positions < self.num_images]
         self.labels += torch.bincount(known, minlength=len(self.labels))
         for limit, moments in self.moments.items():
             num = min(limit, self.num_images)
             inside = positions < num
-            moments.add(seen.features[inside])
-            if seen.logits is not None:
-                self.scores[limit].add(seen.logits[inside], positions[inside] * SPLITS // num)
+            moments.add(features[inside])
+            if logits is not None:
+                self.scores[limit].add(logits[inside], positions[inside] * SPLITS // num)
         kept = positions < min(self.rows_limit, self.num_images)
         if kept.any():
-            self.rows.add(seen.features[kept], positions[kept], labels[kept])
+            self.rows.add(features[kept], positions[kept], labels[kept])
 
-    def over_ranks(self, sum_over_ranks: Sum, device: torch.device) -> None:
+    def over_ranks(self) -> None:
         """End the collection: make the sums those of all ranks. A collective."""
         self._count()
         self.rows.close()
-        self.labels = sum_over_ranks(self.labels.to(device)).cpu()
-        self.moments = {limit: sums.over_ranks(sum_over_ranks, device) for limit, sums in self.moments.items()}
-        self.scores = {limit: sums.over_ranks(sum_over_ranks, device) for limit, sums in self.scores.items()}
+        self.labels = comm.sum_over_ranks(self.labels.to(comm.device())).cpu()
+        self.moments = {limit: sums.over_ranks() for limit, sums in self.moments.items()}
+        self.scores = {limit: sums.over_ranks() for limit, sums in self.scores.items()}

@@ -64,11 +64,8 @@ class Inception(Inception3):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features (n, 2048) and logits (n, 1008) of images (n, 3, 299, 299), 0 to 255."""
         features: list[Tensor] = []
-        hook = self.fc.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-        try:
+        with self.fc.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0])):
             super().forward((images - 128) / 128)
-        finally:
-            hook.remove()
         return features[0], F.linear(features[0], self.fc.weight)
 
 

@@ -5,13 +5,10 @@ Shapes: N features (N, D).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-Sum = Callable[[Tensor], Tensor]
-"""Sums a tensor elementwise over the ranks; the identity on one rank."""
+from bigsgan.runtime import comm
 
 
 class Moments:
@@ -35,16 +32,11 @@ class Moments:
         self.total += values.sum(0).cpu()
         self.products += (values.T @ values).cpu()
 
-    def over_ranks(self, sum_over_ranks: Sum, device: torch.device) -> Moments:
-        """Those of all ranks' features. A collective.
-
-        Args:
-            sum_over_ranks: The collective.
-            device: Where it takes its tensors.
-        """
+    def over_ranks(self) -> Moments:
+        """Those of all ranks' features. A collective."""
         merged = Moments(len(self.total))
         packed = torch.cat([torch.tensor([float(self.num)], dtype=torch.float64), self.total, self.products.flatten()])
-        packed = sum_over_ranks(packed.to(device)).cpu()
+        packed = comm.sum_over_ranks(packed.to(comm.device())).cpu()
         merged.num = round(float(packed[0]))
         merged.total = packed[1 : 1 + len(self.total)]
         merged.products = packed[1 + len(self.total) :].view_as(self.products)
@@ -65,10 +57,7 @@ def frechet_distance(a: Moments, b: Moments) -> float:
     """|mean difference|^2 + tr(A + B - 2 (A B)^(1/2)) of covariances A and B (Heusel et al. 2017, arXiv 1706.08500).
 
     Symmetric decompositions alone: tr (A B)^(1/2) is the sum of the roots of the eigenvalues of A^(1/2) B A^(1/2).
-
-    Args:
-        a: At least two features.
-        b: Likewise, as wide.
+    Both have at least two features, equally wide.
     """
     root = _square_root(a.covariance)
     inner = torch.linalg.eigvalsh(root @ b.covariance @ root).clamp(min=0).sqrt().sum()

@@ -7,10 +7,12 @@ chunk with its own rows. Shapes: a rank's rows (n, D) of N over all ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from bigsgan.runtime import comm
 
 CHUNK = 2048
 """Rows compared at a time."""
@@ -22,31 +24,17 @@ NEIGHBOURS_PR, NEIGHBOURS_DC = 3, 5
 Tell = Callable[[str], None]
 
 
-class TensorCollectives(Protocol):
-    """The collectives on tensors that metrics need; the module ``bigsgan.comm`` implements them."""
-
-    def rank(self) -> int: ...  # noqa: D102
-    def world_size(self) -> int: ...  # noqa: D102
-    def total(self, value: float) -> float: ...  # noqa: D102
-    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...  # noqa: D102
-    def broadcast(self, tensors: list[Tensor], source: int = 0) -> None: ...  # noqa: D102
-
-
 class Shared(NamedTuple):
     """Features that lie on ranks.
 
     Attributes:
         rows: This rank's, (n, D), float32 on the host.
         sizes: Rows of each rank.
-        ranks: The collectives.
-        device: Where chunks travel and are compared.
         tell: Called with where it stands, again and again.
     """
 
     rows: Tensor
     sizes: list[int]
-    ranks: TensorCollectives
-    device: torch.device
     tell: Tell
 
     @property
@@ -58,44 +46,39 @@ class Shared(NamedTuple):
         """This rank's rows, float64 on the device, and where they stand among them."""
         for first in range(0, len(self.rows), CHUNK):
             where = slice(first, first + CHUNK)
-            yield where, self.rows[where].to(self.device).double()
+            yield where, self.rows[where].to(comm.device()).double()
 
     def going_round(self, column: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """All ranks' rows, float64 on the device, chunk by chunk and the same on all ranks. A collective.
 
-        Args:
-            column: Numbers (n,) that belong to this rank's rows, float64; they come along as (chunk,).
+        A ``column`` of numbers (n,) float64 that belong to this rank's rows comes along as (chunk,).
         """
         width = self.rows.shape[1]
         for source, size in enumerate(self.sizes):
             for first in range(0, size, CHUNK):
-                chunk = torch.zeros(min(CHUNK, size - first), width + 1, dtype=torch.float64, device=self.device)
-                if source == self.ranks.rank():
+                chunk = torch.zeros(min(CHUNK, size - first), width + 1, dtype=torch.float64, device=comm.device())
+                if source == comm.rank():
                     where = slice(first, first + CHUNK)
                     chunk[:, :width] = self.rows[where]
                     if column is not None:
                         chunk[:, width] = column[where]
                 self.tell(f"pairs of images, from {first} of rank {source} on")
-                self.ranks.broadcast([chunk], source)
+                comm.broadcast([chunk], source)
                 yield chunk[:, :width], chunk[:, width]
 
 
-def share(rows: Tensor, ranks: TensorCollectives, device: torch.device, tell: Tell = lambda _: None) -> Shared:
+def share(rows: Tensor, tell: Tell = lambda _: None) -> Shared:
     """Learn how many rows (n, D) the other ranks have. A collective."""
-    sizes = torch.zeros(ranks.world_size(), dtype=torch.float64, device=device)
-    sizes[ranks.rank()] = len(rows)
-    return Shared(rows.float().cpu(), ranks.sum_over_ranks(sizes).long().tolist(), ranks, device, tell)
+    sizes = torch.zeros(comm.world_size(), dtype=torch.float64, device=comm.device())
+    sizes[comm.rank()] = len(rows)
+    return Shared(rows.float().cpu(), comm.sum_over_ranks(sizes).long().tolist(), tell)
 
 
 def kernel_distance(real: Shared, fake: Shared) -> float:
     """Unbiased squared maximum mean discrepancy under the kernel (x.y / D + 1)^3, over all pairs. A collective.
 
     Binkowski et al. 2018, arXiv 1801.01401, section 4. Published values are means over random subsets of 1,000 images;
-    this has the same expectation, less variance, and no draw.
-
-    Args:
-        real: At least two features.
-        fake: Likewise.
+    this has the same expectation, less variance, and no draw. Each side has at least two features.
     """
     between = _kernel_sum(real, fake) / (real.num * fake.num)
     return _within(real) + _within(fake) - 2 * between
@@ -105,7 +88,7 @@ def _within(x: Shared) -> float:
     """Mean kernel of two different rows."""
     width = x.rows.shape[1]
     own = sum(float((rows.square().sum(1) / width + 1).pow(3).sum()) for _, rows in x.own_chunks())
-    return (_kernel_sum(x, x) - x.ranks.total(own)) / (x.num * (x.num - 1))
+    return (_kernel_sum(x, x) - comm.total(own)) / (x.num * (x.num - 1))
 
 
 def _kernel_sum(a: Shared, b: Shared) -> float:
@@ -113,7 +96,7 @@ def _kernel_sum(a: Shared, b: Shared) -> float:
     for others, _ in b.going_round():
         for _, rows in a.own_chunks():
             found += float((rows @ others.T / width + 1).pow(3).sum())
-    return a.ranks.total(found)
+    return comm.total(found)
 
 
 class Manifold(NamedTuple):
@@ -129,10 +112,7 @@ def manifold_metrics(real: Shared, fake: Shared) -> Manifold:
     """Precision and recall, density and coverage of nearest-neighbour manifolds. A collective.
 
     Kynkaanniemi et al. 2019 (arXiv 1904.06991), equations 1, 2; Naeem et al. 2020 (arXiv 2002.09797), equations 3, 4.
-
-    Args:
-        real: More than ``NEIGHBOURS_DC`` features.
-        fake: Likewise.
+    Each side has more than ``NEIGHBOURS_DC`` features.
     """
     real_radii, wide_radii = _radii(real)
     fake_radii, _ = _radii(fake)
@@ -157,18 +137,18 @@ def _share_inside(x: Shared, y: Shared, radii: Tensor) -> float:
     for others, reach in y.going_round(radii):
         for where, rows in x.own_chunks():
             inside[where] |= (_squared_distances(rows, others) <= reach).any(1).cpu()
-    return x.ranks.total(float(inside.sum())) / x.num
+    return comm.total(float(inside.sum())) / x.num
 
 
 def _density_and_coverage(real: Shared, radii: Tensor, fake: Shared) -> tuple[float, float]:
     num_inside, covered = 0.0, torch.zeros(len(real.rows), dtype=torch.bool)
     for others, _ in fake.going_round():
         for where, rows in real.own_chunks():
-            inside = _squared_distances(rows, others) <= radii[where, None].to(real.device)
+            inside = _squared_distances(rows, others) <= radii[where, None].to(comm.device())
             num_inside += float(inside.sum())
             covered[where] |= inside.any(1).cpu()
-    density = real.ranks.total(num_inside) / (NEIGHBOURS_DC * fake.num)
-    return density, real.ranks.total(float(covered.sum())) / real.num
+    density = comm.total(num_inside) / (NEIGHBOURS_DC * fake.num)
+    return density, comm.total(float(covered.sum())) / real.num
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigsgan import comm
 from bigsgan.engines.base import MicroBatch
+from bigsgan.images.codec import byte_range
 from bigsgan.metrics.features import Features
 from bigsgan.models.network import LayerStack
+from bigsgan.runtime import comm
 
 EPSILON = 1e-4
 TRIMMED = 0.01
@@ -83,5 +84,4 @@ def trimmed_mean(distances: Tensor) -> float:
 def _comparable(images: Tensor) -> Tensor:
     """Images in [-1, 1] as 0 to 255, not rounded, as the differences are small."""
     factor = max(images.shape[-1] // LARGEST_RESOLUTION, 1)
-    images = F.avg_pool2d(images.float(), factor) if factor > 1 else images.float()
-    return (images + 1) * 127.5
+    return byte_range(F.avg_pool2d(images.float(), factor) if factor > 1 else images)

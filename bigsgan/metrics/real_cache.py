@@ -16,12 +16,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bigsgan import comm
-from bigsgan.atomic import replacing
 from bigsgan.data.datasets import ImageDataset
-from bigsgan.data.images import CorruptImage
+from bigsgan.images.reading import CorruptImage
 from bigsgan.metrics.features import Features
 from bigsgan.metrics.impressions import Impressions
+from bigsgan.runtime import comm
+from bigsgan.runtime.atomic import replacing
 
 FORMAT = 1
 PRINTED_IMAGES = 32
@@ -39,12 +39,7 @@ def directory() -> Path:
 
 
 def key(dataset: ImageDataset, about: Mapping[str, Any]) -> str:
-    """Name of a cache entry: a hash of what it depends on.
-
-    Args:
-        dataset: Some of its images count, as they are after cropping and resizing, with their classes.
-        about: What else it depends on.
-    """
+    """Name of a cache entry: a hash of ``about`` and of some images with their classes, after cropping and resizing."""
     digest = hashlib.sha256(json.dumps({"format": FORMAT, **about}, sort_keys=True).encode())
     for i in range(PRINTED_IMAGES):
         try:
@@ -56,12 +51,9 @@ def key(dataset: ImageDataset, about: Mapping[str, Any]) -> str:
 
 
 def save(found: Impressions, place: Path, about: Mapping[str, Any]) -> None:
-    """Cache the statistics; warn if that fails. A collective.
+    """Cache statistics of one limit, the number of images: sums over all ranks, this rank's rows. A collective.
 
-    Args:
-        found: With one limit, the number of images; sums over all ranks, this rank's rows.
-        place: Directory of the entry.
-        about: What it is about, for people.
+    It warns if that fails; ``about`` is for people.
     """
     rows = found.rows
     name, problem = None, None
@@ -105,10 +97,14 @@ def _read(place: Path, features: Features, num_labels: int, rows_limit: int) -> 
         sums = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if content["rows_limit"] < rows_limit:
         return None
-    num = int(sums["num"])
+    num = int(sums.pop("num"))
     found = Impressions(num, features.width, features.num_classes, num_labels, [num], rows_limit)
+    (moments,) = found.moments.values()
+    moments.num, moments.total, moments.products = num, sums.pop("total"), sums.pop("products")
+    found.labels = sums.pop("labels")
     for name, tensor in sums.items():
-        _set(found, name, tensor)
+        (scores,) = found.scores.values()
+        setattr(scores, name.removeprefix("scores."), tensor)
     rank, num_ranks = comm.rank(), comm.world_size()
     for name in content["parts"] if rows_limit else []:
         with safe_open(place / name, "pt") as file:
@@ -128,19 +124,6 @@ def _sums(found: Impressions) -> dict[str, Tensor]:
     for scores in found.scores.values():
         sums.update({f"scores.{name}": tensor for name, tensor in vars(scores).items()})
     return sums
-
-
-def _set(found: Impressions, name: str, tensor: Tensor) -> None:
-    (moments,) = found.moments.values()
-    if name == "num":
-        moments.num = int(tensor)
-    elif name == "labels":
-        found.labels = tensor
-    elif name.startswith("scores."):
-        (scores,) = found.scores.values()
-        setattr(scores, name.removeprefix("scores."), tensor)
-    else:
-        setattr(moments, name, tensor)
 
 
 def _problem(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str | None:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bigsgan import comm
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import Batch, CorruptImages, next_batch, read_batches
@@ -19,6 +18,7 @@ from bigsgan.errors import UserError
 from bigsgan.metrics import real_cache
 from bigsgan.metrics.features import Features
 from bigsgan.metrics.impressions import Impressions
+from bigsgan.runtime import comm
 
 _log = logging.getLogger(__name__)
 
@@ -29,24 +29,13 @@ def see_reals(
     features: Features,
     rows_limit: int,
     batch: int,
-    device: torch.device,
     cache: Path,
     tell: Callable[[str], None],
 ) -> Impressions:
-    """Return what the network sees of all real images. A collective.
+    """Return what the network sees of all real images: with one limit, their number. A collective.
 
-    Args:
-        dataset: The images.
-        data: The recipe's section.
-        features: The network, on the device.
-        rows_limit: Images of which features are kept as rows; each rank has some.
-        batch: Images at a time.
-        device: Of this rank.
-        cache: Directory that the ranks share; where they do not see each other's files, nothing is taken from it.
-        tell: Called with where it stands, again and again.
-
-    Returns:
-        With one limit, the number of images.
+    Features of ``rows_limit`` images are kept as rows, of which each rank has some. The ranks share the directory
+    ``cache``; where they do not see each other's files, nothing is taken from it.
     """
     rows_limit = min(rows_limit, len(dataset))
     tell("real images: cache")
@@ -63,7 +52,7 @@ def see_reals(
     place = cache / f"reals-{comm.from_rank_zero(real_cache.key(dataset, about) if comm.rank() == 0 else None)}"
     found = real_cache.load(place, features, num_labels(data), rows_limit)
     if found is None:
-        found = _look(dataset, data, features, rows_limit, batch, device, tell)
+        found = _look(dataset, data, features, rows_limit, batch, tell)
         tell("real images: writing the cache")
         real_cache.save(found, place, about)
     return found
@@ -85,7 +74,6 @@ def _look(
     features: Features,
     rows_limit: int,
     batch: int,
-    device: torch.device,
     tell: Callable[[str], None],
 ) -> Impressions:
     num, rank = len(dataset), comm.rank()
@@ -97,8 +85,8 @@ def _look(
     for part, read in zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True):
         tell(f"real image {int(part[0])} of {num}")
         corrupt.count(read)
-        found.add(features(target_of(read.images, data).to(device)), part, read.labels)
-    found.over_ranks(comm.sum_over_ranks, device)
+        found.add(features(target_of(read.images, data).to(comm.device())), part, read.labels)
+    found.over_ranks()
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bigsgan.metrics.moments import Sum
+from bigsgan.runtime import comm
 
 SPLITS = 10
 
@@ -38,11 +38,11 @@ class ClassScores:
         self.negative_entropy.index_add_(0, split, (p * logs).sum(1))
         self.histogram += torch.bincount(p.argmax(1), minlength=p.shape[1])
 
-    def over_ranks(self, sum_over_ranks: Sum, device: torch.device) -> ClassScores:
-        """Those of all ranks' images. A collective; see ``Moments.over_ranks``."""
+    def over_ranks(self) -> ClassScores:
+        """Those of all ranks' images. A collective."""
         merged = ClassScores(self.probabilities.shape[1], len(self.num))
         for name, own in vars(self).items():
-            setattr(merged, name, sum_over_ranks(own.clone().to(device)).cpu())
+            setattr(merged, name, comm.sum_over_ranks(own.clone().to(comm.device())).cpu())
         return merged
 
     def inception_score(self) -> tuple[float, float]:

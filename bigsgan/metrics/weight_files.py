@@ -10,17 +10,13 @@ from torch import nn
 
 from bigsgan.checkpoint.tags import checksum
 from bigsgan.errors import UserError
-from bigsgan.paths import check_stored
+from bigsgan.runtime.paths import check_stored
 
 
 def find_weights(given: str | None, names: list[str], url: str, digest: str) -> Path:
-    """Return the file of weights: the one that was given, or one of the usual cache that is what it should be.
+    """Return the file of weights: the one that was given, or one of these names in torch.hub's cache.
 
-    Args:
-        given: Path, or None.
-        names: What the file may be called in torch.hub's cache.
-        url: Where it is published.
-        digest: First digits of its SHA-256.
+    The SHA-256 of the latter must begin with ``digest``.
 
     Raises:
         UserError: There is none, or the cached one is another file.

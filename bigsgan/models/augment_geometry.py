@@ -198,6 +198,7 @@ class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, grid: Tensor) -> Tensor:
         ctx.save_for_backward(grid)
+        ctx.save_for_forward(grid)
         ctx.shape = images.shape
         return F.grid_sample(images, grid, align_corners=True)
 
@@ -205,6 +206,11 @@ class _Sample(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (grid,) = ctx.saved_tensors
         return _SampleAdjoint.apply(grad, grid, ctx.shape), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        (grid,) = ctx.saved_for_forward
+        return _Sample.apply(tangent, grid)
 
 
 class _SampleAdjoint(torch.autograd.Function):

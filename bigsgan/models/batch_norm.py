@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bigsgan.models.dual import has_tangent
 from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, full
 
 _TINY = 1e-30
@@ -38,7 +39,7 @@ class _Moments(torch.autograd.Function):
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or has_tangent(x):
         var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
         return mean, var
     moments: tuple[Tensor, Tensor] = _Moments.apply(x)
@@ -58,6 +59,10 @@ def _copied(buffer: Tensor) -> Tensor:
 @_copied.register_fake
 def _(buffer: Tensor) -> Tensor:
     return torch.empty_like(buffer)
+
+
+def _alone(x: Tensor) -> Tensor:
+    return x
 
 
 class BatchStatistics(RankAverages):
@@ -126,7 +131,7 @@ class BatchStatistics(RankAverages):
         which torch's kernel computes as that of running statistics, with the derivatives by gain and bias in float32.
         """
         channels = len(self.running_mean)
-        if self.average_over_ranks is None:
+        if self.average_over_ranks is None and not has_tangent(x):
             # Copies even where nothing may move: a recomputation has to save as many tensors as its forward.
             mean, var = (buffer.repeat(self.segments) for buffer in (self.running_mean, self.running_var))
             in_place = self.segments == 1 and shift is None
@@ -138,13 +143,14 @@ class BatchStatistics(RankAverages):
                 self.running_mean.copy_(moved if shift is None else moved.add(shift, alpha=self.momentum))
                 self.running_var.copy_(var[:channels])
             return normalized
-        mean, var = self._global_statistics(x, self.average_over_ranks)
+        mean, var = self._global_statistics(x, self.average_over_ranks or _alone)
         if self.moving:
             count = x.numel() // x.shape[1] * self.num_ranks
             moved = mean[:channels].detach()
             self._move(moved if shift is None else moved + shift, var[:channels].detach(), count)
         inverse = torch.rsqrt(var + self.eps)
-        if torch.compiler.is_compiling():  # which joins these operations with others
+        # Compiled, these are joined with others; torch's kernel (2.14) has a tangent whose derivative is wrong.
+        if torch.compiler.is_compiling() or has_tangent(x):
             return (x - mean.view(1, -1, 1, 1)) * inverse.view(1, -1, 1, 1)
         gain = inverse / inverse.detach()
         bias = (mean.detach() - mean) * inverse.detach() * gain

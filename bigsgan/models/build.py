@@ -1,35 +1,17 @@
-"""Makes the two networks that a recipe describes. A new family adds a line to each table."""
+"""Makes the two networks that a recipe describes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from typing import Any
 
 from torch import nn
 
 from bigsgan.config import Recipe
-from bigsgan.models import biggan, biggan_deep, dcgan, mlp, pix2pix, r3gan, stylegan2
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.layers import SelfAttention
 from bigsgan.models.network import LayerStack
-
-_LAYERS: dict[tuple[str, str], Callable[..., list[nn.Module]]] = {
-    ("biggan", "generator"): biggan.generator_layers,
-    ("biggan", "discriminator"): biggan.discriminator_layers,
-    ("biggan_deep", "generator"): biggan_deep.generator_layers,
-    ("biggan_deep", "discriminator"): biggan_deep.discriminator_layers,
-    ("dcgan", "generator"): dcgan.generator_layers,
-    ("dcgan", "discriminator"): dcgan.discriminator_layers,
-    ("mlp", "generator"): mlp.generator_layers,
-    ("mlp", "discriminator"): mlp.discriminator_layers,
-    ("pix2pix", "generator"): pix2pix.generator_layers,
-    ("pix2pix", "discriminator"): pix2pix.discriminator_layers,
-    ("r3gan", "generator"): r3gan.generator_layers,
-    ("r3gan", "discriminator"): r3gan.discriminator_layers,
-    ("stylegan2", "generator"): stylegan2.generator_layers,
-    ("stylegan2", "discriminator"): stylegan2.discriminator_layers,
-}
 
 
 def build_network(recipe: Recipe, network: str) -> LayerStack:
@@ -43,7 +25,9 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     section: Any = getattr(recipe, network)
     data = recipe.data
     condition = data.input_channels if section.paired else data.num_classes
-    layers = _LAYERS[section.family, network](section, data.resolution, data.image_channels, condition)
+    family = importlib.import_module(f"bigsgan.models.{section.family}")
+    make = family.generator_layers if network == "generator" else family.discriminator_layers
+    layers: list[nn.Module] = make(section, data.resolution, data.image_channels, condition)
     before: list[nn.Module] = []
     if network == "discriminator" and recipe.augmentation:
         before.append(augmentation_layer(recipe.augmentation))
@@ -52,7 +36,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
     for module in stack.modules():
         if isinstance(module, (BatchStatistics, SelfAttention)):
-            module.exact = network == "discriminator" and recipe.objective.differentiates_twice
+            module.exact = network == "discriminator" and bool(recipe.objective.exact_penalties)
     return stack
 
 

@@ -101,6 +101,7 @@ class _Resample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(taps)
+        ctx.save_for_forward(taps)
         ctx.geometry, ctx.shape = geometry, x.shape[2:]
         return _kernels().resample(_dense(x), taps.contiguous(), *geometry)
 
@@ -108,6 +109,11 @@ class _Resample(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (taps,) = ctx.saved_tensors
         return _Resample.apply(grad, taps, ctx.geometry.transposed(len(taps), *ctx.shape)), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (taps,) = ctx.saved_for_forward
+        return _Resample.apply(tangent, taps, ctx.geometry)
 
 
 class _Rectify(torch.autograd.Function):
@@ -117,6 +123,7 @@ class _Rectify(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
         y = _kernels().rectify(_dense(x), bias[0, :, 0, 0].contiguous(), slope, limit)
         ctx.save_for_backward(y)
+        ctx.save_for_forward(y)
         ctx.slope, ctx.limit = slope, limit
         return y
 
@@ -125,6 +132,11 @@ class _Rectify(torch.autograd.Function):
         (y,) = ctx.saved_tensors
         grad = _Slopes.apply(grad, y, ctx.slope, ctx.limit)
         return grad, grad, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (y,) = ctx.saved_for_forward  # the bias, a parameter, has no tangent
+        return _Slopes.apply(tangent, y, ctx.slope, ctx.limit)
 
 
 class _Slopes(torch.autograd.Function):

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigsgan.models import convolutions, spectral
+from bigsgan.models.dual import has_tangent
 
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """FlashAttention wants as many features of values as of keys. cuDNN's, which torch (2.14) prefers on a Hopper, ends in
@@ -242,7 +243,7 @@ class SpectralConv2d(SpectralLayer):
             if own is None or not lean or x.shape[1] % convolutions.MULTIPLE:
                 return F.relu(self._convolve(x, own))
             return convolutions.rectify_biased(self._convolve(x, None), own)
-        if self.followed_by == "batch norm" and own is not None and lean and self.training:
+        if self.followed_by == "batch norm" and own is not None and lean and self.training and not has_tangent(x):
             self.shift = own.detach().clone()
             return _Unfelt.apply(self._convolve(x, None), own)
         if beside is None:
@@ -351,13 +352,22 @@ class SelfAttention(nn.Module):
         query = _rows(self.query(x))  # (N, HW, C/8)
         key = _rows(F.max_pool2d(self.key(x), 2))  # (N, HW/4, C/8)
         value = _rows(F.max_pool2d(self.value(x), 2))  # (N, HW/4, C/2)
-        if convolutions.suits_tensor_cores(query.device, query.dtype) and not self.exact:
+        dual = has_tangent(x)
+        if convolutions.suits_tensor_cores(query.device, query.dtype) and not (self.exact or dual):
             mixed = _attended(query, key, value)
         else:
-            weights = torch.softmax(torch.bmm(query, key.mT), dim=-1)  # (N, HW, HW/4)
+            products = torch.bmm(query, key.mT)  # (N, HW, HW/4)
+            weights = _softmax(products) if dual else torch.softmax(products, dim=-1)
             # In this order the gradient of the weights, the largest tensor here, arrives as they lie, not transposed.
             mixed = torch.bmm(weights, value)
         return x + self.gamma * self.out(mixed.mT.view(n, -1, height, width))
+
+
+def _softmax(x: Tensor) -> Tensor:
+    """Over the last dimension, written out: torch's (2.14) overwrites what the backward pass of its tangent needs."""
+    exact = full(x)
+    exp = (exact - exact.detach().amax(dim=-1, keepdim=True)).exp()
+    return (exp / exp.sum(dim=-1, keepdim=True)).to(x.dtype)
 
 
 def _rows(x: Tensor) -> Tensor:

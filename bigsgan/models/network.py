@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bigsgan.models.dual import Dual, differentiate, flat
 from bigsgan.models.layers import SpectralLayer, StatefulLayer
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
@@ -62,14 +63,24 @@ class LayerStack(nn.Module):
 
     def fold(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, ...]:
         """Fold over the layers of a part, and return the carry that the next part goes on from."""
-        for number, layer in self.layers.items():
-            run = partial(self._run, number, segments) if self._segmented[number] else layer
-            if self.checkpointing:
-                # No layer draws from torch's generators, so there is no state to restore for the recomputation.
-                carry = checkpoint(run, *carry, use_reentrant=False, preserve_rng_state=False)
-            else:
-                carry = run(*carry)
+        for number in self.layers:
+            carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
         return carry
+
+    def fold_dual(self, dual: Dual, segments: int = 1) -> Dual:
+        """Fold over the layers of a part as ``fold`` does, with the tangents of what the carry holds."""
+        for number in self.layers:
+            dual = self._maybe_checkpointed(partial(differentiate, self._applied(number, segments)), *flat(dual))
+        return dual
+
+    def _applied(self, number: str, segments: int) -> Callable[..., tuple[Tensor, ...]]:
+        return partial(self._run, number, segments) if self._segmented[number] else self.layers[number]
+
+    def _maybe_checkpointed(self, run: Callable[..., Any], *carry: Tensor) -> Any:
+        if not self.checkpointing:
+            return run(*carry)
+        # No layer draws from torch's generators, so there is no state to restore for the recomputation.
+        return checkpoint(run, *carry, use_reentrant=False, preserve_rng_state=False)
 
     def _run(self, number: str, segments: int, *carry: Tensor) -> tuple[Tensor, ...]:
         """Apply a layer with statistics; in a recomputation too, before which others may have been applied."""

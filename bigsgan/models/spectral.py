@@ -60,7 +60,7 @@ class _Divided(torch.autograd.Function):
 
 
 def _differentiable(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    exact = weight.to(_total(weight))
     grad = grad.to(exact.dtype)
     u, v = u.to(exact.dtype), v.to(exact.dtype)
     sigma = torch.dot(u, torch.mv(exact.flatten(1), v))

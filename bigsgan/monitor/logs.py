@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bigsgan.monitor.sinks import writing
-from bigsgan.paths import check_regular
+from bigsgan.runtime.paths import check_regular, writing
 
 NOTICE = logging.INFO + 5
 """Level of what the user is to see on the terminal and that warns of nothing."""
@@ -113,10 +112,7 @@ class _LogFile(logging.FileHandler):
 def open_rank_log(directory: Path, rank: int, write: Callable[[str], None]) -> RankLog:
     """Append what this rank logs under "bigsgan" (from INFO on) and "DeepSpeed" to directory/rank00000.log.
 
-    Args:
-        directory: Made where it is missing.
-        rank: This process's rank, which the file is named by.
-        write: Prints a text for the user; bigsgan's notices and warnings go through it, on rank 0 only.
+    On rank 0 bigsgan's notices and warnings go through ``write`` too, which prints a text for the user.
 
     Raises:
         UserError: The file cannot be written.

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from bigsgan.errors import UserError
-from bigsgan.monitor.grids import image_grid, save_png
+from bigsgan.images.grids import image_grid, save_png
 from bigsgan.monitor.progress import Progress
-from bigsgan.monitor.sinks import JsonLines, TensorBoard, writing
+from bigsgan.monitor.sinks import JsonLines, TensorBoard
+from bigsgan.runtime.paths import writing
 
 _log = logging.getLogger(__name__)
 
@@ -34,25 +35,25 @@ class Reporter:
     """
 
     def __init__(self, out: Path, rank: int, total_nimg: int, resume_nimg: int) -> None:
-        """Open the run directory's files.
+        """Open the files of the run directory, which is made where it is missing.
 
-        Args:
-            out: The run directory; made where it is missing.
-            rank: This process's rank.
-            total_nimg: Images that the run shall see.
-            resume_nimg: Images seen before this process; what was reported of later ones is dropped. 0 in a new run.
+        What was reported of images after ``resume_nimg`` is dropped.
 
         Raises:
             UserError: The run directory cannot be written. Later, that is a warning.
         """
         self.last_metrics: Mapping[str, float] = {}
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})
-        self._out, self._samples, self._total_nimg = out, out / "samples", total_nimg
+        self._samples, self._total_nimg = out / "samples", total_nimg
         self._outputs: _Outputs | None = None
         if rank == 0:
             with writing(out):
                 self._samples.mkdir(parents=True, exist_ok=True)
-            self._outputs = self._open(resume_nimg)
+            self._outputs = _Outputs(
+                JsonLines(out / "metrics.jsonl", resume_nimg),
+                TensorBoard(out / "tensorboard", resume_nimg),
+                Progress(total_nimg, resume_nimg),
+            )
 
     def rewind(self, nimg: int) -> None:
         """Remove reports after ``nimg`` images, and continue from there."""
@@ -64,27 +65,19 @@ class Reporter:
                     output.rewind(nimg)
             self._outputs = self._outputs._replace(progress=Progress(self._total_nimg, nimg))
 
-    def _open(self, nimg: int) -> _Outputs:
-        return _Outputs(
-            JsonLines(self._out / "metrics.jsonl", nimg),
-            TensorBoard(self._out / "tensorboard", nimg),
-            Progress(self._total_nimg, nimg),
-        )
-
     def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Keep and show the metrics of the images up to ``nimg``."""
         self.last_metrics = metrics
+        self._keep(metrics, nimg)
         if self._outputs is not None:
-            self._keep(metrics, nimg)
             self._outputs.progress.update(nimg, metrics)
 
     def measured(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Keep and print quality metrics of the state at ``nimg`` images."""
         self._measured = nimg, metrics
-        if self._outputs is not None:
-            self._keep(metrics, nimg)
-            shown = "  ".join(f"{name.partition('/')[2]} {value:.4g}" for name, value in metrics.items())
-            self.message(f"nimg {nimg}/{self._total_nimg}  {shown}")
+        self._keep(metrics, nimg)
+        shown = "  ".join(f"{name.partition('/')[2]} {value:.4g}" for name, value in metrics.items())
+        self.message(f"nimg {nimg}/{self._total_nimg}  {shown}")
 
     def metrics_at(self, nimg: int) -> dict[str, float]:
         """Those of the last report, and quality metrics if they were measured at ``nimg`` images."""

@@ -14,21 +14,8 @@ from pathlib import Path
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from bigsgan.atomic import replacing
-from bigsgan.errors import UserError
-from bigsgan.paths import check_regular
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write ``path`` (disk full, no permission) into a message for the user."""
-    try:
-        yield
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror or error}"
-        raise UserError(
-            str(path), None, problem, "free some space, fix its permissions, or choose another path"
-        ) from error
+from bigsgan.runtime.atomic import replacing
+from bigsgan.runtime.paths import check_regular, writing
 
 
 class JsonLines:

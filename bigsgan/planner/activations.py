@@ -7,7 +7,6 @@ size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,15 +24,12 @@ from bigsgan.models.layers import RankAverages
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.census import Census, Stretch
-from bigsgan.planner.layers import STRETCHES, Entry, LayerTape, Mode, trace_layers, watched
+from bigsgan.planner.layers import LayerTape, Mode, trace_layers, watched
 from bigsgan.planner.passes import Passes, WholePass
 
 _META = torch.device("meta")
 _SMALLEST = 2
 """Samples of a trace: batch statistics want more than one."""
-
-_SIZES = ("sent", "size", "gradient")
-"""Of an Entry."""
 
 T = TypeVar("T")
 
@@ -57,17 +53,8 @@ class Traces:
     def passes(
         self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int, bounds: tuple[int, int]
     ) -> Passes:
-        """Passes of some layers.
-
-        Args:
-            plan: The run's.
-            network: Which.
-            mode: What gradients are taken of.
-            segments: Of a micro-batch; see ``LayerStack.forward``.
-            num_samples: In a segment, on one replica.
-            bounds: Layers ``bounds[0]`` up to ``bounds[1]``.
-        """
-        checkpointing = plan.recipe.engine(network).activation_checkpointing
+        """Passes of layers ``bounds[0]`` up to ``bounds[1]``, with ``num_samples`` in a segment on one replica."""
+        checkpointing = plan.engines[network].section.activation_checkpointing
         key = self._key(plan, network), mode, segments
         whole_key = (*key, num_samples, bounds, checkpointing)
         found = self._passes.get(whole_key)
@@ -75,9 +62,9 @@ class Traces:
             if key not in self._tapes:
                 trace = partial(self._trace_tapes, plan, network, mode, segments)
                 self._tapes[key] = self._at_two_sizes(plan, network, trace)
-            between = _Between(self._unit(plan, network), num_samples)
+            unit = self._unit(plan, network)
             pairs = zip(*(tapes[slice(*bounds)] for tapes in self._tapes[key]), strict=True)
-            found = Passes([between.tapes(first, second) for first, second in pairs], checkpointing)
+            found = Passes([_at_size(first, second, unit, num_samples) for first, second in pairs], checkpointing)
             self._passes[whole_key] = found
         return found
 
@@ -90,12 +77,12 @@ class Traces:
 
     def penalised(self, plan: RunPlan, network: str, num_samples: int) -> WholePass:
         """The passes of a network through which a penalty is differentiated twice: exact R1 of D, path length of G."""
-        key = self._key(plan, network), plan.recipe.engine(network).activation_checkpointing
+        key = self._key(plan, network), plan.engines[network].section.activation_checkpointing
         if key not in self._wholes:
             trace = trace_discriminator if network == "discriminator" else trace_generator
             self._wholes[key] = self._at_two_sizes(plan, network, partial(trace, plan, self.prepared(plan, network)))
-        first, second = self._wholes[key]
-        return _Between(self._unit(plan, network), num_samples).wholes(first, second)
+        whole: WholePass = _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
+        return whole
 
     def _key(self, plan: RunPlan, network: str) -> tuple:
         return network, plan.engines[network].file.precision, plan.placement(network).num_replicas > 1
@@ -103,7 +90,7 @@ class Traces:
     def prepared(self, plan: RunPlan, network: str) -> LayerStack:
         """The layers, averaging their statistics as replicas do."""
         stack, num_replicas = self.network(plan, network), plan.placement(network).num_replicas
-        stack.checkpointing = plan.recipe.engine(network).activation_checkpointing
+        stack.checkpointing = plan.engines[network].section.activation_checkpointing
         stack.requires_grad_(True)
         for module in stack.modules():
             if isinstance(module, RankAverages):
@@ -133,40 +120,20 @@ class Traces:
         return size * path_length.batch_shrink if path_length else size
 
 
-class _Between:
-    """Straight lines through what was traced at ``unit`` samples and at twice as many."""
+def _at_size(first: Any, second: Any, unit: int, num_samples: int) -> Any:
+    """What a trace of so many samples holds, of traces of ``unit`` and of twice as many: all numbers lie on lines."""
 
-    def __init__(self, unit: int, num_samples: int) -> None:
-        self._unit, self._beyond = unit, num_samples - unit
+    def between(a: Any, b: Any) -> Any:
+        return a + (b - a) * (num_samples - unit) // unit
 
-    def number(self, first: int, second: int) -> int:
-        """The number at the size that is asked for."""
-        return first + (second - first) * self._beyond // self._unit
-
-    def stretches(self, first: Stretch, second: Stretch) -> Stretch:
-        """The stretch there. Some have more moments for more samples: grouped convolutions differentiated twice."""
-        if len(first.live) != len(second.live):
+    if isinstance(first, Stretch):
+        if len(first.live) != len(second.live):  # grouped convolutions differentiated twice have more moments then
             first, second = first.condensed(), second.condensed()
-        live = first.live + (second.live - first.live) * self._beyond // self._unit
-        return Stretch(np.maximum(live, 0), first.arrived, first.uses)
-
-    def tapes(self, first: LayerTape, second: LayerTape) -> LayerTape:
-        """The layer there."""
-        outs = tuple(self._entry(a, b) for a, b in zip(first.outs, second.outs, strict=True))
-        lines: dict[str, Any] = {n: self.stretches(getattr(first, n), getattr(second, n)) for n in STRETCHES}
-        return replace(first, outs=outs, kept=self.number(first.kept, second.kept), **lines)
-
-    def _entry(self, first: Entry, second: Entry) -> Entry:
-        sizes: dict[str, Any] = {name: self.number(getattr(first, name), getattr(second, name)) for name in _SIZES}
-        return first._replace(**sizes)
-
-    def wholes(self, first: WholePass, second: WholePass) -> WholePass:
-        """The network there."""
-        return WholePass(
-            self.stretches(first.forward, second.forward),
-            self.number(first.kept, second.kept),
-            self.stretches(first.backward, second.backward),
-        )
+        return Stretch(np.maximum(between(first.live, second.live), 0), first.arrived, first.uses)
+    if isinstance(first, tuple):
+        parts = [_at_size(a, b, unit, num_samples) for a, b in zip(first, second, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return first if first == second or isinstance(first, bool) else between(first, second)
 
 
 def trace_discriminator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:

@@ -97,7 +97,7 @@ def _copied(tensor: Tensor | None) -> int:
     """Bytes of the copy that a convolution makes of a tensor unless it lies in one of two orders."""
     if tensor is None or tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
         return 0
-    return tensor.numel() * tensor.element_size()
+    return tensor.nbytes
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
@@ -109,11 +109,14 @@ class Census(TorchDispatchMode):
 
     What was made before the block does not count. Of an operation the results count, and not what a kernel holds while
     it computes them, but for copies of tensors that a convolution needs in another order.
+
+    Attributes:
+        held: Bytes that are held now.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._held = self._arrived = 0
+        self.held = self._arrived = 0
         self._known: dict[int, weakref.ref] = {}
         self._moments: list[tuple[int, int]] = [(0, 0)]
         self._uses: list[list[Any]] = []
@@ -128,14 +131,9 @@ class Census(TorchDispatchMode):
             if isinstance(result, Tensor):
                 self._observe(result.untyped_storage())
         if copies:
-            self._moments.append((self._held + copies, self._arrived))
+            self._moments.append((self.held + copies, self._arrived))
             self._note()
         return results
-
-    @property
-    def held(self) -> int:
-        """Bytes that are held now."""
-        return self._held
 
     @property
     def num_moments(self) -> int:
@@ -172,7 +170,7 @@ class Census(TorchDispatchMode):
         """What happened since the last call, of which it begins with what is held."""
         live, arrived = np.array(self._moments, dtype=np.int64).T
         uses = tuple(Use(u[0], len(live) if u[1] is None else u[1], u[2]) for u in self._uses)
-        self._moments, self._uses = [(self._held, self._arrived)], []
+        self._moments, self._uses = [(self.held, self._arrived)], []
         return Stretch(live, arrived, uses)
 
     def _observe(self, storage: torch.UntypedStorage) -> None:
@@ -181,14 +179,14 @@ class Census(TorchDispatchMode):
             return
         size = storage.nbytes()
         self._known[key] = weakref.ref(storage, partial(self._forget, key, size, []))
-        self._held += size
+        self.held += size
         self._note()
 
     def _forget(self, key: int, size: int, end: list[int], _: Any) -> None:
         del self._known[key]
-        self._held -= size
+        self.held -= size
         self._note()
         end.append(self.num_moments - 1)
 
     def _note(self) -> None:
-        self._moments.append((self._held, self._arrived))
+        self._moments.append((self.held, self._arrived))

@@ -2,7 +2,7 @@
 
 Follows DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py: parameters are fetched when a module needs
 them, and given back after it unless the order of modules says that they are needed again soon. That order is recorded
-in a pass, kept for the next of its kind (engines/prefetching.py), and thrown away when one differs from it.
+in a pass, kept for the next of its kind (engines/deepspeed/prefetching.py), and thrown away when one differs from it.
 """
 
 from __future__ import annotations
@@ -54,13 +54,6 @@ class _Record:
     mode: Literal["invalid", "record", "complete"] = "invalid"
     order: list[tuple[int, ...]] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Begin a pass."""
-        if self.mode == "record":
-            self.mode = "complete"
-        elif self.mode == "invalid":
-            self.mode, self.order = "record", []
-
 
 class Gathering:
     """The parameters of one network on one rank, of several that share them.
@@ -71,12 +64,7 @@ class Gathering:
     """
 
     def __init__(self, sizes: Sequence[int], limits: Limits) -> None:
-        """Begin with a new engine.
-
-        Args:
-            sizes: Elements of each parameter.
-            limits: See Limits.
-        """
+        """Begin with a new engine, whose parameters have ``sizes`` elements."""
         self._sizes, self._limits = sizes, limits
         self._records: dict[Hashable, _Record] = {}
         self._record = _Record()
@@ -92,9 +80,12 @@ class Gathering:
     def begin(self, kind: Hashable) -> None:
         """Begin a forward pass of the whole network, of a kind whose passes use the modules in the same order."""
         self._drop_groups()
-        self._record = self._records.setdefault(kind, _Record())
-        self._record.begin()
-        known = self._record.order if self._record.mode == "complete" else []
+        record = self._record = self._records.setdefault(kind, _Record())
+        if record.mode == "record":
+            record.mode = "complete"
+        elif record.mode == "invalid":
+            record.mode, record.order = "record", []
+        known = record.order if record.mode == "complete" else []
         self._queue = deque((p, i) for i, used in enumerate(known) for p in used)
         self._fetched_for, self._step, self._num_available = {}, 0, 0
 
@@ -187,14 +178,14 @@ class Gathering:
 
     def _release(self, used: tuple[int, ...]) -> int:
         """Give back what no module needs soon; what was held before."""
-        most = self.held
+        before = self.held
         for p in used:
             self._active[p] -= 1
         for p in self._not_needed_soon(used) & self._available:
             if not self._active[p]:
                 self._give_back({p})
                 self._num_available -= self._sizes[p]
-        return most
+        return before
 
     def _not_needed_soon(self, used: tuple[int, ...]) -> set[int]:
         if self._record.mode != "complete":

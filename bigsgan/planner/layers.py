@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bigsgan.engines.pipeline.partition import TensorSpec
+from bigsgan.models import dual
 from bigsgan.models.network import LayerStack
 from bigsgan.planner.census import Census, Stretch
 
-Mode = Literal["train", "judge"]
+Mode = Literal["train", "judge", "train with tangents"]
 """Gradients of the parameters, or of the first input with the parameters frozen."""
 
 _META = torch.device("meta")
@@ -39,8 +39,7 @@ class Entry(NamedTuple):
     gradient: int
 
 
-@dataclass(frozen=True)
-class LayerTape:
+class LayerTape(NamedTuple):
     """One layer on one micro-batch.
 
     Attributes:
@@ -72,15 +71,11 @@ STRETCHES = ("plain", "forward", "recomputed", "backward")
 
 
 def trace_layers(network: LayerStack, inputs: Sequence[Tensor], mode: Mode, segments: int) -> list[LayerTape]:
-    """Trace a network on the meta device, one layer after the other.
-
-    Args:
-        network: All of its layers, or some, without activation checkpointing.
-        inputs: On the meta device.
-        mode: What gradients are taken of.
-        segments: See ``LayerStack.forward``.
-    """
-    network.requires_grad_(mode == "train")
+    """Trace layers on the meta device without activation checkpointing, one after the other."""
+    network.requires_grad_(mode != "judge")
+    if mode == "train with tangents":
+        network = network.wrapped(dual.DualLayer)
+        inputs = dual.flat(dual.begin(tuple(inputs), torch.empty_like(inputs[0])))
     carry = [_Carried.of(tensor, mode == "judge" and k == 0) for k, tensor in enumerate(inputs)]
     known: dict[Any, tuple[LayerTape, list[_Carried]]] = {}
     tapes = []
@@ -138,7 +133,10 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
         del carry, outs
         census.take()
         received: list[Tensor] = []
-        carry = [_source(carried, received) if carried.tracked else carried.empty() for carried in came_in]
+        carry = [carried.empty() for carried in came_in]
+        for i, carried in enumerate(came_in):
+            if carried.tracked:
+                carry[i] = _Source.apply(carry[i].requires_grad_(), received)
         ends = census.ignore(carry)
         with census, _counting_saved(census) as saved:
             outs = part.fold(*carry, segments=segments)
@@ -182,8 +180,8 @@ def _entries(outs: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Entry]:
     for tensor in outs:
         key = id(tensor.untyped_storage())
         size = 0 if key in seen else tensor.untyped_storage().nbytes()
-        sent = tensor.numel() * tensor.element_size()
-        entries.append(Entry(sent, size, came_in.get(key), False, sent if tensor.requires_grad else 0))
+        gradient = tensor.nbytes if tensor.requires_grad else 0
+        entries.append(Entry(tensor.nbytes, size, came_in.get(key), False, gradient))
         seen.add(key)
     return entries
 
@@ -197,18 +195,15 @@ def watched(network: nn.Module, census: Census) -> Iterator[None]:
     """
     census.ignore([*network.parameters(), *network.buffers()])
     numbers = {id(parameter): number for number, parameter in enumerate(network.parameters())}
-    handles: list[Any] = []
-    for module in network.modules():
-        own = list(module.parameters(recurse=False))
-        if own:
-            watch = _Watch(census, tuple(numbers[id(p)] for p in own))
-            handles += [module.register_forward_pre_hook(watch.enter), module.register_forward_hook(watch.leave)]
-            handles += [p.register_post_accumulate_grad_hook(watch.take_gradient) for p in own if p.requires_grad]
-    try:
+    with ExitStack() as hooks:
+        for module in network.modules():
+            if own := list(module.parameters(recurse=False)):
+                watch = _Watch(census, tuple(numbers[id(p)] for p in own))
+                handles = [module.register_forward_pre_hook(watch.enter), module.register_forward_hook(watch.leave)]
+                handles += [p.register_post_accumulate_grad_hook(watch.take_gradient) for p in own if p.requires_grad]
+                for handle in handles:
+                    hooks.enter_context(handle)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Watch:
@@ -266,13 +261,14 @@ class _Mark(torch.autograd.Function):
         ctx.call()
         return grad, None
 
-
-def _source(carried: _Carried, received: list[Tensor]) -> Tensor:
-    """A tensor in the middle of a graph, which goes on to a place that holds the gradients that arrive."""
-    return _Source.apply(carried.empty().requires_grad_(), received)
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent.view_as(tangent)
 
 
 class _Source(torch.autograd.Function):
+    """A tensor in the middle of a graph, which goes on to a place that holds the gradients that arrive."""
+
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, received: list[Tensor]) -> Tensor:
         ctx.received = received

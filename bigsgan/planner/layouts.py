@@ -44,11 +44,6 @@ class Kind(NamedTuple):
     stages: int = 1
     discriminator_file: str | None = None
 
-    def file_of(self, network: str, precision: str) -> str:
-        """A network's DeepSpeed file for a precision."""
-        file = self.discriminator_file if network == "discriminator" else None
-        return (file or self.file).format(_SUFFIX[precision])
-
 
 class Resources(NamedTuple):
     """What there is.
@@ -146,12 +141,7 @@ class Surveyor:
     """Tries the layouts of one recipe."""
 
     def __init__(self, path: Path, overrides: Sequence[str], resources: Resources) -> None:
-        """Keep what is asked for.
-
-        Args:
-            path: Of the recipe.
-            overrides: Laid over it.
-            resources: What there is.
+        """Read a recipe with overrides laid over it.
 
         Raises:
             UserError: The recipe is not good.
@@ -179,11 +169,10 @@ class Surveyor:
                     continue
                 costs = (kind.tier, recomputes, *self._distance(layout.accumulation))
                 ranked.append(((*costs, sum(layout.prediction.host.values()), len(ranked)), layout))
-        fitting = [item for item in ranked if item[1].fits]
-        if fitting:
-            best: Layout | None = min(fitting, key=lambda item: item[0])[1]
-        else:  # it may mix what no kind does, such as files of its own
-            best = own if own is not None and own.fits else None
+        # The recipe as it stands may mix what no kind does, such as files of its own.
+        best = own if own is not None and own.fits else None
+        if fitting := [item for item in ranked if item[1].fits]:
+            _, best = min(fitting, key=lambda item: item[0])
         return Survey(own, [layout for _, layout in ranked], refused, best)
 
     def _kinds(self, refused: dict[str, str]) -> Iterator[Kind]:
@@ -211,12 +200,12 @@ class Surveyor:
         Raises:
             UserError: The recipe cannot be run so.
         """
-        accumulations = self._accumulations(kind)
-        layouts = (self._layout(kind.name, self._changes(kind, a, recomputes), recomputes) for a in accumulations)
-        tried = [next(layouts)]
-        while not tried[-1].fits and (following := next(layouts, None)) is not None:
-            tried.append(following)
-        return tried[-1] if tried[-1].fits else min(tried, key=lambda layout: layout.prediction.peak)
+        tried = []
+        for accumulation in self._accumulations(kind):
+            tried.append(self._layout(kind.name, self._changes(kind, accumulation, recomputes), recomputes))
+            if tried[-1].fits:
+                return tried[-1]
+        return min(tried, key=lambda layout: layout.prediction.peak)
 
     def _accumulations(self, kind: Kind) -> list[int]:
         """Numbers of micro-batches that the recipe can be run with, the one nearest to its own first.
@@ -254,7 +243,8 @@ class Surveyor:
             changes.append(f"pipeline.generator_phase={phase}")
         for network in NETWORKS:
             engine, field = self._recipe.engine(network), f"engines.{network}"
-            is_whole = network == "discriminator" and self._recipe.objective.differentiates_twice
+            methods = {penalty.method for penalty in self._recipe.objective.exact_penalties.values()}
+            is_whole = network == "discriminator" and "double_backward" in methods
             stages = 1 if is_whole else kind.stages
             wanted = {
                 "ds_config": self._file(kind, network),
@@ -268,7 +258,8 @@ class Surveyor:
         return changes
 
     def _file(self, kind: Kind, network: str) -> str:
-        return kind.file_of(network, self._precision(network))
+        file = kind.discriminator_file if network == "discriminator" else None
+        return (file or kind.file).format(_SUFFIX[self._precision(network)])
 
     def _precision(self, network: str) -> str:
         name = self._recipe.engine(network).ds_config

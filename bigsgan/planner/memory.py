@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ def predict(plan: RunPlan, traces: Traces) -> Prediction:
 
 def _bounds(plan: RunPlan, network: str, traces: Traces) -> list[int]:
     """Of the stages. What would have to be measured is divided by parameters instead."""
-    partition = plan.recipe.engine(network).partition
+    partition = plan.engines[network].section.partition
     by = "parameters" if partition == "profile" else partition
     return divide_layers(count(traces.network(plan, network)), by, plan.placement(network).num_stages)
 
@@ -84,7 +85,7 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     start, stop = bounds[stage], bounds[stage + 1]
     layers = network.part(start, stop)
     sizes = [parameter.numel() for parameter in layers.parameters()]
-    buffers = sum(buffer.numel() * buffer.element_size() for buffer in layers.buffers())
+    buffers = sum(buffer.nbytes for buffer in layers.buffers())
     return Part((start, stop), stage, len(bounds) - 1, sizes, buffers)
 
 
@@ -99,18 +100,16 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     def fullest(moments: Sequence[Moment]) -> dict[str, Peak]:
         return peaks(moments, states, _gather(moments, parts, states))
 
-    plain, penalised = _game(plan, 1), _game(plan, 0)
-    builders = [PhaseBuilder(plan, traces, parts, game) for game in (plain, penalised)]
     updates = []
-    for builder in builders[: 1 + _differ(plain, penalised)]:
+    for game in dict.fromkeys([_game(plan, 1), _game(plan, 0)]):  # where no penalty is lazy they are one
+        builder = PhaseBuilder(plan, traces, parts, game)
         phases = builder.build()
         updates.append(fullest(list(Update(phases, builder.order(phases), states).moments())))
-    host = {"average": average} if is_offloaded else {}
+    host = Counter({"average": average} if is_offloaded else {})
     for own in states.values():
-        for name, size in own.host.items():
-            host[name] = host.get(name, 0) + size
+        host.update(own.host)
     (samples,) = fullest(_sampling(plan, traces, parts["generator"], average)).values()
-    return Prediction(states, average, buffers, host, updates[0], updates[1] if updates[1:] else {}, samples)
+    return Prediction(states, average, buffers, dict(host), updates[0], updates[1] if updates[1:] else {}, samples)
 
 
 def _game(plan: RunPlan, number: int) -> Game:
@@ -118,16 +117,10 @@ def _game(plan: RunPlan, number: int) -> Game:
     section = plan.recipe.objective
     statistics = Statistics(torch.device("meta"))
     discriminator = DiscriminatorObjective(section, statistics, number)
+    judges = GeneratorObjective(section, statistics).num_segments
     regularises = section.path_length is not None and number % section.path_length.every == 0
-    return Game(discriminator, GeneratorObjective(section, statistics), regularises)
-
-
-def _differ(first: Game, second: Game) -> bool:
-    def kind(game: Game) -> Any:
-        d = game.discriminator
-        return d.num_segments, d.differentiates_inputs, d.penalised, game.regularises
-
-    return kind(first) != kind(second)
+    twice = discriminator.differentiates_inputs
+    return Game(discriminator.num_segments, judges, twice, discriminator.penalised, regularises)
 
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int) -> list[Moment]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from bigsgan.planner.census import Stretch, join
@@ -41,12 +40,7 @@ class Passes:
     """
 
     def __init__(self, tapes: Sequence[LayerTape], checkpointing: bool) -> None:
-        """Put layers together.
-
-        Args:
-            tapes: Of neighbouring layers.
-            checkpointing: Whether each layer is recomputed in the backward pass.
-        """
+        """Put neighbouring layers together; with ``checkpointing`` each is recomputed in the backward pass."""
         self._tapes, self._checkpointing = _renumber(tapes), checkpointing
         tapes = self._tapes
         self._carries, self._sizes = _number_tensors(tapes)
@@ -123,6 +117,6 @@ def _renumber(tapes: Sequence[LayerTape]) -> list[LayerTape]:
     renumbered, offset = [], 0
     for tape in tapes:
         stretches = {name: getattr(tape, name).renumbered(offset) for name in STRETCHES}
-        renumbered.append(replace(tape, **stretches))
+        renumbered.append(tape._replace(**stretches))
         offset += tape.num_parameters
     return renumbered

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.config import RunPlan
 from bigsgan.engines.orders import Order
 from bigsgan.engines.phases import Phase, Task, update_phases
@@ -49,16 +49,20 @@ class Part(NamedTuple):
 
 
 class Game(NamedTuple):
-    """What the networks minimise in an update.
+    """What of the networks' losses in an update decides on memory.
 
     Attributes:
-        discriminator: D's loss.
-        generator: G's.
+        trains: Segments of a micro-batch that D trains on.
+        judges: Segments of one that it judges.
+        differentiates: Whether D's loss differentiates its outputs by the images.
+        penalised: Whether D's loss carries R1 or R2.
         regularises: Whether G's path length is taken.
     """
 
-    discriminator: DiscriminatorObjective
-    generator: GeneratorObjective
+    trains: int
+    judges: int
+    differentiates: bool
+    penalised: bool
     regularises: bool
 
 
@@ -66,72 +70,50 @@ class PhaseBuilder:
     """Builds the phases of an update, as a rank with certain parts of the networks computes them."""
 
     def __init__(self, plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> None:
-        """Keep what they follow from.
-
-        Args:
-            plan: The run's.
-            traces: Of its networks.
-            parts: By network.
-            game: What is minimised.
-        """
         self._plan, self._traces, self._parts, self._game = plan, traces, parts, game
-        self._pixels = plan.recipe.data.image_channels * plan.recipe.data.resolution**2
 
     def build(self) -> list[RankPhase]:
         """All phases, in the order in which the step asks for them."""
-        return [self._build(phase) for phase in update_phases(self._plan)]
+        penalised = [self._game.differentiates] * self._plan.recipe.objective.d_steps
+        return [self._build(phase) for phase in update_phases(self._plan, penalised)]
 
     def _build(self, phase: Phase) -> RankPhase:
-        part = self._parts[phase.network]
+        plan, part, game, network = self._plan, self._parts[phase.network], self._game, phase.network
         mode: Mode = "judge" if phase.frozen else "train"
-        num, segments = self._num_samples(phase), self._num_segments(phase)
-        sends, received = (0, 0), (0, 0)
-        if not part.is_last:
-            sends = self._traces.entering(self._plan, phase.network, mode, segments, num, part.bounds[1])
-        if not part.is_first:
-            received = self._traces.entering(self._plan, phase.network, mode, segments, num, part.bounds[0])
-        image = num * self._pixels * FLOAT
+        if phase.tangents_from is not None:
+            mode = "train with tangents"
+        segments = {"trains": game.trains, "differentiates": game.trains, "judges": game.judges}.get(phase.does, 1)
+        num = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)  # of a segment, on one replica
+        image = num * plan.recipe.data.image_channels * plan.recipe.data.resolution**2 * FLOAT
+        entering = partial(self._traces.entering, plan, network, mode, segments, num)
+        pulls_back = phase.keeps_graphs or phase.does == "pulls back"
+        twice = game.differentiates and phase.tangents_from is None
+        if twice if phase.does == "trains" else game.regularises and pulls_back:
+            passes: Passes | WholePass = self._traces.penalised(plan, network, num)
+        else:
+            passes = self._traces.passes(plan, network, mode, segments, num, part.bounds)
+        inputs = 0
+        if part.is_first and not (phase.frozen and segments == 1):  # D judges images where they are
+            inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
+            inputs += 0 if phase.tangents_from is None else segments * image
         makes_images = phase.does == "makes images" and part.is_last
-        passes = self._passes(phase, mode, segments, num)
         shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
         return RankPhase(
             phase=phase._replace(num=shown),
             passes=passes,
             name=phase.label,
             keeps_graph=phase.backward or phase.keeps_graphs,
-            reads=tuple(n for n in (phase.images_from, phase.grads_from) if n is not None),
-            inputs=self._input_bytes(phase, num, segments) if part.is_first else 0,
-            received=received,
-            outputs=image if makes_images or (phase.frozen and part.is_first) else 0,
-            sends=sends,
-            data=phase.num * image if phase.does == "trains" and part.is_first else 0,
+            reads=phase.reads,
+            inputs=inputs,
+            received=(0, 0) if part.is_first else entering(part.bounds[0]),
+            outputs=image * (segments if phase.does == "differentiates" else 1)
+            if makes_images or (phase.frozen and part.is_first)
+            else 0,
+            sends=(0, 0) if part.is_last else entering(part.bounds[1]),
+            data=phase.num * image if phase.does in ("differentiates", "trains") and part.is_first else 0,
             num_beyond=phase.num - shown,
-            pinned=isinstance(passes, WholePass)
-            and not self._plan.recipe.engine(phase.network).activation_checkpointing,
+            pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
         )
-
-    def _passes(self, phase: Phase, mode: Mode, segments: int, num: int) -> Passes | WholePass:
-        bounds = self._parts[phase.network].bounds
-        if phase.does == "trains" and self._game.discriminator.differentiates_inputs:
-            return self._traces.penalised(self._plan, phase.network, num)
-        if (phase.keeps_graphs or phase.does == "pulls back") and self._game.regularises:
-            return self._traces.penalised(self._plan, phase.network, num)
-        return self._traces.passes(self._plan, phase.network, mode, segments, num, bounds)
-
-    def _num_samples(self, phase: Phase) -> int:
-        """Of a segment of a micro-batch, on one replica."""
-        return self._plan.recipe.batch // (phase.num * self._plan.placement(phase.network).num_replicas)
-
-    def _num_segments(self, phase: Phase) -> int:
-        if phase.network == "generator":
-            return 1
-        return self._game.generator.num_segments if phase.frozen else self._game.discriminator.num_segments
-
-    def _input_bytes(self, phase: Phase, num: int, segments: int) -> int:
-        """Of what is put together for the first layer; D judges images where they are."""
-        if phase.frozen and segments == 1:
-            return 0
-        return sum(t.numel() * t.element_size() for t in meta_inputs(self._plan, phase.network, num * segments))
 
     def order(self, phases: Sequence[RankPhase]) -> list[Task]:
         """The tasks of this rank, of stages that are equally fast."""

@@ -60,11 +60,8 @@ def table(survey: Survey, resources: Resources) -> str:
 def advice(survey: Survey) -> str:
     """The cheapest layout that fits, as overrides to paste."""
     assert survey.best is not None
-    lines = [
-        f"cheapest that fits: {_label(survey.best)}",
-        shlex.join(survey.best.overrides) or "the recipe as it stands",
-    ]
-    return "\n".join(lines)
+    overrides = shlex.join(survey.best.overrides) or "the recipe as it stands"
+    return f"cheapest that fits: {_label(survey.best)}\n{overrides}"
 
 
 def check(survey: Survey, resources: Resources) -> None:

@@ -13,11 +13,7 @@ import numpy as np
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.base import DTYPES
-from bigsgan.engines.deepspeed_config import (
-    PART_MULTIPLE,
-    stage_0_at_a_time,
-    zero_settings,
-)
+from bigsgan.engines.deepspeed_config import PART_MULTIPLE, stage_0_at_a_time, zero_settings
 from bigsgan.engines.nvme import num_swap_buffers
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.planner.gathering import Limits
@@ -52,11 +48,9 @@ class Gradients:
     updating: int = 0
 
     def during(self, arrived: np.ndarray, earlier: bool) -> np.ndarray:
-        """Bytes at moments of a backward pass.
+        """Bytes at moments of a backward pass, where ``arrived`` elements (T,) are complete.
 
-        Args:
-            arrived: Elements whose gradients are complete, (T,) int64.
-            earlier: Whether other micro-batches of the update came before.
+        ``earlier`` says whether other micro-batches of the update came before.
         """
         own = self.beginning + (arrived * self.each).astype(np.int64)
         held = np.maximum(own, self.between) if self.each else np.full_like(own, self.between)
@@ -85,121 +79,112 @@ class States:
     limits: Limits | None = None
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Elements.
+class _Network:
+    """A network on one rank; sizes in elements.
 
     Attributes:
+        engine: Its plan.
+        weight: Bytes of an element in the passes.
+        adds_up: Bytes of an element where gradients are added up.
+        several: Whether an update has several micro-batches.
         whole: Of the parameters of this rank's layers.
-        shared: That this rank updates, of ``num_replicas`` that share them.
-        touched: Of the parameters that are in part among those; the largest number of any rank.
         largest: Of one parameter.
+        num: Replicas.
+        shared: That this rank updates, of those that share them.
+        touched: Of the parameters that are in part among those; the largest number of any rank.
+        copied: At a time, at stage 0.
+        settings: DeepSpeed's of ZeRO.
     """
 
-    whole: int
-    shared: int
-    touched: int
-    largest: int
-    num_replicas: int
+    def __init__(self, plan: RunPlan, network: str, sizes: Sequence[int]) -> None:
+        self.engine, self.num = plan.engines[network], plan.placement(network).num_replicas
+        file = self.engine.file
+        self.weight = DTYPES[file.precision].itemsize
+        in_float32 = file.content.get("data_types", {}).get("grad_accum_dtype") in ("fp32", "float32")
+        self.adds_up = FLOAT if in_float32 else self.weight
+        self.several = plan.recipe.accumulation_of(network) > 1
+        self.whole, self.largest = sum(sizes), max(sizes)
+        self.shared, self.touched = (_cut_each if file.stage == 3 else _cut_line)(sizes, self.num)
+        self.copied = stage_0_at_a_time(plan, network, self.whole)
+        self.settings = zero_settings(plan, network, self.whole)
+
+    def updated(self, numel: int) -> dict[str, int]:
+        """Bytes of so many elements' masters and of the optimizer's tensors."""
+        num_moments = num_state_tensors(self.engine.optimizer, self.engine.file)
+        return {"masters": numel * FLOAT, "optimizer": numel * FLOAT * num_moments}
 
 
 def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
     """States of a network on the rank that needs most for them, without its average and buffers.
 
-    Args:
-        plan: The run's.
-        network: Which.
-        sizes: Elements of each parameter of the rank's layers.
+    ``sizes`` are the elements of each parameter of the rank's layers.
     """
-    file, placement = plan.engines[network].file, plan.placement(network)
-    content = file.content.get("data_types", {})
-    weight = DTYPES[file.precision].itemsize
-    adds_up = FLOAT if content.get("grad_accum_dtype") in ("fp32", "float32") else weight
+    own, file = _Network(plan, network, sizes), plan.engines[network].file
     has_flat_gradients = file.precision == "bf16" and (
-        (file.stage == 0 and placement.num_stages > 1)
-        or (file.stage == 1 and adds_up == FLOAT and file.offload_optimizer == "none")
+        (file.stage == 0 and plan.placement(network).num_stages > 1)
+        or (file.stage == 1 and own.adds_up == FLOAT and file.offload_optimizer == "none")
     )
     if file.stage == 3:
-        return _stage3(plan, network, _measure_each(sizes, placement.num_replicas), weight, adds_up)
-    found = _measure_flat(sizes, placement.num_replicas)
+        return _stage3(own)
     if has_flat_gradients:
-        return _flat_gradients(plan, network, found, weight, adds_up)
+        return _flat_gradients(own)
     if file.stage == 0:
-        return _stage0(plan, network, found, weight)
-    if file.offload_optimizer != "none":
-        return _stage12_offloaded(plan, network, found, weight)
-    return _stage12(plan, network, found, weight, adds_up)
+        return _stage0(own)
+    return _stage12(own) if file.offload_optimizer == "none" else _stage12_offloaded(own)
 
 
-def _measure_flat(sizes: Sequence[int], num_replicas: int) -> _Sizes:
-    """All parameters in one line, cut into equal parts (zero/stage_1_and_2.py)."""
-    whole = sum(sizes)
-    shared = -(-whole // (PART_MULTIPLE * num_replicas)) * PART_MULTIPLE
+def _cut_line(sizes: Sequence[int], num_replicas: int) -> tuple[int, int]:
+    """``shared`` and ``touched`` of parameters in one line that is cut into equal parts (zero/stage_1_and_2.py)."""
+    shared = -(-sum(sizes) // (PART_MULTIPLE * num_replicas)) * PART_MULTIPLE
     ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
     starts = ends - sizes
     cuts = np.arange(num_replicas, dtype=np.int64) * shared
     first = np.searchsorted(ends, cuts, side="right")
     last = np.minimum(np.searchsorted(starts, cuts + shared, side="left"), len(sizes)) - 1
     inside = first <= last
-    touched = int((ends[last[inside]] - starts[first[inside]]).max())
-    return _Sizes(whole, shared, touched, max(sizes), num_replicas)
+    return shared, int((ends[last[inside]] - starts[first[inside]]).max())
 
 
-def _measure_each(sizes: Sequence[int], num_replicas: int) -> _Sizes:
-    """Each parameter cut into equal parts (zero/partition_parameters.py)."""
+def _cut_each(sizes: Sequence[int], num_replicas: int) -> tuple[int, int]:
+    """The same of parameters that are each cut into equal parts (zero/partition_parameters.py)."""
     shared = sum(-(-size // num_replicas) for size in sizes)
-    return _Sizes(sum(sizes), shared, shared, max(sizes), num_replicas)
+    return shared, shared
 
 
-def _num_moments(plan: RunPlan, network: str) -> int:
-    return num_state_tensors(getattr(plan.recipe.optimizer, network), plan.engines[network].file)
-
-
-def _stage0(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
+def _stage0(own: _Network) -> States:
     """Everything on every replica; below float32, float32 masters of each parameter (fp16/unfused_optimizer.py)."""
-    is_low = weight < FLOAT
-    whole = sizes.whole
-    device = {
-        "weights": whole * weight,
-        "masters": whole * FLOAT if is_low else 0,
-        "optimizer": whole * FLOAT * _num_moments(plan, network),
-    }
-    reduced, updated = stage_0_at_a_time(plan, network, whole)
-    updated = min(whole, max(updated, sizes.largest))
+    whole, weight, is_low = own.whole, own.weight, own.weight < FLOAT
     held = whole * weight
-    if plan.engines[network].averages_by_group:
-        group = min(whole, max(reduced, sizes.largest)) * weight  # copied as soon as it is whole, and then gone itself
+    device = {"weights": held, **own.updated(whole), **({} if is_low else {"masters": 0})}
+    reduced, updated = own.copied
+    updated = min(whole, max(updated, own.largest))
+    if own.engine.averages_by_group:
+        group = min(whole, max(reduced, own.largest)) * weight  # copied as soon as it is whole, and then gone itself
         updating = held + (updated * FLOAT if is_low else 0)  # gradients go by the group, and copies come by the part
         gradients = Gradients(
             weight, between=held, group=group, group_each=weight, ending=held + group, updating=updating
         )
         return States(device, {}, gradients, weight, whole)
     # A bucket that is full has gone beyond its size.
-    bucket = min(whole, reduced + sizes.largest) if sizes.num_replicas > 1 else 0
-    converted = updated * (FLOAT - weight) + sizes.largest * weight  # copies, whose gradients go one by one
+    bucket = min(whole, reduced + own.largest) if own.num > 1 else 0
+    converted = updated * (FLOAT - weight) + own.largest * weight  # copies, whose gradients go one by one
     updating = held + max(bucket * weight, converted if is_low else 0)
     return States(device, {}, Gradients(each=weight, between=held, updating=updating), weight, whole)
 
 
-def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
-    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py, engines/grouped_gradients.py).
+def _stage12(own: _Network) -> States:
+    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py, deepspeed/grouped_gradients.py).
 
     So are stage 1's in a single backward pass that reduces them meanwhile.
     """
-    settings = zero_settings(plan, network, sizes.whole)
-    bucket = settings.reduce_bucket_size
-    whole, shared, num = sizes.whole, sizes.shared, sizes.num_replicas
-    device = {
-        "weights": shared * num * weight,
-        "masters": shared * FLOAT,
-        "optimizer": shared * FLOAT * _num_moments(plan, network),
-    }
-    group = min(bucket, whole)  # of parameters that are reduced and updated together
-    sent = max(group, sizes.largest)  # a larger parameter is sent as it is, the others in a copy
+    whole, shared, num, weight, adds_up = own.whole, own.shared, own.num, own.weight, own.adds_up
+    device = {"weights": shared * num * weight, **own.updated(shared)}
+    group = min(own.settings.reduce_bucket_size, whole)  # of parameters that are reduced and updated together
+    sent = max(group, own.largest)  # a larger parameter is sent as it is, the others in a copy
     kept, part = shared * adds_up, -(-sent // num)
     stepping = kept + (part * FLOAT if adds_up < FLOAT else 0)
-    several, overlapping = plan.recipe.accumulation_of(network) > 1, plan.engines[network].overlaps
-    if plan.engines[network].file.stage == 1 and (several or adds_up > weight or not overlapping):
+    several, overlapping = own.several, own.engine.overlaps
+    if own.engine.file.stage == 1 and (several or adds_up > weight or not overlapping):
         reducing = (whole + group) * adds_up + part * adds_up
         arriving = whole * weight if adds_up > weight else 0  # before they are added up at the end of a pass
         gradients = Gradients(
@@ -211,7 +196,7 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
     else:
         between = kept if several else 0
         added = part * weight if several or adds_up > weight else 0  # what comes is else what is kept
-        alone = sizes.largest * weight * (2 if sizes.largest % (2 * num) else 1)  # what is padded is copied too
+        alone = own.largest * weight * (2 if own.largest % (2 * num) else 1)  # what is padded is copied too
         handled = max(2 * group * weight, alone + added)
         if overlapping and num > 1 and group < whole:
             handled = max(handled, (group + sent + part) * weight)  # the group before is under way
@@ -229,23 +214,19 @@ def _stage12(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: i
     return States(device, {}, gradients, weight, shared)
 
 
-def _stage12_offloaded(plan: RunPlan, network: str, sizes: _Sizes, weight: int) -> States:
+def _stage12_offloaded(own: _Network) -> States:
     """Masters, optimizer and the reduced gradients on the host."""
-    stage = plan.engines[network].file.stage
-    bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
-    whole, shared, touched = sizes.whole, sizes.shared, sizes.touched
-    several = plan.recipe.accumulation_of(network) > 1
-    device = {"weights": shared * sizes.num_replicas * weight, "buffers": sizes.largest * weight}
+    bucket, whole, shared, weight = own.settings.reduce_bucket_size, own.whole, own.shared, own.weight
+    device = {"weights": shared * own.num * weight, "buffers": own.largest * weight}
     host = {
-        "masters": shared * FLOAT,
-        "optimizer": shared * FLOAT * _num_moments(plan, network),
-        "gradients": shared * FLOAT + (touched * weight if several else 0),
-        "buffers": (shared + sizes.largest) * weight,
+        **own.updated(shared),
+        "gradients": shared * FLOAT + (own.touched * weight if own.several else 0),
+        "buffers": (shared + own.largest) * weight,
     }
     sent = min(bucket, whole) * weight
-    converted = min(sizes.largest, shared) * FLOAT if weight < FLOAT else 0
+    converted = min(own.largest, shared) * FLOAT if weight < FLOAT else 0
     copied = max(sent, converted)
-    if stage == 1:
+    if own.engine.file.stage == 1:
         gradients = Gradients(weight, whole * weight, bucket * weight, updating=whole * weight + copied)
     else:
         flushing = copied if bucket < whole else 0
@@ -253,53 +234,44 @@ def _stage12_offloaded(plan: RunPlan, network: str, sizes: _Sizes, weight: int) 
     return States(device, host, gradients, weight, shared)
 
 
-def _flat_gradients(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
+def _flat_gradients(own: _Network) -> States:
     """Masters and optimizer shared, and one tensor that all gradients are added to (bf16_optimizer.py)."""
-    shared = sizes.shared
-    padded = shared * sizes.num_replicas
-    device = {
-        "weights": padded * weight,
-        "masters": shared * FLOAT,
-        "optimizer": shared * FLOAT * _num_moments(plan, network),
-        "gradients": padded * adds_up,
-    }
+    padded = own.shared * own.num
+    device = {"weights": padded * own.weight, **own.updated(own.shared), "gradients": padded * own.adds_up}
     sent = 0
-    if sizes.num_replicas > 1:
-        bucket = zero_settings(plan, network, sizes.whole).reduce_bucket_size
-        group = max(bucket, sizes.largest) if plan.engines[network].file.stage else padded
-        sent = min(padded, stage_0_at_a_time(plan, network, sizes.whole).reduced + group) * adds_up
-    stepping = shared * FLOAT if adds_up < FLOAT else 0
-    return States(device, {}, Gradients(updating=max(sent, stepping)), weight, shared)
+    if own.num > 1:
+        group = max(own.settings.reduce_bucket_size, own.largest) if own.engine.file.stage else padded
+        sent = min(padded, own.copied.reduced + group) * own.adds_up
+    stepping = own.shared * FLOAT if own.adds_up < FLOAT else 0
+    return States(device, {}, Gradients(updating=max(sent, stepping)), own.weight, own.shared)
 
 
-def _stage3(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: int) -> States:
+def _stage3(own: _Network) -> States:
     """Everything shared; whole parameters for as long as they are used (zero/stage3.py)."""
-    file, settings = plan.engines[network].file, zero_settings(plan, network, sizes.whole)
-    shared, bucket = sizes.shared, settings.reduce_bucket_size
+    file, settings, weight, shared = own.engine.file, own.settings, own.weight, own.shared
+    bucket = settings.reduce_bucket_size
     device, host = dict[str, int](), dict[str, int]()
     (host if file.offload_parameters != "none" else device)["weights"] = shared * weight
     step = min(settings.sub_group_size, shared)
-    stepping = step * adds_up + (step * FLOAT if adds_up < FLOAT else 0)
-    stepping = max(stepping, -(-sizes.largest // sizes.num_replicas) * _NORM)
+    stepping = step * own.adds_up + (step * FLOAT if own.adds_up < FLOAT else 0)
+    stepping = max(stepping, -(-own.largest // own.num) * _NORM)
     held = bucket * weight  # from the first backward pass of an update to its end, with the gradients
     if file.offload_optimizer == "none":
-        held += shared * adds_up
+        held += shared * own.adds_up
     else:
-        host["gradients"] = shared * (adds_up + FLOAT)
+        host["gradients"] = shared * (own.adds_up + FLOAT)
         stepping = 0
     if file.uses_nvme:
-        host["buffers"] = step * FLOAT * num_swap_buffers(file, getattr(plan.recipe.optimizer, network))
+        host["buffers"] = step * FLOAT * num_swap_buffers(file, own.engine.optimizer)
     else:
-        where = device if file.offload_optimizer == "none" else host
-        where["masters"] = shared * FLOAT
-        where["optimizer"] = shared * FLOAT * _num_moments(plan, network)
-    sent = min(bucket, sizes.whole) * weight
-    if sizes.largest > bucket and sizes.largest % sizes.num_replicas:
-        sent = sizes.largest * weight  # reduced by itself, and padded for that
+        (device if file.offload_optimizer == "none" else host).update(own.updated(shared))
+    sent = min(bucket, own.whole) * weight
+    if own.largest > bucket and own.largest % own.num:
+        sent = own.largest * weight  # reduced by itself, and padded for that
     gradients = Gradients(
         beginning=held,
-        between=held if plan.recipe.accumulation_of(network) > 1 else 0,
-        buffer=sent if bucket < sizes.whole else 0,
+        between=held if own.several else 0,
+        buffer=sent if bucket < own.whole else 0,
         ending=held + sent,
         updating=held + stepping,
     )
@@ -309,4 +281,4 @@ def _stage3(plan: RunPlan, network: str, sizes: _Sizes, weight: int, adds_up: in
         settings.max_live_parameters,
         settings.param_persistence_threshold,
     )
-    return States(device, host, gradients, weight, shared, limits if sizes.num_replicas > 1 else None)
+    return States(device, host, gradients, weight, shared, limits if own.num > 1 else None)

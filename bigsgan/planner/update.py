@@ -68,7 +68,7 @@ class Moment(NamedTuple):
         earlier: Whether those of other micro-batches did before.
         updates: Whether the parameters change.
         pinned: Whether all parameters are gathered.
-        kind: The same for forward passes that stage 3 knows to use modules in the same order (engines/prefetching.py).
+        kind: The same for forward passes that stage 3 knows to use modules in one order (deepspeed/prefetching.py).
     """
 
     name: str
@@ -88,13 +88,7 @@ class Update:
     """Goes through the tasks of a rank and keeps account of what is held."""
 
     def __init__(self, phases: Sequence[RankPhase], order: Sequence[Task], states: Mapping[str, States]) -> None:
-        """Keep what is to be gone through.
-
-        Args:
-            phases: All of the update.
-            order: This rank's tasks.
-            states: By network.
-        """
+        """Keep all phases of the update, the order of this rank's tasks, and states by network."""
         self._phases, self._order, self._states = phases, order, states
         self._held: Counter[object] = Counter()
         self._gradients: Counter[str] = Counter()
@@ -129,9 +123,9 @@ class Update:
         passes = phase.passes
         stretch = passes.plain if isinstance(passes, Passes) and not phase.keeps_graph else passes.forward
         yield self._moment(phase, stretch, begins=True)
-        images = phase.phase.images_from
-        if images is not None and not any(images in later.reads for later in self._phases[number + 1 :]):
-            self._held["out", images] = max(0, self._held["out", images] - self._phases[images].outputs)
+        for source in (phase.phase.images_from, phase.phase.tangents_from):
+            if source is not None and not any(source in later.reads for later in self._phases[number + 1 :]):
+                self._held["out", source] = max(0, self._held["out", source] - self._phases[source].outputs)
         if phase.keeps_graph:
             self._held["graph", number, index] = passes.kept
         else:
@@ -202,13 +196,7 @@ class Peak(NamedTuple):
 def peaks(
     moments: Sequence[Moment], states: Mapping[str, States], gathered: Mapping[str, Sequence[np.ndarray]]
 ) -> dict[str, Peak]:
-    """The fullest moments, by name.
-
-    Args:
-        moments: Of an update.
-        states: By network.
-        gathered: By network with gathering, bytes that are gathered at each of its moments; see ``gather``.
-    """
+    """The fullest moments of an update, by name, with what ``gather`` found of each network that it concerns."""
     found: dict[str, Peak] = {}
     known: dict[tuple, Peak] = {}
     now = {network: int(arrays[-1][-1]) for network, arrays in gathered.items()}
@@ -245,11 +233,7 @@ def _fullest(moment: Moment, states: States, gathered: np.ndarray) -> Peak:
 def gather(moments: Sequence[Moment], network: str, sizes: Sequence[int], states: States) -> list[np.ndarray]:
     """Bytes that stage 3 has gathered of a network at each of its moments, once that repeats itself.
 
-    Args:
-        moments: Of an update.
-        network: Which.
-        sizes: Elements of its parameters.
-        states: Its.
+    Its parameters have ``sizes`` elements.
     """
     assert states.limits is not None
     own = tuple(_Step.of(moment) for moment in moments if moment.network == network)

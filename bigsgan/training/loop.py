@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigsgan import checkpoint, comm
+from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep, InputSource, Scheduled
 from bigsgan.config import Recipe
 from bigsgan.data import RealImages
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics
+from bigsgan.runtime import comm
 from bigsgan.training import doctor
 from bigsgan.training.doctor import Doctor
 from bigsgan.training.ema import ShardedEMA

@@ -14,19 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigsgan import comm
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
 from bigsgan.errors import UserError
+from bigsgan.images.codec import decode
 from bigsgan.metrics import Evaluation, Features, Generate, Measured, Replica, open_features
 from bigsgan.metrics.features import RECIPE
 from bigsgan.metrics.real_cache import directory
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import RankLog
-from bigsgan.monitor.sinks import writing
+from bigsgan.runtime import comm
+from bigsgan.runtime.paths import writing
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, stand_statistics
 from bigsgan.training.schedules import is_due
@@ -133,7 +134,7 @@ def samples_of(
         indices = [(first + i) % len(dataset) for i in range(len(labels))]
         (read,) = read_batches(dataset, recipe.data.model_copy(update={"num_workers": 0}), iter([indices]), False)
         corrupt.count(read)
-        sources = read.images[:, : recipe.data.input_channels].to(device).float() / 127.5 - 1
+        sources = decode(read.images[:, : recipe.data.input_channels].to(device))
         seeds = torch.from_numpy(draws.seeds("metrics/seed", (0,), first, len(labels)))
         return sources, labels.to(device), seeds.to(device)
 

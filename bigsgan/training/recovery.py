@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan import checkpoint, comm
+from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep, InputSource, Scheduled
 from bigsgan.data import RealImages
 from bigsgan.data.order import Stretch
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
+from bigsgan.runtime import comm
 from bigsgan.training.state import Counters
 
 
@@ -72,7 +73,7 @@ class Recovery:
         self._known = self._num_skipped()
         self._made: list[tuple[Attempt, comm.Later]] = []  # whose outcome the host does not know yet
         self._restored: tuple[str, int] | None = None  # seal of the last tag that was restored, and its next update
-        self._bad: set[str] = set()  # seals of tags from which the next update fails, on other data too
+        self._bad: set[str] = set()  # seals of tags from which training fails, on other data too
 
     def failed(self, attempt: Attempt, at_once: bool) -> Attempt | None:
         """Return the first non-finite update since the last call, the same on all ranks, or None.
@@ -113,6 +114,9 @@ class Recovery:
         if self._restored is not None and self._restored[1] == failed.update:
             self._bad.add(self._restored[0])
         found = self._last_good(what, report)
+        if lost and self._restored is not None and self._restored[0] == found.manifest["sha256"]:
+            self._bad.add(self._restored[0])  # nothing was saved since, and the data was other data
+            found = self._last_good(what, report)
         checkpoint.restore(found, self._entries, comm, self._moved)
         self._restored = found.manifest["sha256"], counters.update
         counters.rollbacks, counters.skipped = rollbacks, skipped

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from bigsgan.errors import rank_from_environment
-from bigsgan.signals import STOPPING
+from bigsgan.runtime.signals import STOPPING
 
 _POLL_SECONDS = 0.5
 _JOINING_SECONDS = 1800.0

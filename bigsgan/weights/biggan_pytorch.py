@@ -7,7 +7,7 @@ here, and u moves on by half a step, to W v / |W v|: then both divide by the sam
 What only logs (sv0) or is of further singular values (u1, ...) is left out. Refused, as no section describes it:
 networks without spectral norm, and D's attention at 32x32, which the reference puts behind several blocks. What no
 tensor tells is assumed as the reference's scripts have it: BN_eps 1e-5 (`bigsgan import --bn-eps` says another), SN_eps
-below every norm, ReLU (its only activation), and norm_style bn.
+below every norm, ReLU (its only activation), and norm_style bn. Errors are those that ``sources.SOURCES`` tells.
 """
 
 from __future__ import annotations
@@ -19,24 +19,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from bigsgan.config.families.biggan import (
-    BIGGAN_DISCRIMINATOR,
-    BIGGAN_GENERATOR,
-    BigGANDiscriminator,
-    BigGANGenerator,
-    biggan_discriminator_resolutions,
-)
-from bigsgan.config.families.biggan_deep import (
-    BigGANDeepDiscriminator,
-    BigGANDeepGenerator,
-    deep_discriminator_resolutions,
-)
+from bigsgan.config.families.biggan import BIGGAN_DISCRIMINATOR, BIGGAN_GENERATOR, biggan_discriminator_resolutions
+from bigsgan.config.families.biggan_deep import deep_discriminator_resolutions
 from bigsgan.errors import UserError
-from bigsgan.models import biggan, biggan_deep
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
+from bigsgan.weights.empty import empty_network
 
 State = Mapping[str, Tensor]
 
@@ -55,14 +45,7 @@ _SMALLEST = 32  # of the reference; ours of 16 is told from it by nothing where 
 
 
 def generator_section(state: State) -> dict[str, Any]:
-    """Keys of a recipe's ``generator`` that the shapes tell.
-
-    Args:
-        state: The reference's generator or its average.
-
-    Raises:
-        UserError: Not a generator of this source, or none that a recipe can describe.
-    """
+    """Keys of a recipe's ``generator`` that the shapes tell, of the reference's generator or its average."""
     resolution, channels, depth = _generator_size(state)
     if "shared.weight" not in state:
         section = {"family": "biggan", "channels": channels, "latent_size": state["linear.weight"].shape[1]}
@@ -73,20 +56,13 @@ def generator_section(state: State) -> dict[str, Any]:
     common = {"channels": channels, "embedding_size": embedding_size, "attention": attention}
     if _is_deep(state):
         return {"family": "biggan_deep", "latent_size": columns - embedding_size, "depth": depth, **common}
-    hierarchical = state["blocks.0.0.bn1.gain.weight"].shape[1] > embedding_size
+    hierarchical = state[_FIRST_GAIN].shape[1] > embedding_size
     chunks = len(BIGGAN_GENERATOR[resolution]) if hierarchical else 1
     return {"family": "biggan", "latent_size": columns * chunks, "hierarchical": hierarchical, **common}
 
 
 def discriminator_section(state: State) -> dict[str, Any]:
-    """Keys of a recipe's ``discriminator`` that the shapes tell.
-
-    Args:
-        state: The reference's discriminator.
-
-    Raises:
-        UserError: Not a discriminator of this source, or none that a recipe can describe.
-    """
+    """Keys of a recipe's ``discriminator`` that the shapes tell."""
     resolution, channels, depth = _discriminator_size(state)
     sizes = (deep_discriminator_resolutions if _is_deep(state) else biggan_discriminator_resolutions)(resolution)
     attention = list(dict.fromkeys(sizes[block // depth] for block in _attending(state)))
@@ -107,39 +83,19 @@ def data_section(state: State) -> dict[str, int]:
 
 
 def generator_state(state: State) -> dict[str, Tensor]:
-    """State dict of our generator with the reference's weights, for the network of ``generator_section``.
-
-    Raises:
-        UserError: As ``generator_section``, or a tensor is missing, too many or of another shape.
-    """
-    section = generator_section(state)
-    layers: list[nn.Module]
-    with torch.device("meta"):
-        if section["family"] == "biggan_deep":
-            layers = biggan_deep.generator_layers(BigGANDeepGenerator(**section), *data_section(state).values())
-        else:
-            layers = biggan.generator_layers(BigGANGenerator(**section), *data_section(state).values())
-    last = len(layers) - 1
+    """State dict of our generator with the reference's weights, for the network of ``generator_section``."""
+    network = empty_network("generator", generator_section(state), data_section(state))
+    last = len(network.layers) - 1
     ends = {"shared": "0.embedding", "linear": "0.linear", "output_layer.0": f"{last}.norm"}
-    return _converted(state, LayerStack(layers), first=1, ends={**ends, "output_layer.2": f"{last}.conv"})
+    return _converted(state, network, first=1, ends={**ends, "output_layer.2": f"{last}.conv"})
 
 
 def discriminator_state(state: State) -> dict[str, Tensor]:
-    """State dict of our discriminator with the reference's weights, for the network of ``discriminator_section``.
-
-    Raises:
-        UserError: As ``discriminator_section``, or a tensor is missing, too many or of another shape.
-    """
-    section, deep = discriminator_section(state), _is_deep(state)
-    layers: list[nn.Module]
-    with torch.device("meta"):
-        if deep:
-            layers = biggan_deep.discriminator_layers(BigGANDeepDiscriminator(**section), *data_section(state).values())
-        else:
-            layers = biggan.discriminator_layers(BigGANDiscriminator(**section), *data_section(state).values())
-    last = len(layers) - 1
+    """State dict of our discriminator with the reference's weights, for the network of ``discriminator_section``."""
+    network = empty_network("discriminator", discriminator_section(state), data_section(state))
+    last = len(network.layers) - 1
     ends = {"input_conv": "0.conv", "linear": f"{last}.linear", "embed": f"{last}.embedding"}
-    return _converted(state, LayerStack(layers), first=int(deep), ends=ends)
+    return _converted(state, network, first=int(_is_deep(state)), ends=ends)
 
 
 def _is_deep(state: State) -> bool:
@@ -155,11 +111,6 @@ def _layers(state: State) -> list[str]:
     return sorted(found, key=lambda name: [int(number) for number in name.split(".")[1:]])
 
 
-def _blocks(state: State) -> list[str]:
-    """Names of the residual blocks."""
-    return [name for name in _layers(state) if f"{name}.conv1.weight" in state]
-
-
 def _attending(state: State) -> list[int]:
     """Numbers of the residual blocks that attention follows."""
     is_block = [f"{name}.conv1.weight" in state for name in _layers(state)]
@@ -173,19 +124,13 @@ def _generator_size(state: State) -> tuple[int, int, int]:
 
     names = ["linear.weight", "output_layer.2.weight", _FIRST_GAIN, "blocks.0.0.conv1.weight"]
     _require(state, "a generator", names)
-    if "shared.weight" not in state:
-        _refuse_other_gains(state)
+    # Without a shared embedding each gain is a table with a row for each class, and has no spectral norm.
+    if "shared.weight" not in state and (_is_deep(state) or any(n.endswith((".gain.u0", ".gain.u")) for n in state)):
+        _require(state, "a generator", ["shared.weight"])
     if not any(name.endswith((".u0", ".u")) for name in state):
         problem = "must have spectral norm, as all BigGANs here"
         raise UserError("weights", None, problem, "give a generator trained with it (G_param SN, apply_g_sn)")
     return _size(state, state["blocks.0.0.conv1.weight"].shape[1], BIGGAN_GENERATOR, widths)
-
-
-def _refuse_other_gains(state: State) -> None:
-    """Without a shared embedding each gain is a table with a row for each class, and has no spectral norm."""
-    if _is_deep(state) or any(name.endswith((".gain.u0", ".gain.u")) for name in state):
-        problem = "must be a generator of BigGAN-PyTorch, which has shared.weight"
-        raise UserError("weights", None, problem, "give the state dict of the requested network")
 
 
 def _discriminator_size(state: State) -> tuple[int, int, int]:
@@ -203,15 +148,13 @@ def _size(
     table: Mapping[int, Sequence[int]],
     widths: Callable[[Sequence[int], int], list[int]],
 ) -> tuple[int, int, int]:
-    """Find (resolution, channels, depth) in a table.
+    """Find (resolution, channels, depth) in a table of multipliers by resolution.
 
-    Args:
-        state: Of either network.
-        first: Channels of the feature map that the table's first number is about.
-        table: Multipliers of each resolution.
-        widths: (multipliers, depth) -> those of the feature maps between blocks.
+    ``first`` is the channels of the feature map that the table's first number is about; ``widths`` maps (multipliers,
+    depth) to those of the feature maps between blocks.
     """
-    last_convs = [f"{block}.{'conv4' if _is_deep(state) else 'conv2'}.weight" for block in _blocks(state)]
+    blocks = [name for name in _layers(state) if f"{name}.conv1.weight" in state]
+    last_convs = [f"{block}.{'conv4' if _is_deep(state) else 'conv2'}.weight" for block in blocks]
     _require(state, "a network", last_convs)
     outputs = [state[name].shape[0] for name in last_convs]
     for resolution, multipliers in table.items():
@@ -236,11 +179,8 @@ def _require(state: State, what: str, names: list[str]) -> None:
 def _converted(state: State, network: LayerStack, first: int, ends: dict[str, str]) -> dict[str, Tensor]:
     """Rename, add the spectral layers' vectors, and compare names and shapes with the network's own.
 
-    Args:
-        state: The reference's.
-        network: Ours, on the meta device.
-        first: Number of the layer that the reference's first block becomes.
-        ends: Numbered names of the modules before and behind the blocks.
+    ``first`` is the number of the layer that the reference's first block becomes, and ``ends`` are the numbered names
+    of the modules before and behind the blocks.
     """
     converted: dict[str, Tensor] = {}
     numbers = {name: first + i for i, name in enumerate(_layers(state))}

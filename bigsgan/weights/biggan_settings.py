@@ -29,14 +29,9 @@ def file_beside(weights: Path) -> Path:
 
 
 def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | None]:
-    """What the file says.
+    """What the file says, and the images seen by G; None where the file does not tell them.
 
-    Args:
-        path: Of the file.
-        norm_eps: ``BN_eps`` where the user has given it, which the file's does not replace.
-
-    Returns:
-        The settings, and the images seen by G; None where the file does not tell them.
+    ``norm_eps`` is ``BN_eps`` where the user has given it, which the file's does not replace.
 
     Raises:
         UserError: The file cannot be read, is something else, or has a value of another type.
@@ -55,7 +50,9 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
     if norm_eps is None:
         keys["generator.norm_eps"] = options.number("BN_eps")
     for network, letter in (("generator", "G"), ("discriminator", "D")):
-        keys[f"objective.orthogonal.{network}"] = _half(options.number(f"{letter}_ortho"))
+        # The paper's strength of the orthogonal regularisation, of which the project adds half the gradient.
+        if (strength := options.number(f"{letter}_ortho")) is not None:
+            keys[f"objective.orthogonal.{network}"] = strength / 2
         betas = [options.number(f"{letter}_B{i}") for i in (1, 2)]
         if (lr := options.number(f"{letter}_lr")) is not None and None not in betas:
             section = {"kind": "adam", "lr": lr, "betas": [float(beta or 0) for beta in betas]}
@@ -96,8 +93,3 @@ def _ema(options: Options, batch: int) -> dict[str, Any] | None:
     if options.value("ema") is not True or decay is None or not 0 < decay < 1:
         return None
     return {"half_life_nimg": round(batch * math.log(0.5) / math.log(decay)), "start_nimg": round(batch * (start or 0))}
-
-
-def _half(strength: float | None) -> float | None:
-    """The paper's strength of the orthogonal regularisation, of which the project's adds half the gradient."""
-    return None if strength is None else strength / 2

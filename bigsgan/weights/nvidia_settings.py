@@ -38,9 +38,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Of the training loops and losses, by source."""
 
-_LOSSES = {"r3gan": "training.loss.R3GANLoss"}
-_STYLEGAN2_LOSS = "training.loss.StyleGAN2Loss"
-
 _TOLD = (
     *("G_kwargs", "D_kwargs", "loss_kwargs.class_name", "training_set_kwargs.class_name", "augment_kwargs.class_name"),
     *("training_set_kwargs.resolution", "training_set_kwargs.use_labels", "G_opt_kwargs.class_name"),
@@ -66,10 +63,10 @@ def snapshot_settings(snapshot: Snapshot) -> Settings:
         keys["data.horizontal_flip"] = known["xflip"]
     pipe = snapshot.networks.get("augment_pipe")
     if pipe is not None:
-        keys["augmentation.pipeline"] = _pipeline(pipe.init_kwargs)
-        if keys["augmentation.pipeline"] is None:
-            del keys["augmentation.pipeline"]
+        if (pipeline := _pipeline(pipe.init_kwargs)) is None:
             left.append("augment_pipe's arguments")
+        else:
+            keys["augmentation.pipeline"] = pipeline
     elif known is not None and snapshot.unaugmented:
         keys["augmentation"] = None
     return Settings(SNAPSHOT, keys, tuple(left))
@@ -84,17 +81,14 @@ def augmentation_p(pipe: ForeignNetwork | None) -> float | None:
 
 
 def file_settings(source: str, path: Path) -> Settings:
-    """What ``training_options.json`` says.
-
-    Args:
-        source: ``stylegan2-ada``, ``stylegan3-style2`` or ``r3gan``.
-        path: Of the file.
+    """What ``training_options.json`` of ``stylegan2-ada``, ``stylegan3-style2`` or ``r3gan`` says.
 
     Raises:
         UserError: It cannot be read, is something else, or has a value of another type.
     """
     options = Options(path, read_options(path), _DEFAULTS[source])
-    if options.value("loss_kwargs.class_name") != _LOSSES.get(source, _STYLEGAN2_LOSS):
+    loss = "R3GANLoss" if source == "r3gan" else "StyleGAN2Loss"
+    if options.value("loss_kwargs.class_name") != f"training.loss.{loss}":
         raise not_of(path, f"{source}'s training")
     keys = _common(options)
     keys |= _r3gan(options) if source == "r3gan" else _stylegan2(options)

@@ -1,14 +1,15 @@
 """State dicts of the public PyTorch implementation of pix2pix and CycleGAN, and the sections that they fit.
 
 Its U-Net nests each level in the one above it; ours is a flat list. Weights are the same. A norm shows in the names: a
-batch norm by its own, an instance norm, which has none, by the biases of the convolutions before it.
+batch norm by its own, an instance norm, which has none, by the biases of the convolutions before it. Errors are those
+that ``sources.SOURCES`` tells.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 
@@ -16,12 +17,7 @@ from bigsgan.errors import UserError
 
 State = Mapping[str, Tensor]
 
-_NORM = {
-    "weight": "weight",
-    "bias": "bias",
-    "running_mean": "statistics.running_mean",
-    "running_var": "statistics.running_var",
-}
+_STATISTICS = ("running_mean", "running_var")
 _UNET, _RESNET = "model.model.0", "model.1"
 _PATCHES, _PIXELS = "model.0", "net.0"
 """The first convolutions."""
@@ -34,11 +30,7 @@ _RESNET_RESOLUTION = 256
 
 
 def generator_section(state: State) -> dict[str, Any]:
-    """Keys of a recipe's ``generator``.
-
-    Raises:
-        UserError: The state is not that of a generator of that project.
-    """
+    """Keys of a recipe's ``generator``."""
     first = _first(state, "generator", _UNET, _RESNET)
     section: dict[str, Any] = {"family": "pix2pix", "architecture": "unet", "channels": len(state[f"{first}.weight"])}
     if first == _UNET:
@@ -50,16 +42,12 @@ def generator_section(state: State) -> dict[str, Any]:
 
 
 def discriminator_section(state: State) -> dict[str, Any]:
-    """Keys of a recipe's ``discriminator``.
-
-    Raises:
-        UserError: The state is not that of a discriminator of that project, or judges an image without its input.
-    """
+    """Keys of a recipe's ``discriminator``."""
     first = _first(state, "discriminator", _PATCHES, _PIXELS)
     channels, seen = state[f"{first}.weight"].shape[:2]
     if seen in (1, 3):
         problem = "does not read the input beside the image, as in CycleGAN's discriminators"
-        _refuse(f"{first}.weight", problem, "import the generator alone, without --discriminator")
+        raise UserError("weights", f"{first}.weight", problem, "import the generator alone, without --discriminator")
     section = {"family": "pix2pix", "architecture": "patches", "channels": channels}
     if first == _PIXELS:
         return {**section, "architecture": "pixels", "norm": _norm_of(state, "net.2")}
@@ -68,11 +56,7 @@ def discriminator_section(state: State) -> dict[str, Any]:
 
 
 def data_section(state: State) -> dict[str, Any]:
-    """What the generator's shapes say of the images.
-
-    Raises:
-        UserError: The state is not that of a generator of that project.
-    """
+    """What the generator's shapes say of the images."""
     first = _first(state, "generator", _UNET, _RESNET)
     if first == _UNET:
         resolution, image_channels = 2 ** _num_levels(state), state["model.model.3.weight"].shape[1]
@@ -87,21 +71,13 @@ def data_section(state: State) -> dict[str, Any]:
 
 
 def generator_state(state: State) -> dict[str, Tensor]:
-    """State dict of our generator.
-
-    Raises:
-        UserError: The state is not that of a generator of that project.
-    """
+    """State dict of our generator."""
     first = _first(state, "generator", _UNET, _RESNET)
     return _renamed(state, _unet_names(state) if first == _UNET else _resnet_names(state))
 
 
 def discriminator_state(state: State) -> dict[str, Tensor]:
-    """State dict of our discriminator.
-
-    Raises:
-        UserError: The state is not that of a discriminator of that project, or judges an image without its input.
-    """
+    """State dict of our discriminator."""
     section = discriminator_section(state)
     if section["architecture"] == "pixels":
         return _renamed(state, {"net.0": "0.conv", "net.2": "1.conv", "net.3": "1.norm", "net.5": "2.conv"})
@@ -149,14 +125,15 @@ def _num_blocks(state: State) -> int:
     found = {int(match[1]) for name in state if (match := re.match(r"model\.(\d{1,4})\.conv_block\.", name))}
     if found != set(range(_FIRST_BLOCK, _FIRST_BLOCK + len(found))) or not found:
         problem = "does not come after two halvings, as in pix2pixHD, which is not supported"
-        _refuse(f"model.{_FIRST_BLOCK}.conv_block", problem, "give a U-Net or ResNet of pix2pix or CycleGAN")
+        remedy = "give a U-Net or ResNet of pix2pix or CycleGAN"
+        raise UserError("weights", f"model.{_FIRST_BLOCK}.conv_block", problem, remedy)
     return len(found)
 
 
 def _last(state: State) -> int:
     """Number of a ResNet's last convolution: two doublings and a padding come after the blocks."""
     last = _FIRST_BLOCK + _num_blocks(state) + 7
-    _require(state, f"model.{last}.weight", "generator")
+    _first(state, "generator", f"model.{last}")
     return last
 
 
@@ -176,34 +153,20 @@ def _renamed(state: State, names: Mapping[str, str]) -> dict[str, Tensor]:
     found = {}
     for name, value in state.items():
         module, _, ending = name.rpartition(".")
-        is_statistic = ending in ("running_mean", "running_var")
-        if ending == "num_batches_tracked" or (is_statistic and not _is_batch_norm(state, module)):
+        if ending == "num_batches_tracked" or (ending in _STATISTICS and not _is_batch_norm(state, module)):
             continue  # nothing reads them
         if module not in names:
-            _refuse(name, "is not a tensor of pix2pix", "give its latest_net_G.pth or latest_net_D.pth")
-        ours = names[module]
-        is_norm = re.search(r"norm\d?$", ours) is not None
-        found[f"layers.{ours}.{_NORM.get(ending, ending) if is_norm else ending}"] = value
+            remedy = "give its latest_net_G.pth or latest_net_D.pth"
+            raise UserError("weights", name, "is not a tensor of pix2pix", remedy)
+        is_of_norm = ending in _STATISTICS and re.search(r"norm\d?$", names[module])
+        found[f"layers.{names[module]}.{'statistics.' if is_of_norm else ''}{ending}"] = value
     return found
 
 
 def _first(state: State, network: str, *names: str) -> str:
-    """Name of the first convolution, which one of the network's kinds has."""
+    """The first of these convolutions that is there; the network is of a kind that has one of them."""
     for name in names:
         if f"{name}.weight" in state and state[f"{name}.weight"].dim() == 4:
             return name
-    return _missing(f"{names[0]}.weight", network)
-
-
-def _require(state: State, name: str, network: str) -> None:
-    if name not in state or state[name].dim() != 4:
-        _missing(name, network)
-
-
-def _missing(name: str, network: str) -> NoReturn:
     remedy = "give the file of that network, such as latest_net_G.pth or latest_net_D.pth"
-    raise UserError("weights", None, f"must be a pix2pix {network}, which has {name}", remedy)
-
-
-def _refuse(name: str, problem: str, remedy: str) -> NoReturn:
-    raise UserError("weights", name, problem, remedy)
+    raise UserError("weights", None, f"must be a pix2pix {network}, which has {names[0]}.weight", remedy)

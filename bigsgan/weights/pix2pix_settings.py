@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.errors import UserError
-from bigsgan.paths import read_text
+from bigsgan.runtime.paths import read_text
 from bigsgan.weights.settings import NONE, OPTION, Options, Settings, not_of
 
 FILE = "train_opt.txt"
 
-_MOST_BYTES = 1 << 20
 _LINE = re.compile(r" *(\w+): ([^\t]*)(?:\t\[default: .*)?")
 _WORDS = {"True": True, "False": False, "None": None}
 _LOSSES = {"vanilla": ("non_saturating", 1.0), "lsgan": ("least_squares", 0.5)}
@@ -31,7 +30,7 @@ def file_settings(path: Path) -> Settings:
         UserError: It cannot be read, is something else, or has a value of another type.
     """
     try:
-        lines = read_text(path, _MOST_BYTES).splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise UserError(OPTION, str(path), problem, f"give another file, or {OPTION} {NONE}") from None

@@ -2,7 +2,8 @@
 
 The published modules are ``MainLayers.<stage>.Layers.<layer>``: in a stage of G a transition and then its blocks, in
 one of D its blocks and then a transition. Ours are one flat list. Weights are the same but for the classes' embedding,
-which is a linear map of one-hot vectors there, and for the fixed kernels of resampling, which we keep nowhere.
+which is a linear map of one-hot vectors there, and for the fixed kernels of resampling, which we keep nowhere. Names
+may have the prefix ``Model.`` or not. Errors are those that ``sources.SOURCES`` tells.
 """
 
 from __future__ import annotations
@@ -33,93 +34,48 @@ _EMBEDDING = "EmbeddingLayer.weight"
 
 
 def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State dict of our generator, as its ``generator_section`` describes it.
-
-    Args:
-        state: The published generator's, with the prefix ``Model.`` or without.
-
-    Raises:
-        UserError: It is no such generator's.
-    """
+    """State dict of our generator, as its ``generator_section`` describes it."""
     state = _without_prefix(state)
-    stages = _stages(state, "generator")
-    first = [sum(stages[:i]) + i for i in range(len(stages))]  # of each stage, in the flat list
-    names = {
-        "AggregationLayer.Layer.weight": f"{sum(stages) + len(stages)}.conv.weight",
-        _EMBEDDING: "0.embedding.weight",
-    }
-    for i, blocks in enumerate(stages):
-        transition = _GENERATOR_INPUT if i == 0 else _TRANSITION
-        names |= _layer_names(i, 0, first[i], transition)
-        for j in range(1, blocks + 1):
-            names |= _layer_names(i, j, first[i] + j, _BLOCK)
-    return _renamed(state, names, "generator")
+    stages = [[_TRANSITION, *[_BLOCK] * blocks] for blocks in _stages(state, "generator")]
+    stages[0][0] = _GENERATOR_INPUT
+    last = sum(map(len, stages))
+    ends = {"AggregationLayer.Layer.weight": f"{last}.conv.weight", _EMBEDDING: "0.embedding.weight"}
+    return _renamed(state, "generator", stages, 0, ends)
 
 
 def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State dict of our discriminator, as its ``discriminator_section`` describes it.
-
-    Args:
-        state: The published discriminator's, with the prefix ``Model.`` or without.
-
-    Raises:
-        UserError: It is no such discriminator's.
-    """
+    """State dict of our discriminator, as its ``discriminator_section`` describes it."""
     state = _without_prefix(state)
-    stages = _stages(state, "discriminator")
-    first = [1 + sum(stages[:i]) + i for i in range(len(stages))]
-    last = sum(stages) + len(stages)
-    names = {"ExtractionLayer.Layer.weight": "0.conv.weight", _EMBEDDING: f"{last}.embedding.weight"}
-    for i, blocks in enumerate(stages):
-        for j in range(blocks):
-            names |= _layer_names(i, j, first[i] + j, _BLOCK)
-        transition = _DISCRIMINATOR_HEAD if i == len(stages) - 1 else _TRANSITION
-        names |= _layer_names(i, blocks, first[i] + blocks, transition)
-    return _renamed(state, names, "discriminator")
+    stages = [[*[_BLOCK] * blocks, _TRANSITION] for blocks in _stages(state, "discriminator")]
+    stages[-1][-1] = _DISCRIMINATOR_HEAD
+    last = sum(map(len, stages))
+    ends = {"ExtractionLayer.Layer.weight": "0.conv.weight", _EMBEDDING: f"{last}.embedding.weight"}
+    return _renamed(state, "discriminator", stages, 1, ends)
 
 
 def generator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Keys of a recipe's ``generator`` section; ``bf16_stages`` leave no trace in the weights alone.
 
-    Args:
-        state: The published generator's, with the prefix ``Model.`` or without.
-        init_kwargs: Of a pickle: its ``stage_types`` are those that stages compute in, in the network's order.
-
-    Raises:
-        UserError: The state dict is no such generator's, or stages compute in types that cannot be kept.
+    Of a pickle's ``init_kwargs``, ``stage_types`` are those that stages compute in, in the network's order.
     """
     generator_state(state)  # which checks that it is whole
     state = _without_prefix(state)
-    stages = _stages(state, "generator")
-    embedding = state.get(_EMBEDDING)
-    embedding_size = 0 if embedding is None else embedding.shape[0]
-    found = _section(state, [(i, 1, blocks) for i, blocks in enumerate(stages)])
-    found["latent_size"] = state["MainLayers.0.Layers.0.LinearLayer.weight"].shape[1] - embedding_size
-    found |= _bf16_stages("generator", (init_kwargs or {}).get("stage_types", []))
-    return {**found, **({"embedding_size": embedding_size} if embedding_size else {})}
+    stages = [(i, 1, blocks) for i, blocks in enumerate(_stages(state, "generator"))]
+    found = _section(state, stages) | _bf16_stages("generator", (init_kwargs or {}).get("stage_types", []))
+    columns = state["MainLayers.0.Layers.0.LinearLayer.weight"].shape[1]
+    return {**found, "latent_size": columns - found.get("embedding_size", 0)}
 
 
 def discriminator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Keys of a recipe's ``discriminator`` section, as ``generator_section`` finds the generator's.
-
-    Raises:
-        UserError: The state dict is no such discriminator's, or stages compute in types that cannot be kept.
-    """
+    """Keys of a recipe's ``discriminator`` section, as ``generator_section`` finds the generator's."""
     discriminator_state(state)  # which checks that it is whole
     state = _without_prefix(state)
-    stages = _stages(state, "discriminator")
-    found = _section(state, [(i, 0, blocks) for i, blocks in enumerate(stages)][::-1])
-    found |= _bf16_stages("discriminator", (init_kwargs or {}).get("stage_types", [])[::-1])
-    embedding = state.get(_EMBEDDING)
-    return found if embedding is None else {**found, "embedding_size": embedding.shape[0]}
+    stages = [(i, 0, blocks) for i, blocks in enumerate(_stages(state, "discriminator"))][::-1]
+    return _section(state, stages) | _bf16_stages("discriminator", (init_kwargs or {}).get("stage_types", [])[::-1])
 
 
 def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a generator's shapes say of the images.
-
-    Raises:
-        UserError: The state dict is no such generator's.
-    """
+    """What a generator's shapes say of the images."""
     state = _without_prefix(state)
     embedding = state.get(_EMBEDDING)
     return {
@@ -150,11 +106,14 @@ def _stages(state: Mapping[str, Tensor], network: str) -> list[int]:
     return [len(blocks[stage]) for stage in range(len(blocks))]
 
 
-def _layer_names(stage: int, layer: int, number: int, names: Mapping[str, str]) -> dict[str, str]:
-    return {f"MainLayers.{stage}.Layers.{layer}.{theirs}": f"{number}.{ours}" for theirs, ours in names.items()}
-
-
-def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], network: str) -> dict[str, Tensor]:
+def _renamed(
+    state: Mapping[str, Tensor], network: str, stages: list[list[dict[str, str]]], first: int, ends: dict[str, str]
+) -> dict[str, Tensor]:
+    """Rename the entries of the stages' layers, whose numbers here begin at ``first``, and of both ends."""
+    layers = [(f"MainLayers.{i}.Layers.{j}", each) for i, stage in enumerate(stages) for j, each in enumerate(stage)]
+    names = dict(ends)
+    for number, (layer, entries) in enumerate(layers, start=first):
+        names |= {f"{layer}.{theirs}": f"{number}.{ours}" for theirs, ours in entries.items()}
     found: dict[str, Tensor] = {}
     for theirs, tensor in state.items():
         if theirs.endswith(_KERNEL):
@@ -171,18 +130,15 @@ def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], network: str
 def _section(state: Mapping[str, Tensor], stages: list[tuple[int, int, int]]) -> dict[str, Any]:
     """What both sections hold, of stages from coarse to fine as (their number, their first block, blocks)."""
     first = [f"MainLayers.{stage}.Layers.{layer}" for stage, layer, _ in stages]
-    inside = [state[f"{name}.LinearLayer1.Layer.weight"].shape[0] for name in first]
-    widths = [state[f"{name}.LinearLayer1.Layer.weight"].shape[1] for name in first]
-    return {
+    expand, conv = ([state[f"{name}.LinearLayer{i}.Layer.weight"].shape for name in first] for i in (1, 2))
+    found = {
         "family": "r3gan",
-        "widths": widths,
-        "cardinalities": [
-            channels // state[f"{name}.LinearLayer2.Layer.weight"].shape[1]
-            for name, channels in zip(first, inside, strict=True)
-        ],
+        "widths": [shape[1] for shape in expand],
+        "cardinalities": [inside // shape[1] for (inside, *_), shape in zip(expand, conv, strict=True)],
         "blocks": [blocks for _, _, blocks in stages],
-        "expansion": inside[0] // widths[0],
+        "expansion": expand[0][0] // expand[0][1],
     }
+    return found if _EMBEDDING not in state else {**found, "embedding_size": state[_EMBEDDING].shape[0]}
 
 
 def _bf16_stages(network: str, types: list[str]) -> dict[str, int]:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigsgan.errors import UserError
-from bigsgan.paths import read_text
+from bigsgan.runtime.paths import read_text
 
 OPTION = "--settings"
 NONE = "none"
 SNAPSHOT = "the snapshot"
-_MOST_BYTES = 1 << 20
 LARGEST = 10**12
 """Of all numbers, which are then safe to calculate with."""
 _FEW = 8
@@ -38,13 +37,7 @@ class Options:
     """Settings of another trainer by dotted names, two levels deep; those that are asked for count as taken."""
 
     def __init__(self, path: Path, content: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        """Take note of the settings.
-
-        Args:
-            path: Of their file.
-            content: Of it.
-            defaults: By dotted name, what the trainer does where nothing is said.
-        """
+        """Take note of a file's content, and by dotted name of what the trainer does where nothing is said."""
         self.path = path
         self._given = _two_levels(content)
         self._values = {**defaults, **self._given}
@@ -101,7 +94,7 @@ def read_options(path: Path) -> dict[str, Any]:
         raise ValueError(f"{name} is not JSON")
 
     try:
-        content = json.loads(read_text(path, _MOST_BYTES), parse_constant=refuse)
+        content = json.loads(read_text(path), parse_constant=refuse)
     except OSError as error:
         raise UserError(OPTION, str(path), f"cannot be read: {error.strerror or error}", _REMEDY) from None
     except (ValueError, RecursionError) as error:
@@ -135,8 +128,8 @@ def checked(settings: Sequence[Settings], make: Callable[[], Any]) -> Any:
 def _two_levels(content: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in content.items():
-        inner = value if isinstance(value, dict) and value else None
-        found |= {name: value} if inner is None else {f"{name}.{key}": entry for key, entry in inner.items()}
+        inner = {f"{name}.{key}": entry for key, entry in value.items()} if isinstance(value, dict) else {}
+        found |= inner or {name: value}
     return found
 
 

@@ -37,6 +37,10 @@ SOURCES: dict[str, ModuleType] = {
     "r3gan": r3gan,
     "pix2pix": pix2pix,
 }
+"""Of state dicts under the source's names, each has ``generator_section``, ``discriminator_section`` and
+``data_section``: keys of a recipe's sections that names and shapes tell, and ``generator_state`` and
+``discriminator_state``: state dicts of our networks of these sections. All raise a UserError where the state dict is of
+another network, or not whole, or of a network that no recipe can describe."""
 
 _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
 
@@ -102,16 +106,9 @@ def read_source(
     check_file("--weights", weights)
     in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
     snapshot = _read("--weights", weights)
-    networks = snapshot.networks
     if discriminator is not None:
-        others = _read("--discriminator", discriminator).networks
-        if "D" not in others and len(others) != 1:
-            remedy = "give the file of a discriminator"
-            raise UserError("--discriminator", str(discriminator), "contains no discriminator", remedy)
-        networks["D"] = others.get("D") or next(iter(others.values()))
-        snapshot = snapshot._replace(
-            optimizers={name: each for name, each in snapshot.optimizers.items() if name == "G"}
-        )
+        snapshot = _with_discriminator(snapshot, discriminator)
+    networks = snapshot.networks
     average = networks.get("G_ema", networks.get("G"))
     if average is None:
         raise UserError("--weights", str(weights), "contains no generator", "give the file of a generator")
@@ -129,17 +126,30 @@ def read_source(
             sections["discriminator"] = _section(module.discriminator_section, networks["D"])
             states["discriminator"] = module.discriminator_state(networks["D"].state)
     with _blaming("--weights", weights, f"a snapshot of {source}"):
+        own = Settings() if settings_file == NONE else nvidia_settings.snapshot_settings(snapshot)
         return Found(
             data,
             sections,
             states,
-            tuple(found for found in [*_own_settings(snapshot, settings_file), in_file] if found.keys or found.left),
+            tuple(found for found in (own, in_file) if found.keys or found.left),
             nvidia_settings.augmentation_p(networks.get("augment_pipe")),
             snapshot.nimg if snapshot.nimg is not None else nimg,
             *_moments(module, snapshot),
             "G_ema" in networks and "G" in networks,
             tuple(_assumed(sections, {"generator": average, "discriminator": networks.get("D")})),
         )
+
+
+def _with_discriminator(snapshot: Snapshot, path: Path) -> Snapshot:
+    """The same with D from a file of its own, of which the snapshot's optimizer knows nothing."""
+    others = _read("--discriminator", path).networks
+    if "D" not in others and len(others) != 1:
+        remedy = "give the file of a discriminator"
+        raise UserError("--discriminator", str(path), "contains no discriminator", remedy)
+    networks = snapshot.networks | {"D": others.get("D") or next(iter(others.values()))}
+    return snapshot._replace(
+        networks=networks, optimizers={name: each for name, each in snapshot.optimizers.items() if name == "G"}
+    )
 
 
 @contextmanager
@@ -153,10 +163,6 @@ def _blaming(option: str, path: Path, what: str) -> Iterator[None]:
         cause = f"{type(error).__name__}: {reason(error)}"
         remedy = "give another file" + (f", or {OPTION} {NONE}" if option == OPTION else "")
         raise UserError(option, str(path), f"cannot be read as {what}", remedy, cause) from None
-
-
-def _own_settings(snapshot: Snapshot, settings_file: str | None) -> list[Settings]:
-    return [] if settings_file == NONE else [nvidia_settings.snapshot_settings(snapshot)]
 
 
 def _file_settings(
@@ -184,11 +190,8 @@ def _file_settings(
 def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments], dict[str, str]]:
     """States of optimizers under our names, and of those that cannot be taken the reasons."""
     taken, left = {}, {}
-    for theirs, ours, convert in (
-        ("G", "generator", module.generator_state),
-        ("D", "discriminator", module.discriminator_state),
-    ):
-        network = snapshot.networks.get(theirs)
+    for theirs, ours in (("G", "generator"), ("D", "discriminator")):
+        network, convert = snapshot.networks.get(theirs), getattr(module, f"{ours}_state")
         if theirs not in snapshot.optimizers or network is None:
             continue
         try:
@@ -240,12 +243,11 @@ def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:
                 raise UserError(option, str(path), f"is of {project}, which is not supported", remedy)
     named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
     if not named or not all(isinstance(value, Tensor) for value in content.values()):
-        detail = "it contains more than named tensors"
-        raise UserError(option, str(path), "must be a state dict", "save the state dict", detail)
-    for name, value in content.items():
-        if problem := _unfit(value):
-            detail = f"{name} {problem}"
-            raise UserError(option, str(path), "must be a state dict", "save the state dict", detail)
+        problems = ["it contains more than named tensors"]
+    else:
+        problems = [f"{name} {problem}" for name, value in content.items() if (problem := _unfit(value))]
+    if problems:
+        raise UserError(option, str(path), "must be a state dict", "save the state dict", problems[0])
     state = dict(content)
     while prefix := next((p for p in _PREFIXES if state and all(name.startswith(p) for name in state)), None):
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}

@@ -3,7 +3,7 @@
 Its BigGAN differs from BigGAN-PyTorch's in names, in batch norm's eps of 1e-4, and in spectral norm, which is torch's:
 both singular vectors are there. Its StyleGAN2 has stylegan2-ada-pytorch's names but for D's last layer. Of StyleGAN2,
 what shapes do not tell is assumed: float32, which there has no clamp (src/models/model.py), and groups of 4 for the
-minibatch deviation, of which its configuration of CIFAR-10 has 32.
+minibatch deviation, of which its configuration of CIFAR-10 has 32. Errors are those that ``sources.SOURCES`` tells.
 """
 
 from __future__ import annotations
@@ -53,19 +53,13 @@ _REFUSED = {
 
 
 def generator_section(state: State) -> dict[str, Any]:
-    """Keys of a recipe's ``generator``.
-
-    Raises:
-        UserError: The state is of another network, or of one that no recipe can describe.
-    """
-    renamed = _checked(state)
-    if _is_stylegan(state):
-        return stylegan.generator_section(renamed) | _NO_CLAMP
-    return biggan_pytorch.generator_section(renamed) | _EPS
+    """Keys of a recipe's ``generator``."""
+    section: dict[str, Any] = _module(state).generator_section(_checked(state))
+    return section | (_NO_CLAMP if _is_stylegan(state) else _EPS)
 
 
 def discriminator_section(state: State) -> dict[str, Any]:
-    """Keys of a recipe's ``discriminator``; errors are those of ``generator_section``."""
+    """Keys of a recipe's ``discriminator``."""
     section: dict[str, Any] = _module(state).discriminator_section(_checked(state))
     return section | (_NO_CLAMP if _is_stylegan(state) else {})
 
@@ -76,12 +70,12 @@ def data_section(state: State) -> dict[str, int]:
 
 
 def generator_state(state: State) -> dict[str, Tensor]:
-    """State dict of our generator; errors are those of ``generator_section``."""
+    """State dict of our generator."""
     return _module(state).generator_state(_checked(state))
 
 
 def discriminator_state(state: State) -> dict[str, Tensor]:
-    """State dict of our discriminator; errors are those of ``generator_section``."""
+    """State dict of our discriminator."""
     return _module(state).discriminator_state(_checked(state))
 
 

@@ -1,7 +1,8 @@
 """StyleGAN2's weights as stylegan2-ada-pytorch names them, and stylegan3 for its configuration ``stylegan2``.
 
 Values stay as they are, bit for bit: both projects scale weights where they are used. Only names differ, and the
-strength of the noise, which is a number there and a vector of one here.
+strength of the noise, which is a number there and a vector of one here. Errors are those that
+``sources.SOURCES`` tells.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any, NoReturn
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from bigsgan.config.families.stylegan2 import BOTTOM_RESOLUTION, StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
-from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
+from bigsgan.weights.empty import empty_network
 from bigsgan.weights.settings import LARGEST, short
 
 State = Mapping[str, Tensor]
@@ -60,13 +61,8 @@ _MAPPING = re.compile(r"mapping\.(?:fc(\d+)|(embed))\.(weight|bias)")
 def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Recipe section of a generator with these shapes.
 
-    Args:
-        state: State dictionary of the original.
-        init_kwargs: What the original was made with, if known: it alone says how activations are clamped, which blocks
-            are half, and how the mapping network's layers are scaled. Defaults are stylegan3's.
-
-    Raises:
-        UserError: The state is not that of a StyleGAN2 generator, or an argument has a value that is not supported.
+    ``init_kwargs`` are what the original was made with, if known: they alone say how activations are clamped, which
+    blocks are half, and how the mapping network's layers are scaled. Defaults are stylegan3's.
     """
     resolution = _resolution(state, "synthesis.b")
     widths = {size: _shape(state, f"synthesis.b{size}.conv1.weight")[0] for size in _sizes(resolution)}
@@ -88,14 +84,13 @@ def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None
         return _valid(StyleGAN2Generator, section)
     kwargs = _checked(init_kwargs)
     synthesis = "synthesis_kwargs." if "synthesis_kwargs" in init_kwargs else ""  # stylegan3 gives them directly
-    section |= _precision(kwargs, synthesis, resolution)
-    section["mapping_lr_multiplier"] = _lr_multiplier(kwargs)
+    section |= _untold(kwargs, synthesis, resolution)
     section["w_avg_beta"] = _number(kwargs, "mapping_kwargs.w_avg_beta", 0.998, 0, 1)
     return _valid(StyleGAN2Generator, section)
 
 
 def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Recipe section of a discriminator with these shapes; arguments and errors are those of ``generator_section``.
+    """Recipe section of a discriminator with these shapes; arguments are those of ``generator_section``.
 
     ``init_kwargs`` is also what says the size of the groups for the minibatch standard deviation.
     """
@@ -118,8 +113,7 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
     if not init_kwargs:
         return _valid(StyleGAN2Discriminator, section)
     kwargs = _checked(init_kwargs)
-    section |= _precision(kwargs, "", resolution)
-    section["mapping_lr_multiplier"] = _lr_multiplier(kwargs)
+    section |= _untold(kwargs, "", resolution)
     group = kwargs.get("epilogue_kwargs.mbstd_group_size", 4)
     if group is not None:
         group = _number(kwargs, "epilogue_kwargs.mbstd_group_size", 4, 1, whole=True)
@@ -127,11 +121,7 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
 
 
 def data_section(state: State) -> dict[str, int]:
-    """Return what either network's shapes say of the images: ``resolution``, ``image_channels`` and ``num_classes``.
-
-    Raises:
-        UserError: The state is of neither network, or of images that are neither grey nor colour.
-    """
+    """Return what either network's shapes say of the images: ``resolution``, ``image_channels`` and ``num_classes``."""
     embedding = state.get("mapping.embed.weight")
     classes = 0 if embedding is None else embedding.shape[1]
     if any(name.startswith("synthesis.") for name in state):
@@ -147,14 +137,8 @@ def data_section(state: State) -> dict[str, int]:
 
 
 def generator_state(state: State) -> dict[str, Tensor]:
-    """State dictionary of our generator, for ``generator_section`` and ``data_section``.
-
-    Raises:
-        UserError: The state is not that of a StyleGAN2 generator.
-    """
-    section, data = generator_section(state), data_section(state)
-    with torch.device("meta"):
-        layers = generator_layers(StyleGAN2Generator(**section), **data)
+    """State dictionary of our generator, for ``generator_section`` and ``data_section``."""
+    network = empty_network("generator", generator_section(state), data_section(state))
 
     def rename(name: str) -> str | None:
         if name == "mapping.w_avg":
@@ -165,32 +149,26 @@ def generator_state(state: State) -> dict[str, Tensor]:
             return f"layers.{int(match[1]).bit_length() - 2}.{match[2]}"
         return None
 
-    return _renamed(state, rename, layers)
+    return _renamed(state, rename, network)
 
 
 def discriminator_state(state: State) -> dict[str, Tensor]:
-    """State dictionary of our discriminator, for ``discriminator_section`` and ``data_section``.
-
-    Raises:
-        UserError: The state is not that of a StyleGAN2 discriminator.
-    """
+    """State dictionary of our discriminator, for ``discriminator_section`` and ``data_section``."""
     section, data = discriminator_section(state), data_section(state)
-    with torch.device("meta"):
-        layers = discriminator_layers(StyleGAN2Discriminator(**section), **data)
-    top = data["resolution"].bit_length()
+    network, top = empty_network("discriminator", section, data), data["resolution"].bit_length()
 
     def rename(name: str) -> str | None:
         if match := _MAPPING.fullmatch(name):
-            return f"layers.{len(layers) - 1}.mapping.{_mapping_name(match)}"
+            return f"layers.{len(network.layers) - 1}.mapping.{_mapping_name(match)}"
         match = _DISCRIMINATOR_BLOCK.fullmatch(name)
         return None if match is None else f"layers.{top - int(match[1]).bit_length()}.{match[2]}"
 
-    return _renamed(state, rename, layers)
+    return _renamed(state, rename, network)
 
 
-def _renamed(state: State, rename: Callable[[str], str | None], layers: list[nn.Module]) -> dict[str, Tensor]:
-    """Rename all entries and compare with what the layers need; filters where nothing is resampled are left out."""
-    needed = {name: tensor.shape for name, tensor in LayerStack(layers).state_dict().items()}
+def _renamed(state: State, rename: Callable[[str], str | None], network: LayerStack) -> dict[str, Tensor]:
+    """Rename all entries and compare with what ours needs; filters where nothing is resampled are left out."""
+    needed = {name: tensor.shape for name, tensor in network.state_dict().items()}
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         ours = rename(name)
@@ -213,11 +191,7 @@ def _mapping_name(match: re.Match[str]) -> str:
 
 
 def _resolution(state: State, prefix: str) -> int:
-    """Return the largest resolution that there is a block for, all below being there too.
-
-    Raises:
-        UserError: They are not, or names tell another project.
-    """
+    """Return the largest resolution that there is a block for; refuse where those below are not all there."""
     for beginning, project in _OTHERS.items():
         if name := next((name for name in state if re.match(beginning, name)), None):
             _refuse(name, f"is of {project}, which is not supported")
@@ -275,11 +249,7 @@ def _check_mapping(state: State, w_size: int) -> None:
 
 
 def _checked(init_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by dotted names.
-
-    Raises:
-        UserError: One is unknown, or has a value that none of our layers has.
-    """
+    """The arguments by dotted names; refuse one that is unknown, or has a value that none of our layers has."""
     flat: dict[str, Any] = {}
     for name, value in init_kwargs.items():
         inner = value if name in _NESTED and isinstance(value, dict) else None
@@ -297,17 +267,18 @@ def _checked(init_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _precision(kwargs: Mapping[str, Any], prefix: str, resolution: int) -> dict[str, Any]:
-    """The section's keys about half precision and its limits."""
+def _untold(kwargs: Mapping[str, Any], prefix: str, resolution: int) -> dict[str, Any]:
+    """Both sections' keys about half precision and its limits, and about the mapping network's learning rate."""
     clamp = kwargs.get(f"{prefix}conv_clamp", 256)
     if clamp is not None:
         clamp = float(_number(kwargs, f"{prefix}conv_clamp", 256, 1e-9))
     half = _number(kwargs, f"{prefix}num_fp16_res", 4, 0, whole=True)
-    return {"conv_clamp": clamp, "half_resolutions": min(half, len(_sizes(resolution)) - 1), "half_type": "fp16"}
-
-
-def _lr_multiplier(kwargs: Mapping[str, Any]) -> float:
-    return float(_number(kwargs, "mapping_kwargs.lr_multiplier", 0.01, 1e-9))
+    return {
+        "conv_clamp": clamp,
+        "half_resolutions": min(half, len(_sizes(resolution)) - 1),
+        "half_type": "fp16",
+        "mapping_lr_multiplier": float(_number(kwargs, "mapping_kwargs.lr_multiplier", 0.01, 1e-9)),
+    }
 
 
 def _number(

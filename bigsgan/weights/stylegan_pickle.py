@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from bigsgan.errors import UserError
-from bigsgan.paths import check_stored
+from bigsgan.runtime.paths import check_stored
+from bigsgan.weights.tensor_file import Inert
 
 _G_ARGUMENTS = ("z_dim", "c_dim", "w_dim", "img_resolution", "img_channels", "mapping_kwargs", "synthesis_kwargs")
 _D_ARGUMENTS = (
@@ -200,18 +201,6 @@ class _Call(_Sealed):
         return self._function(*arguments)
 
 
-class _Inert:
-    """Stands for a value that is not needed, such as a NumPy number: takes anything and does nothing."""
-
-    __slots__ = ()
-
-    def __init__(self, *arguments: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
 class _EasyDict(dict):
     """The original's dictionary with attributes, without them."""
 
@@ -293,10 +282,10 @@ _TYPES = [("torch", name) for name in ("bfloat16", "float16", "float32", "float6
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("builtins", "set"): set,
     ("collections", "OrderedDict"): dict,
-    ("numpy", "dtype"): _Inert,
-    ("numpy", "ndarray"): _Inert,
+    ("numpy", "dtype"): Inert,
+    ("numpy", "ndarray"): Inert,
     **{
-        (f"numpy.{core}.multiarray", name): _Inert  # NumPy 2 renamed it
+        (f"numpy.{core}.multiarray", name): Inert  # NumPy 2 renamed it
         for core in ("core", "_core")
         for name in ("_reconstruct", "scalar")
     },

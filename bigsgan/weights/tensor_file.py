@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from bigsgan.errors import UserError
-from bigsgan.paths import check_regular, check_stored
+from bigsgan.runtime.paths import check_regular, check_stored
 
 _PASSED_OVER = (
     *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
@@ -48,11 +48,7 @@ def check_file(option: str, path: Path) -> None:
 
 
 def read_content(option: str, path: Path) -> Any:
-    """Return what a file holds.
-
-    Args:
-        option: That named it, for messages.
-        path: Of the file.
+    """Return what a file holds, which ``option`` named.
 
     Raises:
         UserError: It cannot be read, or holds code.
@@ -65,33 +61,30 @@ def read_content(option: str, path: Path) -> Any:
         what = "contains code, which is not executed" if is_code else f"cannot be read: {error}"
         raise UserError(option, str(path), what, "save the state dict alone, by torch.save") from None
     try:
-        return load_file(path) if path.suffix == ".safetensors" else _load(path)
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        allowed: list[Any] = [(Inert, name) for name in _PASSED_OVER]
+        with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
+            warnings.simplefilter("ignore")  # of torch, about a pickle's version
+            return torch.load(path, "cpu", weights_only=True)
     except OSError as error:
         raise UserError(option, str(path), f"cannot be read: {error.strerror or error}", "give another file") from None
     except Exception as error:  # damaged bytes make the reader raise whatever it likes
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = "cannot be read: it is damaged, or of another format"
         # torch advises of any damaged pickle to run its code. All pickles but the oldest begin with 0x80.
-        if asked or ("weights_only" in str(error) and _first_byte(path) == b"\x80"):
+        with open(path, "rb") as file:
+            is_pickle = file.read(1) == b"\x80"
+        if asked or ("weights_only" in str(error) and is_pickle):
             what = f"contains code{f' ({asked[1]})' if asked else ''}, which is not executed"
         remedy = "give a state dict of tensors only, as .pth or .safetensors"
         raise UserError(option, str(path), what, remedy) from None
 
 
-def _first_byte(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(1)
+class Inert:
+    """Stands for a value that is not needed, such as a NumPy number: takes anything and does nothing."""
 
-
-def _load(path: Path) -> Any:
-    allowed: list[Any] = [(_PassedOver, name) for name in _PASSED_OVER]
-    with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
-        warnings.simplefilter("ignore")  # of torch, about a pickle's version
-        return torch.load(path, "cpu", weights_only=True)
-
-
-class _PassedOver:
-    """Stands for a value that is not needed."""
+    __slots__ = ()
 
     def __init__(self, *arguments: Any) -> None:
         pass

@@ -41,7 +41,7 @@ def overrides(depth, stage):
 
 def measure(stages, rounds):
     """Seconds an update by (side, depth), and parameter tensors by depth; runs on every rank."""
-    config, comm = importlib.import_module("bigsgan.config"), importlib.import_module("bigsgan.comm")
+    config, comm = importlib.import_module("bigsgan.config"), importlib.import_module("bigsgan.runtime.comm")
     plain, product = importlib.import_module("bigsgan.bench.plain"), importlib.import_module("bigsgan.bench.product")
     torch.set_num_threads(1)
     loops, tensors = {}, {}

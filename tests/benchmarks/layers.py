@@ -20,10 +20,10 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from bigsgan import comm
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.models.layers import SpectralLayer
+from bigsgan.runtime import comm
 from tests.benchmarks.turns import rows, take_turns
 
 STEPS = 6

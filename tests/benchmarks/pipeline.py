@@ -1,12 +1,13 @@
 """What pipelines wait, send and hold: the bubble against the formula, bytes between stages, peak memory of each.
 
-    python -m tests.benchmarks.pipeline [--trace FILE] [--unit MILLISECONDS] [--quick]
+    python -m tests.benchmarks.pipeline [--trace FILE] [--unit MILLISECONDS] [--quick] [--r1]
 
 A machine with fewer cores than stages cannot compute them side by side. Therefore the bubble is measured with stages
 that sleep: a run of the tiny recipe, whose computing is real, but each task ends, and sends what it sends, at the
 earliest when its planned time is over. A micro-batch takes a stage of G one unit forward and two units backward, and
 half of the latter where the layers are frozen; the discriminator's own update sees twice the samples. Bytes and memory
-are those of a larger recipe that does not sleep. The output is Markdown. Linux only.
+are those of a larger recipe that does not sleep. With ``--r1`` D carries exact R1 in every update, and the bubble alone
+is measured. The output is Markdown. Linux only.
 """
 
 import argparse
@@ -24,12 +25,12 @@ from pathlib import Path
 import deepspeed
 import torch
 
-from bigsgan import comm
 from bigsgan.engines.phases import update_phases
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.observer import Observer, bubble, trace_events
 from bigsgan.engines.pipeline.schedule import Cost
-from bigsgan.memory import resident_bytes
+from bigsgan.runtime import comm
+from bigsgan.runtime.memory import resident_bytes
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
 from tests.tiny import tiny_plan, zero
@@ -89,7 +90,7 @@ class Recorder(Observer):
 def planned(phase, kind, seconds_a_sample):
     """Seconds that a task of a kind is to take."""
     cost = {"forward": 1, "backward": 1 if phase.frozen else 2, "step": 0}[kind]
-    return seconds_a_sample * cost * phase.num_samples
+    return seconds_a_sample * cost * phase.num_samples * (1 if phase.tangents_from is None else 2)
 
 
 class Sleeper:
@@ -219,7 +220,8 @@ def sleeping_options(num_stages, num_micro_batches, name):
 def expected_bubble(num_stages, options, name):
     """What the planner expects of an update with equal stages."""
     with tempfile.TemporaryDirectory() as directory:
-        phases = update_phases(tiny_plan(Path(directory), num_stages, options, DS))
+        plan = tiny_plan(Path(directory), num_stages, options, DS)
+    phases = update_phases(plan, [plan.recipe.objective.r1 is not None])
     costs = {network: [Cost(1.0, 2.0)] * num_stages for network in NETWORKS}
     return SCHEDULES[name](phases, num_stages, costs, ["discriminator"]).bubble
 
@@ -243,7 +245,7 @@ def head(*cells):
     row(*("---" for _ in cells))
 
 
-def measure_bubbles(unit, micro_batches, num_updates):
+def measure_bubbles(unit, micro_batches, num_updates, penalty):
     """Print the table of bubbles; return an update with 4 stages and 8 micro-batches by schedule."""
     print(f"\nBubble, stages asleep, unit {1e3 * unit:g} ms, median (and range) of {num_updates} updates:\n")
     head(
@@ -255,7 +257,7 @@ def measure_bubbles(unit, micro_batches, num_updates):
         cells, times = [], []
         with fresh_ranks(num_stages) as pool:
             for name in SCHEDULES:
-                options = sleeping_options(num_stages, num, name)
+                options = [*sleeping_options(num_stages, num, name), *penalty]
                 updates = [*zip(*pool.run(asleep, options, unit, num_updates), strict=True)]
                 bubbles = sorted(bubble(by_rank) for by_rank in updates)
                 cells += [
@@ -318,7 +320,7 @@ def write_trace(path, by_rank):
 def overrun(by_rank, unit):
     """By how much the tasks took longer than planned, as a share."""
     spans = [span for rank in by_rank for span in rank if span.task.kind != "step"]
-    return sum(s.end - s.start for s in spans) / sum(planned(s.phase, s.task, unit / SIZE) for s in spans) - 1
+    return sum(s.end - s.start for s in spans) / sum(planned(s.phase, s.task.kind, unit / SIZE) for s in spans) - 1
 
 
 def print_bytes(by_stages):
@@ -371,17 +373,20 @@ def main():
     parser.add_argument("--trace", type=Path, help="write a Chrome trace of 4 stages, 8 micro-batches, schedule joint")
     parser.add_argument("--unit", type=float, default=20.0, help="milliseconds of a micro-batch's forward pass")
     parser.add_argument("--quick", action="store_true", help="fewer micro-batches and updates")
+    parser.add_argument("--r1", action="store_true", help="an exact penalty in every update; the bubble alone")
     options = parser.parse_args()
     os.environ["DS_ACCELERATOR"] = "cpu"
     micro_batches, num_updates = ((2, 8), 1) if options.quick else ((2, 4, 8, 16), 3)
     print(
         f"{len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, deepspeed {deepspeed.__version__}, {load()}"
     )
-    kept = measure_bubbles(options.unit / 1e3, micro_batches, num_updates)
+    penalty = ["objective.r1={weight: 1}"] if options.r1 else []
+    kept = measure_bubbles(options.unit / 1e3, micro_batches, num_updates, penalty)
     if options.trace:
         write_trace(options.trace, kept["joint"])
     print_phases("4 stages asleep, 8 micro-batches: an update by phase:", kept)
-    measure_larger(num_updates)
+    if not options.r1:
+        measure_larger(num_updates)
     print(f"\nAt the end: {load()}")
 
 

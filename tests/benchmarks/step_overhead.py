@@ -27,7 +27,10 @@ class Product:
     """The product's update and reports, as training_loop makes them, with the time of each kind of task."""
 
     def __init__(self, loop):
-        training, self.comm = importlib.import_module("bigsgan.training.loop"), importlib.import_module("bigsgan.comm")
+        training, self.comm = (
+            importlib.import_module("bigsgan.training.loop"),
+            importlib.import_module("bigsgan.runtime.comm"),
+        )
         self.schedules = importlib.import_module("bigsgan.training.schedules")
         self.loop, self.run, self.report = loop, loop.run, training._report_metrics
         self.clock = training._Clock(0, loop.run.reals)
@@ -64,7 +67,7 @@ class Product:
 def measure(overrides, blocks, threads):
     """Seconds of each block of each side, and the product's time by phase; runs on every rank."""
     config = importlib.import_module("bigsgan.config")
-    comm = importlib.import_module("bigsgan.comm")
+    comm = importlib.import_module("bigsgan.runtime.comm")
     if threads:
         torch.set_num_threads(threads)
     world_size = comm.world_size()

@@ -200,7 +200,7 @@ STAND_IN = """#!/bin/bash
 [[ "$*" != *"--print out" ]] || { echo run; exit; }
 exec python - <<'END'
 import json, os, sys
-from bigsgan.slurm import launcher_variables
+from bigsgan.runtime.slurm import launcher_variables
 known = launcher_variables(os.environ)
 known |= {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "SLURMD_NODENAME", "SLURM_JOB_ID")}
 with open(f"{known['SLURM_JOB_ID']}.{known['RANK']}.json", "w") as file:

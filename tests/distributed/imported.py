@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 
-from bigsgan import checkpoint, comm
+from bigsgan import checkpoint
 from bigsgan.config.run_directory import read_saved_recipe
-from bigsgan.initial_weights import InitialWeights
 from bigsgan.monitor import RankLog
-from bigsgan.start import Start
+from bigsgan.runtime import comm
 from bigsgan.train import build_run
+from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
+from bigsgan.training.start import Start
 from tests.distributed.scenarios import destroy, local_state, named_parts, update
 from tests.tiny import tiny_plan
 

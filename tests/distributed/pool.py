@@ -79,7 +79,7 @@ def _share_gpu(accelerator: Any) -> None:
     """Let ranks that gloo connects compute on one device, in float32 where float32 is asked for."""
     os.environ.update(LOCAL_RANK="0", LOCAL_SIZE="1")
     accelerator.communication_backend_name = lambda: "gloo"
-    importlib.import_module("bigsgan.tf32").tf32(allowed=False).__enter__()
+    importlib.import_module("bigsgan.runtime.tf32").tf32(allowed=False).__enter__()
 
 
 def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
@@ -87,7 +87,7 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     logging.getLogger("bigsgan").setLevel(logging.ERROR)
     importlib.import_module("tests.stand_in.sanitizing").begin_if_asked()
-    comm = importlib.import_module("bigsgan.comm")
+    comm = importlib.import_module("bigsgan.runtime.comm")
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
     # torch computes fp16 on every CPU, if slowly; DeepSpeed refuses it where there are no fast instructions.
     accelerator.is_fp16_supported = lambda: True
@@ -96,8 +96,8 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     comm.initialize()
     awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
     awake.__enter__()  # which would be undone with the last reference to it
-    private = importlib.import_module("bigsgan.engines.deepspeed_private")
-    keep = private.process_groups()
+    leftovers = importlib.import_module("bigsgan.engines.deepspeed.leftovers")
+    keep = leftovers.process_groups()
     importlib.import_module("tests.distributed.scenarios")
     gc.collect()
     gc.freeze()  # half a million objects of torch and deepspeed, which each collection would look through
@@ -110,5 +110,5 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
             result = True, getattr(importlib.import_module(module), name)(*arguments)
         except Exception:
             result = False, traceback.format_exc()
-        private.release_process_groups(keep)
+        leftovers.release_process_groups(keep)
         pipe.send(result)

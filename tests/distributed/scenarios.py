@@ -11,16 +11,18 @@ from unittest import mock
 import numpy as np
 import torch
 
-from bigsgan import checkpoint, comm
+from bigsgan import checkpoint
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.config.sections import Checkpoints
-from bigsgan.engines import Shard, refusing
-from bigsgan.initial_weights import InitialWeights
+from bigsgan.engines import Shard
+from bigsgan.engines.deepspeed import device_skip
 from bigsgan.monitor import RankLog
-from bigsgan.start import Start
+from bigsgan.runtime import comm
 from bigsgan.train import build_run
+from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
 from bigsgan.training.schedules import scheduled
+from bigsgan.training.start import Start
 from tests.tiny import tiny_plan
 
 
@@ -343,7 +345,7 @@ def _valid(parameter: torch.Tensor) -> np.ndarray:
 @contextmanager
 def decided(on_device: bool) -> Iterator[None]:
     """Let a CPU decide about updates as a GPU does, in engines that are built inside the block."""
-    with mock.patch.object(refusing, "_runs_ahead", return_value=on_device):
+    with mock.patch.object(device_skip, "_runs_ahead", return_value=on_device):
         yield
 
 

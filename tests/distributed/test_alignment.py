@@ -16,10 +16,11 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from bigsgan import checkpoint
 from bigsgan.config import NETWORKS
-from bigsgan.engines import deepspeed_collectives, initialization
+from bigsgan.engines import initialization
+from bigsgan.engines.deepspeed import collectives
 from bigsgan.engines.optimizer import grouped
 from bigsgan.models.build import build_network
-from bigsgan.planner.states import _measure_flat
+from bigsgan.planner.states import _cut_line
 from tests.distributed import scenarios
 from tests.tiny import FAMILIES, tiny_recipe, zero
 
@@ -36,7 +37,7 @@ FILES = {
 
 @pytest.mark.parametrize("family", ["biggan", *FAMILIES])
 def test_parts_of_every_family_are_aligned_on_any_number_of_ranks(family, tmp_path):
-    deepspeed_collectives.align_parts(True)
+    collectives.align_parts(True)
     recipe = tiny_recipe(tmp_path, *FAMILIES.get(family, []))
     for network in NETWORKS:
         with torch.device("meta"):
@@ -51,7 +52,7 @@ def test_parts_of_every_family_are_aligned_on_any_number_of_ranks(family, tmp_pa
                     assert whole % num_ranks == 0
                     assert whole // num_ranks * torch.bfloat16.itemsize % BYTES == 0
                     sizes = [parameter.numel() for parameter in group]
-                    assert _measure_flat(sizes, num_ranks).shared * num_ranks == whole
+                    assert _cut_line(sizes, num_ranks)[0] * num_ranks == whole
 
 
 def beginnings(ds: dict[str, Any]) -> dict[str, list[int]]:

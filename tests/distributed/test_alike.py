@@ -7,10 +7,10 @@ import socket
 import pytest
 from PIL import Image
 
-from bigsgan import comm
-from bigsgan.alike import check_plans
 from bigsgan.config import RunPlan
 from bigsgan.errors import UserError
+from bigsgan.runtime import comm
+from bigsgan.training.alike import check_plans
 from tests.distributed import scenarios
 from tests.tiny import tiny_plan, zero
 

@@ -15,7 +15,7 @@ from bigsgan.models.network import LayerStack
 from bigsgan.training.recovery import first_not_finite
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, PENALTIES, check
-from tests.tiny import FAMILIES, zero
+from tests.tiny import FAMILIES, both
 
 
 def compiled(unit):
@@ -121,7 +121,3 @@ def test_ranks_of_a_host_compile_each_graph_once(family, unit, ranks, tmp_path):
     again = ranks(2).run(found_in_cache, options, both(1), str(tmp_path))
     assert [rank[0] for rank in again] == [0, 0]
     assert list(tmp_path.glob("bigsgan_*.lock"))
-
-
-def both(stage):
-    return dict.fromkeys(NETWORKS, zero(stage))

@@ -17,14 +17,14 @@ import torch.distributed as dist
 
 from bigsgan.config import NETWORKS
 from bigsgan.engines import compiling
-from bigsgan.engines.gradient_groups import GradientGroup
+from bigsgan.engines.deepspeed.gradient_groups import GradientGroup
 from bigsgan.engines.replays import begin_update
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
 from tests import reference
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import SAME
-from tests.tiny import FAMILIES, zero
+from tests.tiny import FAMILIES, both
 
 UPDATES = 4
 
@@ -231,7 +231,3 @@ def shared(replayed):
 def test_what_travels_is_a_copy(ranks):
     assert ranks(1).run(shared, False) == [True]
     assert ranks(1).run(shared, True) == [False]
-
-
-def both(stage, **extra):
-    return dict.fromkeys(NETWORKS, zero(stage, **extra))

@@ -12,27 +12,28 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bigsgan import comm
 from bigsgan.config import NETWORKS
-from bigsgan.engines import deepspeed_collectives, deepspeed_config, grouped_gradients, initialization
-from bigsgan.engines.averaged_gradients import AveragedGradients
+from bigsgan.engines import deepspeed_config, initialization
+from bigsgan.engines.deepspeed import collectives, grouped_gradients
+from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
+from bigsgan.runtime import comm
 from tests.distributed import scenarios
 from tests.tiny import zero
 
 ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
 
 
-def trained(overrides, ds, economises=True, most_padding=1.05):
+def trained(overrides, ds, usual=True, most_padding=1.05):
     """Norms of the gradients of two updates, the state after them, and which collectives reduced the gradients."""
     names = ("reduce", "reduce_scatter_tensor", "all_reduce")
     with pytest.MonkeyPatch.context() as patch:
         calls = dict.fromkeys(names, 0)
         for name in names:
             patch.setattr(dist, name, _counting(getattr(dist, name), name, calls))
-        patch.setattr(deepspeed_collectives, "_MOST_PADDING", most_padding)
+        patch.setattr(collectives, "_MOST_PADDING", most_padding)
         patch.setattr(deepspeed_config, "_LEAST", 100)
         patch.setattr(deepspeed_config, "_LEAST_OF_RANK", 1)
-        if not economises:
+        if not usual:
             patch.setattr(initialization, "install_reducers", lambda *arguments: None)
         return *scenarios.norms(overrides, ds, 2), calls
 
@@ -65,9 +66,9 @@ def both_ways(ranks, content, *overrides, most_padding=1.05, tolerance=0.0):
     It all-reduces them: a sum of two terms has no order. With a tolerance the factor that clips may be rounded.
     """
     states, norms, calls = [], [], []
-    for economises in (True, False):
+    for usual in (True, False):
         results = ranks(2).run(
-            trained, [*ADAM, "accumulation=2", *overrides], dict.fromkeys(NETWORKS, content), economises, most_padding
+            trained, [*ADAM, "accumulation=2", *overrides], dict.fromkeys(NETWORKS, content), usual, most_padding
         )
         states.append(scenarios.merge([state for _, state, _ in results]))
         norms.append([found for found, _, _ in results])
@@ -156,7 +157,7 @@ def test_groups_in_another_order_are_the_reduced_ones(ranks, stage):
     both_ways(ranks, zero(stage, zero={"reduce_bucket_size": 300, "round_robin_gradients": True}))
 
 
-def without_some(economises, stage):
+def without_some(usual, stage):
     """Weights of three linear maps after three updates of two micro-batches, of which the second uses one map alone.
 
     The last map is never used. Every map is a group.
@@ -173,11 +174,11 @@ def without_some(economises, stage):
     }
     optimizer = torch.optim.Adam(groups, 0.1)
     engine, *_ = deepspeed.initialize(model=maps, optimizer=optimizer, config=config, dist_init_required=False)
-    if economises and stage:
+    if usual and stage:
         grouped_gradients.reduce_by_group(engine.optimizer)
-    elif economises and dist.get_world_size() == 1:
-        deepspeed_collectives._limit_reductions(engine, 100)
-    averages = economises and not stage and dist.get_world_size() > 1
+    elif usual and dist.get_world_size() == 1:
+        collectives._limit_reductions(engine, 100)
+    averages = usual and not stage and dist.get_world_size() > 1
     averaged = AveragedGradients(engine, 100, True) if averages else None
     for step in range(6):
         x = torch.full((2, 8), 1.0 + step + dist.get_rank())
@@ -194,7 +195,7 @@ def without_some(economises, stage):
 @pytest.mark.parametrize("stage, num_ranks", [(0, 1), (0, 2), (1, 2), (2, 2)])
 def test_parameters_without_a_gradient(ranks, stage, num_ranks):
     """As DeepSpeed has it: what is not used is not moved, and what is used now and then by what it got."""
-    found, stock = (ranks(num_ranks).run(without_some, economises, stage) for economises in (True, False))
+    found, stock = (ranks(num_ranks).run(without_some, usual, stage) for usual in (True, False))
     start = ranks(num_ranks).run(initial_weights)[0]
     for rank in range(num_ranks):
         for number in range(3):

@@ -9,8 +9,7 @@ import pytest
 
 from tests import reference
 from tests.distributed.test_equivalence import FEWER, PENALTIES, SAME, SEED, check, expected
-from tests.distributed.test_pipeline import stages
-from tests.tiny import FAMILIES, tiny_recipe, zero
+from tests.tiny import FAMILIES, stages, tiny_recipe, zero
 
 CASES = ["accumulation=2"]
 WITH_LAYERS_OF_THEIR_OWN = ["biggan_deep", "r3gan", "stylegan2_path_length", "pix2pix"]

@@ -11,7 +11,7 @@ from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines.prefetching import Prefetching
+from bigsgan.engines.deepspeed.prefetching import Prefetching
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -138,10 +138,12 @@ def test_an_update_waits_for_nothing_where_the_device_decides(ranks, ds, more):
 
 
 def test_stage_3_waits_for_gathers_alone(ranks):
-    """As it has few of them under way at a time; a penalised update gathers all of D for a double backward."""
-    penalised, other = ranks(2).run(asked, [*LAZY_R1, *ADAM], dict.fromkeys(NETWORKS, zero(3)), True, True)[0]
-    assert penalised.pop("the device") == 1
-    assert set(penalised) == set(other) == {"an event"}
+    """As it has few of them under way at a time; a double backward gathers all of D."""
+    for method, waits in (("double_backward", {"an event", "the device"}), ("forward_mode", {"an event"})):
+        r1 = [f"objective.r1={{weight: 0.1, every: 2, method: {method}}}"]
+        penalised, other = ranks(2).run(asked, [*r1, *ADAM], dict.fromkeys(NETWORKS, zero(3)), True, True)[0]
+        assert set(penalised) == waits
+        assert set(other) == {"an event"}
 
 
 @pytest.mark.parametrize("precision", [{}, BF16, FP16], ids=["", "bf16", "fp16"])

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from tests.distributed import scenarios
-from tests.distributed.test_pipeline import stages
 from tests.distributed.test_state import ADAM
-from tests.tiny import zero
+from tests.tiny import stages, zero
 
 
 def states(results):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from bigsgan import checkpoint, comm
+from bigsgan import checkpoint
+from bigsgan.runtime import comm
 from tests.distributed import scenarios
-from tests.distributed.test_pipeline import stages
 from tests.reference import distance
-from tests.tiny import zero
+from tests.tiny import stages, zero
 
 MOMENTUM = [f"optimizer.{n}={{kind: sgd, lr: 0.002, momentum: 0.9}}" for n in ("generator", "discriminator")]
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3, betas: [0.5, 0.9]}}" for n in ("generator", "discriminator")]

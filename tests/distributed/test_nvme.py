@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bigsgan.engines import deepspeed_private
+from bigsgan.engines.deepspeed import internals
 from bigsgan.errors import UserError
 from tests.distributed import scenarios, test_layouts
-from tests.distributed.test_pipeline import stages
-from tests.tiny import zero
+from tests.tiny import stages, zero
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -42,7 +41,7 @@ def swapped(ds):
     sizes = {}
     for network in ("generator", "discriminator"):
         engine = getattr(run.step, network)._engine
-        files = [deepspeed_private._swap_files(engine, key) for key in deepspeed_private._keys(engine)]
+        files = [internals._swap_files(engine, key) for key in internals._keys(engine)]
         sizes[network] = [[Path(file.path).stat().st_size for file in of_one] for of_one in files]
     scenarios.destroy(run)
     return sizes

@@ -12,17 +12,9 @@ from tests.distributed import scenarios
 from tests.distributed.test_adam import check_adam
 from tests.distributed.test_equivalence import FEWER, OVERRIDES, PENALTIES, UPDATES, check, moved
 from tests.distributed.test_state import ADAM, check_same_run, check_skipped
-from tests.tiny import tiny_recipe, zero
+from tests.tiny import both, stages, tiny_recipe, zero
 
 FINITE = PENALTIES["finite_difference"]
-
-
-def stages(generator: int, discriminator: int) -> list[str]:
-    return [f"engines.generator.pipeline_stages={generator}", f"engines.discriminator.pipeline_stages={discriminator}"]
-
-
-def both(stage: int, **extra):
-    return {"generator": zero(stage, **extra), "discriminator": zero(stage, **extra)}
 
 
 def cells():

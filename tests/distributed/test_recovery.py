@@ -13,19 +13,20 @@ import numpy as np
 import pytest
 import torch
 
-from bigsgan import checkpoint, comm
+from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep
 from bigsgan.config import NETWORKS
 from bigsgan.engines.outcomes import Outcomes
 from bigsgan.errors import UserError
-from bigsgan.locking import hold
+from bigsgan.runtime import comm
+from bigsgan.runtime.locking import hold
 from bigsgan.train import _alone_in
 from bigsgan.training.loop import training_loop
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.stopping import StopRequests
 from tests.alone import entry, save
 from tests.distributed import scenarios
-from tests.tiny import zero
+from tests.tiny import stages, zero
 
 
 def agreements(flags):
@@ -63,24 +64,41 @@ ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discri
 SAVING = ["total_nimg=48"]
 
 
-def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,), stop_in=None):
-    """Train six updates; some have gradients that are not finite, ``most`` times, on the last rank alone.
-
-    With ``stop_in`` the first rank is asked to stop during that update.
-    """
-    with scenarios.decided(on_device):
-        run = scenarios.build([*ADAM, *SAVING, f"checkpoint_nimg={every}", *overrides], ds)
+def run_that_saves(overrides, ds):
+    """A run with a directory of its own for its checkpoints, and that directory."""
+    run = scenarios.build([*ADAM, *SAVING, *overrides], ds)
     out = Path(comm.from_rank_zero(tempfile.mkdtemp()))
     run.saver = checkpoint.Saver(out, comm, run.recipe.checkpoints)
     run.recovery._directory = out
-    engine = getattr(run.step, network)
-    made, make, requests = [], AdversarialStep.__call__, StopRequests(launched=False)
+    return run, out
+
+
+def train_to_the_end(run, made, stop_in, after=lambda step, update: None):
+    """Train to the end, or until the first rank is asked to stop during update ``stop_in``.
+
+    Each update goes to ``made`` as it begins; ``after`` is called when it was made.
+    """
+    make, requests = AdversarialStep.__call__, StopRequests(launched=False)
 
     def noted(step, update, scheduled):
         made.append(update)
         if update == stop_in and comm.rank() == 0:
             requests.signal = "SIGTERM"
         make(step, update, scheduled)
+        after(step, update)
+
+    with mock.patch.object(AdversarialStep, "__call__", noted):
+        assert training_loop(run, requests) == (stop_in is None)
+
+
+def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,), stop_in=None):
+    """Train six updates; some have gradients that are not finite, ``most`` times, on the last rank alone.
+
+    With ``stop_in`` the first rank is asked to stop during that update.
+    """
+    with scenarios.decided(on_device):
+        run, _ = run_that_saves([f"checkpoint_nimg={every}", *overrides], ds)
+    engine, made = getattr(run.step, network), []
 
     def poison(grad):
         is_bad = made[-1] in bad and run.counters.rollbacks < most and comm.rank() == comm.world_size() - 1
@@ -88,8 +106,7 @@ def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,)
 
     next(p for p in engine.network.parameters() if p.requires_grad).register_hook(poison)
     try:
-        with mock.patch.object(AdversarialStep, "__call__", noted):
-            assert training_loop(run, requests) == (stop_in is None)
+        train_to_the_end(run, made, stop_in)
     except UserError as error:
         return str(error)
     finally:
@@ -98,27 +115,18 @@ def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,)
     return result
 
 
-def losing(overrides, ds, spoil, bad, stop_in=None):
-    """Train six updates; the state of the last rank is spoilt after ``bad``, once. Also returns the saved tags."""
-    run = scenarios.build([*ADAM, *SAVING, *overrides], ds)
-    out = Path(comm.from_rank_zero(tempfile.mkdtemp()))
-    run.saver = checkpoint.Saver(out, comm, run.recipe.checkpoints)
-    run.recovery._directory = out
-    made, make, requests = [], AdversarialStep.__call__, StopRequests(launched=False)
+def losing(overrides, ds, spoil, bad, stop_in=None, most=1):
+    """Train six updates; the last rank's state is spoilt after ``bad``, ``most`` times. Also returns the saved tags."""
+    (run, out), made = run_that_saves(overrides, ds), []
 
-    def noted(step, update, scheduled):
-        made.append(update)
-        if update == stop_in and comm.rank() == 0:
-            requests.signal = "SIGTERM"
-        make(step, update, scheduled)
-        if update == bad and run.counters.rollbacks == 0 and comm.rank() == comm.world_size() - 1:
+    def lose(step, update):
+        if update == bad and run.counters.rollbacks < most and comm.rank() == comm.world_size() - 1:
             shard = next(shard for shard in step.generator.shards() if shard.pieces)
             values = shard.master if spoil == "master" else shard.optimizer_state[spoil].view(-1)
             values[shard.pieces[-1].start + shard.pieces[-1].numel - 1] = float("inf")
 
     try:
-        with mock.patch.object(AdversarialStep, "__call__", noted):
-            assert training_loop(run, requests) == (stop_in is None)
+        train_to_the_end(run, made, stop_in, lose)
     except UserError as error:
         return str(error)
     finally:
@@ -148,6 +156,15 @@ def test_a_run_goes_back_and_passes_over_the_data(ranks, stage, network, most, s
     found = ranks(2).run(not_finite, [], both, network, most)
     expected = ranks(2).run(passing_over, [], both, [skipped])
     check_passed_over(found, expected, (most, (skipped,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage, more", [(3, []), (1, stages(2, 2))], ids=["zero3", "stages"])
+def test_so_it_does_where_d_carries_tangents(ranks, stage, more):
+    overrides, both = [*more, "objective.r1={weight: 0.1, method: forward_mode}"], dict.fromkeys(NETWORKS, zero(stage))
+    found = ranks(2).run(not_finite, overrides, both, "discriminator", 1)
+    expected = ranks(2).run(passing_over, overrides, both, [(24, 32)])
+    check_passed_over(found, expected, (1, ((24, 32),)))
 
 
 @pytest.mark.parametrize("every, made", [(16, [0, 1, 2, 3, 3, 2, 3, 4, 5]), (24, [0, 1, 2, 3, 4, 3, 3, 4, 5])])
@@ -259,6 +276,16 @@ def test_a_lost_state_is_rolled_back(ranks, stage, spoil, every, more, bad, stop
     check_passed_over([each[1:] for each in found], expected, (1, (skipped,)))
     assert [each[4] for each in found] == [made] * 2
     assert [each[0] for each in found] == [tags or [16, 32, 48]] * 2
+
+
+@pytest.mark.slow
+def test_a_tag_after_which_the_state_is_lost_twice_is_passed_over(ranks):
+    """The data was not at fault, as the second time it was other data."""
+    both = dict.fromkeys(NETWORKS, zero(0))
+    found = ranks(2).run(losing, ["checkpoint_nimg=16"], both, "master", 5, None, 2)
+    expected = ranks(2).run(passing_over, [], both, [(16, 64)], 6)
+    check_passed_over([each[1:] for each in found], expected, (2, ((16, 64),)))
+    assert [each[4] for each in found] == [[0, 1, 2, 3, 4, 5, 4, 5, 2, 3, 4, 5]] * 2
 
 
 def test_a_state_that_is_lost_before_the_first_checkpoint_is_told_so(ranks):

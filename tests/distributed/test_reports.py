@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
-from bigsgan import comm
+from bigsgan.runtime import comm
 from bigsgan.training import loop
 from tests.distributed import scenarios
 from tests.tiny import zero

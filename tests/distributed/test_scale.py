@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from bigsgan.config import NETWORKS, load_recipe
-from bigsgan.engines import deepspeed_private
+from bigsgan.engines.deepspeed import internals
 from bigsgan.models.build import build_network
 from tests import REPOSITORY
 from tests.distributed import allocations
@@ -54,7 +54,7 @@ def host_bytes(run):
         engine = getattr(run.step, network)
         optimizer = engine._engine.optimizer
         assert engine.outcomes.applied
-        for master in deepspeed_private._keys(engine._engine):  # not ``shards``, which may be files on a drive
+        for master in internals._keys(engine._engine):  # not ``shards``, which may be files on a drive
             state = engine._engine.basic_optimizer.state.get(master, {}).values()
             tensors += [master, *(value for value in state if torch.is_tensor(value))]
         if hasattr(optimizer, "fp32_partitioned_groups_flat"):

@@ -9,8 +9,8 @@ import torch
 from bigsgan import checkpoint
 from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
-from bigsgan.initial_weights import InitialWeights, load_initial_weights
 from bigsgan.models.build import build_network
+from bigsgan.training.initial_weights import InitialWeights, load_initial_weights
 from tests.alone import Entry, save
 from tests.distributed import scenarios
 from tests.tiny import FAMILIES, tiny_recipe, zero

@@ -7,10 +7,9 @@ import pytest
 from bigsgan.config import NETWORKS
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, PENALTIES, check
-from tests.tiny import zero
+from tests.tiny import both, stages
 
 STOCK = [f"engines.{network}.stock_deepspeed=true" for network in NETWORKS]
-STAGES = [f"engines.{network}.pipeline_stages=2" for network in NETWORKS]
 
 
 def replaced(overrides, ds):
@@ -25,7 +24,7 @@ def replaced(overrides, ds):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_nothing_is_replaced(ranks, stage):
-    ds = dict.fromkeys(NETWORKS, zero(stage))
+    ds = both(stage)
     stock, usual = (ranks(2).run(replaced, options, ds)[0] for options in (STOCK, []))
     # At stage 0 in float32 DeepSpeed would apply gradients that are not finite.
     assert stock == ({"clip_fp32_gradients"} if stage == 0 else set(), False, False)
@@ -34,14 +33,14 @@ def test_nothing_is_replaced(ranks, stage):
 
 @pytest.mark.parametrize("stage", [pytest.param(n, marks=() if n == 3 else pytest.mark.slow) for n in range(4)])
 def test_the_update_is_the_reference(ranks, stage):
-    check(ranks(2), [*STOCK, "accumulation=2", *PENALTIES["exact"]], dict.fromkeys(NETWORKS, zero(stage)), FEWER)
+    check(ranks(2), [*STOCK, "accumulation=2", *PENALTIES["exact"]], both(stage), FEWER)
 
 
 @pytest.mark.parametrize("option", [STOCK[0], pytest.param(STOCK[1], marks=pytest.mark.slow)])
 def test_one_network_alone(ranks, option):
-    check(ranks(2), [option, "accumulation=2"], dict.fromkeys(NETWORKS, zero(1)), FEWER)
+    check(ranks(2), [option, "accumulation=2"], both(1), FEWER)
 
 
 @pytest.mark.slow
 def test_stages_of_a_pipeline_too(ranks):
-    check(ranks(2), [*STOCK, *STAGES, "accumulation=2"], dict.fromkeys(NETWORKS, zero(1)), FEWER)
+    check(ranks(2), [*STOCK, *stages(2, 2), "accumulation=2"], both(1), FEWER)

@@ -59,7 +59,7 @@ CHECKS = [
         on_one_gpu=True,
     ),
     Check("gathers", "stage 3 waits for steps, however late they are", 90, _tests("tests/gpu/test_gathers.py")),
-    Check("refusing", "an update waits for nothing; the device refuses it", 60, _tests("tests/gpu/test_refusing.py")),
+    Check("device_skip", "an update waits for nothing; the device skips", 60, _tests("tests/gpu/test_device_skip.py")),
     Check("exact", "every network, differentiated twice, against float64", 80, _tests("tests/gpu/test_exact.py")),
     Check("fused", "StyleGAN2's kernels against torch's operations", 80, _tests("tests/gpu/test_fused.py")),
     Check("digits", "train, resume, sample, evaluate and export", 120, _tests("tests/test_end_to_end.py")),

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bigsgan import comm
-from bigsgan.tf32 import tf32
+from bigsgan.runtime import comm
+from bigsgan.runtime.tf32 import tf32
 from tests.tiny import awake
 
 

@@ -7,10 +7,10 @@ import torch
 from torch._inductor import cudagraph_trees
 from torch.torch_version import TorchVersion
 
-from bigsgan import comm
 from bigsgan.config import NETWORKS
 from bigsgan.engines.compiling import GRAPHS_SINCE
 from bigsgan.engines.replays import begin_update
+from bigsgan.runtime import comm
 from tests import reference
 from tests.distributed import scenarios
 from tests.tiny import FAMILIES, zero

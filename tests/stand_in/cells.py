@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.zero import partitioned_param_coordinator
 
-from bigsgan import comm
 from bigsgan.checkpoint import saver
 from bigsgan.config import NETWORKS
-from bigsgan.engines import deepspeed_private
+from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.errors import UserError
-from bigsgan.kernels import choose_kernels
+from bigsgan.runtime import comm
+from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.training import loop, state
 from bigsgan.training.recovery import Recovery
 from tests.distributed import scenarios
@@ -79,7 +79,7 @@ def walk(cells: dict[str, Any], shown: bool = True, deterministic: bool = False)
     found = {}
     for name, (overrides, ds) in cells.items():
         try:
-            with deepspeed_private.leaving_nothing():
+            with leaving_nothing():
                 found[name] = run(overrides, ds, shown)
         except Exception as error:
             raise RuntimeError(f"{name} {sanitizing.report(error)}") from error

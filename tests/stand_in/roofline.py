@@ -7,8 +7,7 @@ least the longest of three times: of its arithmetic, of its bytes if no cache he
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from bigsgan.bench.phases import PHASES, REST
+from bigsgan.bench.phases import PHASES, OpenPhases
 
 HALF, TF32 = 989.4e12, 494.7e12
 """FLOP/s of both, by the type of the operands. Convolutions of float32 use TF32 unless torch is told not to."""
@@ -50,7 +49,7 @@ class Work:
         return {name: 1e3 * seconds for name, seconds in found.items()}
 
 
-class Phases:
+class Phases(OpenPhases):
     """Adds up work by phase; what ``label_phases`` lays around the parts of an update.
 
     Attributes:
@@ -58,25 +57,9 @@ class Phases:
     """
 
     def __init__(self, launches: Callable[[], int]) -> None:
+        super().__init__()
         self.work: defaultdict[str, Work] = defaultdict(Work)
         self._launches, self._since = launches, launches()
-        self._open = [REST]
-
-    @contextmanager
-    def phase(self, label: str) -> Iterator[None]:
-        """Count the block's work for a phase."""
-        self.turn()
-        self._open.append(label)
-        try:
-            yield
-        finally:
-            self.turn()
-            self._open.pop()
-
-    def restart(self) -> None:
-        """Forget what was counted."""
-        self.turn()
-        self.work.clear()
 
     def turn(self) -> None:
         """Count launches up to here for the phase that is open."""
@@ -102,7 +85,7 @@ class Phases:
 
     @property
     def _now(self) -> Work:
-        return self.work[self._open[-1]]
+        return self.work[self.innermost]
 
 
 def table(work: dict[str, tuple[float, ...]]) -> str:

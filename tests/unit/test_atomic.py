@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from bigsgan import atomic
+from bigsgan.runtime import atomic
 
 
 def names(directory):

@@ -84,10 +84,22 @@ CASES = {
         "engines.discriminator.pipeline_stages=1",
     ),
     "gradient penalty in stages": (
-        ["objective.gradient_penalty={}", *STAGES],
-        "objective.gradient_penalty",
-        "needs a double backward",
-        "objective.r1 with form=finite_difference",
+        ["objective.gradient_penalty.method=double_backward", *STAGES],
+        "objective.gradient_penalty.method",
+        "must be auto or forward_mode with discriminator stages, got 'double_backward'",
+        "remove it, or set engines.discriminator.pipeline_stages=1",
+    ),
+    "penalties by two methods": (
+        ["objective={r1: {weight: 1, method: forward_mode}, r2: {weight: 1, method: double_backward}}"],
+        "objective.r2.method",
+        "must be that of objective.r1 (forward_mode), got 'double_backward'",
+        "give all the same method, or none",
+    ),
+    "a method of a finite difference": (
+        ["objective.r1={weight: 1, form: finite_difference, method: forward_mode}"],
+        "objective.r1.method",
+        "must be auto with form=finite_difference, got 'forward_mode'",
+        "objective.r1.form=exact",
     ),
     "compiling at stage 3": (
         ["engines.generator={compile: layers, ds_config: ds_configs/zero3.json}"],

@@ -789,12 +789,12 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("engines.generator.pipeline_stages", "must be 1 with offload, got 2 (in", "a file without offload"),
     ),
     **{
-        f"exact {name}": (
-            [f"objective.{name}={{weight: 1}}"],
+        f"{name} by a double backward": (
+            [f"objective.{name}={{weight: 1, method: double_backward}}"],
             (
-                f"objective.{name}.form",
-                "must be finite_difference with discriminator stages, got 'exact'",
-                f"objective.{name}.form=finite_difference",
+                f"objective.{name}.method",
+                "must be auto or forward_mode with discriminator stages, got 'double_backward'",
+                "remove it, or set engines.discriminator.pipeline_stages=1",
             ),
         )
         for name in ("r1", "r2")

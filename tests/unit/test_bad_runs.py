@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigsgan import cli, comm, export, sample, train
+from bigsgan import cli, export, sample, train
 from bigsgan.bench import train as bench_train
 from bigsgan.bench.variants import VARIANTS, Planned
 from bigsgan.checkpoint import saver
@@ -29,9 +29,10 @@ from bigsgan.config import NETWORKS
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.engines import compiling, deepspeed_config
 from bigsgan.errors import UserError
-from bigsgan.locking import hold
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
+from bigsgan.runtime import comm
+from bigsgan.runtime.locking import hold
 from tests import REPOSITORY
 from tests.alone import save, whole
 from tests.tiny import FAMILIES, tiny_plan, tiny_recipe, zero

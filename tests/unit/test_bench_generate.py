@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from bigsgan import comm
 from bigsgan.bench import generate
-from bigsgan.bench.generate import Options, measured, percentile
+from bigsgan.bench.generate import Cases, measured, percentile
 from bigsgan.cli import main
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
+from bigsgan.runtime import comm
 from tests.tiny import FAMILIES, tiny_recipe
 
 
@@ -18,8 +18,8 @@ def cases(tmp_path, *overrides, **changes):
     recipe = tiny_recipe(tmp_path, *overrides)
     network = build_network(recipe, "generator")
     initialize(network, initial_seed(recipe, "generator"))
-    options = Options(None, [1, 3], ["fp32", "bf16"], ["eager"], 1, 4, json=True, markdown=False)
-    return measured(network, recipe, options._replace(**changes))
+    asked = Cases([1, 3], ["fp32", "bf16"], ["eager"], warmup=1, steps=4)
+    return measured(network, recipe, asked._replace(**changes))
 
 
 @pytest.mark.parametrize("family", ["biggan", "pix2pix", "stylegan2", "r3gan"])

@@ -11,7 +11,7 @@ from torch.autograd import DeviceType
 
 from bigsgan.bench import measure
 from bigsgan.bench.measure import Settings, _profiled_busy_share, _timed
-from bigsgan.engines.deepspeed_private import leaving_nothing, release_process_groups
+from bigsgan.engines.deepspeed.leftovers import leaving_nothing, release_process_groups
 
 
 class Ticking:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 
-from bigsgan import comm
 from bigsgan.bench import arithmetic, train
 from bigsgan.bench.arithmetic import Arithmetic, arithmetic_of
 from bigsgan.bench.lazy import partly_timed, whole_cycles
@@ -20,6 +19,7 @@ from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.plain import Linear
+from bigsgan.runtime import comm
 from tests.tiny import FAMILIES, tiny_recipe
 
 MIB = 2**20

@@ -22,7 +22,7 @@ def planned(tmp_path, world_size, *overrides):
 
 
 def test_each_variant_changes_one_thing(tmp_path):
-    plans = {name: each.plan for name, each in planned(tmp_path, 2).items()}
+    plans = {name: each.plan for name, each in planned(tmp_path, 2, "objective.r1={weight: 1}").items()}
     assert all(plans.values())
     plain = plans["zero0"].recipe
     for name, plan in plans.items():
@@ -41,6 +41,7 @@ def test_each_variant_changes_one_thing(tmp_path):
         assert recipe.engines.generator.pipeline_stages == (2 if name == "pipeline" else 1)
         assert (recipe.generator, recipe.data, recipe.seed) == (plain.generator, plain.data, plain.seed)
         assert plan.world_size == (1 if name in BASELINES else 2)
+        assert plan.differentiates_forward == (name in ("forward_mode", "zero3", "pipeline"))
 
 
 def test_a_recipes_own_layout_is_not_compared(tmp_path):
@@ -58,7 +59,12 @@ def test_accumulation_is_the_variants_own(tmp_path):
 
 def test_what_cannot_run_keeps_the_reason(tmp_path):
     found = planned(tmp_path, 1)
-    assert [name for name, each in found.items() if each.plan is None] == ["pipeline"]
+    assert [name for name, each in found.items() if each.plan is None] == [
+        "double_backward",
+        "forward_mode",
+        "pipeline",
+    ]
+    assert found["forward_mode"].reason == "objective: has no exact penalty; add objective.r1, or leave the variant out"
     assert found["pipeline"].reason.startswith(
         "engines.generator.pipeline_stages: must divide the number of ranks (1), got 2"
     )

@@ -8,7 +8,7 @@ from torch import nn
 
 from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
-from bigsgan.trained import open_trained
+from bigsgan.inference.trained import open_trained
 from bigsgan.weights.biggan_settings import file_beside
 from tests.unit.test_importing import DATA, Malicious, part
 from tests.unit.test_snapshot_settings import words

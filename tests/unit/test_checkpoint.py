@@ -24,10 +24,11 @@ from typing import Any
 import pytest
 import torch
 
-from bigsgan import checkpoint, memory
+from bigsgan import checkpoint
 from bigsgan.checkpoint import StateShard, aside, saver, tags
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
+from bigsgan.runtime import memory
 from tests.alone import Entry, entry, save
 
 LAYOUT: dict[str, Any] = {"world_size": 1, "generator.stage": 2}

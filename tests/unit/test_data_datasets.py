@@ -13,8 +13,8 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset, datasets
-from bigsgan.data.images import CorruptImage
 from bigsgan.errors import UserError
+from bigsgan.images.reading import CorruptImage
 
 
 def folder(root, **changes) -> Data:

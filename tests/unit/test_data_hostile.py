@@ -15,8 +15,8 @@ from PIL import Image
 from bigsgan import cli
 from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset
-from bigsgan.data.images import CorruptImage, open_image
 from bigsgan.errors import UserError
+from bigsgan.images.reading import CorruptImage, open_image
 from bigsgan.monitor import open_rank_log
 
 TIMEOUT = pytest.mark.timeout(20)

@@ -14,10 +14,10 @@ import torch
 from bigsgan.config.sections import Data
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset
 from bigsgan.data.datasets import SyntheticImages
-from bigsgan.data.images import CorruptImage
 from bigsgan.data.order import EpochOrder, horizontal_flips, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
+from bigsgan.images.reading import CorruptImage
 
 CPU = torch.device("cpu")
 DRAWS = Draws(5)

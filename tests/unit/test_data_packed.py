@@ -18,9 +18,9 @@ from PIL import Image
 
 from bigsgan.config.sections import Data
 from bigsgan.data import RealImages, Slice, build_dataset, packed
-from bigsgan.data.images import CorruptImage
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
+from bigsgan.images.reading import CorruptImage
 
 # In the order of the folders: "a" comes before "a-b", though "a-b/1.png" comes before "a/1.png".
 NAMES = ["a/2.png", "a/deep/er/1.jpg", "a-b/1.PNG", "a-b/10.png", "a-b/9.webp", "c/x.tif"]

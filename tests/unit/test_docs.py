@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bigsgan.engines.deepspeed.touched import TOUCHED, VERSION
+
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
@@ -47,11 +49,20 @@ def test_the_site_has_every_page():
     assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
 
 
-@pytest.mark.parametrize("page", ["recipes.md", "deepspeed-files.md", "commands.md"])
-def test_tables_are_generated(page, generate):
+@pytest.mark.parametrize(
+    "page, num_tables",
+    [
+        ("reference/recipes.md", 9),
+        ("reference/deepspeed-files.md", 9),
+        ("reference/commands.md", 9),
+        ("explanation/deepspeed.md", 1),
+    ],
+)
+def test_tables_are_generated(page, num_tables, generate):
     """Where this fails, run `python docs/generate.py`."""
-    text = (generate.REFERENCE / page).read_text()
-    assert text.count("<!-- end -->") >= 9
+    text = (generate.DOCS / page).read_text()
+    assert text.count("<!-- end -->") >= num_tables
+    assert page in generate.PAGES
     assert generate.refreshed(text) == text
 
 
@@ -64,8 +75,18 @@ def test_tables_say_what_the_schema_says(generate):
     assert "| `queue_depth` | a whole number of at least 1 |" in generate.deepspeed_table("aio")
 
 
+def test_the_table_of_deepspeed_says_what_is_touched(generate):
+    table = generate.touched_table(VERSION)
+    assert table.count("\n") == len(TOUCHED) + 1
+    assert "| `utils/groups.py` | `engines/deepspeed/leftovers.py` | replaces `mpu` |" in table
+    text = (generate.DOCS / "explanation" / "deepspeed.md").read_text()
+    assert f"It describes **DeepSpeed {VERSION}**" in text
+    with pytest.raises(KeyError, match=f"of DeepSpeed {VERSION}, not of 0.1"):
+        generate.refreshed(text.replace(f"<!-- touched: {VERSION} -->", "<!-- touched: 0.1 -->"))
+
+
 def test_a_missing_table_is_noticed(generate):
-    text = (generate.REFERENCE / "recipes.md").read_text()
+    text = (generate.DOCS / "reference" / "recipes.md").read_text()
     with pytest.raises(KeyError, match="no table of keys for ema"):
         generate.refreshed(text.replace("<!-- keys: ema -->", ""))
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from bigsgan import comm, ending
 from bigsgan.monitor import open_rank_log
+from bigsgan.runtime import comm, ending
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.1]:1234\nstack"
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
 
-from bigsgan import launched
 from bigsgan.errors import UserError
+from bigsgan.runtime import launched
 from tests import REPOSITORY
 from tests.ports import free_port
 from tests.tiny import tiny_recipe

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from bigsgan import first_word
+from bigsgan.runtime import first_word
 from tests.ports import free_port
 
 

@@ -19,9 +19,9 @@ import torch
 
 from bigsgan import train
 from bigsgan.checkpoint import find_intact
-from bigsgan.memory import size
 from bigsgan.monitor import Reporter, open_rank_log
 from bigsgan.monitor.progress import Progress
+from bigsgan.runtime.memory import size
 from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 

@@ -11,7 +11,7 @@ import torch
 
 from bigsgan.config import NETWORKS
 from bigsgan.engines.pipeline.layout import meta_inputs
-from bigsgan.models import convolutions, fused, noise, r3gan
+from bigsgan.models import convolutions, dual, fused, noise, r3gan
 from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
@@ -144,6 +144,26 @@ def test_gradients_of_any_order(monkeypatch):
     with choosing(monkeypatch, kernels=True):
         assert torch.autograd.gradcheck(function, (x, bias), fast_mode=True)
         assert torch.autograd.gradgradcheck(function, (x, bias), fast_mode=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interpreted")
+def test_tangents_and_their_gradients(monkeypatch):
+    x, bias, taps = (torch.randn(shape, dtype=DOUBLE) for shape in ((1, 2, 4, 4), (2,), (4, 4)))
+    direction = torch.randn(x.shape, dtype=DOUBLE)
+
+    def function(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return rectify_biased(FILTERS["image of G"](x.square(), taps), bias, LIMIT).square()
+
+    def tangent(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        found = dual.differentiate(lambda x: (function(x, bias),), *dual.flat(dual.begin((x,), direction)))
+        return dual.end(found)[1]
+
+    with choosing(monkeypatch, kernels=True):
+        step = 1e-6
+        expected = (function(x + step * direction, bias) - function(x - step * direction, bias)) / (2 * step)
+        torch.testing.assert_close(tangent(x, bias), expected, rtol=1e-5, atol=1e-7)
+        assert torch.autograd.gradcheck(tangent, (x.requires_grad_(), bias.requires_grad_()), fast_mode=True)
 
 
 @pytest.mark.usefixtures("interpreted")

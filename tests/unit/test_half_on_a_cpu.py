@@ -10,9 +10,9 @@ import bigsgan
 from bigsgan.cli import main
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.importing import _Entry
+from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
-from bigsgan.trained import open_trained
 from tests.alone import save
 from tests.tiny import FAMILIES, tiny_recipe
 

@@ -24,7 +24,7 @@ from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.metrics.weight_files import load_weights
 from bigsgan.models.build import build_network
-from bigsgan.paths import check_stored
+from bigsgan.runtime.paths import check_stored
 from bigsgan.weights import sources
 from bigsgan.weights.sources import read_source
 from bigsgan.weights.stylegan_pickle import _storage, _tensor, read_snapshot

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bigsgan import comm, idle_gpus
 from bigsgan.errors import UserError
+from bigsgan.runtime import comm, idle_gpus
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,57 +14,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "bigsgan"
 
+LADDER = re.search(r"^```ladder\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+assert LADDER
+
 # Low to high. A name stands for the module, or for the package and all in it that no longer name covers.
-LEVELS: list[set[str]] = [
-    {
-        "bigsgan.atomic",
-        "bigsgan.draws",
-        "bigsgan.errors",
-        "bigsgan.paths",
-        "bigsgan.placement",
-        "bigsgan.shipped",
-        "bigsgan.signals",
-        "bigsgan.table",
-        "bigsgan.tf32",
-    },
-    {
-        "bigsgan.config",
-        "bigsgan.first_word",
-        "bigsgan.idle_gpus",
-        "bigsgan.launched",
-        "bigsgan.locking",
-        "bigsgan.memory",
-        "bigsgan.preflight",
-        "bigsgan.slurm",
-        "bigsgan.sweep",
-    },
-    {"bigsgan.checkpoint", "bigsgan.models", "bigsgan.data", "bigsgan.monitor"},
-    {"bigsgan.engines.phases", "bigsgan.engines.outcomes"},
-    {"bigsgan.engines.base"},
-    {"bigsgan.comm", "bigsgan.roll_call"},
-    {"bigsgan.ending", "bigsgan.engines", "bigsgan.kernels"},
-    {"bigsgan.adversarial", "bigsgan.metrics"},
-    {"bigsgan.training"},
-    {"bigsgan.weights"},
-    {"bigsgan.initial_weights", "bigsgan.planner", "bigsgan.trained"},
-    {"bigsgan.alike", "bigsgan.sheets", "bigsgan.start"},
-    {"bigsgan.translations"},
-    {
-        "bigsgan.train",
-        "bigsgan.sample",
-        "bigsgan.elastic",
-        "bigsgan.evaluate",
-        "bigsgan.export",
-        "bigsgan.importing",
-        "bigsgan.loading",
-        "bigsgan.plan",
-    },
-    {"bigsgan.bench"},
-    {"bigsgan.commands"},
-    {"bigsgan", "bigsgan.cli"},
-    {"bigsgan.__main__"},
+LEVELS = [
+    {f"{PACKAGE}.{name.rstrip('/').replace('/', '.')}" for name in line.split()}
+    for line in reversed(LADDER[1].splitlines())
 ]
-MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.comm")
+LEVELS[-2].add(PACKAGE)  # whose __init__ offers ``load``
+MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.runtime.comm")
 
 
 def module_name(path: Path) -> str:
@@ -91,8 +51,9 @@ def imported(tree: ast.AST) -> Iterator[str]:
                 yield inner if inner in TREES else node.module
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "import_module":
             (argument,) = node.args
-            assert isinstance(argument, ast.Constant), "give import_module a name that can be read here"
-            yield str(argument.value)
+            known = argument.values[0] if isinstance(argument, ast.JoinedStr) else argument
+            assert isinstance(known, ast.Constant), "give import_module a name, or a package, that can be read here"
+            yield str(known.value).rstrip(".")
 
 
 def graph() -> dict[str, set[str]]:
@@ -143,18 +104,22 @@ def test_the_check_sees_an_import_that_points_up():
         "bigsgan.models.layers -> bigsgan.engines.base"
     ]
     assert upward({"bigsgan.data.loader": {"bigsgan.monitor"}}) == ["bigsgan.data.loader -> bigsgan.monitor"]
-    assert upward({"bigsgan.monitor.sinks": {"bigsgan.comm"}}) == ["bigsgan.monitor.sinks -> bigsgan.comm"]
+    assert upward({"bigsgan.monitor.sinks": {"bigsgan.runtime.comm"}}) == [
+        "bigsgan.monitor.sinks -> bigsgan.runtime.comm"
+    ]
     assert upward({"bigsgan.engines.base": {"bigsgan.engines.zero"}}) == [
         "bigsgan.engines.base -> bigsgan.engines.zero"
     ]
-    source = "from bigsgan import comm, errors\ndef f():\n    importlib.import_module('bigsgan.cli')"
-    assert list(imported(ast.parse(source))) == ["bigsgan.comm", "bigsgan.errors", "bigsgan.cli"]
+    source = (
+        "from bigsgan.runtime import comm\nimport bigsgan.errors\ndef f():\n    importlib.import_module('bigsgan.cli')"
+    )
+    assert list(imported(ast.parse(source))) == ["bigsgan.runtime.comm", "bigsgan.errors", "bigsgan.cli"]
 
 
 def test_comm_and_the_bottom_stand_alone():
     edges = graph()
     assert {target for name in LEVELS[0] for target in edges[name]} == set()
-    assert edges["bigsgan.comm"] <= {"bigsgan.errors", "bigsgan.idle_gpus", "bigsgan.memory"}
+    assert edges["bigsgan.runtime.comm"] <= {"bigsgan.errors", "bigsgan.runtime.idle_gpus", "bigsgan.runtime.memory"}
     # Whoever asks for the protocol must not get deepspeed with it.
     assert edges["bigsgan.engines"] == {f"bigsgan.engines.{name}" for name in ("base", "outcomes", "phases")}
 
@@ -165,7 +130,7 @@ def test_every_name_of_the_level_list_exists():
 
 def test_only_engines_and_comm_import_deepspeed():
     importers = {name for name, tree in TREES.items() if any(m.split(".")[0] == "deepspeed" for m in imported(tree))}
-    assert {"bigsgan.comm", "bigsgan.engines.zero"} <= importers
+    assert {"bigsgan.runtime.comm", "bigsgan.engines.zero"} <= importers
     assert [name for name in importers if not name.startswith(MAY_IMPORT_DEEPSPEED)] == []
 
 

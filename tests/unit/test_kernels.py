@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._inductor import config as inductor
 
-from bigsgan import comm
-from bigsgan.kernels import choose_kernels, kernels
+from bigsgan.runtime import comm
+from bigsgan.runtime.kernels import choose_kernels, kernels
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from bigsgan import locking
 from bigsgan.errors import UserError
+from bigsgan.runtime import locking
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from bigsgan.locking import hold
+from bigsgan.runtime.locking import hold
 hold(Path(sys.argv[1]), "out", "run", "wait")
 if os.fork() == 0:
     print(os.getppid(), flush=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bigsgan import memory
 from bigsgan.errors import UserError
+from bigsgan.runtime import memory
 
 
 def fail(error):

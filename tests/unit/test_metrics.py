@@ -12,7 +12,6 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.inception import InceptionScore
 from torchmetrics.image.kid import KernelInceptionDistance
 
-from bigsgan import comm
 from bigsgan.config.metrics import Metrics, parse_metric
 from bigsgan.errors import UserError
 from bigsgan.metrics import pairwise
@@ -21,7 +20,6 @@ from bigsgan.metrics.path_length import trimmed_mean
 from bigsgan.metrics.scores import SPLITS, ClassScores, jensen_shannon, kullback_leibler
 
 WIDTH = 16
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +73,7 @@ def test_kernel_distance_is_torchmetrics(clouds):
     theirs.set_dtype(torch.float64)
     theirs.update(real, real=True)
     theirs.update(fake, real=False)
-    ours = pairwise.kernel_distance(*(pairwise.share(x, comm, CPU) for x in (real, fake)))
+    ours = pairwise.kernel_distance(*(pairwise.share(x) for x in (real, fake)))
     assert ours == pytest.approx(float(theirs.compute()[0]), rel=1e-5)
 
 
@@ -106,7 +104,7 @@ def test_manifold_metrics_are_their_definitions(clouds, chunk, monkeypatch):
     recall = (distances <= radii(fake, 3)[None]).any(1).mean()
     inside = distances <= radii(real, 5)[:, None]
     expected = (precision, recall, inside.sum() / (5 * len(fake)), inside.any(1).mean())
-    ours = pairwise.manifold_metrics(*(pairwise.share(x, comm, CPU) for x in clouds))
+    ours = pairwise.manifold_metrics(*(pairwise.share(x) for x in clouds))
     assert ours == pytest.approx(expected, abs=1e-12)
     assert 0.05 < ours.precision < 1
     assert 0.05 < ours.recall < 0.99

@@ -11,7 +11,8 @@ from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
-from bigsgan.metrics import Evaluation, Features, Replica, as_bytes
+from bigsgan.images.codec import encode
+from bigsgan.metrics import Evaluation, Features, Replica
 from bigsgan.metrics.evaluation import drawn_labels
 from bigsgan.metrics.features import Seen
 from bigsgan.metrics.moments import Moments, frechet_distance
@@ -71,7 +72,7 @@ def test_fewer_samples_are_the_first_ones(tmp_path):
     reals.add(asked.features(torch.stack([dataset[i][0] for i in range(NUM)])).features)
     for num in (500, 300):
         fakes = Moments(WIDTH)
-        fakes.add(asked.features(as_bytes(real_images(0, torch.zeros(num)))).features)
+        fakes.add(asked.features(encode(real_images(0, torch.zeros(num)))).features)
         assert found[f"fid{num}"] == pytest.approx(frechet_distance(reals, fakes), rel=1e-9)
 
 
@@ -93,7 +94,7 @@ def test_class_distance_is_the_mean_over_classes(tmp_path):
     for label in range(10):
         sides = Moments(WIDTH), Moments(WIDTH)
         sides[0].add(asked.features(reals[classes == label]).features)
-        sides[1].add(asked.features(as_bytes(images[labels == label])).features)
+        sides[1].add(asked.features(encode(images[labels == label])).features)
         expected.append(frechet_distance(*sides))
     assert found["cfid1000"] == pytest.approx(sum(expected) / 10, rel=1e-6)
 
@@ -159,7 +160,7 @@ def test_what_does_not_go_with_network_or_data(tmp_path):
 
 
 def test_images_become_bytes_as_in_a_file():
-    assert as_bytes(torch.tensor([-1.2, -1.0, 0.0, 0.5, 1.0, 3.0])).tolist() == [0, 0, 128, 191, 255, 255]
+    assert encode(torch.tensor([-1.2, -1.0, 0.0, 0.5, 1.0, 3.0])).tolist() == [0, 0, 128, 191, 255, 255]
 
 
 def test_a_stopped_evaluation_gives_nothing(tmp_path):
@@ -179,9 +180,9 @@ def test_replicas_share_the_samples(tmp_path):
             looked_at.append(images)
             return see(images)
 
-        asked._see_reals(torch.device("cpu"))
+        asked._see_reals()
         asked.features.look = look
         asked.measure(real_images, replica)
     seen = torch.cat(looked_at)[:, 0].flatten(1)
-    expected = as_bytes(real_images(0, torch.zeros(360)))[:, 0].flatten(1)  # 250 fill three rounds of two batches
+    expected = encode(real_images(0, torch.zeros(360)))[:, 0].flatten(1)  # 250 fill three rounds of two batches
     assert sorted(map(bytes, seen.numpy())) == sorted(map(bytes, expected.numpy()))

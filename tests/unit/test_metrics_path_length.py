@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from bigsgan import comm
 from bigsgan.draws import Draws
 from bigsgan.metrics.features import Features, Seen
 from bigsgan.metrics.path_length import EPSILON, path_length, trimmed_mean
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
+from bigsgan.runtime import comm
 from bigsgan.training.sampling import generator_inputs, sampling_mode
 from tests.tiny import FAMILIES, tiny_recipe
 

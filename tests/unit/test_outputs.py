@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bigsgan import atomic, cli, importing
+from bigsgan import cli, importing
 from bigsgan.checkpoint import Description, Saver, SingleProcess
 from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metrics, refuse_output
 from bigsgan.config.sections import Checkpoints
 from bigsgan.data.prepare import prepare
 from bigsgan.errors import UserError
+from bigsgan.runtime import atomic
 
 
 @pytest.fixture(autouse=True)

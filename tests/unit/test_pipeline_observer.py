@@ -65,7 +65,7 @@ def test_one_update_is_watched_and_written(tmp_path, monkeypatch, caplog):
     """By a clock that is read once at the start and once a task."""
     clock = iter([10.0, 12.0, 13.0, 16.0])
     monkeypatch.setattr("bigsgan.engines.pipeline.observer.time.perf_counter", lambda: next(clock))
-    monkeypatch.setattr("bigsgan.comm.barrier", lambda: None)
+    monkeypatch.setattr("bigsgan.runtime.comm.barrier", lambda: None)
     caplog.set_level(NOTICE)
     path = tmp_path / "run" / "trace.json"
     observer = Observer(path)

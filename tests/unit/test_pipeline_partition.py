@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 from itertools import combinations, pairwise
 from types import SimpleNamespace
 
@@ -34,15 +35,11 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
-from tests.tiny import tiny_plan
+from tests.tiny import stages, tiny_plan
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SHAPES = {"generator": (12,), "discriminator": (1, 16, 16)}
 PRECISIONS = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}}
-
-
-def stages(generator: int, discriminator: int) -> list[str]:
-    return [f"engines.generator.pipeline_stages={generator}", f"engines.discriminator.pipeline_stages={discriminator}"]
 
 
 def real_network(plan: RunPlan, network: str, dtype: torch.dtype = torch.float32) -> LayerStack:
@@ -197,7 +194,7 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
     draws = SampleDraws(Draws(0), cpu)
     sources = Sources(NoReals(), LatentSource(draws, 12, 10), draws, slices)
     executor = Executor({network: SimpleNamespace() for network in NETWORKS}, list)
-    step = AdversarialStep(executor, update_phases(plan), recipe.objective, sources, Statistics(cpu), Extras())
+    step = AdversarialStep(executor, partial(update_phases, plan), recipe.objective, sources, Statistics(cpu), Extras())
     step.executor = lambda works: found.extend(work.phase for work in works)
     step.generator.outcomes = step.discriminator.outcomes = SimpleNamespace(last=True)
     step(0, Scheduled(Rates(0.1), Rates(0.1), {}))
@@ -212,11 +209,12 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
         ["accumulation=2", "objective.d_steps=2"],
         ["engines.generator.accumulation=2", "engines.discriminator.accumulation=4"],
         ["accumulation=4", "objective={d_steps: 2, reuse_fakes: true}"],
+        ["accumulation=2", "objective={d_steps: 2, r1: {weight: 1, every: 2}}"],
     ],
 )
 def test_the_planned_phases_are_those_that_the_step_asks_for(tmp_path, mode, options):
     plan = tiny_plan(tmp_path, 4, [*stages(2, 2), *options, f"pipeline.generator_phase={mode}"], {})
-    assert update_phases(plan) == asked_phases(plan)
+    assert update_phases(plan, [plan.recipe.objective.r1 is not None, False]) == asked_phases(plan)
 
 
 @pytest.mark.parametrize("num_stages, num", [(2, 4), (2, 8), (4, 8)])

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
 
-from bigsgan.placement import Placement
+from bigsgan.config.placement import Placement
 from tests.tiny import tiny_plan
 
 SIZES = [*product((1, 2, 3, 4), (1, 2, 3))]

@@ -86,11 +86,12 @@ def test_more_micro_batches_are_tried_and_fewer_where_ranks_demand_it():
     assert "must be a multiple of 8, got 4 (2 micro-batches on 4 ranks" in found.refused["as it stands"]
 
 
-def test_a_discriminator_with_an_exact_penalty_has_no_stages():
-    found, _ = survey(2, GIB, ["objective.r1={weight: 1, every: 16}"])
+@pytest.mark.parametrize("method", ["auto", "double_backward"])
+def test_a_discriminator_with_a_double_backward_has_no_stages(method):
+    found, _ = survey(2, GIB, [f"objective.r1={{weight: 1, every: 16, method: {method}}}"])
     overrides = by_name(found)["2 stages, ZeRO 1", False].overrides
     assert "engines.generator.pipeline_stages=2" in overrides
-    assert not any(text.startswith("engines.discriminator.pipeline_stages") for text in overrides)
+    assert ("engines.discriminator.pipeline_stages=2" in overrides) == (method == "auto")
     for layout in found.layouts:
         columns = report.parts(layout.prediction)
         assert columns["R1"] > max(layout.prediction.stays + p.total for p in layout.prediction.update.values()) * 0.9

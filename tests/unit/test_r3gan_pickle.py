@@ -14,7 +14,7 @@ from torch import nn
 
 from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
-from bigsgan.trained import open_trained
+from bigsgan.inference.trained import open_trained
 
 RECORDS = Path(__file__).resolve().parents[1] / "data"
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ import time
 import pytest
 import torch.distributed as dist
 
-from bigsgan import roll_call
 from bigsgan.errors import UserError
 from bigsgan.preflight import Problem
+from bigsgan.runtime import roll_call
 from tests.ports import free_port
 
 

@@ -13,11 +13,11 @@ from bigsgan.cli import main
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.draws import Draws
 from bigsgan.importing import _Entry
+from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from bigsgan.models.stylegan2 import Mapping
 from bigsgan.models.stylegan2_layers import SynthesisLayer
-from bigsgan.trained import open_trained
 from bigsgan.training.sampling import generator_inputs
 from tests.alone import save
 from tests.tiny import FAMILIES, tiny_recipe

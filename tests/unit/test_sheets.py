@@ -13,10 +13,10 @@ from bigsgan.config.run_directory import write_recipe
 from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.importing import _Entry
+from bigsgan.inference.sheets import Sampler, slerp
+from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
-from bigsgan.sheets import Sampler, slerp
-from bigsgan.trained import open_trained
 from tests.alone import save
 from tests.tiny import FAMILIES, tiny_recipe
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bigsgan.errors import UserError
-from bigsgan.slurm import first_host, launcher_variables, tasks_on_node
+from bigsgan.runtime.slurm import first_host, launcher_variables, tasks_on_node
 
 # As srun of Slurm 22.05 set them for the third task of two on the first node and one on the second.
 TASK = {

@@ -9,7 +9,7 @@ import torch
 
 from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
-from bigsgan.trained import open_trained
+from bigsgan.inference.trained import open_trained
 from tests.snapshots import BGC, OPTIONS, TINY, write_options, write_snapshot
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsgan.signals import STOPPING
+from bigsgan.runtime.signals import STOPPING
 from bigsgan.training import stopping
 from bigsgan.training.stopping import StopRequests
 from tests import REPOSITORY

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from bigsgan import cli
+from bigsgan.config.sweep import own_overrides, read_sweep
 from bigsgan.errors import UserError
-from bigsgan.sweep import own_overrides, read_sweep
 from tests.tiny import tiny_recipe
 
 TEXT = """\

@@ -38,9 +38,9 @@ def test_a_rank_that_does_not_answer_is_named():
 def test_a_rank_that_is_behind_is_named():
     before = dict.fromkeys(range(3), UPDATE)
     after = {rank: later(UPDATE) for rank in range(3)}
-    after[2] = later(UPDATE, progress=6, phase="checkpoint", place="bigsgan/atomic.py:9 (fsync)", host="host-b")
+    after[2] = later(UPDATE, progress=6, phase="checkpoint", place="bigsgan/runtime/atomic.py:9 (fsync)", host="host-b")
     text = describe(before, after, 60, 3)
-    assert "s: rank 2 in phase 'checkpoint' at bigsgan/atomic.py:9 (fsync) on host-b;" in text
+    assert "s: rank 2 in phase 'checkpoint' at bigsgan/runtime/atomic.py:9 (fsync) on host-b;" in text
 
 
 def test_the_rank_that_waits_for_no_other_is_named():

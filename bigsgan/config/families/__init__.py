@@ -1,15 +1,16 @@
 """The recipe's ``generator`` and ``discriminator`` sections: one pair of classes for each model family.
 
-Architecture tables live here, independent of torch, so that a recipe is checked before torch is imported. A new family
-adds a file, and a line to each union.
+Architecture tables live here, independent of torch, so that a recipe is checked before torch is imported.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, Tag
 
+from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
@@ -17,6 +18,17 @@ from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
+
+FAMILIES: Mapping[str, tuple[type[NetworkSection], type[NetworkSection]]] = {
+    "biggan": (BigGANGenerator, BigGANDiscriminator),
+    "biggan_deep": (BigGANDeepGenerator, BigGANDeepDiscriminator),
+    "dcgan": (DCGANGenerator, DCGANDiscriminator),
+    "mlp": (MLPGenerator, MLPDiscriminator),
+    "pix2pix": (Pix2PixGenerator, Pix2PixDiscriminator),
+    "r3gan": (R3GANGenerator, R3GANDiscriminator),
+    "stylegan2": (StyleGAN2Generator, StyleGAN2Discriminator),
+}
+"""The one list of families. ``bigsgan/models/<family>.py`` makes the layers of one."""
 
 
 def family_of(section: Any) -> Any:
@@ -26,23 +38,15 @@ def family_of(section: Any) -> Any:
     return getattr(section, "family", "biggan")
 
 
-AnyGenerator = Annotated[
-    Annotated[BigGANGenerator, Tag("biggan")]
-    | Annotated[BigGANDeepGenerator, Tag("biggan_deep")]
-    | Annotated[DCGANGenerator, Tag("dcgan")]
-    | Annotated[MLPGenerator, Tag("mlp")]
-    | Annotated[Pix2PixGenerator, Tag("pix2pix")]
-    | Annotated[R3GANGenerator, Tag("r3gan")]
-    | Annotated[StyleGAN2Generator, Tag("stylegan2")],
-    Discriminator(family_of),
-]
-AnyDiscriminator = Annotated[
-    Annotated[BigGANDiscriminator, Tag("biggan")]
-    | Annotated[BigGANDeepDiscriminator, Tag("biggan_deep")]
-    | Annotated[DCGANDiscriminator, Tag("dcgan")]
-    | Annotated[MLPDiscriminator, Tag("mlp")]
-    | Annotated[Pix2PixDiscriminator, Tag("pix2pix")]
-    | Annotated[R3GANDiscriminator, Tag("r3gan")]
-    | Annotated[StyleGAN2Discriminator, Tag("stylegan2")],
-    Discriminator(family_of),
-]
+def _any_of(sections: Mapping[str, type[NetworkSection]]) -> Any:
+    """The type of a section whose class follows from its family."""
+    tagged = tuple(Annotated[section, Tag(family)] for family, section in sections.items())
+    return Annotated[Union[tagged], Discriminator(family_of)]  # noqa: UP007 - of a number that only the list knows
+
+
+if TYPE_CHECKING:
+    AnyGenerator = NetworkSection
+    AnyDiscriminator = NetworkSection
+else:
+    AnyGenerator = _any_of({family: sections[0] for family, sections in FAMILIES.items()})
+    AnyDiscriminator = _any_of({family: sections[1] for family, sections in FAMILIES.items()})

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bigsgan import comm
 from bigsgan.config import RunPlan
-from bigsgan.engines import deepspeed_private
+from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.pipeline.engine import PipelineEngine
 from bigsgan.engines.pipeline.layout import (
@@ -28,6 +27,7 @@ from bigsgan.engines.replicas import join_replicas
 from bigsgan.models.build import initial_seed
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import NOTICE
+from bigsgan.runtime import comm
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class PipelineBuilder:
         clip_norm = config["gradient_clipping"]
         if file.stage == 0 and file.precision == "fp32":
             config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
-        module = deepspeed_private.pipeline_module(part, placement, rank)
+        module = internals.pipeline_module(part, placement, rank)
         engine, _ = initialize_engine(plan, network, part, module, config)
         first = placement.rank(placement.stage(rank), 0)
-        join_replicas(part, placement.num_replicas, first, deepspeed_private.replica_group(engine))
+        join_replicas(part, placement.num_replicas, first, internals.replica_group(engine))
         return PipelineEngine(
             engine,
             part,

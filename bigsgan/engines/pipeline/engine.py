@@ -7,22 +7,32 @@ has to be of the last stage's outputs alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEngine
 from torch import Tensor
 
-from bigsgan.engines import deepspeed_private
+from bigsgan.config.placement import Placement
 from bigsgan.engines.base import MicroBatch, Work
+from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.phases import Phase, Task
 from bigsgan.engines.pipeline.layout import Division
+from bigsgan.engines.pipeline.partition import TensorSpec
 from bigsgan.engines.pipeline.transport import Channel
+from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
-from bigsgan.placement import Placement
+
+Entry = TypeVar("Entry", Tensor, TensorSpec)
+
+
+def _floating(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.dtype.is_floating_point]
 
 
 class PipelineEngine(DeepSpeedBacked):
@@ -63,7 +73,7 @@ class PipelineEngine(DeepSpeedBacked):
         self._clip_norm = clip_norm
         self._device = next(network.parameters()).device
         # Without an optimizer wrapper NaN would be applied, and each stage would clip by a norm of its own.
-        self._checks_gradients = not deepspeed_private.has_optimizer_wrapper(engine)
+        self._checks_gradients = not internals.has_optimizer_wrapper(engine)
 
     @torch.no_grad()
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
@@ -80,16 +90,19 @@ class PipelineEngine(DeepSpeedBacked):
             (spec,) = self._boundaries.at(self._placement.num_stages, len(inputs[0]))
             outputs = spec.empty(self._device)
         source = self._placement.rank(self._placement.num_stages - 1, self.replica)
-        dist.broadcast(outputs, source, group=deepspeed_private.pipe_group(self._engine))
+        dist.broadcast(outputs, source, group=internals.pipe_group(self._engine))
         return outputs
 
     def expect(self, phase: Phase, task: Task) -> None:
         """Prepare to receive a task's message from a neighbouring stage."""
         if task.kind == "forward" and not self._is_first:
-            self._to_next.expect(self._boundaries.at(self._stage, phase.num_samples))
+            carry = self._boundaries.at(self._stage, phase.num_samples)
+            if phase.tangents_from is not None:
+                carry = [*carry, *_floating(carry), TensorSpec(torch.Size((1,)), dual.EXPONENT)]
+            self._to_next.expect(carry)
         if task.kind == "backward" and not self._is_last:
-            carry = self._boundaries.at(self._stage + 1, phase.num_samples)
-            self._to_previous.expect([spec for spec in carry if spec.dtype.is_floating_point])
+            entries = _floating(self._boundaries.at(self._stage + 1, phase.num_samples))
+            self._to_previous.expect(entries * (1 if phase.tangents_from is None else 2))
 
     def receive(self, phase: Phase, task: Task) -> None:
         """Wait for a task's message."""
@@ -103,12 +116,18 @@ class PipelineEngine(DeepSpeedBacked):
         self._to_next.settle()
         self._to_previous.settle()
 
-    def forward(self, work: Work, index: int, images: Tensor | None) -> None:
-        """Go forward through this stage."""
+    def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
+        """Go forward through this stage; where there are tangents, with those of the carry behind it."""
         phase, moving = work.phase, work.phase.moves_state and index == 0
         if moving:
             self._begin_update()
-        carry = list(work.inputs(index, images)) if self._is_first else self._take()
+        num_segments = 1 if work.loss is None else work.loss.num_segments
+        if not self._is_first:
+            carry = self._take()
+        elif tangents is None:
+            carry = list(work.inputs(index, images))
+        else:
+            carry = dual.flat(dual.begin(work.inputs(index, images), tangents, self._largest))
         keeps_graph = phase.backward or phase.keeps_graphs
         if keeps_graph and not (self._is_first and not phase.frozen):
             carry = [t.detach().requires_grad_() if t.is_floating_point() else t for t in carry]
@@ -117,9 +136,16 @@ class PipelineEngine(DeepSpeedBacked):
             torch.set_grad_enabled(keeps_graph),
             moving_state(self._stateful, moving),
         ):
-            outputs = list(self.network.fold(*carry, segments=1 if work.loss is None else work.loss.num_segments))
+            along: Tensor | None = None
+            if phase.tangents_from is None:
+                outputs = list(self.network.fold(*carry, segments=num_segments))
+            else:
+                found = self.network.fold_dual(dual.of(carry), num_segments)
+                outputs = dual.flat(found)
+                if self._is_last:
+                    outputs[0], along = dual.end(found)
             if self._is_last and work.loss is not None:
-                outputs = [work.loss(outputs[0], ())]
+                outputs = [work.loss(outputs[0], (), tangents=along)]
             elif self._is_last and not phase.recomputes:
                 work.outputs[index] = outputs[0].detach()
         if not self._is_last:
@@ -136,7 +162,7 @@ class PipelineEngine(DeepSpeedBacked):
         """Reduce the gradients over the replicas, update, and keep count; all stages apply an update or none does."""
         assert work.rates is not None, "a step has rates"
         self._set_rates(work.rates)
-        deepspeed_private.reduce_pipeline_gradients(self._engine)
+        internals.reduce_pipeline_gradients(self._engine)
         finite = True
         if self._checks_gradients:
             self.grad_norm = self._norm()
@@ -146,7 +172,7 @@ class PipelineEngine(DeepSpeedBacked):
             elif self._clip_norm:
                 torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, self.grad_norm)
         with self._explained():
-            deepspeed_private.step_pipeline(self._engine)
+            internals.step_pipeline(self._engine)
         if not self._checks_gradients:
             self.grad_norm = self._reported_norm()
         self._count(finite and self._engine.was_step_applied())
@@ -154,10 +180,10 @@ class PipelineEngine(DeepSpeedBacked):
     def _go_backward(self, work: Work, index: int, images_grads: Tensor | None) -> None:
         carry, outputs = work.graphs.pop(index)
         frozen = work.phase.frozen
-        scale = self._seam_scale if frozen else self.loss_scale / self._accumulation
+        scale = self._scale_of(work.phase) if frozen else self.loss_scale / self._accumulation
         if not self._is_last:
             grads = self._take()
-            outputs = [tensor for tensor in outputs if tensor.is_floating_point()]
+            outputs = _floating(outputs)
         elif work.loss is None:
             assert images_grads is not None, "gradients arise where the images do"
             grads = [images_grads * scale]
@@ -166,15 +192,18 @@ class PipelineEngine(DeepSpeedBacked):
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         if not frozen:
-            deepspeed_private.accumulate_gradients(self._engine)
-        leaves = [tensor for tensor in carry if tensor.is_floating_point()]
+            internals.accumulate_gradients(self._engine)
+        leaves = _floating(carry)
         if not self._is_first:
             self._to_previous.send([t.grad if t.grad is not None else torch.zeros_like(t) for t in leaves])
         elif frozen:
             assert leaves[0].grad is not None
-            assert work.gradient is not None, "who judges is asked for a gradient"
-            grad = leaves[0].grad.float() / self._seam_scale
+            assert work.gradient is not None, "a phase with frozen parameters is asked for a gradient"
+            grad = leaves[0].grad.float() / scale
             work.outputs[index] = work.gradient(index, leaves[0].detach(), grad)
+
+    def _largest(self, value: Tensor) -> None:
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=internals.replica_group(self._engine))
 
     def _take(self) -> list[Tensor]:
         received, self._received = self._received, []
@@ -184,5 +213,5 @@ class PipelineEngine(DeepSpeedBacked):
         """Norm of the gradient of all stages."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         square = torch.nn.utils.get_total_norm(gradients).square()
-        dist.all_reduce(square, group=deepspeed_private.pipe_group(self._engine))
+        dist.all_reduce(square, group=internals.pipe_group(self._engine))
         return square.sqrt()

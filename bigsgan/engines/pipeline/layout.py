@@ -86,7 +86,7 @@ def divide_network(
     Raises:
         UserError: There are fewer layers than stages.
     """
-    stages, partition = plan.placement(network).num_stages, plan.recipe.engine(network).partition
+    stages, partition = plan.placement(network).num_stages, plan.engines[network].section.partition
     whole = _build_divisible(plan, network)
     layers = measured or count(whole)
     bounds = bounds or divide_layers(layers, partition, stages)
@@ -108,7 +108,7 @@ def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[La
     Raises:
         UserError: There are fewer layers than stages.
     """
-    if plan.recipe.engine(network).partition != "profile":
+    if plan.engines[network].section.partition != "profile":
         return None
     whole = _build_divisible(plan, network)
     boundaries = _boundaries(plan, network, whole, range(len(whole.layers) + 1))
@@ -149,19 +149,24 @@ def describe_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> str | N
     bubble = expected_bubble(plan, divisions)
     if bubble is None:
         return None
-    measured = all(plan.recipe.engine(network).partition == "profile" for network in divisions)
+    measured = all(plan.engines[network].section.partition == "profile" for network in divisions)
     reserve = "" if measured else ", were all stages equally fast (partition=profile measures them)"
     return f"expected bubble of an update: {100 * bubble:.1f} %{reserve}"
 
 
 def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float | None:
-    """Share of an update in which stages wait, where both networks are pipelines that meet; None elsewhere."""
+    """Share of an update in which stages wait, where both networks are pipelines that meet; None elsewhere.
+
+    With penalties that every update has.
+    """
     if len(divisions) < len(NETWORKS) or plan.images_travel:
         return None
     costs = comparable({network: division.costs() for network, division in divisions.items()})
     make = schedule.plan if plan.recipe.pipeline.schedule == "joint" else schedule.one_after_the_other
     num_stages = plan.placement("generator").num_stages
-    return make(update_phases(plan), num_stages, costs, ["discriminator"]).bubble
+    objective = plan.recipe.objective
+    penalised = [any(getattr(p, "every", 1) == 1 for p in objective.exact_penalties.values())] * objective.d_steps
+    return make(update_phases(plan, penalised), num_stages, costs, ["discriminator"]).bubble
 
 
 def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan import comm
 from bigsgan.engines.phases import Phase, Task
 from bigsgan.monitor import NOTICE
+from bigsgan.runtime import comm
 
 TRACED_UPDATE = 3
 """The first updates warm up."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan import comm
 from bigsgan.engines.pipeline.partition import Boundaries
 from bigsgan.models.network import LayerStack, initialize
+from bigsgan.runtime import comm
 
 _REPETITIONS = 3
 

@@ -100,8 +100,11 @@ def one_after_the_other(
 
 
 def alone(phase: Phase) -> Phase:
-    """The phase without what it waits for."""
-    return phase._replace(images_from=None, grads_from=None, graphs_from=None)
+    """The phase without what it waits for; of tangents their time is left."""
+    num_samples = phase.num_samples * (1 if phase.tangents_from is None else 2)
+    return phase._replace(
+        num_samples=num_samples, images_from=None, grads_from=None, graphs_from=None, tangents_from=None
+    )
 
 
 _KIND_ORDER: dict[Kind, int] = {"step": 0, "backward": 1, "forward": 2}
@@ -128,11 +131,13 @@ class _Graph:
         """Time that a task takes on its stage."""
         task, stage = node
         phase = self._phases[task.phase]
-        cost = self._costs[phase.network][stage]
+        cost, num = self._costs[phase.network][stage], phase.num_samples
+        if phase.tangents_from is not None:  # which are computed beside the values, forward and backward
+            num *= 2
         if task.kind == "forward":
-            return cost.forward * phase.num_samples
+            return cost.forward * num
         if task.kind == "backward":
-            return cost.backward * phase.num_samples * (0.5 if phase.frozen else 1.0)
+            return cost.backward * num * (0.5 if phase.frozen else 1.0)
         return 0.0
 
     def device(self, node: _Node) -> int:
@@ -213,6 +218,8 @@ class _Graph:
                 yield task, stage - 1
             elif phase.images_from is not None:
                 yield Task(phase.images_from, "forward", index), self._last
+            if stage == 0 and phase.tangents_from is not None:
+                yield Task(phase.tangents_from, "backward", index), 0
         elif kind == "backward":
             graphs = number if phase.forward else phase.graphs_from
             if graphs is not None:

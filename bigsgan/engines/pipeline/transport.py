@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bigsgan.config.placement import Placement
 from bigsgan.engines.pipeline.partition import TensorSpec
-from bigsgan.placement import Placement
 
 _TAGS = 1 << 15
 

@@ -1,0 +1,195 @@
+"""`bigsgan bench`: the time, memory and communication of a recipe, measured."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from bigsgan import shipped
+from bigsgan.bench.lazy import whole_cycles
+from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
+from bigsgan.commands.parsing import Commands, add_recipe, logs_aside
+from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
+from bigsgan.config.run_directory import refuse_directory, refuse_output
+from bigsgan.errors import UserError
+from bigsgan.runtime import launched
+from bigsgan.runtime.slurm import launcher_variables
+
+LARGEST_COUNT = 10**6
+PRECISIONS, MODES = ("fp32", "bf16", "fp16"), ("eager", "compiled")
+
+
+def add(group: Commands) -> None:
+    """Add the commands of ``bench``."""
+    parser = group.add_parser("bench", help="measure the time, memory and communication of a recipe")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    text = "variants of a recipe (engines, precision, ZeRO, ...) against plain PyTorch, in one run"
+    command = commands.add_parser("train", help=text)
+    add_recipe(command)
+    text = f"which, the one to compare with first (default: all); + joins changes: {', '.join(VARIANTS)}"
+    command.add_argument("--variants", default=",".join(VARIANTS), help=text)
+    _add_count(command, "--rounds", 3, "in each of which every variant takes its turn (default 3)")
+    _add_updates(command)
+    command.add_argument("--plot", metavar="FILE", help="PNG file for a chart of the times")
+    _add_form(command)
+    command.set_defaults(run=bench_train)
+
+    text = "one steady update by phase and operation, with a timeline, and what of the device it uses"
+    command = commands.add_parser("profile", help=text)
+    add_recipe(command)
+    command.add_argument("--out", required=True, metavar="DIR", help="directory for the timeline, trace.json")
+    _add_updates(command)
+    _add_form(command)
+    command.set_defaults(run=bench_profile)
+
+    text = "collectives of one update by phase, against the least that its ZeRO stages could send"
+    command = commands.add_parser("comm", help=text)
+    add_recipe(command)
+    text = "of `bench train` (default: the recipe as it is), such as zero1,zero2,zero3"
+    command.add_argument("--variants", help=text)
+    _add_form(command)
+    command.set_defaults(run=bench_comm)
+
+    text = "time and memory of a generator's batches, by batch, precision, and eager or compiled; in one process"
+    command = commands.add_parser("generate", help=text)
+    command.add_argument("--run", dest="run_directory", metavar="DIR", help="EMA of a run (default: first weights)")
+    add_recipe(command)
+    command.set_defaults(config=None)  # to tell where it is given
+    text = "images at a time (default 1,8,64)"
+    command.add_argument("--batches", type=_batches, default=[1, 8, 64], metavar="1,8,64", help=text)
+    for flag, choices in (("--precisions", PRECISIONS), ("--modes", MODES)):
+        text = f"of {', '.join(choices)} (default: all)"
+        kind = partial(_names, flag, choices)
+        command.add_argument(flag, type=kind, default=list(choices), metavar=",".join(choices), help=text)
+    _add_count(command, "--warmup", 3, "batches before the clock starts (default 3)")
+    _add_count(command, "--steps", 20, "batches that are timed (default 20)")
+    _add_form(command)
+    command.set_defaults(run=bench_generate)
+
+
+def bench_train(options: argparse.Namespace) -> int:
+    """Compare variants of a recipe."""
+    path = _begin(options)
+    recipe = load_recipe(path, options.overrides)
+    variants = chosen_variants(options.variants, recipe)
+    planned = plan_variants(recipe, variants, launched.world_size(), path.resolve().parent)
+    plot = None if options.plot is None else Path(options.plot)
+    if plot is not None:
+        refuse_output(plot, "--plot")
+    launched.check_launcher()
+    with logs_aside():
+        module = importlib.import_module("bigsgan.bench.train")
+    settings = module.Settings(options.rounds, options.warmup, whole_cycles(recipe, options.steps))
+    return int(module.main(recipe, planned, settings, options.form, plot))
+
+
+def bench_profile(options: argparse.Namespace) -> int:
+    """Profile one update."""
+    path = _begin(options)
+    plan = plan_run(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
+    out = Path(options.out)
+    refuse_directory(out, "--out")
+    _check_stages(plan)
+    launched.check_launcher()
+    steps = whole_cycles(plan.recipe, options.steps)
+    with logs_aside():
+        module = importlib.import_module("bigsgan.bench.profile")
+    return int(module.main(plan, out, options.warmup, steps, options.form))
+
+
+def bench_comm(options: argparse.Namespace) -> int:
+    """Count the collectives of one update."""
+    path = _begin(options)
+    recipe, num_ranks = load_recipe(path, options.overrides), launched.world_size()
+    if num_ranks == 1:
+        example = "torchrun --nproc_per_node 2 --no-python -- bigsgan bench comm"
+        remedy = f"start with deepspeed or torchrun, such as {example}"
+        raise UserError("WORLD_SIZE", 1, "must be at least 2", remedy)
+    if options.variants is None:
+        plan = plan_run(recipe, num_ranks, path.resolve().parent)
+        _check_stages(plan)
+        planned = [Planned(Variant("recipe", "as it is", lambda recipe: []), plan)]
+    else:
+        variants = chosen_variants(options.variants, recipe)
+        for variant in variants:
+            if variant.is_plain or "pipeline" in variant.name.split("+"):
+                raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "remove it")
+        planned = plan_variants(recipe, variants, num_ranks, path.resolve().parent)
+    launched.check_launcher()
+    with logs_aside():
+        module = importlib.import_module("bigsgan.bench.comm")
+    return int(module.main(planned, options.form))
+
+
+def bench_generate(options: argparse.Namespace) -> int:
+    """Time a generator."""
+    if launched.world_size() > 1:
+        raise UserError("WORLD_SIZE", launched.world_size(), "must be 1", "start one process")
+    run = None if options.run_directory is None else Path(options.run_directory)
+    if run is not None and options.overrides:
+        raise UserError("argument", options.overrides[0], "needs a recipe", "remove it, or --run")
+    if run is not None and options.config is not None:
+        raise UserError("--config", None, "cannot be combined with --run, which has a recipe", "give only one of them")
+    recipe = None
+    if run is None:
+        config = Path(options.config) if options.config else shipped.recipe(shipped.DEFAULT_RECIPE)
+        recipe = load_recipe(config, options.overrides)
+    with logs_aside():
+        module = importlib.import_module("bigsgan.bench.generate")
+    cases = module.Cases(options.batches, options.precisions, options.modes, options.warmup, options.steps)
+    return int(module.main(recipe, run, cases, options.form))
+
+
+def _check_stages(plan: RunPlan) -> None:
+    """Refuse pipelines, whose phases overlap."""
+    for network in NETWORKS:
+        stages = plan.placement(network).num_stages
+        if stages > 1:
+            remedy = "set it to 1; a run of pipelines writes pipeline_trace.json itself"
+            problem = "must be 1 here, as phases of pipelines overlap"
+            raise UserError(f"engines.{network}.pipeline_stages", stages, problem, remedy)
+
+
+def _begin(options: argparse.Namespace) -> Path:
+    """Take Slurm's ranks for what they are, and return the recipe's path."""
+    os.environ.update(launcher_variables(os.environ))
+    return Path(options.config)
+
+
+def _add_updates(command: argparse.ArgumentParser) -> None:
+    _add_count(command, "--warmup", 2, "updates before the clock starts (default 2)")
+    _add_count(command, "--steps", 5, "updates that are timed at a time (default 5)")
+
+
+def _add_form(command: argparse.ArgumentParser) -> None:
+    form = command.add_mutually_exclusive_group()
+    for name, text in (("json", "print the results as JSON"), ("markdown", "print them as Markdown")):
+        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
+
+
+def _add_count(command: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:
+    """Add an option that counts something, from 1 on."""
+    command.add_argument(flag, type=lambda word: _count(flag, word), default=default, help=text)
+
+
+def _count(flag: str, word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= LARGEST_COUNT:
+        raise UserError(flag, word, f"must be 1 to {LARGEST_COUNT}", "give a number in this range")
+    return int(word)
+
+
+def _batches(word: str) -> list[int]:
+    return [_count("--batches", part) for part in word.split(",")]
+
+
+def _names(flag: str, choices: Sequence[str], word: str) -> list[str]:
+    """Read names that are separated by commas."""
+    names = word.split(",")
+    for name in names:
+        if name not in choices:
+            raise UserError(flag, name, f"must be one of {', '.join(choices)}", "choose one of these")
+    return names

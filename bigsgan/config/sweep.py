@@ -1,0 +1,65 @@
+"""A sweep file: one line of overrides for each task of a Slurm job array."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from bigsgan.errors import UserError, reason
+from bigsgan.runtime.paths import read_text
+
+
+def read_sweep(path: Path) -> list[list[str]]:
+    """Overrides of each task, the first task's first.
+
+    Words are quoted as in a shell, without its expansions. A word that begins with ``#`` begins a comment; lines
+    without overrides are not counted.
+
+    Raises:
+        UserError: The file cannot be read, a quotation does not end, or no line is left.
+    """
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError("--sweep", str(path), f"cannot be read: {reason(error, path)}", "give a text file") from None
+    tasks = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            words = _split(line)
+        except ValueError as error:
+            raise UserError("--sweep", f"{path}:{number}", f"cannot be split: {error}", "close the quotes") from None
+        if words:
+            tasks.append(words)
+    if not tasks:
+        raise UserError("--sweep", str(path), "has no line of overrides", "write a line for each task")
+    return tasks
+
+
+def _split(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""  # it takes them within words too, as in out=runs/a#b
+    return list(itertools.takewhile(lambda word: not word.startswith("#"), lexer))
+
+
+def own_overrides(path: Path, environment: Mapping[str, str]) -> list[str]:
+    """Overrides of this task of a job array.
+
+    Args:
+        path: The sweep file.
+        environment: Of this process, with the task's number, which counts from 1.
+
+    Raises:
+        UserError: This is no task of an array, the file is not in order, or has no line for this task.
+    """
+    tasks = read_sweep(path)
+    text = environment.get("SLURM_ARRAY_TASK_ID", "")
+    remedy = f"submit with `sbatch --array 1-{len(tasks)}`"
+    if not text:
+        raise UserError("--sweep", None, "needs a task of a job array", remedy)
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= len(tasks):
+        raise UserError("--sweep", str(path), f"has {len(tasks)} lines of overrides, none for task {text}", remedy)
+    return tasks[int(text) - 1]

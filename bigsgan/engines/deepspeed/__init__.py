@@ -1,0 +1,1 @@
+"""What bigsgan changes in DeepSpeed, or knows of its private parts."""

@@ -1,0 +1,360 @@
+"""The private parts of DeepSpeed that bigsgan reads and calls; what it replaces stands in the files beside this one.
+
+Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_internals.py fails first if a later version changes them.
+Files are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attributes of its own to them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from typing import Any, NamedTuple
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.module import PipelineModule
+from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
+from torch import Tensor, nn
+
+from bigsgan.config.placement import Placement
+from bigsgan.engines.base import Piece
+
+_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+_PARTITIONS = (
+    "fp32_partitioned_groups_flat",  # ZeRO 3: zero/stage3.py
+    "single_partition_of_fp32_groups",  # ZeRO 1 and 2: zero/stage_1_and_2.py
+    "fp32_groups_flat_partition",  # bf16 in a pipeline, or at ZeRO 1 with float32 accumulation: bf16_optimizer.py
+)
+"""Attributes of DeepSpeed's optimizers that hold this rank's partition of the masters."""
+
+_PINNED_BY = -1
+"""Stands in ``ds_active_sub_modules``, which holds ids of modules (all >= 0), for 'in use by us'."""
+
+
+@contextmanager
+def pinned(parameters: Iterable[Any]) -> Iterator[None]:
+    """Keep ZeRO-3 parameters whole while a double backward runs.
+
+    Nodes that double backward creates carry no gather hook, so that they see empty parameters (zero/
+    parameter_offload.py). ``release_sub_module`` leaves parameters alone that a sub-module still uses
+    (zero/partitioned_param_coordinator.py); one extra user keeps them. Without ZeRO-3 this does nothing.
+    """
+    sharded = sorted((p for p in parameters if hasattr(p, "ds_id")), key=lambda p: p.ds_id)
+    if not sharded:
+        yield
+        return
+    sharded[0].all_gather(param_list=sharded)
+    for parameter in sharded:
+        parameter.ds_active_sub_modules.add(_PINNED_BY)
+    try:
+        yield
+    finally:
+        for parameter in sharded:
+            parameter.ds_active_sub_modules.clear()
+        sharded[0].partition(param_list=sharded)
+
+
+def masters(engine: DeepSpeedEngine) -> list[Tensor]:
+    """The float32 tensors that this rank's optimizer updates, in a fixed order; between updates they are live.
+
+    What is swapped out to NVMe is a mapping of its swap file: pages are read where they are used, and the kernel may
+    drop them again, so that it needs no memory of its own. Take a new one after each update.
+    """
+    found = []
+    for key in _keys(engine):
+        files = _swap_files(engine, key)
+        found.append(_mapped(files[0]) if files else key)
+    return found
+
+
+def _keys(engine: DeepSpeedEngine) -> list[Any]:
+    """The tensors in ``masters``'s order under which the optimizer keeps its state; empty where swapped out."""
+    optimizer = engine.optimizer
+    for attribute in _PARTITIONS:
+        if hasattr(optimizer, attribute):
+            return list(getattr(optimizer, attribute))
+    if hasattr(optimizer, "fp32_groups"):  # stage 0, bf16: fp16/unfused_optimizer.py
+        return [parameter for group in optimizer.fp32_groups for parameter in group]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]  # stage 0, fp32
+
+
+def has_whole_masters(engine: DeepSpeedEngine) -> bool:
+    """Whether each replica holds all masters, and not a partition: at stage 0, but for bf16 in a pipeline."""
+    return not any(hasattr(engine.optimizer, attribute) for attribute in _PARTITIONS)
+
+
+def pieces(engine: DeepSpeedEngine, names: dict[int, str], rank: int) -> list[list[Piece]]:
+    """What lies in each of ``masters``; ``names`` maps id(parameter) to its name."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        return [_stage3_pieces(group, names, rank) for group in optimizer.fp16_groups]
+    if hasattr(optimizer, "bit16_groups") or hasattr(optimizer, "fp32_groups_flat_partition"):
+        groups = optimizer.bit16_groups if hasattr(optimizer, "bit16_groups") else optimizer.bf16_groups
+        return [_mapped_pieces(group, names) for group in groups]
+    if hasattr(optimizer, "fp32_groups"):
+        parameters = [p for group in optimizer.fp16_groups for p in group]
+    else:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [[Piece(names[id(p)], 0, p.numel(), 0)] for p in parameters]
+
+
+def _stage3_pieces(group: list[Any], names: dict[int, str], rank: int) -> list[Piece]:
+    found, start = [], 0
+    for parameter in group:
+        size = parameter.partition_numel()  # equal on all ranks: the last ones may hold padding
+        offset = rank * size
+        numel = max(0, min(size, parameter.ds_numel - offset))
+        if numel:
+            found.append(Piece(names[id(parameter)], offset, numel, start))
+        start += size
+    return found
+
+
+def _mapped_pieces(group: list[Any], names: dict[int, str]) -> list[Piece]:
+    found = []
+    for parameter in group:
+        mapping = parameter._hp_mapping  # None where no part of the parameter lies on this rank
+        if mapping is not None:
+            low, high = mapping.lp_fragment_address, mapping.hp_fragment_address
+            found.append(Piece(names[id(parameter)], low.start, low.numel, high.start))
+    return found
+
+
+@torch.no_grad()
+def publish(engine: DeepSpeedEngine) -> None:
+    """Copy the masters into the parameters that the forward pass uses, on all ranks."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp16_partitioned_groups_flat"):
+        # Gathered copies left over from the last forward pass would hide the new values.
+        engine.empty_partition_cache()
+        for i, (key, master) in enumerate(zip(_keys(engine), masters(engine), strict=True)):
+            _flush(_swap_files(engine, key))
+            optimizer.fp16_partitioned_groups_flat[i].data.copy_(master.data)
+            optimizer._unflatten_partitioned_parameters(i)
+    elif hasattr(optimizer, "update_lp_params"):
+        optimizer.update_lp_params()
+    elif hasattr(optimizer, "fp32_groups"):
+        for low, high in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            for parameter, master in zip(low, high, strict=True):
+                parameter.data.copy_(master.data)
+
+
+def optimizer_states(engine: DeepSpeedEngine) -> list[dict[str, Any]]:
+    """Return the base optimizer's live state of each of ``masters``."""
+    found = []
+    for key in _keys(engine):
+        state = engine.basic_optimizer.state.get(key, {})
+        if files := _swap_files(engine, key):
+            swapped = {id(file.tensor): file for file in files}
+            state = {k: _mapped(swapped[id(v)]) if id(v) in swapped else v for k, v in state.items()}
+        found.append(state)
+    return found
+
+
+def set_optimizer_state(engine: DeepSpeedEngine, index: int, state: dict[str, Any]) -> None:
+    """Replace the base optimizer's state of one of ``masters``: flat tensors, and the number of steps."""
+    key = _keys(engine)[index]
+    files = _swap_files(engine, key)
+    if not files:
+        state = {k: v.view(key.shape) if isinstance(v, Tensor) else v for k, v in state.items()}
+    if "step" in state and isinstance(engine.basic_optimizer, torch.optim.Optimizer):
+        state["step"] = _step_of(engine.basic_optimizer, key, float(state["step"]))
+    if not files:
+        engine.basic_optimizer.state[key] = state
+        return
+    _flush(files)
+    swapper = engine.optimizer.optimizer_swapper
+    info = swapper.swap_params_info[key.ds_id]
+    info.tensors, info.has_state_tensors = info.tensors[:1], False  # OptimizerSwapper.purge_state, of one master
+    swapper.swap_in_optimizer_state(key, async_parameter=None)
+    engine.basic_optimizer.state[key] = state
+    swapper.swap_out_optimizer_state(key, async_swap=False)  # finds the new tensors and writes them
+    key.grad = None  # lay in a buffer of the swapper's
+
+
+def _step_of(optimizer: torch.optim.Optimizer, key: Tensor, step: float) -> Any:
+    """Number of steps as the optimizer keeps it: torch's in a tensor, DeepSpeed's DeepSpeedCPUAdam as an integer."""
+    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.RMSprop)):
+        return int(step)
+    on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+    return torch.tensor(step, dtype=torch.float32, device=key.device if on_device else "cpu")
+
+
+def gradient_buffers(engine: DeepSpeedEngine) -> list[Tensor]:
+    """What stage 3 keeps on the device for gradients (zero/stage3.py), also between updates, which do not need it."""
+    optimizer = engine.optimizer
+    if not hasattr(optimizer, "grad_partitions_flat_buffer"):
+        return []
+    found = [bucket.buffer for bucket in optimizer.ipg_buckets.values() if bucket.buffer is not None]
+    return found if optimizer.offload_optimizer else [*found, optimizer.grad_partitions_flat_buffer]
+
+
+def take(buffers: Iterable[Tensor]) -> None:
+    """Give memory back to tensors that were released; they are 0 then."""
+    for tensor in buffers:
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(tensor.numel() * tensor.element_size())
+            tensor.zero_()
+
+
+def release(buffers: Iterable[Tensor]) -> None:
+    """Take tensors' memory away; views of them stay views."""
+    for tensor in buffers:
+        tensor.untyped_storage().resize_(0)
+
+
+def keep_gradients_in_memory(engine: DeepSpeedEngine) -> None:
+    """Have the swapper of an engine with NVMe offload hold gradients on the host until the update.
+
+    It would write those of 1 MiB or more to files, and read them back to where they lie in their sub-group. O_DIRECT
+    refuses addresses that are no multiple of a disk's block, the outcome is not looked at (csrc/aio/common/
+    deepspeed_aio_common.cpp), and the update is made of whatever the buffer held (swap_tensor/
+    partitioned_optimizer_swapper.py: _swap_in_pinned_gradients). Smaller ones it holds as is done here for all.
+    """
+    swapper = engine.optimizer.optimizer_swapper
+
+    def hold(parameter: Any, gradient_offsets: list[int], gradient_tensors: list[Tensor]) -> None:
+        held = swapper.swap_params_info[parameter.ds_id].unswapped_gradients
+        for offset, gradient in zip(gradient_offsets, gradient_tensors, strict=True):
+            held[offset] = gradient.cpu()
+
+    swapper.swap_out_gradients = hold
+
+
+class _SwapFile(NamedTuple):
+    """Where a tensor lies between updates; ``tensor`` itself is then empty, or shows what a buffer holds by now."""
+
+    path: str
+    numel: int
+    tensor: Tensor
+
+
+def _swap_files(engine: DeepSpeedEngine, key: Any) -> list[_SwapFile]:
+    """Files of one master and, after it, of its optimizer state; none where it stays in memory.
+
+    swap_tensor/optimizer_utils.py: an OptimizerStateSwapInfo for each sub-group of 1 MiB or more, in it a
+    SwapTensorContext for each file. A file holds the elements as they are, and padding up to a multiple of 1 KiB.
+    """
+    swapper = getattr(engine.optimizer, "optimizer_swapper", None)
+    info = None if swapper is None else swapper.swap_params_info.get(key.ds_id)
+    return [] if info is None else [_SwapFile(t.swap_path, info.numel(), t.compute_tensor) for t in info.tensors]
+
+
+def _mapped(file: _SwapFile) -> Tensor:
+    """Map the file into memory: what is written to the tensor is written to the file.
+
+    DeepSpeed reads and writes with O_DIRECT, past the page cache. It writes during updates alone, when Linux drops the
+    pages written over from the cache; what is written here has to be flushed before the next update.
+    """
+    return torch.from_file(file.path, shared=True, size=file.numel, dtype=torch.float32)
+
+
+def _flush(files: Iterable[_SwapFile]) -> None:
+    for file in files:
+        descriptor = os.open(file.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def loss_scale(engine: DeepSpeedEngine) -> float:
+    """Factor on losses before the backward pass, of an engine in fp16."""
+    return float(engine.optimizer.loss_scale)
+
+
+def loss_scaler_numbers(engine: DeepSpeedEngine) -> dict[str, float]:
+    """What moves in the loss scaler (fp16/loss_scaler.py); a static one has its scale alone."""
+    state = vars(engine.optimizer.loss_scaler)
+    return {key: state[key] for key in _SCALER_STATE if key in state}
+
+
+def set_loss_scaler_numbers(engine: DeepSpeedEngine, values: dict[str, float]) -> None:
+    """Restore what ``loss_scaler_numbers`` gave."""
+    state = vars(engine.optimizer.loss_scaler)
+    for key, value in values.items():
+        if key in state:
+            state[key] = type(state[key])(value)
+
+
+def set_counters(engine: DeepSpeedEngine, updates: int, skipped: int) -> None:
+    """Continue the engine's own counting after ``updates`` updates, of which ``skipped`` were skipped."""
+    engine.global_steps = updates
+    engine.skipped_steps = skipped
+    engine.micro_steps = updates * engine.gradient_accumulation_steps()
+
+
+class _Topology(PipeDataParallelTopology):
+    """DeepSpeed's own order of ranks, or with the stages from the last rank to the first.
+
+    The base class keeps {coordinates: rank} in ``mapping``, which all of its methods look up (pipe/topology.py).
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(placement.num_stages, placement.num_replicas)
+        self.mapping: dict[Any, int] = {c: placement.rank(c.pipe, c.data) for c in self.mapping}
+
+
+def pipeline_module(part: nn.Module, placement: Placement, rank: int) -> PipelineModule:
+    """Wrap this rank's stage for ``deepspeed.initialize``, which makes a PipelineEngine of it. Every rank calls this.
+
+    PipelineModule counts a stage as one layer, and leaves alone what is no module: the stages of other ranks.
+    """
+    layers: list[Any] = [_computed_elsewhere] * placement.num_stages
+    layers[placement.stage(rank)] = part
+    with redirect_stdout(StringIO()):  # it prints a seed that nothing uses
+        return PipelineModule(layers, topology=_Topology(placement), partition_method="uniform")
+
+
+def _computed_elsewhere(*carry: Tensor) -> None:
+    raise AssertionError("this stage is another rank's")
+
+
+def pipe_group(engine: PipelineEngine) -> Any:
+    """Process group of the stages of this rank's replica (pipe/topology.py)."""
+    return engine.grid.get_pipe_parallel_group()
+
+
+def replica_group(engine: PipelineEngine) -> Any:
+    """Process group of the replicas of this rank's stage (pipe/topology.py)."""
+    return engine.grid.get_data_parallel_group()
+
+
+def has_optimizer_wrapper(engine: DeepSpeedEngine) -> bool:
+    """Whether DeepSpeed steps through an optimizer of its own, which looks for overflow and knows the norm."""
+    return engine.optimizer is not engine.basic_optimizer
+
+
+def clip_with(engine: DeepSpeedEngine, clip: Callable[[], None]) -> None:
+    """Let ``clip`` clip the gradients of stage 0 in float32.
+
+    DeepSpeed's own function (engine.py) takes the norm again, and waits for numbers that it copies.
+    """
+    engine.clip_fp32_gradients = clip
+
+
+def accumulate_gradients(engine: PipelineEngine) -> None:
+    """Add the gradients of a backward pass to the float32 ones, where these are kept.
+
+    That is what the end of an engine's own backward pass does: for bf16 in bf16_optimizer.py, for fp16 in
+    zero/stage_1_and_2.py.
+    """
+    if isinstance(engine.optimizer, BF16_Optimizer):
+        engine.optimizer.update_hp_grads(clear_lp_grads=True)
+    elif getattr(engine.optimizer, "use_grad_accum_attribute", False):
+        engine.optimizer.fill_grad_accum_attribute()
+
+
+def reduce_pipeline_gradients(engine: PipelineEngine) -> None:
+    """Average the gradients of a whole update over the replicas: the schedule's ReduceGrads (pipe/engine.py)."""
+    engine._exec_reduce_grads()
+
+
+def step_pipeline(engine: PipelineEngine) -> None:
+    """Update the parameters: the schedule's OptimizerStep (pipe/engine.py)."""
+    engine._exec_optimizer_step()

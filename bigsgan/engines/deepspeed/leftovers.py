@@ -1,0 +1,63 @@
+"""What DeepSpeed keeps for the whole process, and an engine leaves to the next one or leaves behind: private parts.
+
+Seen in DeepSpeed 0.19.8; tests/distributed/test_bench.py fails first if a later version changes them. Files are under
+deepspeed/runtime/.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed.comm.comm
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+from deepspeed.utils import groups
+
+
+def forget_pipeline() -> None:
+    """Forget the pipeline engine that was built last, whose ranks the next engine would take for its own."""
+    groups.mpu = None
+
+
+def process_groups() -> set[Any]:
+    """Return the process groups that there are."""
+    return set(dist.distributed_c10d._world.pg_map)
+
+
+def release_process_groups(keep: set[Any]) -> None:
+    """End process groups, of engines that were destroyed, but for ``keep`` and those that DeepSpeed goes on using.
+
+    Each of gloo's has three threads that look for work 100 times a second.
+    """
+    cached = (vars(groups), vars(deepspeed.comm.comm))
+    keep = keep | {value for names in cached for value in names.values() if isinstance(value, dist.ProcessGroup)}
+    # In the order of creation, which is the same on all ranks: ending one of NCCL's may wait for the other ranks.
+    for group in [each for each in dist.distributed_c10d._world.pg_map if each not in keep]:
+        dist.destroy_process_group(group)
+    gc.collect()  # their threads end with the last reference
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Undo after the block, failed or not, what engines that were built and destroyed in it leave behind.
+
+    That is their process groups, and of stage 3 its own ``torch.nn.functional.linear``, which every later network would
+    use, and the networks themselves: on a list (zero/parameter_offload.py) and as keys of a method's cache (zero/
+    partitioned_param_coordinator.py), which all engines share.
+    """
+    keep, linear, depth = process_groups(), torch.nn.functional.linear, len(FWD_MODULE_STACK)
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = linear
+        del FWD_MODULE_STACK[depth:]
+        method: Any = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
+        for cell in method.__closure__:
+            if hasattr(cell.cell_contents, "cache_clear"):
+                cell.cell_contents.cache_clear()
+        release_process_groups(keep)

@@ -1,0 +1,36 @@
+"""What an image is to a network: float32 in [-1, 1], -1 black and 1 white; grey has one channel, RGB three.
+
+Shapes: any; networks take and give (n, C, R, R).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def decode(pixels: Tensor) -> Tensor:
+    """The image of bytes: float32 in [-1, 1], on their device.
+
+    Args:
+        pixels: uint8, or another type with values 0 to 255. They stay as they are.
+    """
+    # 127.5 maps 0 .. 255 onto -1 .. 1, both ends exact.
+    return pixels.to(torch.float32, copy=True).div_(127.5).sub_(1.0)
+
+
+def encode(images: Tensor) -> Tensor:
+    """The bytes of an image: uint8, rounded, on its device.
+
+    Args:
+        images: Any float type. What lies outside of [-1, 1] is clipped; NaN, which has no uint8, becomes black.
+    """
+    return byte_range(images.detach().nan_to_num(nan=-1.0).clamp(-1, 1)).round().to(torch.uint8)
+
+
+def byte_range(images: Tensor) -> Tensor:
+    """An image in [-1, 1] as float32, 0 to 255, neither rounded nor clipped.
+
+    bfloat16, with 8 bits of mantissa, would be off by up to one grey level.
+    """
+    return (images.float() + 1) * 127.5

@@ -1,0 +1,208 @@
+"""The images of `bigsgan sample`: grids, truncation sweeps, interpolations, style mixing, translated pairs.
+
+Shapes: n images (n, C, R, R) in [-1, 1] on the host, Z numbers in a latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigsgan.data import build_dataset, readable_images
+from bigsgan.draws import Draws
+from bigsgan.engines import MicroBatch
+from bigsgan.errors import UserError
+from bigsgan.inference.trained import TrainedNetwork
+from bigsgan.models import layers, plain
+from bigsgan.models.network import LayerStack
+from bigsgan.models.stylegan2 import Mapping
+from bigsgan.models.stylegan2_layers import SynthesisLayer
+from bigsgan.training.sampling import generator_inputs, pair_grid, sample, stand_statistics, standing_batches
+
+_TABLES = (layers.Embedding, plain.Embedding)
+
+
+class Sheet(NamedTuple):
+    """Images to show, row by row.
+
+    Attributes:
+        images: (n, C, R, R).
+        columns: Images in a row.
+    """
+
+    images: Tensor
+    columns: int
+
+
+class Sampler:
+    """Makes sheets from a generator of images from latents."""
+
+    def __init__(
+        self, trained: TrainedNetwork, seed: int, batch: int, device: torch.device, standing: bool = True
+    ) -> None:
+        """Take a generator on ``device``, which computes ``batch`` images at a time; the seed is that of the latents.
+
+        ``standing`` gives batch norm standing statistics; else its own are used.
+        """
+        self._trained, self._recipe, self._draws = trained, trained.recipe, Draws(seed)
+        self._batch, self._device, self._standing = batch, device, standing
+
+    def prepare(self, truncation: float | None) -> None:
+        """Give batch norm standing statistics, and a generator with styles its truncation psi.
+
+        Standing statistics are of latents drawn like the samples' (Brock et al. 2019, section 4.1).
+        """
+        for layer in self._mappings():
+            layer.truncation_psi = 1.0 if truncation is None else truncation
+        if not self._standing:
+            return
+        batches = standing_batches(self._recipe, self._threshold(truncation), self._batch, self._device)
+        stand_statistics(self._trained.network, self._trained.infer, batches)
+
+    def inputs(self, first: int, labels: Tensor, truncation: float | None) -> MicroBatch:
+        """Inputs of the samples from number ``first`` on, one for each label."""
+        threshold = self._threshold(truncation)
+        return generator_inputs(self._recipe, self._draws, "sample", first, labels, threshold, self._device)
+
+    def images(self, inputs: MicroBatch) -> Tensor:
+        """Images of inputs."""
+        network = self._trained.network
+        statistics = self._recipe.sample_statistics if self._standing else "running"
+        return sample(network, self._trained.infer, inputs, self._batch, statistics)
+
+    def grid(self, num: int, columns: Sequence[int], truncation: float | None) -> Sheet:
+        """``num`` images, a column for each class of ``columns``."""
+        self.prepare(truncation)
+        labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
+        return Sheet(self.images(self.inputs(0, labels, truncation)), len(columns))
+
+    def sweep(self, columns: Sequence[int], truncations: Sequence[float]) -> Sheet:
+        """The same samples under one truncation after the other, a row each."""
+        rows = [self.grid(len(columns), columns, truncation).images for truncation in truncations]
+        return Sheet(torch.cat(rows), len(columns))
+
+    def interpolation(self, columns: Sequence[int], steps: int, truncation: float | None, morph: bool) -> Sheet:
+        """Rows of ``steps`` images, each from one sample to the next, along great circles of the latents.
+
+        Args:
+            columns: Class of each sample that a row begins at; the last row ends at the first.
+            steps: Images in a row.
+            truncation: Of the latents.
+            morph: Go from class to class too, by the embeddings of both; else a row keeps the class that it begins at.
+        """
+        self.prepare(truncation)
+        latents, labels, *rest = self.inputs(0, torch.tensor(columns), truncation)
+        if morph and not any(isinstance(module, _TABLES) for module in self._trained.network.modules()):
+            family = self._recipe.generator.family
+            raise UserError("--morph", None, f"is not supported by generators of family {family}", "remove the option")
+        rows = []
+        for i in range(len(columns)):
+            j = (i + 1) % len(columns)
+            for step in range(steps):
+                share = step / steps
+                z = slerp(latents[i], latents[j], share)[None]
+                one = (z, labels[i : i + 1], *(entry[i : i + 1] for entry in rest))
+                with self._between(int(labels[i]), int(labels[j]), share if morph else 0.0):
+                    rows.append(self.images(one))
+        return Sheet(torch.cat(rows), steps)
+
+    def mixed_styles(self, columns: Sequence[int], rows: int, crossover: int, truncation: float | None) -> Sheet:
+        """Images with coarse styles by row and fine styles by column (Karras et al. 2019, figure 3).
+
+        The first row and column show the samples themselves; the corner is black.
+
+        Args:
+            columns: Class of each sample whose fine styles are shown.
+            rows: Samples whose coarse styles are shown.
+            crossover: Number of styles that count as coarse.
+            truncation: Psi.
+        """
+        if not self._mappings():
+            raise UserError("--mix", None, "needs a generator with styles", "remove the option")
+        num_styles = self._mappings()[0].num_ws
+        if crossover >= num_styles:
+            problem = f"must be less than {num_styles}, the number of styles"
+            raise UserError("--mix", crossover, problem, f"give 1 to {num_styles - 1}")
+        self.prepare(truncation)
+        network = self._trained.network
+        labels = torch.tensor([columns[0]] * rows + list(columns))
+        network.eval()
+        with torch.no_grad():
+            latents, all_labels, seeds = self.inputs(0, labels, None)
+            styles, _ = network.part(0, 1).fold(latents, all_labels, seeds)
+            synthesis = network.part(1, len(network.layers))
+            coarse, fine = styles[:rows], styles[rows:]
+            fines = self._in_batches(synthesis, fine, seeds[rows:])
+            sheet = [torch.cat([torch.full_like(fines[:1], -1), fines])]
+            for i in range(rows):
+                mixed = torch.cat([coarse[i].expand_as(fine)[:, :crossover], fine[:, crossover:]], dim=1)
+                own = synthesis(coarse[i : i + 1], seeds[i : i + 1]).cpu()
+                sheet.append(torch.cat([own, self._in_batches(synthesis, mixed, seeds[i].expand(len(fine)))]))
+        return Sheet(torch.cat(sheet), len(columns) + 1)
+
+    def _in_batches(self, network: LayerStack, *inputs: Tensor) -> Tensor:
+        pieces = zip(*(tensor.split(self._batch) for tensor in inputs), strict=True)
+        return torch.cat([network(*piece).cpu() for piece in pieces])
+
+    def _mappings(self) -> list[Mapping]:
+        return [module for module in self._trained.network.modules() if isinstance(module, Mapping)]
+
+    def _threshold(self, truncation: float | None) -> float | None:
+        """Threshold of the latents: none where truncation draws styles to their mean instead."""
+        return None if self._recipe.generator.has_styles else truncation
+
+    @contextmanager
+    def _between(self, label: int, other: int, share: float) -> Iterator[None]:
+        """Let a class stand for what lies between two inside the block."""
+        tables = [module.weight for module in self._trained.network.modules() if isinstance(module, _TABLES)]
+        kept = [table[label].clone() for table in tables]
+        with torch.no_grad():
+            for table in tables:
+                table[label].lerp_(table[other], share)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for table, row in zip(tables, kept, strict=True):
+                    table[label].copy_(row)
+
+
+def set_styles(network: LayerStack, noise: str | None, cutoff: int | None) -> None:
+    """Choose the noise of a generator with styles, and how many of the first ones psi holds for.
+
+    Raises:
+        UserError: It has fewer styles than ``cutoff``.
+    """
+    for module in network.modules():
+        if isinstance(module, SynthesisLayer) and noise is not None:
+            module.noise_mode = noise
+        if isinstance(module, Mapping) and cutoff is not None:
+            if not 1 <= cutoff <= module.num_ws:
+                problem = f"must be 1 to {module.num_ws}, the number of styles"
+                raise UserError("--truncation-cutoff", cutoff, problem, "give a number in this range")
+            module.truncation_cutoff = cutoff
+
+
+def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:
+    """The point ``share`` of the way from a to b (Z,): along a great circle (Shoemake 1985), the norm in proportion."""
+    norms = a.norm(), b.norm()
+    u, v = a / norms[0], b / norms[1]
+    angle = torch.arccos(torch.dot(u, v).clamp(-1, 1))
+    if torch.sin(angle) < 1e-4:  # no plane, or too thin a one, for a circle
+        return torch.lerp(a, b, share)
+    between = (torch.sin((1 - share) * angle) * u + torch.sin(share * angle) * v) / torch.sin(angle)
+    return between * torch.lerp(*norms, share)
+
+
+def translated_pairs(trained: TrainedNetwork, num: int, batch: int, device: torch.device) -> Sheet:
+    """Inputs of the run's data, their translations and their targets side by side."""
+    pairs = readable_images(build_dataset(trained.recipe.data), num)
+    if not len(pairs):
+        raise UserError("data.root", trained.recipe.data.root, "contains no readable pairs", "repair its images")
+    grid = pair_grid(trained.recipe, pairs, device)
+    images = sample(trained.network, trained.infer, grid.inputs, batch, trained.recipe.sample_statistics)
+    return Sheet(grid.frame(images), grid.columns)

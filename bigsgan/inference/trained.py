@@ -1,0 +1,64 @@
+"""Opens a run directory in one process, without engines: a plain network with the weights of a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigsgan import checkpoint
+from bigsgan.config import Recipe
+from bigsgan.config.run_directory import read_saved_recipe
+from bigsgan.engines.base import MicroBatch
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import moving_state
+from bigsgan.models.network import LayerStack
+from bigsgan.models.precision import compute_as_suits
+
+
+@dataclass
+class TrainedNetwork:
+    """A network with a checkpoint's float32 weights and buffers.
+
+    Attributes:
+        recipe: Of the run.
+        nimg: Images that the checkpoint had seen.
+        network: On the device, in training mode.
+    """
+
+    recipe: Recipe
+    nimg: int
+    network: LayerStack
+
+    @torch.no_grad()
+    def infer(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
+        """Outputs without a graph; moves no state unless told to."""
+        with moving_state(self.network.stateful_layers(), moving):
+            return self.network(*inputs)
+
+
+def best_device() -> torch.device:
+    """A GPU where there is one: under a launcher, this rank's."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
+
+
+def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: torch.device) -> TrainedNetwork:
+    """Put one network of a run together; on a CPU it computes in float32, whatever precision it was trained in.
+
+    ``live`` loads the live weights instead of the generator's EMA; without ``nimg`` the newest checkpoint is taken.
+
+    Raises:
+        UserError: There is no such run or checkpoint, or a file is damaged.
+    """
+    recipe = read_saved_recipe(run)
+    entry = "average" if network == "generator" and not live else network
+    found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry))
+    stack = build_network(recipe, network)
+    checkpoint.Reader(found).entry(entry).read_network(stack)
+    compute_as_suits(stack, device)
+    return TrainedNetwork(recipe, found.nimg, stack.to(device))

@@ -1,0 +1,106 @@
+"""Translations of a directory's images by a run's generator, without the run's data.
+
+Shapes: n images (n, C, R, R) in [-1, 1] on the host.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigsgan.data.datasets import IMAGE_EXTENSIONS, is_image
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+from bigsgan.images.codec import decode
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.inference.sheets import Sheet
+from bigsgan.inference.trained import TrainedNetwork
+from bigsgan.training.sampling import sample
+
+_COLUMNS = 6
+"""Of a sheet: three inputs, each with its translation."""
+
+
+class Translations:
+    """The images of a directory, in the order of their names, and what a generator makes of them."""
+
+    def __init__(
+        self,
+        trained: TrainedNetwork,
+        directory: Path,
+        num: int | None,
+        seed: int,
+        device: torch.device,
+        standing: bool = True,
+    ) -> None:
+        """List the first ``num`` images, or all; sub-directories are ignored. The seed is that of the dropout.
+
+        ``standing`` normalises as the recipe's ``sample_statistics`` say; else batch norm's running statistics do.
+
+        Raises:
+            UserError: The directory cannot be read, or contains no images.
+        """
+        self._trained, self._device, self._draws = trained, device, Draws(seed)
+        self._paths = _images(directory)[:num]
+        self._statistics = trained.recipe.sample_statistics if standing else "running"
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def file_names(self) -> list[str]:
+        """Names of PNG files for the translations: those of the images.
+
+        Raises:
+            UserError: Two images have one name, with other endings.
+        """
+        names = [f"{path.stem}.png" for path in self._paths]
+        name, times = Counter(names).most_common(1)[0]
+        if times > 1:
+            problem = f"has {times} images whose translations would have the same name, {name}"
+            raise UserError("--input", str(self._paths[0].parent), problem, "rename all but one")
+        return names
+
+    def images(self, numbers: Sequence[int], batch: int) -> tuple[Tensor, Tensor]:
+        """Images by their numbers, cropped to a square and resized (n, C_in, R, R), and their translations.
+
+        Where samples are normalised by their own batch, each is a batch, as in the published test: so no image
+        depends on its neighbours.
+
+        Raises:
+            UserError: An image cannot be read.
+        """
+        sources = torch.stack([self._read(self._paths[number]) for number in numbers])
+        seeds = self._draws.seeds("sample/seed", (0,), numbers[0], len(numbers))
+        inputs = (sources, torch.zeros(len(numbers), dtype=torch.int64), torch.from_numpy(seeds))
+        placed = tuple(entry.to(self._device) for entry in inputs)
+        chunk = 1 if self._statistics == "batch" else batch
+        return sources, sample(self._trained.network, self._trained.infer, placed, chunk, self._statistics)
+
+    def sheet(self, batch: int) -> Sheet:
+        """Each image and its translation side by side."""
+        shown = [part.expand(-1, 3, -1, -1) for part in self.images(range(len(self._paths)), batch)]
+        return Sheet(torch.stack(shown, dim=1).flatten(0, 1), min(_COLUMNS, 2 * len(self._paths)))
+
+    def _read(self, path: Path) -> Tensor:
+        data = self._trained.recipe.data
+        try:
+            pixels = image_tensor(open_image(str(path)), str(path), data.resolution, data.input_channels)
+        except CorruptImage as error:
+            raise UserError("--input", str(path), f"cannot be read: {error.reason}", "repair or remove it") from None
+        return decode(pixels)
+
+
+def _images(directory: Path) -> list[Path]:
+    try:
+        paths = sorted(path for path in directory.iterdir() if is_image(path.name) and path.is_file())
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        raise UserError("--input", str(directory), problem, "give a directory of images") from None
+    if not paths:
+        remedy = f"give a directory with files of {', '.join(IMAGE_EXTENSIONS)}"
+        raise UserError("--input", str(directory), "contains no images", remedy)
+    return paths

@@ -1,0 +1,118 @@
+"""Passes that carry the derivative of each number along a direction of the network's input: its tangent.
+
+A penalty on the gradient g of a network's outputs D at its input x is differentiated once in this way, and not twice:
+
+    P = E[phi(|g|)],  g = d sum(D(x)) / dx,   dP/dtheta = d/dtheta E[<g, v>],   v = phi'(|g|) g / |g| held fixed,
+
+and <g, v> is the tangent of D's outputs where that of x is v. An ordinary backward pass through both the values and
+the tangents gives the rest (reverse over forward; Pearlmutter 1994, "Fast exact multiplication by the Hessian").
+
+No layer knows of it but those whose operations torch cannot differentiate so: they ask ``has_tangent``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.autograd.forward_ad as forward_mode
+from torch import Tensor, nn
+
+Carry = tuple[Tensor, ...]
+
+
+class Dual(NamedTuple):
+    """What travels between layers.
+
+    Attributes:
+        carry: As without tangents.
+        tangents: Of each floating-point entry of the carry, of its shape, times 2^exponent.
+        exponent: int64 (1,). Tangents are as large as that takes, so that half types can hold them.
+    """
+
+    carry: Carry
+    tangents: Carry
+    exponent: Tensor
+
+
+EXPONENT = torch.int64
+"""The type of an exponent, of which there is one."""
+
+
+def begin(inputs: Carry, tangent: Tensor, over_replicas: Callable[[Tensor], Any] | None = None) -> Dual:
+    """The inputs of a network.
+
+    Args:
+        inputs: The first of them has the tangent.
+        tangent: Of its shape, float32 or float64.
+        over_replicas: Replaces a tensor (), in place, by the largest of all replicas: layers take means over them, and
+            so of tangents, which then need one exponent.
+    """
+    largest = tangent.abs().amax()
+    if over_replicas is not None:
+        over_replicas(largest)
+    largest = largest.nan_to_num(nan=1.0).clamp(2.0**-100, 2.0**100)
+    exponent = -torch.frexp(largest).exponent.to(EXPONENT).view(1)
+    others = [torch.zeros_like(entry) for entry in inputs[1:] if entry.is_floating_point()]
+    return Dual(inputs, (torch.ldexp(tangent, exponent), *others), exponent)
+
+
+def end(dual: Dual) -> tuple[Tensor, Tensor]:
+    """What the last layer returns, and its tangent, at least in float32."""
+    (output,), (tangent,), exponent = dual
+    return output, torch.ldexp(tangent.to(torch.promote_types(tangent.dtype, torch.float32)), -exponent)
+
+
+def flat(dual: Dual) -> list[Tensor]:
+    """Carry, tangents and exponent, one behind the other, as they travel between stages."""
+    return [*dual.carry, *dual.tangents, dual.exponent]
+
+
+def of(entries: Sequence[Tensor]) -> Dual:
+    """What ``flat`` made a list of."""
+    *others, exponent = entries
+    num = len(others)
+    while num + sum(entry.is_floating_point() for entry in others[:num]) > len(others):
+        num -= 1
+    return Dual(tuple(others[:num]), tuple(others[num:]), exponent)
+
+
+def differentiate(layer: Callable[..., Carry], *entries: Tensor) -> Dual:
+    """Apply a layer to what ``flat`` made a list of."""
+    dual = of(entries)
+    tangents = iter(dual.tangents)
+    with forward_mode.dual_level():
+        outputs = layer(
+            *(
+                forward_mode.make_dual(entry, next(tangents)) if entry.is_floating_point() else entry
+                for entry in dual.carry
+            )
+        )
+        values = [forward_mode.unpack_dual(output) for output in outputs]
+        return Dual(
+            tuple(value.primal for value in values),
+            tuple(
+                torch.zeros_like(value.primal) if value.tangent is None else value.tangent
+                for value in values
+                if value.primal.is_floating_point()
+            ),
+            dual.exponent,
+        )
+
+
+class DualLayer(nn.Module):
+    """A layer that takes and gives what ``flat`` makes a list of."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *entries: Tensor) -> Carry:
+        """Apply the layer."""
+        return tuple(flat(differentiate(self.layer, *entries)))
+
+
+def has_tangent(x: Tensor) -> bool:
+    """Whether a layer's input carries one."""
+    return forward_mode.unpack_dual(x).tangent is not None

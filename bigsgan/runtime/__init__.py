@@ -1,0 +1,1 @@
+"""This process, its machine and the others of the job: ranks, devices, memory, files, locks, signals, launchers."""

@@ -1,0 +1,357 @@
+"""Ranks, devices and the few collectives that bigsgan makes itself.
+
+Besides engines/, the only module that imports deepspeed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import deepspeed
+import deepspeed.ops
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from torch import Tensor
+
+from bigsgan.errors import UserError
+from bigsgan.runtime import memory
+from bigsgan.runtime.idle_gpus import refuse_idle_gpus
+
+PATIENCE_HOURS = 3
+_SPEAKER_KEY = "bigsgan/speaker"
+_STORE_PATIENCE = timedelta(seconds=10)
+"""How long a store is looked for: a board's, and by rank 0 the one that it keeps itself."""
+
+_process_store = dist.HashStore()
+"""Where a run of one process keeps what several keep in the store of rank 0 or of their launcher."""
+
+
+def initialize(patience_seconds: float | None = None) -> None:
+    """Join the process group that the launcher describes, or make one of a single rank without a launcher.
+
+    DeepSpeed's shared-memory all-reduce for CPUs is left out: it would compile for minutes before the first step
+    (seen in 0.19.8, comm/torch.py), and a killed build would block every later run.
+
+    A collective waits ``patience_seconds`` for a rank that does not come, or DeepSpeed's ten minutes.
+
+    Raises:
+        UserError: There are fewer devices than ranks, or GPUs that torch cannot use, or ranks cannot meet at
+            MASTER_ADDR and MASTER_PORT.
+    """
+    if not os.environ.get("RANK"):  # DeepSpeed asks for all of them; nobody meets at that port
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    if get_accelerator().device_name() == "cpu":
+        refuse_idle_gpus(os.environ)
+        # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+    else:
+        devices = get_accelerator().device_count()
+        if devices == 0:
+            problem = f"must be a device of {socket.gethostname()}"
+            name = get_accelerator().device_name()
+            raise UserError("DS_ACCELERATOR", name, problem, "run `unset DS_ACCELERATOR`", "an environment variable")
+        if local_size > devices:
+            remedy = "start at most one rank for each device"
+            problem = f"must be at most {devices}, the number of devices of this host"
+            raise UserError("LOCAL_SIZE", local_size, problem, remedy)
+        # CUDA has 8 queues otherwise. An inner stage of two pipelines has more streams, and one that waits for a
+        # neighbour would hold up another that shares its queue.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        get_accelerator().set_device(local_rank())
+    patience: dict[str, Any] = {} if patience_seconds is None else {"timeout": timedelta(seconds=patience_seconds)}
+    if os.environ.get("WORLD_SIZE", "1") == "1" and not dist.is_initialized():
+        # In this process alone: a store for others would listen on all interfaces.
+        backend = get_accelerator().communication_backend_name()
+        dist.init_process_group(backend, store=_process_store, rank=0, world_size=1, **patience)
+    store = _meeting_place()
+    deepspeed.init_distributed(verbose=False, **patience)
+    del store  # torch's own has shared it since
+
+
+def rank() -> int:
+    """Return this process's global rank."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
+
+
+def local_rank() -> int:
+    """Return this process's rank on its host."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def world_size() -> int:
+    """Return the number of ranks."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def device() -> torch.device:
+    """Return this rank's device."""
+    name = get_accelerator().device_name()
+    return torch.device("cpu") if name == "cpu" else torch.device(name, local_rank())
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    dist.barrier()
+
+
+def patient_barrier() -> Callable[[], None]:
+    """Return what waits for all ranks, once, for hours; ``barrier`` gives up after DeepSpeed's ten minutes."""
+    group: Any = dist.new_group(backend="gloo", timeout=timedelta(hours=PATIENCE_HOURS))
+
+    def wait() -> None:
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+
+    return wait
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Sum a tensor over all ranks, in place."""
+    if world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def broadcast(tensors: Iterable[Tensor], source: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Copy one rank's tensors to all ranks, or those of a group, in place."""
+    if world_size() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, source, group=group)
+
+
+def from_rank_zero(value: Any) -> Any:
+    """Return rank 0's picklable ``value`` on all ranks."""
+    values = [value]
+    if world_size() > 1:
+        dist.broadcast_object_list(values, 0, device=device())
+    return values[0]
+
+
+def gather_objects(value: Any) -> list[Any] | None:
+    """Return all ranks' picklable values, by rank, on rank 0; None on the others."""
+    if world_size() == 1:
+        return [value]
+    values = [None] * world_size() if rank() == 0 else None
+    dist.gather_object(value, values)
+    return values
+
+
+def any_rank(flag: bool) -> bool:
+    """Return whether ``flag`` is set on any rank."""
+    return bool(total(float(flag)))
+
+
+def total(value: float) -> float:
+    """Return the sum of the ranks' values."""
+    return float(sum_over_ranks(torch.tensor(value, dtype=torch.float64, device=device())))
+
+
+def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
+    """Send contiguous tensors to ranks while receiving others, in place, from ranks."""
+    operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
+    operations += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives]
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+
+def mean_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Average a tensor over all ranks, or those of a group; differentiable any number of times."""
+    return _Mean.apply(tensor, group)
+
+
+class _Mean(torch.autograd.Function):
+    """The mean is its own adjoint: d(sum over ranks of loss)/dx averages the incoming gradients.
+
+    Each rank's loss is a mean over its own samples and the engines average gradients over ranks, which this
+    function's backward must agree with: the averaged gradient of the averaged losses is the global one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        result = tensor.contiguous().clone()
+        dist.all_reduce(result, group=group)
+        return result.div_(dist.get_world_size(group))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Mean.apply(grad, ctx.group), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return _Mean.apply(tangent, ctx.group)
+
+
+class Later:
+    """A number on its way from the device to the host, behind the work that is queued.
+
+    Attributes:
+        is_known: Whether the host had it from the beginning.
+    """
+
+    def __init__(self, number: Tensor | float) -> None:
+        """Send it; a tensor has one element."""
+        self.is_known = not isinstance(number, Tensor)
+        self._number, self._event = torch.as_tensor(number), None
+        if self._number.is_cuda:
+            self._number = self._number.to("cpu", non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def value(self) -> float:
+        """Wait until it is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._number.item())
+
+
+class Agreement:
+    """Whether any rank raises a flag: asked in every update, and answered one update later, so that no rank waits."""
+
+    def __init__(self) -> None:
+        self._flags = [torch.zeros(1, device=device()), torch.ones(1, device=device())]
+        self._asked: tuple[dist.Work, Later] | None = None
+
+    def any_rank(self, flag: bool) -> bool:
+        """Tell this rank's flag; return whether any rank's was raised when this was called before. A collective."""
+        if world_size() == 1:
+            return flag
+        answer = self._answer()
+        own = self._flags[flag].clone()
+        work = dist.all_reduce(own, async_op=True)
+        assert work is not None
+        if own.is_cuda:
+            work.wait()  # lets the stream wait, and not the host
+        self._asked = work, Later(own)
+        return answer
+
+    def _answer(self) -> bool:
+        if self._asked is None:
+            return False
+        work, flag = self._asked
+        work.wait()
+        return flag.value() > 0
+
+
+class StoreBoard:
+    """Short texts of the ranks in the launcher's store, over a connection of its own: the main one may hang."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def write(self, key: str, text: str) -> None:
+        """Put a text in the place of what was there."""
+        self._store.set(key, text)
+
+    def read(self, key: str) -> str | None:
+        """Return a text, or None where there is none."""
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number of the ranks, which begins at 0, and return it."""
+        return self._store.add(key, amount)
+
+
+def open_board(name: str) -> StoreBoard:
+    """Connect to the store that the ranks met at; a board has the same name on all ranks.
+
+    Raises:
+        RuntimeError: Its host does not answer.
+    """
+    store: dist.Store = _process_store
+    if world_size() > 1:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_PATIENCE)
+    return StoreBoard(dist.PrefixStore(f"bigsgan/{name}", store))
+
+
+def claim_speech() -> bool:
+    """Return True on exactly one of the ranks that call this, so that one message is printed and not many."""
+    if not dist.is_initialized():
+        return rank() == 0
+    return _spoken(1) == 1  # not where the store's host is gone already: that rank has ended, so it has spoken
+
+
+def another_rank_spoke() -> bool | None:
+    """Return whether a rank has printed its message and ended, so that collectives fail on all others.
+
+    None where nobody can be asked: the store has ended too, with rank 0, which may have spoken or been killed.
+    """
+    if not dist.is_initialized():
+        return False
+    return None if (num := _spoken(0)) is None else num > 0
+
+
+def _spoken(more: int) -> int | None:
+    """Return how many ranks have spoken, with ``more`` of them; None where the store's host is gone."""
+    try:
+        return dist.distributed_c10d._get_default_store().add(_SPEAKER_KEY, more)  # torch 2.8 to 2.15: no public name
+    except RuntimeError:
+        return None
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Return whether an error of a collective says that another rank, or the way to it, is gone."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
+def leave() -> None:
+    """Leave the process group at the end of a run."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def synchronize() -> None:
+    """Wait until the device has done all it was given. For timing, never inside the step."""
+    if device().type != "cpu":
+        get_accelerator().synchronize()
+
+
+def synchronize_stream() -> None:
+    """Wait until the device has done what it was given to compute, and not for messages under way beside it."""
+    if device().type != "cpu":
+        get_accelerator().current_stream().synchronize()
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory this rank has held: of the device, or of the process on a CPU."""
+    if device().type == "cpu":
+        return memory.resident_bytes(peak=True)
+    return int(get_accelerator().max_memory_allocated())
+
+
+def forget_peak_memory() -> None:
+    """Reset a device's ``peak_memory_bytes``, after releasing the unused memory of its allocator."""
+    if device().type != "cpu":
+        get_accelerator().empty_cache()
+        get_accelerator().reset_peak_memory_stats()
+
+
+def _meeting_place() -> dist.Store | None:
+    """Open the store that rank 0 keeps for all ranks, on rank 0, which torch then shares. torchrun keeps its own.
+
+    Raises:
+        UserError: It cannot listen at MASTER_PORT, or MASTER_ADDR leads elsewhere.
+    """
+    if dist.is_initialized() or rank() > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return dist.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=_STORE_PATIENCE, multi_tenant=True
+        )
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error) or "EACCES" in str(error):
+            problem = f"cannot be used on {socket.gethostname()}: another program uses it, or it is reserved for root"
+            raise UserError("MASTER_PORT", port, problem, "give another, as with --master_port") from error
+        problem = f"must be an address of rank 0's host, {socket.gethostname()}"
+        raise UserError("MASTER_ADDR", host, problem, "give the name or address of rank 0's host") from error

@@ -1,0 +1,54 @@
+"""How a command on many ranks exits after an error: one rank prints the message, all have the same exit status."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError, print_error, wait_for_termination
+from bigsgan.monitor.logs import current_phase
+from bigsgan.runtime import comm
+
+_UNKNOWN_SECONDS = 5.0
+"""How long a rank waits to be ended where rank 0 may have spoken, whose launcher then ends its host's ranks."""
+
+_log = logging.getLogger(__name__)
+
+
+def exit_status(work: Callable[[], int]) -> int:
+    """Do the work on every rank; return its result, 2 after a UserError, or 1 after a lost connection.
+
+    One rank prints the message of a UserError; the others wait until the launcher terminates them, which it does as
+    soon as one rank exits. A rank that loses its connection and is not terminated in time prints its host and phase.
+    """
+    try:
+        return work()
+    except UserError as error:
+        # INFO, for the log file only: as an error it would be printed twice.
+        _log.info("stopped: %s", error, exc_info=error)
+        if comm.claim_speech():
+            print_error(error)
+        else:
+            wait_for_termination()
+        return EXIT_BAD_INPUT
+    except RuntimeError as error:
+        spoke = comm.another_rank_spoke()
+        if not (spoke or comm.is_lost_connection(error)):
+            raise
+        _log.info("stopped after another rank", exc_info=error)
+        if spoke:
+            wait_for_termination()
+            return EXIT_BAD_INPUT
+        if spoke is None:
+            time.sleep(_UNKNOWN_SECONDS)
+        print(f"bigsgan: {_lost(error)}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+def _lost(error: RuntimeError) -> str:
+    reason = str(error).splitlines()[0]
+    where = f"rank {comm.rank()} on {socket.gethostname()} lost its connection in phase '{current_phase()}'"
+    return f"{where}: {reason}; another rank or its host failed first"

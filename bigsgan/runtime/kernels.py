@@ -1,0 +1,51 @@
+"""Selects torch's kernels: the fastest, or deterministic ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor
+
+from bigsgan.runtime import comm
+
+_log = logging.getLogger(__name__)
+
+
+def choose_kernels(deterministic: bool) -> None:
+    """Set torch's switches for this process, before it computes anything.
+
+    Args:
+        deterministic: Take kernels whose sums have the same order in every run, and raise RuntimeError where there is
+            none, so that a resumed run on a GPU equals an uninterrupted one bit for bit. Otherwise cuDNN measures some
+            of its algorithms (torch.backends.cudnn.benchmark_limit) when it meets a shape, and takes the fastest: two
+            runs may take different ones.
+    """
+    debugging: Any = torch.utils.deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it, and torch checks
+    torch.use_deterministic_algorithms(deterministic)
+    debugging.fill_uninitialized_memory = not deterministic  # else a kernel for each tensor
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic and comm.device().type == "cuda"
+    if hasattr(inductor, "deterministic"):  # since torch 2.10
+        inductor.deterministic = deterministic
+    if deterministic:
+        _log.info("kernels: deterministic in torch, cuDNN, cuBLAS and torch.compile")
+    elif torch.backends.cudnn.benchmark:
+        _log.info("kernels: cuDNN takes the fastest of %d algorithms", torch.backends.cudnn.benchmark_limit)
+
+
+@contextmanager
+def kernels(deterministic: bool) -> Iterator[None]:
+    """Have ``choose_kernels`` hold inside the block alone."""
+    before = torch.are_deterministic_algorithms_enabled()
+    choose_kernels(deterministic)
+    try:
+        yield
+    finally:
+        choose_kernels(before)

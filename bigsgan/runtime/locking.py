@@ -1,0 +1,131 @@
+"""File locks, which keep a second process from writing; the kernel releases them when the process ends.
+
+Why not those of filelock: docs/explanation/libraries.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from bigsgan.errors import UserError, reason
+
+_REFUSALS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems answer that keep no locks; the last is Lustre's, mounted without ``flock``."""
+
+_PATIENCE_SECONDS = 100.0
+"""How long a holder on another host is waited for. An NFS server keeps the locks of a host that was lost for the lease
+of 90 s, and a job that was on it may be started again before."""
+
+_POLL_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class _Holder(NamedTuple):
+    """What the process that holds a lock has written into its file."""
+
+    host: str
+    pid: int
+    since: str
+
+
+def hold(path: Path, field: str, value: str, remedy: str) -> Callable[[], None]:
+    """Lock ``path``, a file made for this alone, until the process ends, by whatever end.
+
+    Where the file system keeps no locks, there is one warning and no lock. Processes that are forked do not hold it.
+
+    The file stays there, as a process could be about to lock it. Field, value and remedy are those of the UserError if
+    another process holds the lock.
+
+    Returns:
+        What lets go of it before the process ends.
+
+    Raises:
+        UserError: Another process holds it, or it cannot be written.
+    """
+    until: float | None = None
+    while True:
+        try:
+            file = _locked(path)
+        except BlockingIOError:
+            holder = _read(path)
+        except OSError as error:
+            if error.errno not in _REFUSALS:
+                problem = f"cannot be locked: {reason(error, path)}"
+                raise UserError(str(path), None, problem, "give a directory that you can write to") from None
+            text = "%s is on a file system without locks (%s): do not start a second job in that directory"
+            _log.warning(text, path, error)
+            return lambda: None
+        else:
+            return _held(file)
+        who = f"process {holder.pid} on {holder.host} since {holder.since}" if holder else "another process"
+        if until is None:
+            until = time.monotonic() + _PATIENCE_SECONDS
+            if holder is None or holder.host != socket.gethostname():
+                _log.warning("%s is in use by %s, waiting for %.0f s in case it is dead", value, who, _PATIENCE_SECONDS)
+        if time.monotonic() > until or (holder is not None and holder.host == socket.gethostname()):
+            raise UserError(field, value, f"is in use by {who}", remedy)
+        time.sleep(_POLL_SECONDS)
+
+
+def _locked(path: Path) -> FileIO:
+    """Open and lock the file that has this name once it is locked."""
+    while True:
+        file = FileIO(path, "a+", opener=_open_regular)  # for writing, which NFS asks of those who lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):  # or the holder before has removed it
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open what may be emptied: a link could lead to any file, and a pipe has no end."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "a pipe or device, not a regular file", path)
+    return descriptor
+
+
+def _held(file: FileIO) -> Callable[[], None]:
+    """Write down who holds a lock, and return what lets go of it."""
+    holder = _Holder(socket.gethostname(), os.getpid(), datetime.now().astimezone().isoformat(" ", "seconds"))
+    with suppress(OSError):  # a full disk does not prevent the lock
+        file.truncate(0)
+        file.write(json.dumps(holder._asdict()).encode() + b"\n")
+    os.register_at_fork(after_in_child=file.close)  # or a child that outlives this process would hold the lock
+
+    def release() -> None:
+        if not file.closed:
+            with suppress(OSError):
+                file.truncate(0)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            file.close()
+
+    return release
+
+
+def _read(path: Path) -> _Holder | None:
+    """Who holds the lock; None as long as that is not written."""
+    try:
+        return _Holder(**json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

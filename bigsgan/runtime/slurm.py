@@ -1,0 +1,88 @@
+"""Ranks from Slurm: translates the variables that `srun` sets to those that torch.distributed reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from bigsgan.errors import UserError
+
+_FIRST_PORT, _NUM_PORTS = 20_000, 12_000
+"""Below 32,768, from where on Linux takes ports for outgoing connections."""
+
+_MOST_DIGITS = 10
+
+
+def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE, MASTER_ADDR and MASTER_PORT of a task that `srun` started.
+
+    Nothing where another launcher has set RANK, or where this is no task of `srun`, such as a batch script itself.
+
+    Raises:
+        UserError: Variables are missing or not as Slurm sets them.
+    """
+    if environment.get("RANK") or not environment.get("SLURM_STEP_NUM_TASKS"):
+        return {}
+    node = int(_number(environment, "SLURM_NODEID"))
+    local_rank, local_size = _number(environment, "SLURM_LOCALID"), tasks_on_node(environment, node)
+    if _sees_own_device(environment, local_size):  # which is number 0
+        local_rank, local_size = "0", 1
+    job = int(_number(environment, "SLURM_JOB_ID"))
+    return {
+        "RANK": _number(environment, "SLURM_PROCID"),
+        "WORLD_SIZE": _number(environment, "SLURM_STEP_NUM_TASKS"),
+        "LOCAL_RANK": local_rank,
+        "LOCAL_SIZE": str(local_size),
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(_text(environment, "SLURM_STEP_NODELIST")),
+        # Jobs that share a host have other numbers.
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(_FIRST_PORT + job % _NUM_PORTS),
+    }
+
+
+def first_host(nodelist: str) -> str:
+    """First name of a list such as ``gpu[007-010,012]-ib,login1``."""
+    found = re.fullmatch(r"([^\[\],]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?(?:,.*)?", nodelist)
+    if found is None:
+        raise UserError("SLURM_STEP_NODELIST", nodelist, "must be a list of hosts", "set MASTER_ADDR to the first host")
+    prefix, number, suffix = found.groups(default="")
+    return prefix + number + suffix
+
+
+def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
+    """Tasks of this step on one of its nodes, of a text such as ``8(x3),4``."""
+    text = _text(environment, "SLURM_STEP_TASKS_PER_NODE")
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,6})\))?", part)
+        if found is None:
+            raise UserError("SLURM_STEP_TASKS_PER_NODE", text, "must be as Slurm sets it", "start with `srun`")
+        counts += [int(found[1])] * int(found[2] or 1)
+    if node >= len(counts):
+        problem = f"must be less than {len(counts)}, the number of nodes of the step"
+        raise UserError("SLURM_NODEID", node, problem, "start with `srun`")
+    return counts[node]
+
+
+def _sees_own_device(environment: Mapping[str, str], local_size: int) -> bool:
+    """Whether Slurm shows each task a single GPU of its own.
+
+    --gpus-per-task, --ntasks-per-gpu and --gpu-bind do so, each alone, and --gpu-bind=none undoes it. No variable says
+    all of that, so what the task sees decides; without CUDA_VISIBLE_DEVICES it sees all.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    # Where one GPU of the node is for all of its tasks, each would see one too.
+    on_node = environment.get("SLURM_GPUS_ON_NODE", "")
+    return bool(visible) and "," not in visible and on_node.isdecimal() and int(on_node) >= local_size
+
+
+def _number(environment: Mapping[str, str], name: str) -> str:
+    text = _text(environment, name)
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise UserError(name, text, "must be a whole number", "start with `srun`")
+    return text
+
+
+def _text(environment: Mapping[str, str], name: str) -> str:
+    if not environment.get(name):
+        raise UserError(name, None, "must be set in a step of Slurm", "start with `srun`")
+    return environment[name]

@@ -1,0 +1,103 @@
+"""Refuses to start if ranks have different recipes, versions or data.
+
+Ranks that differ would not fail: each would train on its own permutation, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from bigsgan.config import RunPlan
+from bigsgan.config.run_directory import flat
+from bigsgan.config.sections import Data
+from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.fingerprint import Fingerprint
+from bigsgan.errors import UserError, shown
+from bigsgan.preflight import versions
+from bigsgan.runtime import comm
+
+_OWN_KEYS = frozenset({"data.root", "data.input_root", "data.num_workers", "data.prefetch"})
+"""Keys of a recipe that may differ between hosts; DeepSpeed files are compared by their contents."""
+
+_MOST_HOSTS_NAMED = 4
+
+_Told = TypeVar("_Told")
+
+
+def check_plans(plan: RunPlan) -> None:
+    """Compare recipes, DeepSpeed files and versions of the ranks. A collective.
+
+    Raises:
+        UserError: With the first that differs from rank 0's, and the hosts that it differs on.
+    """
+    told: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
+    told |= {key: value for key, value in flat(plan.recipe.model_dump()).items() if key not in _OWN_KEYS}
+    for network, engine in plan.engines.items():
+        told[f"engines.{network}.ds_config"] = engine.file.content
+
+    def refuse(by_rank: Sequence[tuple[str, dict[str, Any]]]) -> UserError | None:
+        (host, first), *others = by_rank
+        for key in first:
+            hosts = [(name, told.get(key)) for name, told in others if told.get(key) != first[key]]
+            if hosts:
+                named = _named([f"{'null' if value is None else shown(value)} on {name}" for name, value in hosts])
+                remedy = "start all hosts with the same recipe, DeepSpeed files and versions"
+                return UserError(key, None, f"must be {shown(first[key])} as on {host} (rank 0), got {named}", remedy)
+        return None
+
+    _agree(told, refuse)
+
+
+def open_alike(build: Callable[[Data], ImageDataset], data: Data) -> ImageDataset:
+    """Open a data set on every rank, and compare what the ranks have found. A collective.
+
+    Args:
+        build: Opens it.
+        data: The recipe's section.
+
+    Raises:
+        UserError: It cannot be opened, on the hosts that the message names; or it holds different images there.
+    """
+    if comm.world_size() == 1:
+        return build(data)
+    try:
+        dataset = build(data)
+        told: Fingerprint | UserError = dataset.fingerprint()
+    except UserError as error:
+        told = error
+    _agree(told, lambda by_rank: _different_data(by_rank, data))
+    return dataset
+
+
+def _different_data(by_rank: Sequence[tuple[str, Fingerprint | UserError]], data: Data) -> UserError | None:
+    field, value = ("data.root", data.root) if data.root else ("data.kind", data.kind)
+    errors = [(host, told) for host, told in by_rank if isinstance(told, UserError)]
+    listed = [(host, told) for host, told in by_rank if isinstance(told, Fingerprint)]
+    if errors:
+        error = errors[0][1]
+        hosts = f"on {_named([host for host, _ in errors])}" if listed else ""
+        detail = "; ".join(filter(None, (error.detail, hosts)))
+        return UserError(error.field, error.value, error.problem, error.remedy, detail)
+    first_host, first = listed[0]
+    found = [f"{words} on {host}" for host, told in listed if (words := first.difference(told))]
+    if not found:
+        return None
+    problem = f"differs between hosts: {first.num_images} images on {first_host} (rank 0), {_named(found)}"
+    return UserError(field, value, problem, "copy the same files to all hosts, or give a path on a shared file system")
+
+
+def _agree(told: _Told, refuse: Callable[[Sequence[tuple[str, _Told]]], UserError | None]) -> None:
+    """Compare on rank 0 what each rank tells, with its host, and raise the resulting error on all ranks."""
+    if comm.world_size() == 1:
+        return
+    by_rank = comm.gather_objects((socket.gethostname(), told))
+    if refused := comm.from_rank_zero(refuse(by_rank) if by_rank is not None else None):
+        raise refused
+
+
+def _named(texts: Sequence[str]) -> str:
+    """Join texts, each once and not too many."""
+    each = list(dict.fromkeys(texts))
+    return ", ".join(each[:_MOST_HOSTS_NAMED]) + (", ..." if len(each) > _MOST_HOSTS_NAMED else "")

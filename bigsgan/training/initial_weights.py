@@ -1,0 +1,142 @@
+"""Initial weights of a run: from another run, or imported."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from bigsgan import checkpoint
+from bigsgan.config import NETWORKS, Recipe
+from bigsgan.engines import Engine
+from bigsgan.errors import UserError
+from bigsgan.models.build import build_network
+from bigsgan.runtime import comm
+from bigsgan.training.ema import ShardedEMA
+from bigsgan.training.state import STEP, EMAState, load_buffers, load_optimizer, load_shard
+
+_log = logging.getLogger(__name__)
+
+
+class InitialWeights(NamedTuple):
+    """Where weights to begin with come from.
+
+    Attributes:
+        recipe: Of the run that they were trained in.
+        checkpoint: Of that run.
+        live: Load the generator's live weights and not its EMA.
+        own: The run directory is that of an import, whose EMA, images seen and optimizer state are kept.
+    """
+
+    recipe: Recipe
+    checkpoint: checkpoint.Checkpoint
+    live: bool
+    own: bool = False
+
+
+def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mapping[str, Engine]) -> None:
+    """Fill parameters and buffers of both networks, whatever layout wrote the weights. Every rank calls this.
+
+    Where the two runs differ in their number of classes, what belongs to the classes keeps its new values.
+
+    Args:
+        recipe: Of the run that begins.
+        initial: The weights.
+        engines: Of the run that begins, by network.
+
+    Raises:
+        UserError: The networks differ in more than their classes.
+    """
+    other, found, live, own = initial
+    # What the recipe asks for, with the other run's classes: that has to be the other run's network.
+    same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": other.data.num_classes})})
+    reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
+    for network in NETWORKS:
+        entry = "average" if network == "generator" and not live else network
+        if entry not in found.entries:
+            _refuse_freezing(recipe, found)
+            _log.warning("%s has no %s: it starts from random weights", found.path, network)
+            continue
+        theirs, expected, ours = (_shapes(each, network) for each in (other, same, recipe))
+        _refuse_other(network, theirs, expected)
+        kept = {name for name, shape in ours.items() if theirs.get(name) == shape}
+        if left := sorted(ours.keys() - kept):
+            text = "%s: %d tensors depend on the classes and start from random values, such as %s"
+            _log.warning(text, network, len(left), left[0])
+        saved = reader.entry(entry)
+        with torch.device("meta"):
+            saved.refuse_others(build_network(other, network))
+        _fill(engines[network], saved, kept)
+        if not own or STEP not in saved.numbers:
+            continue
+        if left or getattr(recipe.optimizer, network).kind != "adam":
+            _log.warning("%s: the imported optimizer state does not fit and starts from zero", network)
+        else:
+            load_optimizer(saved, engines[network])
+
+
+def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, average: ShardedEMA) -> None:
+    """Load an import's EMA, unless its classes differ. A collective."""
+    found = initial.checkpoint
+    if not initial.own:
+        return
+    if _shapes(initial.recipe, "generator") != _shapes(recipe, "generator"):
+        _log.warning("%s has other classes: the EMA starts as a copy of the generator", found.path)
+        return
+    EMAState(engine, average).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry("average"))
+
+
+def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
+    """Of a network's parameters and buffers, but for layers before its own, such as augmentation."""
+    with torch.device("meta"):
+        state = build_network(recipe, network).state_dict()
+    return {name: tensor.shape for name, tensor in state.items() if not name.startswith("layers.-")}
+
+
+def _refuse_other(network: str, theirs: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
+    for name in sorted(theirs.keys() | expected.keys()):
+        was, wanted = theirs.get(name), expected.get(name)
+        if was != wanted:
+            sizes = ", ".join(
+                f"{'none' if s is None else tuple(s)} {where}" for s, where in ((wanted, "here"), (was, "there"))
+            )
+            problem = f"has a different {network}: {name} is {sizes}"
+            remedy = f"use the {network} and data sections of its config.yaml; data.num_classes may differ"
+            raise UserError("init_from.run", None, problem, remedy)
+
+
+def _refuse_freezing(recipe: Recipe, found: checkpoint.Checkpoint) -> None:
+    if recipe.init_from and recipe.init_from.freeze_discriminator:
+        number = recipe.init_from.freeze_discriminator
+        problem = f"must be 0, as {found.path} has no discriminator"
+        raise UserError("init_from.freeze_discriminator", number, problem, "set it to 0")
+
+
+@torch.no_grad()
+def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> None:
+    """Read what of ``names`` lies on this rank, and no more."""
+    for shard in engine.shards():
+        load_shard(saved, shard._replace(pieces=[piece for piece in shard.pieces if piece.name in names]))
+    engine.publish()
+    load_buffers(saved, {name: buffer for name, buffer in engine.network.named_buffers() if name in names})
+
+
+def freeze_first_layers(recipe: Recipe, engine: Engine, num_layers: int) -> None:
+    """Keep the first layers of the discriminator as they are (Mo, Cho and Shin 2020, arXiv 2002.10964).
+
+    Their gradients become 0, and an optimizer that has seen nothing else does not move them.
+
+    Raises:
+        UserError: There are no more layers than those.
+    """
+    with torch.device("meta"):
+        numbers = [int(number) for number in build_network(recipe, "discriminator").layers]
+    if num_layers > max(numbers):
+        problem = f"must be less than {max(numbers) + 1}, the number of the discriminator's layers"
+        raise UserError("init_from.freeze_discriminator", num_layers, problem, f"give {max(numbers)} or less")
+    for number, layer in engine.network.layers.items():
+        if int(number) < num_layers:
+            for parameter in layer.parameters():
+                parameter.register_hook(torch.zeros_like)

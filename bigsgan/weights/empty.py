@@ -1,0 +1,19 @@
+"""Our networks without values, whose names and shapes published weights are compared with."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from bigsgan.config.families import FAMILIES
+from bigsgan.models.network import LayerStack
+
+
+def empty_network(network: str, section: Mapping[str, Any], data: Mapping[str, int]) -> LayerStack:
+    """The ``generator`` or ``discriminator`` of a recipe with this section and this ``data``, on the meta device."""
+    make = getattr(importlib.import_module(f"bigsgan.models.{section['family']}"), f"{network}_layers")
+    with torch.device("meta"):
+        return LayerStack(make(FAMILIES[section["family"]][network == "discriminator"](**section), **data))

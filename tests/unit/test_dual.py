@@ -1,0 +1,114 @@
+"""Passes that carry tangents, against the double backward of the same penalty in float64."""
+
+import pytest
+import torch
+
+from bigsgan.models import dual
+from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
+from tests.tiny import FAMILIES, awake, tiny_recipe
+
+AUGMENTED = {
+    "ada": [*FAMILIES["stylegan2"], "augmentation={pipeline: bgcfnc, p: 0.8}"],
+    "diffaugment": ["augmentation={kind: diffaugment}"],
+}
+GAMES = {"biggan": [], **FAMILIES, **AUGMENTED}
+SEGMENTS, NUM = 2, 4
+
+
+def discriminator(tmp_path, overrides):
+    """D in float64, and inputs of two segments."""
+    recipe = tiny_recipe(tmp_path, *overrides)
+    with awake():
+        network = build_network(recipe, "discriminator")
+        initialize(network, seed=3)
+    network.double().train()
+    data, draw, num = recipe.data, torch.Generator().manual_seed(5), SEGMENTS * NUM
+    inputs = [torch.randn(num, data.image_channels, data.resolution, data.resolution, generator=draw)]
+    inputs.append(torch.randint(max(data.num_classes, 1), (num,), generator=draw))
+    if data.paired:
+        inputs.append(torch.randn(num, data.input_channels, data.resolution, data.resolution, generator=draw))
+    if recipe.augmentation:
+        inputs.append(torch.arange(num) * 7919 + 5)
+    for module in network.modules():
+        if isinstance(getattr(module, "p", None), torch.Tensor):
+            module.p.fill_(recipe.augmentation.p)
+    return network, tuple(x.double() if x.is_floating_point() else x for x in inputs)
+
+
+def by_double_backward(network, inputs, loss, scale=1.0):
+    """Gradients of ``loss`` of |gradient of the logits|^2 and the logits, and the gradient at the images."""
+    images = inputs[0].clone().requires_grad_(True)
+    logits = network(images, *inputs[1:], segments=SEGMENTS)
+    (grads,) = torch.autograd.grad(logits.sum() * scale, images, create_graph=True)
+    grads = grads / scale
+    value = loss(grads.square().sum(dim=(1, 2, 3)), logits)
+    return torch.autograd.grad(value, list(network.parameters()), materialize_grads=True), grads.detach()
+
+
+def by_tangents(network, inputs, direction, loss):
+    found = network.fold_dual(dual.begin(inputs, direction), SEGMENTS)
+    logits, tangents = dual.end(found)
+    value = loss(tangents, logits)
+    return torch.autograd.grad(value, list(network.parameters()), materialize_grads=True)
+
+
+def check(network, found, expected):
+    assert len(found) == len(expected) > 0
+    largest = max(float(grad.norm()) for grad in expected)
+    for (name, _), a, b in zip(network.named_parameters(), found, expected, strict=True):
+        assert float((a - b).norm()) <= 1e-10 * max(float(b.norm()), 1e-3 * largest), name
+
+
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("game", GAMES)
+def test_r1_of_every_family(tmp_path, game, checkpointing):
+    network, inputs = discriminator(tmp_path, GAMES[game])
+    network.checkpointing = checkpointing
+    expected, grads = by_double_backward(
+        network, inputs, lambda squares, logits: squares.mean() / 2 + logits.mean() / 3
+    )
+    num = len(grads)
+    found = by_tangents(network, inputs, grads, lambda tangents, logits: tangents.sum() / num + logits.mean() / 3)
+    check(network, found, expected)
+
+
+def test_gradient_penalty(tmp_path):
+    network, inputs = discriminator(tmp_path, [])
+    expected, grads = by_double_backward(network, inputs, lambda squares, _: (squares.sqrt() - 1).square().mean())
+    norms = grads.square().sum(dim=(1, 2, 3), keepdim=True).sqrt()
+    direction = 2 * (norms - 1) / norms * grads
+    check(network, by_tangents(network, inputs, direction, lambda tangents, _: tangents.mean()), expected)
+
+
+def test_tangents_are_finite_differences(tmp_path):
+    network, inputs = discriminator(tmp_path, FAMILIES["r3gan"])
+    direction, step = torch.randn(inputs[0].shape, dtype=torch.float64), 1e-6
+    with torch.no_grad():
+        _, found = dual.end(network.fold_dual(dual.begin(inputs, direction), SEGMENTS))
+        ends = [network(inputs[0] + sign * step * direction, *inputs[1:], segments=SEGMENTS) for sign in (1, -1)]
+    torch.testing.assert_close(found, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_a_dual_survives_its_travel(num):
+    carry = (torch.zeros(2), torch.ones(1, dtype=torch.int64), torch.full((3,), 2.0))[:num]
+    tangents = tuple(-entry for entry in carry if entry.is_floating_point())
+    exponent = torch.zeros(1, dtype=dual.EXPONENT)
+    found = dual.of(dual.flat(dual.Dual(carry, tangents, exponent)))
+    assert [id(t) for t in dual.flat(found)] == [id(t) for t in (*carry, *tangents, exponent)]
+    assert len(found.carry) == num
+
+
+@pytest.mark.parametrize("largest", [3e-30, 1e-4, 1.0, 7e8, float("nan"), 0.0])
+def test_tangents_fit_half_types(largest):
+    direction = torch.tensor([[largest, -largest / 3]])
+    begun = dual.begin((torch.zeros(1, 2),), direction)
+    if largest and largest == largest:
+        assert 0.5 <= float(begun.tangents[0].abs().max()) < 1
+    _, found = dual.end(begun)
+    assert torch.equal(found, direction) or torch.equal(found.isnan(), direction.isnan())
+
+
+def test_no_tangent_without_a_dual_level():
+    assert not dual.has_tangent(torch.zeros(1))
