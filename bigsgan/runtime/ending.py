@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError, print_error, wait_for_termination
 from bigsgan.monitor.logs import current_phase
@@ -23,6 +25,8 @@ def exit_status(work: Callable[[], int]) -> int:
 
     One rank prints the message of a UserError; the others wait until the launcher terminates them, which it does as
     soon as one rank exits. A rank that loses its connection and is not terminated in time prints its host and phase.
+    One of several ranks ends here after a UserError: others may be inside a collective with it, and where Python takes
+    torch down meanwhile, torch's threads may abort the process (status 250 instead of 2; seen once, of two CPU ranks).
     """
     try:
         return work()
@@ -33,6 +37,8 @@ def exit_status(work: Callable[[], int]) -> int:
             print_error(error)
         else:
             wait_for_termination()
+        if comm.world_size() > 1:
+            _end(EXIT_BAD_INPUT)
         return EXIT_BAD_INPUT
     except RuntimeError as error:
         spoke = comm.another_rank_spoke()
@@ -46,6 +52,15 @@ def exit_status(work: Callable[[], int]) -> int:
             time.sleep(_UNKNOWN_SECONDS)
         print(f"bigsgan: {_lost(error)}", file=sys.stderr, flush=True)
         return EXIT_FAILED
+
+
+def _end(status: int) -> None:
+    """End the process without taking libraries down."""
+    logging.shutdown()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):  # closed, or on a full disk
+            stream.flush()
+    os._exit(status)
 
 
 def _lost(error: RuntimeError) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -48,3 +50,25 @@ def test_after_another_ranks_message_this_one_is_silent(monkeypatch, capsys):
 def test_our_own_mistakes_keep_their_traceback(monkeypatch, spoke):
     with pytest.raises(RuntimeError, match="shape"):
         end(monkeypatch, spoke, "mat1 and mat2 have another shape")
+
+
+ABORTING = """
+import atexit, os
+from bigsgan.errors import UserError
+from bigsgan.runtime import comm, ending
+atexit.register(os.abort)  # stands for threads of libraries that do not survive the end of Python
+comm.claim_speech, comm.world_size = lambda: True, lambda: {ranks}
+def work():
+    print("said before")
+    raise UserError("batch", 3, "must be even", "set batch=4")
+raise SystemExit(ending.exit_status(work))
+"""
+
+
+@pytest.mark.parametrize("ranks, status", [(2, 2), (1, -6)])
+def test_one_of_several_ranks_ends_without_taking_libraries_down(ranks, status):
+    command = [sys.executable, "-c", ABORTING.format(ranks=ranks)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status, done.stderr
+    assert "bigsgan: batch: must be even, got 3; set batch=4" in done.stderr
+    assert done.stdout.endswith("said before\n") or ranks == 1
