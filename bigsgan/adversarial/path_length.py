@@ -1,11 +1,12 @@
 """Path length regularisation of a generator with styles (Karras et al. 2020, arXiv 1912.04958, section 3.2).
 
-Shapes: n samples, L style vectors of W numbers each, images (n, C, H, W).
+Shapes: n samples, of which every shrink-th takes part, L style vectors of W numbers each, images (n, C, H, W).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,13 +16,12 @@ from bigsgan.checkpoint import SharedState
 from bigsgan.config.sections import PathLength
 from bigsgan.engines import MicroBatch, Outcome, chosen
 from bigsgan.models import noise
+from bigsgan.models.layers import full
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 
 NAME = "penalty/path_length"
 
-# fp16 would flush small gradients at the styles to 0. A power of two changes nothing in the other types.
-_SCALE = 2.0**6
 _STREAM = 2**32  # of a sample's seed; layers count theirs from 0
 
 
@@ -33,12 +33,21 @@ class PathLengthPenalty(SharedState):
     in a. In NVlabs' loss.py they are: a moves first and is held constant in the loss, and so it is here. It moves by
     the mean over all ranks and over the micro-batches of the update so far. There each process has an average of its
     own, which each micro-batch moves anew; at one process and one micro-batch both are the same.
+
+    By a double backward (``forward``, ``loss``), or in forward mode: ``Probed`` gives J^T y, of which ``direction``
+    makes that of the tangents, and ``along`` has the penalty's gradient of the images' tangents; see models/dual.py.
+
+    Attributes:
+        ahead: Layers of G that make the style vectors.
     """
+
+    ahead = 1
 
     def __init__(self, section: PathLength, statistics: Statistics, device: torch.device, sum_over_ranks: Sum) -> None:
         self._section, self._statistics, self._sum_over_ranks = section, statistics, sum_over_ranks
         self._average = torch.zeros(1, device=device)
-        self._seen = torch.zeros(2, device=device)  # sum and number of lengths in this update, over all ranks
+        self._own = torch.zeros(2, device=device)  # sum and number of this rank's lengths in this update
+        self._seen = torch.zeros(2, device=device)  # the same of all ranks
         statistics.declare(NAME)
 
     def is_due(self, update: int) -> bool:
@@ -50,8 +59,8 @@ class PathLengthPenalty(SharedState):
 
         The styles are those of the samples that take part.
         """
-        styles, *rest = network.part(0, 1).fold(*inputs)
-        synthesis, shrink = network.part(1, len(network.layers)), self._section.batch_shrink
+        styles, *rest = network.part(0, self.ahead).fold(*inputs)
+        synthesis, shrink = network.part(self.ahead, len(network.layers)), self._section.batch_shrink
         if shrink == 1:
             return synthesis(styles, *rest), styles
         # In passes of their own, so that the double backward goes through the samples that take part alone.
@@ -67,24 +76,62 @@ class PathLengthPenalty(SharedState):
             styles: (n / batch_shrink, L, W), which those that take part were made from.
             inputs: Of the generator, the last of them seeds (n,).
         """
-        shrink = self._section.batch_shrink
-        pixels = images.shape[2] * images.shape[3]
-        probe = noise.normal(inputs[-1][::shrink], _STREAM, tuple(images.shape[1:])) / math.sqrt(pixels)
-        (grads,) = torch.autograd.grad((images[::shrink] * probe).sum() * _SCALE, styles, create_graph=True)
-        lengths = (grads.float() / _SCALE).square().sum(dim=2).mean(dim=1).sqrt()
-        seen = torch.stack([lengths.detach().sum(), lengths.new_full((), float(len(lengths)))])
-        self._seen += self._sum_over_ranks(seen)
-        value = self._section.weight * (lengths - self._moved()).square().mean()
-        self._statistics.add(NAME, value.detach())
-        return self._section.every * value
+        probed = probe(images, inputs, self._section.batch_shrink).sum()
+        (grads,) = torch.autograd.grad(probed * Probed.scale, styles, create_graph=True)
+        lengths = _lengths(full(grads) / Probed.scale)
+        return self._section.every * self._add(lengths, self._see(lengths, self._sum_over_ranks))
+
+    def taking_part(self, inputs: MicroBatch) -> MicroBatch:
+        """The samples of a micro-batch whose lengths are taken."""
+        return tuple(entry[:: self._section.batch_shrink] for entry in inputs)
+
+    def direction(self, grads: Tensor, sum_over_replicas: Sum) -> Tensor:
+        """Of the tangents of style vectors, and note of the penalty. All ranks that compute G's first layers call this.
+
+        The penalty phi(|g|) = (|g| - a)^2 of g = J^T y has the gradient of <g, v> where v = phi'(|g|) d|g|/dg is held
+        fixed, up to the factors that are in ``along``.
+
+        Args:
+            grads: J^T y, (n / shrink, L, W) float32.
+            sum_over_replicas: Over those ranks.
+
+        Returns:
+            (n, L, W); zero for samples that do not take part.
+        """
+        shrink, lengths = self._section.batch_shrink, _lengths(grads)
+        average = self._see(lengths, sum_over_replicas)
+        self._add(lengths, average)
+        slope = 2 * (lengths - average) / (lengths.clamp(min=1e-12) * grads.shape[1])  # |g|^2 is a mean over L
+        found = grads.new_zeros(len(grads) * shrink, *grads.shape[1:])
+        found[::shrink] = slope.view(-1, 1, 1) * grads
+        return found
+
+    def along(self, tangents: Tensor, inputs: MicroBatch) -> Tensor:
+        """A scalar with the penalty's gradient, of the images' tangents along ``direction``, (n, C, H, W) float32."""
+        probed = probe(tangents, inputs, self._section.batch_shrink)
+        return self._section.every * self._section.weight * probed.sum() / len(probed)
 
     @torch.no_grad()
     def finish_update(self, update: int, applied: Outcome) -> None:
-        """Keep the average that the update moved, if it was applied."""
+        """Keep the average that the update moved, if it was applied. All ranks call this, with styles or without."""
         if not self.is_due(update):
             return
+        self._seen = self._sum_over_ranks(self._own.clone())
         self._average.copy_(chosen(applied, self._moved(), self._average))
+        self._own.zero_()
         self._seen.zero_()
+
+    def _see(self, lengths: Tensor, total: Sum) -> Tensor:
+        """Take note of lengths; return the average, moved by them and those of the other ranks."""
+        seen = torch.stack([lengths.detach().sum(), lengths.new_full((), float(len(lengths)))])
+        self._own += seen
+        self._seen += total(seen.clone())
+        return self._moved()
+
+    def _add(self, lengths: Tensor, average: Tensor) -> Tensor:
+        value = self._section.weight * (lengths - average).square().mean()
+        self._statistics.add(NAME, value.detach())
+        return value
 
     def _moved(self) -> Tensor:
         """The average, moved by the mean of the lengths seen in this update."""
@@ -94,3 +141,30 @@ class PathLengthPenalty(SharedState):
     def state(self) -> dict[str, Tensor]:
         """The average, (1,)."""
         return {"average": self._average}
+
+
+class Probed:
+    """The sum of images times y, of which only the gradient J^T y at the styles leaves G, times ``scale``."""
+
+    differentiates_inputs = False
+    reads_features = False
+    num_segments = 1
+    scale = 2.0**6  # fp16 would flush small gradients at the styles to 0; a power of two changes nothing in other types
+
+    def __call__(
+        self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
+    ) -> Tensor:
+        """Of images (n, C, H, W) and inputs that end in seeds (n,)."""
+        return self.scale * probe(outputs, inputs).sum()
+
+
+def probe(images: Tensor, inputs: MicroBatch, shrink: int = 1) -> Tensor:
+    """Every shrink-th of the images (n, C, H, W), or their tangents, times y, which the seeds give, last of inputs."""
+    pixels = images.shape[2] * images.shape[3]
+    y = noise.normal(inputs[-1][::shrink], _STREAM, tuple(images.shape[1:])) / math.sqrt(pixels)
+    return images[::shrink] * y
+
+
+def _lengths(grads: Tensor) -> Tensor:
+    """(n, L, W) -> (n,): the root of the mean over L of |grads|^2."""
+    return grads.square().sum(dim=2).mean(dim=1).sqrt()

@@ -3,6 +3,7 @@
     G makes images      fakes = G(latents)                                 no graph
     D differentiates    the slope of D at reals and fakes                  for a penalty in forward mode
     D trains            update D on d_loss(D(reals), D(fakes))
+    G differentiates    the slope of G at its styles                       for path length in forward mode
     G makes images      fakes = G(latents)
     D judges            grads = dL/d(fakes), L = g_loss(D(fakes))
     G pulls back        update G by the backward pass of sum(fakes * grads)
@@ -15,6 +16,7 @@ are phases (engines/phases.py): here each gets its inputs and what it minimises.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -31,6 +33,7 @@ from bigsgan.adversarial.objectives import (
     Reconstruction,
     statistic_names,
 )
+from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
 from bigsgan.config.sections import Objective
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Rates, Work
@@ -82,7 +85,7 @@ class AdversarialStep:
     def __init__(
         self,
         executor: Executor,
-        phases: Callable[[Sequence[bool]], Sequence[Phase]],
+        phases: Callable[[Sequence[bool], bool], Sequence[Phase]],
         section: Objective,
         sources: Sources,
         statistics: Statistics,
@@ -92,7 +95,7 @@ class AdversarialStep:
 
         Args:
             executor: Of the engines.
-            phases: Those of an update, by which of D's steps carry an exact penalty.
+            phases: Those of an update, by which of D's steps carry an exact penalty and whether path length is due.
             section: The game.
             sources: Of its inputs.
             statistics: Where losses, logits and norms are added.
@@ -125,15 +128,23 @@ class AdversarialStep:
         d_step = 0
         reals: Reals = functools.cache(self._sources.reals.next_phase)
         objectives = [self._objective(update, d_step, scheduled) for d_step in range(self._section.d_steps)]
-        for phase in self._phases([objective.differentiates_inputs for objective in objectives]):
-            if phase.does == "makes images":
-                if phase.begins_update and not self._section.reuse_fakes:
+        path_length = self._extras.path_length
+        regularizer = path_length if path_length is not None and path_length.is_due(update) else None
+        penalised = [objective.differentiates_inputs for objective in objectives]
+        phases = self._phases(penalised, regularizer is not None)
+        for phase in phases:
+            if _draws(phase, phases):
+                if not self._section.reuse_fakes and (phase.begins_update or phase.does == "differentiates"):
                     inputs = self._inputs("generator", (update,), reals)
                 else:  # of the next D step, whose real images are read where and when D needs them
                     reals = functools.cache(self._sources.reals.next_phase)
                     inputs = self._inputs("discriminator", (update, d_step), reals)
-                images = self._make_images(phase, inputs, update)
+            if phase.does == "makes images":
+                images = self._make_images(phase, inputs, regularizer if phase.begins_update else None)
                 yield images
+            elif phase.label == "G differentiates":
+                assert regularizer is not None, "G differentiates for its path length"
+                yield self._differentiate_styles(phase, inputs, regularizer)
             elif phase.does == "differentiates":
                 batch = self._batch(objectives[d_step], inputs, (update, d_step), reals)
                 yield self._differentiate(phase, batch, objectives[d_step])
@@ -146,15 +157,21 @@ class AdversarialStep:
                 yield self._judge(phase, inputs, update, reals)
             else:
                 # The graphs of the forward passes, or what it takes to repeat them.
-                yield Work(phase, images.inputs, None, images.regularizer, scheduled.generator, graphs=images.graphs)
+                yield dataclasses.replace(images, phase=phase, rates=scheduled.generator, outputs={})
 
     def _inputs(self, stream: str, counters: tuple[int, ...], reals: Reals) -> Inputs:
         return self._sources.inputs.inputs(stream, counters, self._sources.slices[stream], reals)
 
-    def _make_images(self, phase: Phase, inputs: Inputs, update: int) -> Work:
-        path_length = self._extras.path_length
-        is_due = phase.begins_update and path_length is not None and path_length.is_due(update)
-        return Work(phase, lambda j, images: inputs.generator(j), regularizer=path_length if is_due else None)
+    def _make_images(self, phase: Phase, inputs: Inputs, regularizer: PathLengthPenalty | None) -> Work:
+        ahead = 0 if regularizer is None else regularizer.ahead
+        return Work(phase, lambda j, images: inputs.generator(j), regularizer=regularizer, ahead=ahead)
+
+    def _differentiate_styles(self, phase: Phase, inputs: Inputs, regularizer: PathLengthPenalty) -> Work:
+        def gradient(j: int, styles: Tensor, grads: Tensor) -> Tensor:
+            return regularizer.direction(grads / Probed.scale, self.generator.sum_over_replicas)
+
+        part = functools.cache(lambda j: regularizer.taking_part(inputs.generator(j)))
+        return Work(phase, lambda j, images: part(j), Probed(), gradient=gradient, ahead=regularizer.ahead)
 
     def _objective(self, update: int, d_step: int, scheduled: Scheduled) -> DiscriminatorObjective:
         return DiscriminatorObjective(
@@ -232,3 +249,10 @@ class AdversarialStep:
             self._statistics.add(f"grad_norm/{name}", engine.grad_norm.detach())
         else:
             self._statistics.add_host(f"grad_norm/{name}", engine.grad_norm)
+
+
+def _draws(phase: Phase, phases: Sequence[Phase]) -> bool:
+    """Whether a phase is the first that reads some inputs of G."""
+    if phase.does == "makes images":
+        return phase.tangents_from is None
+    return phase.label == "G differentiates" and not phases[-1].recomputes

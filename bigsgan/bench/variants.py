@@ -72,7 +72,7 @@ def _accumulated(recipe: Recipe) -> list[str]:
 
 def _penalised(method: str) -> Callable[[Recipe], list[str]]:
     def overrides(recipe: Recipe) -> list[str]:
-        names = recipe.objective.exact_penalties
+        names = [name for network in NETWORKS for name in recipe.objective.methods(network)]
         if not names:
             remedy = "add objective.r1, or leave the variant out"
             raise UserError("objective", None, "has no exact penalty", remedy)

@@ -187,7 +187,7 @@ def _check_objective(recipe: Recipe) -> None:
 
 
 def _check_penalties(objective: Objective) -> None:
-    asked = {name: penalty.method for name, penalty in objective.exact_penalties.items() if penalty.method != "auto"}
+    asked = {name: method for name, method in objective.methods("discriminator").items() if method != "auto"}
     if len(set(asked.values())) > 1:
         (first, method), *_, (last, other) = asked.items()
         problem, detail = f"must be that of objective.{first} ({method})", "D's penalties share their passes"

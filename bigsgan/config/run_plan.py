@@ -32,13 +32,15 @@ class RunPlan:
         generator, discriminator = (self.placement(network) for network in NETWORKS)
         return generator.output_ranks() != discriminator.input_ranks()
 
-    @property
-    def differentiates_forward(self) -> bool:
-        """Whether D's exact penalties are computed in forward mode (models/dual.py), or by a double backward."""
-        asked = {penalty.method for penalty in self.recipe.objective.exact_penalties.values()} - {"auto"}
-        engine = self.engines["discriminator"]
+    def differentiates_forward(self, network: str) -> bool:
+        """Whether a network's exact penalties are computed in forward mode (models/dual.py), or by a double backward.
+
+        Those of D on its gradient, and G's path length.
+        """
+        methods = self.recipe.objective.methods(network).values()
+        asked, engine = set(methods) - {"auto"}, self.engines[network]
         suits = engine.placement.num_stages > 1 or engine.file.stage == 3
-        return bool(self.recipe.objective.exact_penalties) and asked != {"double_backward"} and (suits or bool(asked))
+        return bool(methods) and asked != {"double_backward"} and (suits or bool(asked))
 
     @property
     def keeps_generator_graphs(self) -> bool:
@@ -127,23 +129,16 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if file.content.get("wall_clock_breakdown"):
         remedy = "remove it; a run of two pipelines writes pipeline_trace.json"
         raise UserError(f"{file.path}: wall_clock_breakdown", True, "must be false with pipeline_stages", remedy)
-    if recipe.objective.path_length:
-        problem, detail = f"must be null with engines.{network}.pipeline_stages", "it needs a double backward through G"
-        remedy = f"set objective.path_length=null, or engines.{network}.pipeline_stages=1"
-        weight = recipe.objective.path_length.weight
-        raise UserError("objective.path_length", f"weight={weight}", problem, remedy, detail)
-    if network == "generator":
-        return
-    one_stage = "engines.discriminator.pipeline_stages=1"
-    if recipe.objective.feature_matching:
+    one_stage = f"engines.{network}.pipeline_stages=1"
+    for name, method in recipe.objective.methods(network).items():
+        if method == "double_backward":
+            field, problem = f"objective.{name}.method", f"must be auto or forward_mode with {network} stages"
+            raise UserError(field, method, problem, f"remove it, or set {one_stage}")
+    if network == "discriminator" and recipe.objective.feature_matching:
         problem = "must be 0 with engines.discriminator.pipeline_stages"
         detail = "no stage has the features of all layers"
         remedy = f"remove it, or set {one_stage}"
         raise UserError("objective.feature_matching", recipe.objective.feature_matching, problem, remedy, detail)
-    for name, penalty in recipe.objective.exact_penalties.items():
-        if penalty.method == "double_backward":
-            field, problem = f"objective.{name}.method", "must be auto or forward_mode with discriminator stages"
-            raise UserError(field, penalty.method, problem, f"remove it, or set {one_stage}")
 
 
 def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:

@@ -182,6 +182,8 @@ class PathLength(Section):
     """Weight of a new mean in the mean length."""
     batch_shrink: PositiveInt = 1
     """Only every so many-th sample takes part (NVlabs' ``pl_batch_shrink``, which is 2 there)."""
+    method: Method = "auto"
+    """As that of R1."""
 
     def check_micro_batch(self, size: int) -> None:
         """Raise UserError where the same number does not take part on each rank, of ``size`` images there."""
@@ -230,6 +232,12 @@ class Objective(Section):
         if self.gradient_penalty:
             found["gradient_penalty"] = self.gradient_penalty
         return found
+
+    def methods(self, network: str) -> dict[str, Method]:
+        """How the exact penalties of a network are computed, by name: those on D's gradient, and G's path length."""
+        if network == "discriminator":
+            return {name: penalty.method for name, penalty in self.exact_penalties.items()}
+        return {"path_length": self.path_length.method} if self.path_length else {}
 
 
 class Optimizer(Section):

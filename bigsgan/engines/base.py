@@ -48,7 +48,7 @@ class LossFunction(Protocol):
     ) -> Tensor:
         """Mean loss over this rank's samples of the micro-batch, a float32 scalar.
 
-        ``tangents`` are those of the outputs, where the phase carries some.
+        ``tangents`` are those of the outputs, where the phase carries some; ``inputs`` are empty for a D in stages.
         """
         ...
 
@@ -74,6 +74,10 @@ class Regularizer(Protocol):
 
     def loss(self, outputs: Tensor, inner: Tensor, inputs: MicroBatch) -> Tensor:
         """Mean loss over this rank's samples of the micro-batch, which may be differentiated twice."""
+        ...
+
+    def along(self, tangents: Tensor, inputs: MicroBatch) -> Tensor:
+        """What has the same gradient, of the outputs' tangents where the phase carries some."""
         ...
 
 
@@ -122,10 +126,11 @@ class Work:
         inputs: Gives the inputs of a micro-batch by its number and the images that the phase reads, None where it reads
             none. Called where the network reads its inputs; the same inputs each time.
         loss: What the network's outputs are turned into; None where nothing is known of it but its gradient at them.
-        regularizer: Adds a loss to the phase's forward passes; not where the network is in stages.
+        regularizer: Adds a loss to the phase's forward passes; where the network is in stages, one of tangents.
+        ahead: Layers ahead of what a phase differentiates by, or what has the tangents that it begins with.
         rates: Of the optimizer, where the phase steps.
-        gradient: Where D judges or differentiates, turns the number of a micro-batch, D's first input and dL/d(that),
-            float32, into the gradient at G's images, or into the direction of tangents.
+        gradient: Where D judges or a network differentiates, turns the number of a micro-batch, the tensor that is
+            differentiated by and dL/d(that), float32, into the gradient at G's images, or the direction of tangents.
         outputs: By micro-batch, on the ranks where they arise: images, detached, or gradients at images.
         graphs: By micro-batch, what its backward pass will need.
     """
@@ -134,6 +139,7 @@ class Work:
     inputs: Callable[[int, Tensor | None], MicroBatch]
     loss: LossFunction | None = None
     regularizer: Regularizer | None = None
+    ahead: int = 0
     rates: Rates | None = None
     gradient: Callable[[int, Tensor, Tensor], Tensor] | None = None
     outputs: dict[int, Tensor] = field(default_factory=dict)
@@ -172,7 +178,10 @@ class Engine(Protocol):
         ...
 
     def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
-        """Go forward with a micro-batch, with the images and the tangents of its first input that its phase reads."""
+        """Go forward with a micro-batch, with the images and the tangents that its phase reads.
+
+        Tangents are those of the first entry of the carry behind the layers ``work.ahead``.
+        """
         ...
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
@@ -205,6 +214,10 @@ class Engine(Protocol):
 
     def shards(self) -> list[Shard]:
         """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
+        ...
+
+    def sum_over_replicas(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor, in place, over the ranks that compute the same layers."""
         ...
 
     def publish(self) -> None:

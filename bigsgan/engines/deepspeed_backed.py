@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
@@ -33,7 +34,24 @@ class DeepSpeedBacked:
 
     replays = False
 
-    def __init__(self, engine: DeepSpeedEngine, network: LayerStack, replica: int, num_replicas: int) -> None:
+    def __init__(
+        self,
+        engine: DeepSpeedEngine,
+        network: LayerStack,
+        replica: int,
+        num_replicas: int,
+        replicas: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Wrap an engine.
+
+        Args:
+            engine: DeepSpeed's.
+            network: The layers that this rank computes.
+            replica: Which of those that compute the same layers it is.
+            num_replicas: Number of them.
+            replicas: They; None for all ranks.
+        """
+        self._replicas = replicas
         self.network = network
         self.replica = replica
         self.outcomes = Outcomes()
@@ -88,6 +106,10 @@ class DeepSpeedBacked:
             Shard(master.detach().view(-1), state, pieces, self._copies)
             for master, state, pieces in zip(masters, states, self._pieces, strict=True)
         ]
+
+    def sum_over_replicas(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor, in place, over the ranks that compute the same layers."""
+        return comm.sum_over_ranks(tensor, self._replicas)
 
     def publish(self) -> None:
         """Bring the network's parameters up to date with the shards' masters."""

@@ -20,19 +20,20 @@ class Phase(NamedTuple):
 
     Attributes:
         network: Which of the networks goes through.
-        does: G makes images; D trains on real images and G's, before which it differentiates its outputs by them where
-            a penalty is computed in forward mode; D judges G's images, which gives gradients at them; G pulls those
-            gradients back to its parameters and steps.
+        does: G makes images; D trains on real images and G's; D judges G's images, which gives gradients at them; G
+            pulls those gradients back to its parameters and steps. Where a penalty is computed in forward mode, a
+            network differentiates its outputs before: D by its images, G by its styles.
         num: Micro-batches.
         num_samples: In each of them, on one replica.
-        begins_update: Whether images are made for G's own update: its first micro-batch moves G's state.
+        begins_update: Whether its first micro-batch moves batch statistics and power iterations, for the update of its
+            network.
         keeps_graphs: Whether the phase that pulls back completes the forward passes of this one.
         recomputes: Whether pulling back repeats the forward passes.
         images_from: Number of the phase whose images are read.
         grads_from: Number of the phase whose gradients at the images are read.
         graphs_from: Number of the phase whose forward passes are completed.
-        tangents_from: Number of the phase, of the same network, whose gradients are the direction along which this one
-            carries tangents.
+        tangents_from: Number of the phase, of the same network, whose gradients are the direction of the tangents that
+            this one's passes carry, forward and backward.
     """
 
     network: str
@@ -68,10 +69,9 @@ class Phase(NamedTuple):
         return self.does in ("differentiates", "judges")
 
     @property
-    def moves_state(self) -> bool:
-        """Whether the first micro-batch moves batch statistics and power iterations."""
-        begins = self.does == "differentiates" or (self.does == "trains" and self.tangents_from is None)
-        return begins or self.begins_update
+    def samples_of_work(self) -> int:
+        """Samples of a micro-batch, by what they cost: tangents are computed beside the values."""
+        return self.num_samples * (1 if self.tangents_from is None else 2)
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class Task(NamedTuple):
     micro_batch: int
 
 
-def update_phases(plan: RunPlan, penalised: Sequence[bool] = ()) -> list[Phase]:
+def update_phases(plan: RunPlan, penalised: Sequence[bool] = (), regularised: bool = False) -> list[Phase]:
     """The phases of an update: G makes images, D trains, once or more; G makes images, D judges, G pulls back.
 
     Segments that penalties add to D's micro-batches are not in ``num_samples``: not every update has them.
@@ -102,30 +102,45 @@ def update_phases(plan: RunPlan, penalised: Sequence[bool] = ()) -> list[Phase]:
         plan: The run's.
         penalised: Which of D's steps carry an exact penalty; where it is computed in forward mode, D differentiates
             before it trains.
+        regularised: Whether G's update carries path length regularisation; where it is computed in forward mode, G
+            differentiates before the forward passes that it goes backward through.
     """
     recipe, objective, keeps = plan.recipe, plan.recipe.objective, plan.keeps_generator_graphs
     phases: list[Phase] = []
 
-    def add(network: str, does: Does, update_of: str, segments: int = 1, **more: Any) -> int:
+    def add(network: str, does: Does, update_of: str, segments: int = 1, shrink: int = 1, **more: Any) -> int:
         num = recipe.accumulation_of(update_of)
-        num_samples = segments * recipe.batch // (num * plan.placement(network).num_replicas)
+        num_samples = segments * recipe.batch // (num * plan.placement(network).num_replicas) // shrink
         phases.append(Phase(network, does, num, num_samples, **more))
         return len(phases) - 1
 
-    for_update = {"begins_update": True, "keeps_graphs": keeps}
+    def differentiate_styles() -> int | None:
+        if not (regularised and objective.path_length and plan.differentiates_forward("generator")):
+            return None
+        return add("generator", "differentiates", "generator", shrink=objective.path_length.batch_shrink)
+
+    def make_images_for_own_update() -> int:
+        tangents = differentiate_styles() if keeps else None
+        more: dict[str, Any] = {"keeps_graphs": keeps, "tangents_from": tangents}
+        return add("generator", "makes images", "generator", begins_update=True, **more)
+
     for d_step in range(objective.d_steps):
         shares = objective.reuse_fakes and d_step == objective.d_steps - 1
-        images = add("generator", "makes images", "discriminator", **(for_update if shares else {}))
+        images = make_images_for_own_update() if shares else add("generator", "makes images", "discriminator")
         for_training: dict[str, Any] = {"segments": 2, "images_from": images}
-        if plan.differentiates_forward and d_step < len(penalised) and penalised[d_step]:
-            tangents = add("discriminator", "differentiates", "discriminator", **for_training)
-            for_training["tangents_from"] = tangents
-        add("discriminator", "trains", "discriminator", **for_training)
+        if plan.differentiates_forward("discriminator") and d_step < len(penalised) and penalised[d_step]:
+            tangents = add("discriminator", "differentiates", "discriminator", begins_update=True, **for_training)
+            add("discriminator", "trains", "discriminator", tangents_from=tangents, **for_training)
+        else:
+            add("discriminator", "trains", "discriminator", begins_update=True, **for_training)
     if not objective.reuse_fakes:
-        images = add("generator", "makes images", "generator", **for_update)
+        images = make_images_for_own_update()
     segments = 2 if objective.loss == "relativistic" or objective.feature_matching else 1  # real and fake
     grads = add("discriminator", "judges", "generator", segments, images_from=images)
-    graphs = {"graphs_from": images} if keeps else {"recomputes": True}
+    if keeps:
+        graphs: dict[str, Any] = {"graphs_from": images, "tangents_from": phases[images].tangents_from}
+    else:
+        graphs = {"recomputes": True, "tangents_from": differentiate_styles()}
     add("generator", "pulls back", "generator", grads_from=grads, **graphs)
     return phases
 

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from bigsgan.engines.phases import Phase, Task
 from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
+from bigsgan.runtime import comm
 
 
 class Root(nn.Module):
@@ -55,18 +55,16 @@ class Root(nn.Module):
         regularizer: Regularizer | None = None,
         trains: bool = True,
         tangents: Tensor | None = None,
+        ahead: int = 0,
     ) -> Any:
         """Outputs of the network, or their loss, or both outputs and a regulariser's loss.
 
         ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice, what
         carries tangents or is read for its features, and what does not belong to training: samples come in numbers of
-        their own.
+        their own. Tangents begin behind the layers ``ahead``; without them, inputs enter there.
         """
         if tangents is not None:
-            assert loss is not None
-            found = self.network.fold_dual(dual.begin(inputs, tangents, _largest), loss.num_segments)
-            outputs, along = dual.end(found)
-            return loss(outputs, inputs, tangents=along)
+            return self._with_tangents(inputs, moving, loss, regularizer, tangents, ahead)
         is_fast = trains and not (loss is not None and loss.differentiates_inputs)
         network = self._fast[0] if is_fast else self.network
         if loss is not None and loss.differentiates_inputs:
@@ -77,6 +75,8 @@ class Root(nn.Module):
                 outputs, inner = regularizer.forward(self.network, inputs)
             elif loss is None:
                 return network(*inputs)
+            elif ahead:
+                outputs = self.network.part(ahead, len(self.network.layers))(*inputs)
             elif loss.reads_features:
                 outputs, features = self.network.with_features(*inputs, segments=loss.num_segments)
             else:
@@ -87,9 +87,25 @@ class Root(nn.Module):
         assert loss is not None
         return loss(outputs, inputs, features)
 
-
-def _largest(value: Tensor) -> None:
-    dist.all_reduce(value, dist.ReduceOp.MAX)
+    def _with_tangents(
+        self,
+        inputs: MicroBatch,
+        moving: bool,
+        loss: LossFunction | None,
+        regularizer: Regularizer | None,
+        tangents: Tensor,
+        ahead: int,
+    ) -> Any:
+        num_segments = 1 if loss is None else loss.num_segments
+        with moving_state(self.stateful, moving):
+            carry = self.network.part(0, ahead).fold(*inputs) if ahead else inputs
+            network = self.network.part(ahead, len(self.network.layers)) if ahead else self.network
+            found = network.fold_dual(dual.begin(carry, tangents, comm.largest_over_ranks), num_segments)
+        outputs, along = dual.end(found)
+        if loss is not None:
+            return loss(outputs, inputs, tangents=along)
+        assert regularizer is not None
+        return outputs, regularizer.along(along, inputs)
 
 
 class ZeroEngine(DeepSpeedBacked):
@@ -155,7 +171,7 @@ class ZeroEngine(DeepSpeedBacked):
         inputs = work.inputs(index, images)
         if self._is_step_open:
             self._step()
-        phase, moving = work.phase, work.phase.moves_state and index == 0
+        phase, moving = work.phase, work.phase.begins_update and index == 0
         if moving:
             self._begin_update()
         if phase.frozen:
@@ -210,7 +226,8 @@ class ZeroEngine(DeepSpeedBacked):
     def _go_forward(self, work: Work, index: int, inputs: MicroBatch, moving: bool, tangents: Tensor | None) -> None:
         """Go through the engine, and keep a loss, and outputs whose gradient adds to it."""
         loss, regularizer = work.loss, work.regularizer
-        twice = regularizer is not None or (loss is not None and loss.differentiates_inputs and tangents is None)
+        looks_inside = regularizer is not None or (loss is not None and loss.differentiates_inputs)
+        twice = looks_inside and tangents is None
         self._prefetching.expect((work.phase.does == "trains", twice, tangents is not None))
         if twice and self._gathers_for_double_backward:
             self._until_backward.enter_context(self._pinned())
@@ -221,17 +238,22 @@ class ZeroEngine(DeepSpeedBacked):
         if regularizer is None:
             outputs = self._engine(inputs, moving=moving)
         else:
-            outputs, more = self._engine(inputs, moving=moving, regularizer=regularizer)
+            outputs, more = self._engine(
+                inputs, moving=moving, regularizer=regularizer, tangents=tangents, ahead=work.ahead
+            )
         work.graphs[index] = more, outputs
         if not work.phase.recomputes:
             work.outputs[index] = outputs.detach()
 
     def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
         """Use the bare network with frozen parameters: the engine's hooks would count this as a backward pass."""
-        first = inputs[0].detach().requires_grad_(True)
         self._prefetching.expect(work.phase.does)
         self._until_backward.enter_context(self._frozen())
-        work.graphs[index] = first, self._root((first, *inputs[1:]), moving=moving, loss=work.loss)
+        if work.ahead:
+            with torch.no_grad():
+                inputs = self.network.part(0, work.ahead).fold(*inputs)
+        first = inputs[0].detach().requires_grad_(True)
+        work.graphs[index] = first, self._root((first, *inputs[1:]), moving=moving, loss=work.loss, ahead=work.ahead)
 
     def _differentiate(self, work: Work, index: int, first: Tensor, loss: Tensor) -> None:
         assert work.gradient is not None, "a phase with frozen parameters is asked for a gradient"

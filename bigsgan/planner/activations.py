@@ -101,7 +101,8 @@ class Traces:
     def _trace_tapes(self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int) -> list[LayerTape]:
         stack = self.prepared(plan, network)
         stack.checkpointing = False
-        return trace_layers(stack, meta_inputs(plan, network, num_samples * segments), mode, segments)
+        ahead = PathLengthPenalty.ahead if network == "generator" else 0
+        return trace_layers(stack, meta_inputs(plan, network, num_samples * segments), mode, segments, ahead)
 
     def _at_two_sizes(self, plan: RunPlan, network: str, trace: Callable[[int], T]) -> tuple[T, T]:
         unit = self._unit(plan, network)

@@ -70,17 +70,28 @@ STRETCHES = ("plain", "forward", "recomputed", "backward")
 """Of a LayerTape."""
 
 
-def trace_layers(network: LayerStack, inputs: Sequence[Tensor], mode: Mode, segments: int) -> list[LayerTape]:
-    """Trace layers on the meta device without activation checkpointing, one after the other."""
+def trace_layers(
+    network: LayerStack, inputs: Sequence[Tensor], mode: Mode, segments: int, ahead: int = 0
+) -> list[LayerTape]:
+    """Trace layers on the meta device without activation checkpointing, one after the other.
+
+    Tangents, where the mode has some, begin behind the layers ``ahead``.
+    """
     network.requires_grad_(mode != "judge")
-    if mode == "train with tangents":
-        network = network.wrapped(dual.DualLayer)
-        inputs = dual.flat(dual.begin(tuple(inputs), torch.empty_like(inputs[0])))
     carry = [_Carried.of(tensor, mode == "judge" and k == 0) for k, tensor in enumerate(inputs)]
     known: dict[Any, tuple[LayerTape, list[_Carried]]] = {}
-    tapes = []
+    tapes: list[LayerTape] = []
     for i in range(len(network.layers)):
         part = network.part(i, i + 1)
+        if mode == "train with tangents" and i == ahead:
+            entered = tuple(carried.empty() for carried in carry)
+            tangents = dual.flat(dual.begin(entered, torch.empty_like(entered[0])))[len(carry) :]
+            carry = [*carry, *(_Carried.of(tensor, False) for tensor in tangents)]
+            if tapes:
+                begun = [Entry(tensor.nbytes, tensor.nbytes, None, False, 0) for tensor in tangents]
+                tapes[-1] = tapes[-1]._replace(outs=(*tapes[-1].outs, *begun))
+        if mode == "train with tangents" and i >= ahead:
+            part = part.wrapped(dual.DualLayer)
         key = _signature(part), tuple(carry)
         if key not in known:
             known[key] = _trace_layer(part, carry, segments)

@@ -243,8 +243,7 @@ class Surveyor:
             changes.append(f"pipeline.generator_phase={phase}")
         for network in NETWORKS:
             engine, field = self._recipe.engine(network), f"engines.{network}"
-            methods = {penalty.method for penalty in self._recipe.objective.exact_penalties.values()}
-            is_whole = network == "discriminator" and "double_backward" in methods
+            is_whole = "double_backward" in self._recipe.objective.methods(network).values()
             stages = 1 if is_whole else kind.stages
             wanted = {
                 "ds_config": self._file(kind, network),

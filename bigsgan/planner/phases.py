@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
 from bigsgan.engines.orders import Order
 from bigsgan.engines.phases import Phase, Task, update_phases
@@ -75,7 +76,7 @@ class PhaseBuilder:
     def build(self) -> list[RankPhase]:
         """All phases, in the order in which the step asks for them."""
         penalised = [self._game.differentiates] * self._plan.recipe.objective.d_steps
-        return [self._build(phase) for phase in update_phases(self._plan, penalised)]
+        return [self._build(phase) for phase in update_phases(self._plan, penalised, self._game.regularises)]
 
     def _build(self, phase: Phase) -> RankPhase:
         plan, part, game, network = self._plan, self._parts[phase.network], self._game, phase.network
@@ -84,19 +85,27 @@ class PhaseBuilder:
             mode = "train with tangents"
         segments = {"trains": game.trains, "differentiates": game.trains, "judges": game.judges}.get(phase.does, 1)
         num = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)  # of a segment, on one replica
+        if phase.label == "G differentiates":
+            num = phase.num_samples
         image = num * plan.recipe.data.image_channels * plan.recipe.data.resolution**2 * FLOAT
         entering = partial(self._traces.entering, plan, network, mode, segments, num)
+        reads_data = phase.does in ("differentiates", "trains")
         pulls_back = phase.keeps_graphs or phase.does == "pulls back"
-        twice = game.differentiates and phase.tangents_from is None
-        if twice if phase.does == "trains" else game.regularises and pulls_back:
+        looks_inside = game.differentiates if phase.does == "trains" else game.regularises and pulls_back
+        if looks_inside and phase.tangents_from is None:
             passes: Passes | WholePass = self._traces.penalised(plan, network, num)
         else:
             passes = self._traces.passes(plan, network, mode, segments, num, part.bounds)
-        inputs = 0
-        if part.is_first and not (phase.frozen and segments == 1):  # D judges images where they are
+        # What is differentiated by: images, or the styles that enter G's second layer.
+        slope = segments * image if network == "discriminator" else entering(PathLengthPenalty.ahead)[0]
+        inputs = outputs = 0
+        if part.is_first and not (phase.does == "judges" and segments == 1):  # D judges images where they are
             inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
-            inputs += 0 if phase.tangents_from is None else segments * image
-        makes_images = phase.does == "makes images" and part.is_last
+            inputs += 0 if phase.tangents_from is None else slope
+        if (phase.does == "makes images" and part.is_last) or (phase.does == "judges" and part.is_first):
+            outputs = image
+        elif phase.does == "differentiates" and part.is_first:
+            outputs = slope
         shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
         return RankPhase(
             phase=phase._replace(num=shown),
@@ -106,11 +115,9 @@ class PhaseBuilder:
             reads=phase.reads,
             inputs=inputs,
             received=(0, 0) if part.is_first else entering(part.bounds[0]),
-            outputs=image * (segments if phase.does == "differentiates" else 1)
-            if makes_images or (phase.frozen and part.is_first)
-            else 0,
+            outputs=outputs,
             sends=(0, 0) if part.is_last else entering(part.bounds[1]),
-            data=phase.num * image if phase.does in ("differentiates", "trains") and part.is_first else 0,
+            data=phase.num * image if network == "discriminator" and reads_data and part.is_first else 0,
             num_beyond=phase.num - shown,
             pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
         )

@@ -113,11 +113,17 @@ def patient_barrier() -> Callable[[], None]:
     return wait
 
 
-def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """Sum a tensor over all ranks, in place."""
+def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Sum a tensor over all ranks, or those of a group, in place."""
     if world_size() > 1:
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=group)
     return tensor
+
+
+def largest_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Replace a tensor by the elementwise largest of all ranks, or those of a group."""
+    if world_size() > 1:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
 
 
 def broadcast(tensors: Iterable[Tensor], source: int = 0, group: dist.ProcessGroup | None = None) -> None:

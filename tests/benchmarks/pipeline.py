@@ -90,7 +90,7 @@ class Recorder(Observer):
 def planned(phase, kind, seconds_a_sample):
     """Seconds that a task of a kind is to take."""
     cost = {"forward": 1, "backward": 1 if phase.frozen else 2, "step": 0}[kind]
-    return seconds_a_sample * cost * phase.num_samples * (1 if phase.tangents_from is None else 2)
+    return seconds_a_sample * cost * phase.samples_of_work
 
 
 class Sleeper:

@@ -87,7 +87,7 @@ IN_STAGES_IN_CI = {("r3gan", "keep"), ("stylegan2", "keep"), ("biggan_deep", "re
     [
         pytest.param(*case, marks=pytest.mark.slow if case in IN_STAGES_IN_CI else pytest.mark.nightly)
         for case in product(FAMILIES, ("keep", "recompute"))
-        if case[0] not in ("stylegan2_path_length", "pix2pix_features")
+        if case[0] != "pix2pix_features"
     ],
 )
 def test_pipeline(ranks, family, mode):

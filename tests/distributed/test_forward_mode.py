@@ -51,6 +51,41 @@ def test_matrix(ranks, layout, penalty, accumulation):
     check(ranks(num), [*options, *PENALTIES[penalty], f"accumulation={accumulation}"], ds, UPDATES)
 
 
+STYLES = [o for o in FAMILIES["stylegan2"] if not o.startswith("objective")]
+OF_STYLES = {  # path length regularisation, and what else
+    "alone": ["objective={loss: non_saturating, path_length: {weight: 0.1, every: 2, decay: 0.5, %s}}"],
+    "of half, with r1": [
+        "objective={loss: non_saturating, path_length: {weight: 0.1, every: 1, decay: 0.5, batch_shrink: 2, %s}}",
+        "objective.r1={weight: 0.1, every: 3}",
+    ],
+    "of shared images": [
+        "objective={loss: non_saturating, reuse_fakes: true, path_length: {weight: 0.1, every: 1, decay: 0.5, %s}}",
+        "objective.d_steps=2",
+    ],
+}
+PATHS = [("zero3", "of half, with r1", 1), ("pipelines", "alone", 2)]
+
+
+OF_G = {**LAYOUTS, "four stages": (4, stages(4, 2), both(1))}  # this D has three layers
+
+
+def paths():
+    """As ``cells``."""
+    for layout, penalty, accumulation in product(OF_G, OF_STYLES, (1, 4)):
+        yield pytest.param(layout, penalty, accumulation, marks=pytest.mark.nightly)
+    for layout, penalty, accumulation in PATHS:
+        yield pytest.param(layout, penalty, accumulation)
+    for i, layout in enumerate(OF_G):
+        yield pytest.param(layout, [*OF_STYLES][i % 3], 2, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("layout, penalty, accumulation", [*paths()])
+def test_path_length(ranks, layout, penalty, accumulation):
+    num, options, ds = OF_G[layout]
+    objective = [option % FORWARD if "%s" in option else option for option in OF_STYLES[penalty]]
+    check(ranks(num), [*STYLES, *options, *objective, f"accumulation={accumulation}"], ds, FEWER)
+
+
 ADA = ["augmentation={pipeline: bgc, p: 0.6, target: 0.1, interval: 2, ramp_nimg: 200}"]
 GAMES = {
     "batch norm over ranks": FAMILIES["dcgan"],

@@ -66,6 +66,8 @@ LAYOUTS = {
     "BigGAN, 2 stages": (BIGGAN + STAGES, zero(1)),
     "BigGAN, 2 stages, recomputing": ([*BIGGAN, *STAGES, "pipeline.generator_phase=recompute"], zero(0)),
     "StyleGAN2, ZeRO 2, R1 and path length": (STYLEGAN2, zero(2)),
+    "StyleGAN2, ZeRO 3, R1 and path length": (STYLEGAN2, zero(3)),
+    "StyleGAN2, 2 stages, R1 and path length": ([*STYLEGAN2, *STAGES], zero(1)),
     "perceptrons, ZeRO 0 in bf16": (PERCEPTRONS, zero(0, **BF16)),
     "perceptrons, ZeRO 1 in bf16": (PERCEPTRONS, zero(1, **BF16)),
     "perceptrons, ZeRO 2 in bf16": (PERCEPTRONS, zero(2, **BF16)),

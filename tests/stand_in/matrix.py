@@ -8,8 +8,6 @@ from bigsgan.config import NETWORKS
 from tests.tiny import FAMILIES, zero
 
 R1 = "objective.r1={weight: 0.1, every: 2}"
-R2 = ", r2: {weight: 0.1, every: 2}"
-"""As R3GAN's objective has it."""
 
 ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
 CLIPPED = [*ADAM, *(f"optimizer.{network}.clip_norm=1" for network in NETWORKS)]
@@ -63,7 +61,7 @@ SHOWN = [name for name in RUNS if name.endswith("bf16-device")]
 IN_PIPELINES = [name for name in RUNS if name[0] in "01" and name.endswith("device")]
 """Layouts that a network in pipeline stages has."""
 
-NOT_IN_PIPELINES = {"stylegan2_path_length": "objective.path_length", "pix2pix_features": "objective.feature_matching"}
+NOT_IN_PIPELINES = {"pix2pix_features": "objective.feature_matching"}
 """Families whose objectives pipelines refuse, by the key that the product names."""
 
 PIPED = [name for name in GAMES if name not in NOT_IN_PIPELINES]
@@ -80,6 +78,5 @@ def cells(layout: str, *overrides: str) -> dict[str, Any]:
 
 
 def cells_in_pipelines(layout: str) -> dict[str, Any]:
-    """Every family in a layout, both networks in two stages; without R1 and R2, which differentiate twice there."""
-    games = {name: [line.replace(R2, "") for line in lines if line != R1] for name, lines in GAMES.items()}
-    return {name: ([*lines, *PIPELINES], LAYOUTS[layout]) for name, lines in games.items()}
+    """Every family in a layout, both networks in two stages."""
+    return cells(layout, *PIPELINES)

@@ -53,7 +53,7 @@ PIPELINES = [
 
 @pytest.mark.parametrize("layout", PIPELINES)
 def test_no_two_streams_race_in_pipelines(on_ranks, layout):
-    cell = ([*matrix.PIPELINES, *MICRO_BATCHES], matrix.LAYOUTS[layout])
+    cell = ([*matrix.PIPELINES, *MICRO_BATCHES, matrix.R1], matrix.LAYOUTS[layout])
     on_ranks(2, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
 
 

@@ -150,10 +150,10 @@ CASES = {
         "set objective.path_length.batch_shrink=1",
     ),
     "paths in stages": (
-        [*STYLES, "objective.path_length={}", STAGES[1]],
-        "objective.path_length",
-        "must be null with engines.discriminator.pipeline_stages, got 'weight=2.0'",
-        "objective.path_length=null",
+        [*STYLES, "objective.path_length={method: double_backward}", STAGES[0]],
+        "objective.path_length.method",
+        "must be auto or forward_mode with generator stages, got 'double_backward'",
+        "remove it, or set engines.generator.pipeline_stages=1",
     ),
     "a bf16 slope": (
         [

@@ -41,7 +41,7 @@ def test_each_variant_changes_one_thing(tmp_path):
         assert recipe.engines.generator.pipeline_stages == (2 if name == "pipeline" else 1)
         assert (recipe.generator, recipe.data, recipe.seed) == (plain.generator, plain.data, plain.seed)
         assert plan.world_size == (1 if name in BASELINES else 2)
-        assert plan.differentiates_forward == (name in ("forward_mode", "zero3", "pipeline"))
+        assert plan.differentiates_forward("discriminator") == (name in ("forward_mode", "zero3", "pipeline"))
 
 
 def test_a_recipes_own_layout_is_not_compared(tmp_path):

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
+from bigsgan.config.sections import PathLength
 from bigsgan.models import dual
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
+from bigsgan.monitor import Statistics
 from tests.tiny import FAMILIES, awake, tiny_recipe
 
 AUGMENTED = {
@@ -112,3 +115,35 @@ def test_tangents_fit_half_types(largest):
 
 def test_no_tangent_without_a_dual_level():
     assert not dual.has_tangent(torch.zeros(1))
+
+
+@pytest.mark.parametrize("shrink", [1, 2])
+@pytest.mark.parametrize("game", ["stylegan2", "stylegan2_architectures"])
+def test_path_length(tmp_path, game, shrink):
+    """Gradient and moving average, of two updates whose second has two micro-batches."""
+    recipe = tiny_recipe(tmp_path, *FAMILIES[game], "generator.style_mixing=0.9")
+    with awake():
+        network = build_network(recipe, "generator")
+        initialize(network, seed=3)
+    network.double().train()
+    parameters, draw = list(network.parameters()), torch.Generator().manual_seed(5)
+    section, cpu = PathLength(weight=3, every=1, decay=0.5, batch_shrink=shrink), torch.device("cpu")
+    twice, forward = (PathLengthPenalty(section, Statistics(cpu), cpu, torch.clone) for _ in range(2))
+    for update, micro_batches in enumerate((1, 2)):
+        for _ in range(micro_batches):
+            seeds = torch.randint(10**6, (NUM,), generator=draw)
+            inputs = torch.randn(NUM, 8, generator=draw).double(), torch.randint(10, (NUM,), generator=draw), seeds
+            value = twice.loss(*twice.forward(network, inputs), inputs)
+            expected = torch.autograd.grad(value, parameters, materialize_grads=True)
+
+            ahead, rest = network.part(0, 1), network.part(1, len(network.layers))
+            styles, *others = ahead.fold(*forward.taking_part(inputs))
+            styles = styles.detach().requires_grad_(True)
+            (grads,) = torch.autograd.grad(Probed()(rest(styles, *others), (*others,)), styles)
+            direction = forward.direction(grads / Probed.scale, torch.clone)
+            _, along = dual.end(rest.fold_dual(dual.begin(ahead.fold(*inputs), direction)))
+            found = torch.autograd.grad(forward.along(along, inputs), parameters, materialize_grads=True)
+            check(network, found, expected)
+        for penalty in (twice, forward):
+            penalty.finish_update(update, applied=True)
+    torch.testing.assert_close(forward.state(), twice.state(), rtol=1e-6, atol=0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.extras import Extras
+from bigsgan.adversarial.extras import build_extras
 from bigsgan.adversarial.latents import LatentSource, SampleDraws
 from bigsgan.adversarial.step import AdversarialStep, Scheduled, Sources
 from bigsgan.config import NETWORKS, RunPlan
@@ -35,7 +35,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
-from tests.tiny import stages, tiny_plan
+from tests.tiny import FAMILIES, stages, tiny_plan
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SHAPES = {"generator": (12,), "discriminator": (1, 16, 16)}
@@ -194,7 +194,9 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
     draws = SampleDraws(Draws(0), cpu)
     sources = Sources(NoReals(), LatentSource(draws, 12, 10), draws, slices)
     executor = Executor({network: SimpleNamespace() for network in NETWORKS}, list)
-    step = AdversarialStep(executor, partial(update_phases, plan), recipe.objective, sources, Statistics(cpu), Extras())
+    statistics = Statistics(cpu)
+    extras = build_extras(recipe, LayerStack([]), statistics, cpu, lambda tensor: tensor)
+    step = AdversarialStep(executor, partial(update_phases, plan), recipe.objective, sources, statistics, extras)
     step.executor = lambda works: found.extend(work.phase for work in works)
     step.generator.outcomes = step.discriminator.outcomes = SimpleNamespace(last=True)
     step(0, Scheduled(Rates(0.1), Rates(0.1), {}))
@@ -210,11 +212,15 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
         ["engines.generator.accumulation=2", "engines.discriminator.accumulation=4"],
         ["accumulation=4", "objective={d_steps: 2, reuse_fakes: true}"],
         ["accumulation=2", "objective={d_steps: 2, r1: {weight: 1, every: 2}}"],
+        [*FAMILIES["stylegan2"][:2], "objective={path_length: {}, d_steps: 2}"],
+        [*FAMILIES["stylegan2"][:2], "objective={path_length: {}, d_steps: 2, reuse_fakes: true}"],
     ],
 )
 def test_the_planned_phases_are_those_that_the_step_asks_for(tmp_path, mode, options):
     plan = tiny_plan(tmp_path, 4, [*stages(2, 2), *options, f"pipeline.generator_phase={mode}"], {})
-    assert update_phases(plan, [plan.recipe.objective.r1 is not None, False]) == asked_phases(plan)
+    objective = plan.recipe.objective
+    planned = update_phases(plan, [objective.r1 is not None, False], objective.path_length is not None)
+    assert planned == asked_phases(plan)
 
 
 @pytest.mark.parametrize("num_stages, num", [(2, 4), (2, 8), (4, 8)])

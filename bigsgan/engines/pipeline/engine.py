@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -27,6 +28,7 @@ from bigsgan.engines.pipeline.transport import Channel
 from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
+from bigsgan.runtime import comm
 
 Entry = TypeVar("Entry", Tensor, TensorSpec)
 
@@ -63,7 +65,8 @@ class PipelineEngine(DeepSpeedBacked):
             channels: To the next stage and back.
             clip_norm: Largest norm of a gradient, 0 for any; where DeepSpeed does not clip.
         """
-        super().__init__(engine, network, placement.replica(rank), placement.num_replicas)
+        replicas = internals.replica_group(engine)
+        super().__init__(engine, network, placement.replica(rank), placement.num_replicas, replicas)
         self.division: list[int] | None = division.bounds
         self._name, self._placement, self._boundaries = division.network, placement, division.boundaries
         self._received: list[Tensor] = []
@@ -118,40 +121,56 @@ class PipelineEngine(DeepSpeedBacked):
 
     def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
         """Go forward through this stage; where there are tangents, with those of the carry behind it."""
-        phase, moving = work.phase, work.phase.moves_state and index == 0
+        phase, moving = work.phase, work.phase.begins_update and index == 0
         if moving:
             self._begin_update()
         num_segments = 1 if work.loss is None else work.loss.num_segments
-        if not self._is_first:
-            carry = self._take()
-        elif tangents is None:
-            carry = list(work.inputs(index, images))
-        else:
-            carry = dual.flat(dual.begin(work.inputs(index, images), tangents, self._largest))
         keeps_graph = phase.backward or phase.keeps_graphs
-        if keeps_graph and not (self._is_first and not phase.frozen):
-            carry = [t.detach().requires_grad_() if t.is_floating_point() else t for t in carry]
+        network = self.network
         with (
             self._frozen() if phase.frozen else nullcontext(),
             torch.set_grad_enabled(keeps_graph),
             moving_state(self._stateful, moving),
         ):
+            carry = list(work.inputs(index, images)) if self._is_first else self._take()
+            if self._is_first and work.ahead:
+                carry = list(network.part(0, work.ahead).fold(*carry))
+                network = network.part(work.ahead, len(network.layers))
+            if keeps_graph and (phase.frozen or not self._is_first):
+                carry = [t.detach().requires_grad_() if t.is_floating_point() else t for t in carry]
+            if tangents is not None:
+                largest = partial(comm.largest_over_ranks, group=self._replicas)
+                carry = dual.flat(dual.begin(tuple(carry), tangents, largest))
             along: Tensor | None = None
             if phase.tangents_from is None:
-                outputs = list(self.network.fold(*carry, segments=num_segments))
+                outputs = list(network.fold(*carry, segments=num_segments))
             else:
-                found = self.network.fold_dual(dual.of(carry), num_segments)
+                found = network.fold_dual(dual.of(carry), num_segments)
                 outputs = dual.flat(found)
                 if self._is_last:
-                    outputs[0], along = dual.end(found)
-            if self._is_last and work.loss is not None:
-                outputs = [work.loss(outputs[0], (), tangents=along)]
-            elif self._is_last and not phase.recomputes:
-                work.outputs[index] = outputs[0].detach()
+                    output, along = dual.end(found)
+                    outputs = [output]
+            if self._is_last:
+                self._end_forward(work, index, outputs, along)
         if not self._is_last:
             self._to_next.send(outputs)
         if keeps_graph:
             work.graphs[index] = carry, outputs
+
+    def _end_forward(self, work: Work, index: int, outputs: list[Tensor], along: Tensor | None) -> None:
+        """Put losses in the place of outputs, or behind them; keep images."""
+        if work.loss is not None:
+            outputs[:] = [work.loss(outputs[0], self._known_inputs(work, index), tangents=along)]
+            return
+        if not work.phase.recomputes:
+            work.outputs[index] = outputs[0].detach()
+        if along is not None:
+            assert work.regularizer is not None, "G carries tangents for a regularizer"
+            outputs.append(work.regularizer.along(along, self._known_inputs(work, index)))
+
+    def _known_inputs(self, work: Work, index: int) -> MicroBatch:
+        """What the last stage knows of the inputs: G's are drawn alike on each, D's images lie on the first."""
+        return work.inputs(index, None) if self._name == "generator" else ()
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward through this stage."""
@@ -186,7 +205,7 @@ class PipelineEngine(DeepSpeedBacked):
             outputs = _floating(outputs)
         elif work.loss is None:
             assert images_grads is not None, "gradients arise where the images do"
-            grads = [images_grads * scale]
+            grads = [images_grads * scale, *(torch.full_like(loss, scale) for loss in outputs[1:])]
         else:
             grads = [torch.full_like(outputs[0], scale)]
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
@@ -201,9 +220,6 @@ class PipelineEngine(DeepSpeedBacked):
             assert work.gradient is not None, "a phase with frozen parameters is asked for a gradient"
             grad = leaves[0].grad.float() / scale
             work.outputs[index] = work.gradient(index, leaves[0].detach(), grad)
-
-    def _largest(self, value: Tensor) -> None:
-        dist.all_reduce(value, dist.ReduceOp.MAX, group=internals.replica_group(self._engine))
 
     def _take(self) -> list[Tensor]:
         received, self._received = self._received, []

@@ -166,7 +166,8 @@ def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float |
     num_stages = plan.placement("generator").num_stages
     objective = plan.recipe.objective
     penalised = [any(getattr(p, "every", 1) == 1 for p in objective.exact_penalties.values())] * objective.d_steps
-    return make(update_phases(plan, penalised), num_stages, costs, ["discriminator"]).bubble
+    regularised = objective.path_length is not None and objective.path_length.every == 1
+    return make(update_phases(plan, penalised, regularised), num_stages, costs, ["discriminator"]).bubble
 
 
 def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]:

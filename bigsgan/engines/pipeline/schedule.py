@@ -101,7 +101,7 @@ def one_after_the_other(
 
 def alone(phase: Phase) -> Phase:
     """The phase without what it waits for; of tangents their time is left."""
-    num_samples = phase.num_samples * (1 if phase.tangents_from is None else 2)
+    num_samples = phase.samples_of_work
     return phase._replace(
         num_samples=num_samples, images_from=None, grads_from=None, graphs_from=None, tangents_from=None
     )
@@ -131,9 +131,7 @@ class _Graph:
         """Time that a task takes on its stage."""
         task, stage = node
         phase = self._phases[task.phase]
-        cost, num = self._costs[phase.network][stage], phase.num_samples
-        if phase.tangents_from is not None:  # which are computed beside the values, forward and backward
-            num *= 2
+        cost, num = self._costs[phase.network][stage], phase.samples_of_work
         if task.kind == "forward":
             return cost.forward * num
         if task.kind == "backward":
