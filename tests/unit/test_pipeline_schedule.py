@@ -21,12 +21,18 @@ EXACT = 1e-9
 """Of a relative difference between sums of floats."""
 
 
-def update(num: int, keeps: bool = True, d_steps: int = 1, g_num: int | None = None) -> list[Phase]:
+def update(
+    num: int, keeps: bool = True, d_steps: int = 1, g_num: int | None = None, tangents: bool = False
+) -> list[Phase]:
     """The phases of an update with micro-batches of one sample, of which D sees a real and a fake one."""
     phases = []
     for _ in range(d_steps):
         phases.append(Phase("generator", "makes images", num, 1))
-        phases.append(Phase("discriminator", "trains", num, 2, images_from=len(phases) - 1))
+        images = {"images_from": len(phases) - 1}
+        if tangents:
+            phases.append(Phase("discriminator", "differentiates", num, 2, **images))
+            images["tangents_from"] = len(phases) - 1
+        phases.append(Phase("discriminator", "trains", num, 2, **images))
     first, num = len(phases), g_num or num
     kept = {"graphs_from": first} if keeps else {"recomputes": True}
     return [
@@ -72,7 +78,7 @@ class Case:
         phase = self.phases[task.phase]
         cost = self.costs[phase.network][stage]
         times = {"forward": cost.forward, "backward": cost.backward / (2 if phase.frozen else 1), "step": 0}
-        return phase.num_samples * times[task.kind]
+        return phase.num_samples * times[task.kind] * (1 if phase.tangents_from is None else 2)
 
 
 def cases() -> dict[str, Case]:
@@ -84,6 +90,7 @@ def cases() -> dict[str, Case]:
     found["8stages"] = Case(update(3), 8, uneven(8, 0))
     found["own accumulation"] = Case(update(4, g_num=2), 3, uneven(3, 1))
     found["two D steps"] = Case(update(3, d_steps=2), 4, uneven(4, 2))
+    found["tangents"] = Case(update(5, d_steps=2, tangents=True), 3, uneven(3, 4))
     # Of one network alone, where the other is no pipeline.
     train = Phase("discriminator", "trains", 5, 2)
     found["D alone"] = Case([train, train, train._replace(does="judges")], 4, uneven(4, 3))
@@ -121,6 +128,8 @@ class Done(Counter):
                 return False
             if stage > 0:
                 return self[number, "forward", stage - 1] > index
+            if phase.tangents_from is not None and self[phase.tangents_from, "backward", 0] <= index:
+                return False
             return phase.images_from is None or self[phase.images_from, "forward", last] > index
         graphs = number if phase.forward else phase.graphs_from
         if self[graphs, "forward", stage] <= index:
@@ -262,7 +271,7 @@ def test_devices_never_wait_for_each_other(case):
 def test_devices_never_wait_for_each_other_at_random(seed):
     rng = random.Random(seed)
     num_stages, num, g_num = rng.randint(2, 6), rng.randint(1, 6), rng.randint(1, 6)
-    phases = update(num, rng.random() < 0.5, rng.randint(1, 3), g_num)
+    phases = update(num, rng.random() < 0.5, rng.randint(1, 3), g_num, tangents=seed % 2 == 1)
     case = Case(phases, num_stages, uneven(num_stages, seed))
     planned = case.joint
     replay(case, planned)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from bigsgan.engines.phases import Kind, Phase, Task
@@ -61,7 +61,8 @@ def plan(
 ) -> Plan:
     """Plan the phases, to be asked for in this order, for all devices.
 
-    List scheduling: a device that is free takes the most urgent of the tasks whose inputs are there. No rule of urgency
+    List scheduling: a device that is free takes the most urgent of the tasks whose inputs are there. Messages of one
+    direction are received in the order in which they were sent, so that only the oldest counts. No rule of urgency
     is best for every mixture of phases, so that several are tried, beside no overlap at all, and the shortest plan is
     taken.
 
@@ -164,6 +165,7 @@ class _Graph:
         devices: list[list[Timed]] = [[] for _ in ready]
         is_free = [True] * len(ready)
         under_way: Counter[tuple[int, int]] = Counter()  # activations that a stage holds of a phase
+        sent: dict[tuple[str, Kind, int], deque[Task]] = defaultdict(deque)  # messages to a stage that wait there
         running: list[tuple[float, _Node]] = []
         now = 0.0
         done: list[_Node] = []
@@ -172,10 +174,15 @@ class _Graph:
                 bisect.insort(ready[self.device(node)], (urgency(node), node))
         while True:
             for device, nodes in enumerate(ready):
-                startable = (i for i, (_, node) in enumerate(nodes) if self._has_room(node, under_way))
+                startable = (i for i, (_, node) in enumerate(nodes) if self._may_begin(node, under_way, sent))
                 if not is_free[device] or (i := next(startable, None)) is None:
                     continue
                 _, (task, stage) = nodes.pop(i)
+                if task.kind != "step":
+                    network = self._phases[task.phase].network
+                    if messages := sent[network, task.kind, stage]:
+                        messages.popleft()
+                    sent[network, task.kind, stage + (1 if task.kind == "forward" else -1)].append(task)
                 end = now + self.cost((task, stage))
                 under_way[task.phase, stage] += {"forward": 1, "backward": -1, "step": 0}[task.kind]
                 is_free[device] = False
@@ -199,11 +206,16 @@ class _Graph:
         if len(reached) < len(self.needs):
             raise RuntimeError(f"the phases wait for each other: {list(self._phases)}")
 
-    def _has_room(self, node: _Node, under_way: Counter[tuple[int, int]]) -> bool:
-        """Whether a stage holds fewer activations of a phase than 1F1B lets it."""
+    def _may_begin(
+        self, node: _Node, under_way: Counter[tuple[int, int]], sent: Mapping[tuple[str, Kind, int], deque[Task]]
+    ) -> bool:
+        """Whether a stage holds fewer activations of a phase than 1F1B lets it, and the task's message comes next."""
         task, stage = node
-        limited = task.kind == "forward" and self._phases[task.phase].backward
-        return not limited or under_way[task.phase, stage] <= self._last - stage
+        phase = self._phases[task.phase]
+        limited = task.kind == "forward" and phase.backward
+        messages = sent[phase.network, task.kind, stage]
+        comes_next = not messages or messages[0] == task
+        return comes_next and (not limited or under_way[task.phase, stage] <= self._last - stage)
 
     def _needs(self, task: Task, stage: int) -> Iterable[_Node]:
         number, kind, index = task
