@@ -61,7 +61,9 @@ def begin(inputs: Carry, tangent: Tensor, over_replicas: Callable[[Tensor], Any]
 def end(dual: Dual) -> tuple[Tensor, Tensor]:
     """What the last layer returns, and its tangent, at least in float32."""
     (output,), (tangent,), exponent = dual
-    return output, torch.ldexp(tangent.to(torch.promote_types(tangent.dtype, torch.float32)), -exponent)
+    exact = tangent.to(torch.promote_types(tangent.dtype, torch.float32))
+    # As a factor, because torch 2.11 takes the derivative of ldexp for 0 where an exponent is negative.
+    return output, exact * torch.ldexp(torch.ones_like(exponent, dtype=exact.dtype), -exponent)
 
 
 def flat(dual: Dual) -> list[Tensor]:
