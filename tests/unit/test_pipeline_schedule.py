@@ -33,14 +33,18 @@ def update(
             phases.append(Phase("discriminator", "differentiates", num, 2, **images))
             images["tangents_from"] = len(phases) - 1
         phases.append(Phase("discriminator", "trains", num, 2, **images))
-    first, num = len(phases), g_num or num
+    num, along = g_num or num, {}
+    if tangents and keeps:
+        phases.append(Phase("generator", "differentiates", num, 1))
+        along = {"tangents_from": len(phases) - 1}
+    first = len(phases)
+    phases.append(Phase("generator", "makes images", num, 1, begins_update=True, keeps_graphs=keeps, **along))
+    phases.append(Phase("discriminator", "judges", num, 1, images_from=first))
+    if tangents and not keeps:
+        phases.append(Phase("generator", "differentiates", num, 1))
+        along = {"tangents_from": len(phases) - 1}
     kept = {"graphs_from": first} if keeps else {"recomputes": True}
-    return [
-        *phases,
-        Phase("generator", "makes images", num, 1, begins_update=True, keeps_graphs=keeps),
-        Phase("discriminator", "judges", num, 1, images_from=first),
-        Phase("generator", "pulls back", num, 1, grads_from=first + 1, **kept),
-    ]
+    return [*phases, Phase("generator", "pulls back", num, 1, grads_from=first + 1, **kept, **along)]
 
 
 def equal(num_stages: int, forward: float = 1.0, backward: float = 2.0) -> dict[str, Sequence[Cost]]:
