@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,6 +89,13 @@ def join(stretches: Sequence[Stretch]) -> Stretch:
     return Stretch(live, arrived, uses)
 
 
+_SMALL = 10_000
+"""Elements of parameters whose second gradient does not matter; their shapes may be those of activations."""
+
+_ZEROS = torch.ops.aten._efficientzerotensor.default
+"""Which have no memory: the tangents of parameters."""
+
+_ADD = torch.ops.aten.add.Tensor
 _CONVOLUTION = torch.ops.aten.convolution.default
 _CONVOLUTIONS = (_CONVOLUTION, torch.ops.aten.convolution_backward.default)
 
@@ -118,15 +125,20 @@ class Census(TorchDispatchMode):
         super().__init__()
         self.held = self._arrived = 0
         self._known: dict[int, weakref.ref] = {}
+        self._shapes: set[torch.Size] = set()
         self._moments: list[tuple[int, int]] = [(0, 0)]
         self._uses: list[list[Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, and take note of what is new."""
         copies = sum(map(_copied, args[:3])) if func in _CONVOLUTIONS else 0
-        results = func(*args, **(kwargs or {}))
+        results = self._summed(*args) if func is _ADD else None
+        if results is None:
+            results = func(*args, **(kwargs or {}))
         if func is _CONVOLUTION and _is_channels_last(args[0]):  # kernels keep the order, which is forgotten here
             results = results.contiguous(memory_format=torch.channels_last)
+        if func is _ZEROS:
+            self.ignore([results])
         for result in tree_leaves(results):
             if isinstance(result, Tensor):
                 self._observe(result.untyped_storage())
@@ -166,12 +178,28 @@ class Census(TorchDispatchMode):
         self._note()
         use[1] = len(self._moments) - 1
 
+    def expect_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Know the shapes of parameters: a backward pass adds up the gradients of one that was used twice in place.
+
+        It does not in the sight of a dispatch mode such as this (torch 2.15, autograd/input_buffer.cpp).
+        """
+        for parameter in parameters:
+            if parameter.numel() > _SMALL:
+                self._shapes |= {parameter.shape, parameter.shape[::-1]}  # a linear map's gradient arrives transposed
+
     def take(self) -> Stretch:
         """What happened since the last call, of which it begins with what is held."""
         live, arrived = np.array(self._moments, dtype=np.int64).T
         uses = tuple(Use(u[0], len(live) if u[1] is None else u[1], u[2]) for u in self._uses)
         self._moments, self._uses = [(self.held, self._arrived)], []
         return Stretch(live, arrived, uses)
+
+    def _summed(self, first: Any, second: Any, *_: Any) -> Tensor | None:
+        """The sum of two gradients of a parameter in the place of the first; None for other sums."""
+        if torch.is_grad_enabled() or not isinstance(second, Tensor):
+            return None
+        is_gradient = first.shape == second.shape and first.shape in self._shapes
+        return first.add_(second) if is_gradient else None
 
     def _observe(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)

@@ -205,6 +205,7 @@ def watched(network: nn.Module, census: Census) -> Iterator[None]:
     returned to those of what it was given, as ZeRO stage 3 gathers them (deepspeed/runtime/zero/parameter_offload.py).
     """
     census.ignore([*network.parameters(), *network.buffers()])
+    census.expect_gradients(network.parameters())
     numbers = {id(parameter): number for number, parameter in enumerate(network.parameters())}
     with ExitStack() as hooks:
         for module in network.modules():

@@ -13,6 +13,11 @@ pytestmark = pytest.mark.skipif(build.obstacle() is not None, reason=str(build.o
 UPDATES = 2
 MICRO_BATCHES = [*matrix.CLIPPED, "accumulation=2"]
 
+IN_CI = "1-bf16-device"
+PIPELINES = [
+    pytest.param(n, marks=pytest.mark.slow if n == IN_CI else pytest.mark.nightly) for n in matrix.IN_PIPELINES
+]
+
 IN_PIPELINES = {
     "0-fp32-device": {"engine.py:step": 1},
     "0-bf16-device": {"utils.py:is_invalid_grad_norm": 1, "utils.py:mask_nan_or_inf_with_val_inplace": 2},
@@ -45,10 +50,16 @@ def test_no_two_streams_race(on_ranks, layout):
     on_ranks(2, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
 
 
-IN_CI = "1-bf16-device"
-PIPELINES = [
-    pytest.param(n, marks=pytest.mark.slow if n == IN_CI else pytest.mark.nightly) for n in matrix.IN_PIPELINES
-]
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", matrix.SHOWN)
+def test_no_two_streams_race_in_any_family(on_ranks, layout):
+    on_ranks(2, cells.walk, matrix.cells(layout, "accumulation=2"), False, sanitizer=True)
+
+
+@pytest.mark.parametrize("layout", PIPELINES)
+def test_no_two_streams_race_in_pipelines_of_any_family(on_ranks, layout):
+    games = {name: cell for name, cell in matrix.cells_in_pipelines(layout).items() if name in matrix.PIPED}
+    on_ranks(2, cells.walk, games, False, sanitizer=True)
 
 
 @pytest.mark.parametrize("layout", PIPELINES)
