@@ -29,6 +29,7 @@ from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import PipelineBuilder
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
+from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.runtime import comm
@@ -51,6 +52,8 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     for network in NETWORKS:
         check_compiler(plan, network)
         check_cuda_graphs(plan, network)
+    if any(map(plan.differentiates_forward, NETWORKS)):
+        dual.load_rules()
     pipelines = PipelineBuilder(plan)
     engines: dict[str, Engine] = {}
     for network, config in configs.items():

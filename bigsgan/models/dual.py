@@ -12,6 +12,8 @@ No layer knows of it but those whose operations torch cannot differentiate so: t
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +40,13 @@ class Dual(NamedTuple):
 
 EXPONENT = torch.int64
 """The type of an exponent, of which there is one."""
+
+
+def load_rules() -> None:
+    """Import what torch computes some tangents by: ahead, so that a warning about torch's own code is not printed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch.jit.script is deprecated
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def begin(inputs: Carry, tangent: Tensor, over_replicas: Callable[[Tensor], Any] | None = None) -> Dual:
