@@ -329,7 +329,11 @@ def damages(draw: Callable[..., Any]) -> Callable[[Path], None]:
         elif other == "link":
             os.symlink(path.rpartition("/")[2], run / path)
 
-    return {"bytes": change_bytes, "values": change_value, "kind": change_kind}[kind]
+    def damage(run: Path) -> None:
+        if all((run / file).is_file() for file in (path, FILES[1])):  # to open a pipe would wait for a writer
+            {"bytes": change_bytes, "values": change_value, "kind": change_kind}[kind](run)
+
+    return damage
 
 
 @pytest.mark.parametrize("depth", RUN_DEPTHS)
