@@ -44,35 +44,34 @@ class AugmentationDraws:
 
     def uniform(self, name: str, *shape: int) -> Tensor:
         """Uniform numbers in (0, 1): (N, *shape)."""
-        num, place = math.prod(shape), _PLACES[name]
-        if num > _NUMBERS:
-            return noise.uniform(self.seeds, _STREAMS[place], shape).to(self.dtype)
-        return self._uniform[:, place, :num].reshape(-1, *shape).to(self.dtype)
+        return self._drawn("uniform", name, shape)
 
     def normal(self, name: str, *shape: int) -> Tensor:
         """Standard normal numbers: (N, *shape)."""
-        num, place = math.prod(shape), _PLACES[name]
-        if num > _NUMBERS:  # those of one word, as its second number is not the second of two words
-            return noise.normal(self.seeds, _STREAMS[place], shape).to(self.dtype)
-        return self._normal[:, place, :num].reshape(-1, *shape).to(self.dtype)
+        return self._drawn("normal", name, shape)
 
     def gate(self, name: str) -> Tensor:
         """Uniform numbers in (0, 1) that decide whether a transformation acts: (N,)."""
-        return self._uniform[:, _PLACES[name] + 1, 0]
+        return self._of_all_streams("uniform")[:, _PLACES[name] + 1, 0]
 
-    @property
-    def _uniform(self) -> Tensor:
-        if "uniform" not in self._kept:
-            self._kept["uniform"] = noise.uniform_of_streams(self.seeds, _STREAMS, _NUMBERS)
-        return self._kept["uniform"]
+    def _drawn(self, kind: str, name: str, shape: tuple[int, ...]) -> Tensor:
+        num, place = math.prod(shape), _PLACES[name]
+        if num > _NUMBERS:  # of the normal ones those of one word, as its second number is not the second of two words
+            drawn = noise.draw(self.seeds, _STREAMS[place : place + 1], num, kind)[:, 0]
+        else:
+            drawn = self._of_all_streams(kind)[:, place, :num]
+        return drawn.reshape(-1, *shape).to(self.dtype)
 
-    @property
-    def _normal(self) -> Tensor:
-        if "normal" not in self._kept:
-            self._kept["normal"] = noise.normal_of_streams(self.seeds, _STREAMS, _NUMBERS)
-        return self._kept["normal"]
+    def _of_all_streams(self, kind: str) -> Tensor:
+        if kind not in self._kept:
+            self._kept[kind] = noise.draw(self.seeds, _STREAMS, _NUMBERS, kind)
+        return self._kept[kind]
 
     def chosen(self, name: str, probability: Tensor, value: Tensor, otherwise: float) -> Tensor:
         """``value`` (N, ...) for a share ``probability`` (1,) of the samples, and ``otherwise`` for the rest."""
         acts = self.gate(name) < probability
         return torch.where(acts.view(-1, *(1 for _ in value.shape[1:])), value, otherwise)
+
+    def factor(self, name: str, probability: Tensor, std: float) -> Tensor:
+        """Powers of 2, their exponents normal with ``std``, for a share of the samples, and 1 for the rest: (N,)."""
+        return self.chosen(name, probability, torch.exp2(std * self.normal(name)), 1)

@@ -72,18 +72,15 @@ def draw_geometry(draws: AugmentationDraws, p: Mapping[str, Tensor]) -> Geometry
     def angle(name: str) -> Tensor:
         return draws.chosen(name, rotates, (2 * draws.uniform(name) - 1) * math.pi, 0)
 
-    def factor(name: str, std: float) -> Tensor:
-        return draws.chosen(name, p[name], torch.exp2(std * draws.normal(name)), 1)
-
     return Geometry(
         flip=draws.chosen("flip", p["flip"], torch.floor(2 * draws.uniform("flip")), 0),
         quarter_turns=draws.chosen(
             "quarter_turns", p["quarter_turns"], torch.floor(4 * draws.uniform("quarter_turns")), 0
         ),
         shift=draws.chosen("shift", p["shift"], (2 * draws.uniform("shift", 2) - 1) * _SHIFT_MAX, 0),
-        scale=factor("scale", _SCALE_STD),
+        scale=draws.factor("scale", p["scale"], _SCALE_STD),
         rotation_before=angle("rotation_before"),
-        stretch=factor("stretch", _STRETCH_STD),
+        stretch=draws.factor("stretch", p["stretch"], _STRETCH_STD),
         rotation_after=angle("rotation_after"),
         translation=draws.chosen("translation", p["translation"], _TRANSLATION_STD * draws.normal("translation", 2), 0),
     )

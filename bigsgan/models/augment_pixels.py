@@ -53,16 +53,12 @@ class Colour(NamedTuple):
 
 def draw_colour(draws: AugmentationDraws, p: Mapping[str, Tensor]) -> Colour:
     """Draw the strengths; ``p`` gives each transformation's probability (1,)."""
-
-    def factor(name: str, std: float) -> Tensor:
-        return draws.chosen(name, p[name], torch.exp2(std * draws.normal(name)), 1)
-
     return Colour(
         brightness=draws.chosen("brightness", p["brightness"], _BRIGHTNESS_STD * draws.normal("brightness"), 0),
-        contrast=factor("contrast", _CONTRAST_STD),
+        contrast=draws.factor("contrast", p["contrast"], _CONTRAST_STD),
         luma_flip=draws.chosen("luma_flip", p["luma_flip"], torch.floor(2 * draws.uniform("luma_flip")), 0),
         hue=draws.chosen("hue", p["hue"], (2 * draws.uniform("hue") - 1) * math.pi, 0),
-        saturation=factor("saturation", _SATURATION_STD),
+        saturation=draws.factor("saturation", p["saturation"], _SATURATION_STD),
     )
 
 
@@ -119,10 +115,7 @@ def band_filters() -> np.ndarray:
 
 def draw_amplifications(draws: AugmentationDraws, p: Tensor) -> Tensor:
     """Draw how much each band is amplified: (N, B), each with probability ``p`` (1,)."""
-    bands = [f"band{i}" for i in range(NUM_BANDS)]
-    return torch.stack(
-        [draws.chosen(band, p, torch.exp2(_AMPLIFICATION_STD * draws.normal(band)), 1) for band in bands], dim=1
-    )
+    return torch.stack([draws.factor(f"band{i}", p, _AMPLIFICATION_STD) for i in range(NUM_BANDS)], dim=1)
 
 
 def gains(amplifications: Tensor) -> Tensor:

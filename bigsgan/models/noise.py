@@ -3,7 +3,7 @@
 A sample travels with a seed; each use in a network has a stream of its own. The generator is SplitMix64 (Steele, Lea
 and Flood 2014, "Fast splittable pseudorandom number generators"), whose i-th word is a function of i alone, so that a
 whole feature map is drawn at once and a recomputation under activation checkpointing draws the same. On a GPU that is
-one kernel where Triton works, and else some thirty of torch's.
+one kernel where Triton works, and else some forty of torch's.
 
 Shapes: N samples; int64 holds unsigned 64-bit words, as torch has no type of its own for arithmetic on them.
 """
@@ -27,52 +27,24 @@ _MIX1 = _signed(0xBF58476D1CE4E5B9)
 _MIX2 = _signed(0x94D049BB133111EB)
 
 
-def words(seeds: Tensor, stream: int, num: int) -> Tensor:
-    """Random words: (N,) int64 -> (N, num) int64.
-
-    Args:
-        seeds: Of the samples.
-        stream: Which use; different streams of one seed have nothing in common.
-        num: Words for each sample.
-    """
-    return _draw(seeds, range(stream, stream + 1), num, "words")[:, 0]
-
-
 def uniform(seeds: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
     """Uniform numbers in the open interval (0, 1): float32 (N, *shape)."""
-    return uniform_of_streams(seeds, range(stream, stream + 1), math.prod(shape)).view(-1, *shape)
+    return draw(seeds, range(stream, stream + 1), math.prod(shape), "uniform").view(-1, *shape)
 
 
 def normal(seeds: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
     """Standard normal numbers by the Box-Muller transform, two of each word: float32 (N, *shape)."""
-    return normal_of_streams(seeds, range(stream, stream + 1), math.prod(shape)).reshape(-1, *shape)
+    return draw(seeds, range(stream, stream + 1), math.prod(shape), "normal").reshape(-1, *shape)
 
 
-def uniform_of_streams(seeds: Tensor, streams: range, num: int) -> Tensor:
-    """Uniform numbers of consecutive streams, in hardly more operations than those of one.
+def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
+    """Numbers of consecutive streams, in hardly more operations than those of one: (N,) int64 -> (N, S, num) float32.
 
-    Args:
-        seeds: (N,) int64, of the samples.
-        streams: Which; S of them, one after the other.
-        num: Numbers for each sample and stream.
-
-    Returns:
-        What ``uniform`` gives for each of them: float32 (N, S, num).
+    ``kind`` is ``uniform`` or ``normal``, and the numbers of a stream are those that the function of that name gives.
     """
-    return _draw(seeds, streams, num, "uniform")
-
-
-def normal_of_streams(seeds: Tensor, streams: range, num: int) -> Tensor:
-    """Standard normal numbers of consecutive streams, as ``normal`` gives them for each: float32 (N, S, num)."""
-    return _draw(seeds, streams, num, "normal")
-
-
-def _draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
     # While torch compiles, it joins these operations itself.
     if not torch.compiler.is_compiling() and fused.used_for(seeds, fused.DRAWS):
         return fused.draw(seeds, streams, num, kind)
-    if kind == "words":
-        return _words(seeds, streams, num)
     if kind == "uniform":
         return _unit(_shift(_words(seeds, streams, num), 41))
     drawn = _words(seeds, streams, -(-num // 2))
@@ -83,13 +55,10 @@ def _draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
 
 def _words(seeds: Tensor, streams: range, num: int) -> Tensor:
     """(N,) -> (N, S, num)."""
-    if len(streams) == 1:
-        begin = _mix(seeds ^ _signed(_mix_int(streams.start)))[:, None]
-    else:
-        # On the device, as a copy of keys from the host would make it wait.
-        numbers = torch.arange(len(streams), dtype=torch.int64, device=seeds.device)
-        keys = _mix(numbers + _signed((streams.start + 0x9E3779B97F4A7C15) % 2**64))
-        begin = _mix(seeds[:, None] ^ keys)
+    # On the device, as a copy of keys from the host would make it wait.
+    numbers = torch.arange(len(streams), dtype=torch.int64, device=seeds.device)
+    keys = _mix(numbers + _signed((streams.start + 0x9E3779B97F4A7C15) % 2**64))
+    begin = _mix(seeds[:, None] ^ keys)
     steps = torch.arange(1, num + 1, dtype=torch.int64, device=seeds.device)
     return _mix(torch.add(begin[..., None], steps, alpha=_GOLDEN))
 
@@ -108,12 +77,3 @@ def _mix(z: Tensor) -> Tensor:
 def _shift(z: Tensor, bits: int) -> Tensor:
     """Shift right without the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mix_int(number: int) -> int:
-    """The same mixing of a Python integer."""
-    mask = 2**64 - 1
-    z = (number + 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)

@@ -1,7 +1,7 @@
 """Random numbers of samples in one Triton kernel: the arithmetic of ``noise``, word for word.
 
-Importing this needs Triton. Only ``fused`` imports it, where it may be used, for ``noise``. Words and uniform
-numbers are those of ``noise`` bit for bit; normal ones as exactly as this device's logarithm, sine and cosine are.
+Importing this needs Triton. Only ``fused`` imports it, where it may be used, for ``noise``. Uniform numbers
+are those of ``noise`` bit for bit; normal ones as exactly as this device's logarithm, sine and cosine are.
 
 Shapes: N samples, S streams; a program draws a tile of the matrix (N * S, words).
 """
@@ -15,8 +15,6 @@ from torch import Tensor
 
 _TILE = 1024
 """Words of a program: 8 in each thread of Triton's four warps."""
-
-_DTYPES = {"words": torch.int64, "uniform": torch.float32, "normal": torch.float32}
 
 
 @triton.jit
@@ -55,9 +53,7 @@ def _draw(
     word = _mix(begin + (column + 1).to(tl.uint64) * golden)
     inside = (row < num_rows) & (column < num_words)
     out_ptr += row.to(tl.int64) * num + column
-    if kind == "words":
-        tl.store(out_ptr, word.to(tl.int64, bitcast=True), mask=inside)
-    elif kind == "uniform":
+    if kind == "uniform":
         tl.store(out_ptr, _unit(word >> 41), mask=inside)
     else:
         radius = tl.sqrt_rn(-2 * tl.log(_unit(word >> 41)))
@@ -67,15 +63,8 @@ def _draw(
 
 
 def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
-    """Random numbers of consecutive streams: (N,) int64 -> (N, S, num).
-
-    Args:
-        seeds: Of the samples.
-        streams: S of them, one after the other.
-        num: Numbers of each sample and stream.
-        kind: ``words`` int64, ``uniform`` float32 or, two of each word, ``normal`` float32.
-    """
-    out = torch.empty((len(seeds), len(streams), num), dtype=_DTYPES[kind], device=seeds.device)
+    """Numbers of consecutive streams, ``uniform`` or ``normal``, two of each word: (N,) int64 -> (N, S, num)."""
+    out = torch.empty((len(seeds), len(streams), num), dtype=torch.float32, device=seeds.device)
     if not out.numel():
         return out
     rows, words = len(seeds) * len(streams), -(-num // 2) if kind == "normal" else num

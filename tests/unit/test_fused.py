@@ -67,7 +67,7 @@ def test_kernels_compile_for_a_gpu(dtype, last, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, dtype", [("words", "i64"), ("uniform", "fp32"), ("normal", "fp32")])
+@pytest.mark.parametrize("kind, dtype", [("uniform", "fp32"), ("normal", "fp32")])
 def test_random_numbers_compile_for_a_gpu(kind, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -192,13 +192,13 @@ SEEDS = torch.tensor([0, 3, 2**62 + 12345, 2**63 - 1, -1, 77])
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("kind", ["words", "uniform", "normal"])
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
 @pytest.mark.parametrize("streams", [range(7, 8), range(0xADA00, 0xADA00 + 46), range(2**32, 2**32 + 1)], ids=str)
 @pytest.mark.parametrize("num", [1, 2, 3, 300, 1031])
 def test_random_numbers(kind, streams, num):
     """Of one stream and of many, of tiles that are full and that are not."""
     strided = torch.stack([SEEDS, SEEDS.flip(0)], dim=1)[:, 0]
-    plain, drawn = noise._draw(SEEDS, streams, num, kind), fused.draw(strided, streams, num, kind)
+    plain, drawn = noise.draw(SEEDS, streams, num, kind), fused.draw(strided, streams, num, kind)
     assert (drawn.shape, drawn.dtype) == (plain.shape, plain.dtype)
     assert drawn.is_contiguous()
     if kind == "normal":
@@ -213,7 +213,7 @@ def test_layers_draw_by_the_kernel(monkeypatch):
     def drawn() -> list[torch.Tensor]:
         augmentation = AugmentationDraws(SEEDS, torch.float32)
         gate, grain = augmentation.gate("scale"), augmentation.normal("grain", 3, 2, 2)
-        layers = [noise.normal(SEEDS, 5, (1, 3, 3)), noise.uniform(SEEDS, 5, (7,)), noise.words(SEEDS, 5, 4)]
+        layers = [noise.normal(SEEDS, 5, (1, 3, 3)), noise.uniform(SEEDS, 5, (7,))]
         return [*layers, gate, grain, augmentation.normal("scale")]
 
     plain = drawn()
