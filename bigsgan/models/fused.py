@@ -92,7 +92,7 @@ def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tenso
 
 def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
     """Random numbers of ``kind`` words, uniform or normal, as ``noise`` defines them: (N,) int64 -> (N, S, num)."""
-    return _noise_kernels().draw(seeds, streams, num, kind)
+    return kernels("noise").draw(seeds, streams, num, kind)
 
 
 class _Resample(torch.autograd.Function):
@@ -103,7 +103,7 @@ class _Resample(torch.autograd.Function):
         ctx.save_for_backward(taps)
         ctx.save_for_forward(taps)
         ctx.geometry, ctx.shape = geometry, x.shape[2:]
-        return _kernels().resample(_dense(x), taps.contiguous(), *geometry)
+        return kernels("fused").resample(_dense(x), taps.contiguous(), *geometry)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -121,7 +121,7 @@ class _Rectify(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
-        y = _kernels().rectify(_dense(x), bias[0, :, 0, 0].contiguous(), slope, limit)
+        y = kernels("fused").rectify(_dense(x), bias[0, :, 0, 0].contiguous(), slope, limit)
         ctx.save_for_backward(y)
         ctx.save_for_forward(y)
         ctx.slope, ctx.limit = slope, limit
@@ -147,7 +147,7 @@ class _Slopes(torch.autograd.Function):
         ctx.save_for_backward(y)
         ctx.slope, ctx.limit = slope, limit
         layout = torch.contiguous_format if y.is_contiguous() else torch.channels_last
-        return _kernels().slopes(grad.contiguous(memory_format=layout), y, slope, limit)
+        return kernels("fused").slopes(grad.contiguous(memory_format=layout), y, slope, limit)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -166,19 +166,9 @@ def _rounded(number: float, dtype: torch.dtype) -> float:
 
 
 @cache
-def _kernels() -> Any:
-    return importlib.import_module("bigsgan.models.fused_kernels")
-
-
-@cache
-def spectral_kernels() -> Any:
-    """The kernels of ``spectral``, which needs Triton to be there."""
-    return importlib.import_module("bigsgan.models.spectral_kernels")
-
-
-@cache
-def _noise_kernels() -> Any:
-    return importlib.import_module("bigsgan.models.noise_kernels")
+def kernels(name: str) -> Any:
+    """The kernels of ``fused``, ``noise`` or ``spectral``, which need Triton to be there."""
+    return importlib.import_module(f"bigsgan.models.{name}_kernels")
 
 
 def _find_obstacle(device: torch.device, dtype: torch.dtype, subject: str) -> str | None:
@@ -194,11 +184,11 @@ def _find_obstacle(device: torch.device, dtype: torch.dtype, subject: str) -> st
 
 
 def _try_maps(device: torch.device, dtype: torch.dtype) -> None:
-    kernels = _kernels()
+    ours = kernels("fused")
     x, taps = torch.zeros(1, 1, 4, 4, device=device, dtype=dtype), torch.zeros(4, 4, device=device)
-    y = kernels.resample(x, taps, *Geometry(2, 1, 2, 8, 8))
-    kernels.rectify(y, torch.zeros(1, device=device, dtype=dtype), 0.2, 1.0)
-    kernels.slopes(y, y, 0.2, 1.0)
+    y = ours.resample(x, taps, *Geometry(2, 1, 2, 8, 8))
+    ours.rectify(y, torch.zeros(1, device=device, dtype=dtype), 0.2, 1.0)
+    ours.slopes(y, y, 0.2, 1.0)
 
 
 def _try_draws(device: torch.device, dtype: torch.dtype) -> None:
@@ -207,13 +197,13 @@ def _try_draws(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _try_norms(device: torch.device, dtype: torch.dtype) -> None:
-    kernels, total = spectral_kernels(), torch.promote_types(dtype, torch.float32)
+    ours, total = kernels("spectral"), torch.promote_types(dtype, torch.float32)
     u, v = torch.ones(2, device=device, dtype=total), torch.ones(12, device=device, dtype=total)
     for shape in ((2, 3, 2, 2), (2, 12)):
         weight = torch.ones(shape, device=device, dtype=dtype)
-        kernels.iterate(weight, u, v, 1e-12)
-        sigma = kernels.norm(weight, u, v)
-        kernels.differentiate(kernels.divide(weight, sigma), weight, u, v, sigma)
+        ours.iterate(weight, u, v, 1e-12)
+        sigma = ours.norm(weight, u, v)
+        ours.differentiate(ours.divide(weight, sigma), weight, u, v, sigma)
 
 
 @cache

@@ -124,21 +124,9 @@ def _slopes(grad_ptr, y_ptr, out_ptr, num, slope: tl.constexpr, limit: tl.conste
 def resample(
     x: Tensor, taps: Tensor, up: int, down: int, before: int, height: int, width: int, gain: float, flipped: bool
 ) -> Tensor:
-    """Filter between zeros inserted and pixels left out: (N, C, H, W), (K, K) -> (N, C, height, width).
+    """Filter as ``fused.Geometry`` says: (N, C, H, W), (K, K) -> (N, C, height, width), in x's type and layout.
 
-    y[o] = gain * sum over k of taps[k] * u[o * down + k - before] in both directions, where u is x with ``up - 1``
-    zeros after each pixel, and 0 outside. ``up`` divides K. Output in x's type and layout.
-
-    Args:
-        x: Contiguous or channels_last.
-        taps: The filter, contiguous.
-        up: Pixels for each of x.
-        down: Distance of the pixels that are kept.
-        before: Zeros in front of u.
-        height: Of the output.
-        width: Of the output.
-        gain: Factor on the output.
-        flipped: Take the taps in reverse order.
+    ``x`` is contiguous or channels_last, ``taps`` contiguous.
     """
     n, c, in_height, in_width = x.shape
     channels_last = not x.is_contiguous()

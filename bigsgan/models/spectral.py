@@ -59,8 +59,18 @@ class _Divided(torch.autograd.Function):
         return _differentiate(grad, weight, u, v, sigma), None, None, None
 
 
+def total_type(weight: Tensor) -> torch.dtype:
+    """The type that sums are computed in."""
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
+def is_filter(weight: Tensor) -> bool:
+    """Whether a weight is of more than one pixel, so that it is divided into filters with their channels last."""
+    return weight.dim() == 4 and weight[0, 0].numel() > 1
+
+
 def _differentiable(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    exact = weight.to(_total(weight))
+    exact = weight.to(total_type(weight))
     grad = grad.to(exact.dtype)
     u, v = u.to(exact.dtype), v.to(exact.dtype)
     sigma = torch.dot(u, torch.mv(exact.flatten(1), v))
@@ -72,67 +82,63 @@ def _differentiable(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tenso
 
 
 def _norm(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    return _norm_op(weight, u, v) if torch.compiler.is_compiling() else fused.spectral_kernels().norm(weight, u, v)
+    return _norm_op(weight, u, v) if torch.compiler.is_compiling() else fused.kernels("spectral").norm(weight, u, v)
 
 
 def _iterate(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     if torch.compiler.is_compiling():
         return _iterate_op(weight, u, v, eps)
-    moved = fused.spectral_kernels().iterate(weight, u, v, eps)
+    moved = fused.kernels("spectral").iterate(weight, u, v, eps)
     torch.autograd.graph.increment_version([u, v])  # a pass before this one may have kept them
     return moved
 
 
 def _divide(weight: Tensor, sigma: Tensor) -> Tensor:
     return (
-        _divide_op(weight, sigma) if torch.compiler.is_compiling() else fused.spectral_kernels().divide(weight, sigma)
+        _divide_op(weight, sigma) if torch.compiler.is_compiling() else fused.kernels("spectral").divide(weight, sigma)
     )
 
 
 def _differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
-    function = _differentiate_op if torch.compiler.is_compiling() else fused.spectral_kernels().differentiate
+    function = _differentiate_op if torch.compiler.is_compiling() else fused.kernels("spectral").differentiate
     return function(grad, weight, u, v, sigma)
 
 
 @torch.library.custom_op("bigsgan::spectral_norm", mutates_args=())
 def _norm_op(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    return fused.spectral_kernels().norm(weight, u, v)
+    return fused.kernels("spectral").norm(weight, u, v)
 
 
 @torch.library.custom_op("bigsgan::power_iteration", mutates_args=("u", "v"))
 def _iterate_op(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    return fused.spectral_kernels().iterate(weight, u, v, eps)
+    return fused.kernels("spectral").iterate(weight, u, v, eps)
 
 
 @torch.library.custom_op("bigsgan::divide_by_norm", mutates_args=())
 def _divide_op(weight: Tensor, sigma: Tensor) -> Tensor:
-    return fused.spectral_kernels().divide(weight, sigma)
+    return fused.kernels("spectral").divide(weight, sigma)
 
 
 # Of gradients in any order; torch would copy them to that in which it traced.
 @torch.library.custom_op("bigsgan::divide_by_norm_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _differentiate_op(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
-    return fused.spectral_kernels().differentiate(grad, weight, u, v, sigma)
-
-
-def _total(weight: Tensor) -> torch.dtype:
-    return torch.promote_types(weight.dtype, torch.float32)
+    return fused.kernels("spectral").differentiate(grad, weight, u, v, sigma)
 
 
 @_norm_op.register_fake
 def _(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    return weight.new_empty((), dtype=_total(weight))
+    return weight.new_empty((), dtype=total_type(weight))
 
 
 @_iterate_op.register_fake
 def _(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(u), torch.empty_like(v), weight.new_empty((), dtype=_total(weight))
+    return torch.empty_like(u), torch.empty_like(v), weight.new_empty((), dtype=total_type(weight))
 
 
 @_divide_op.register_fake
 def _(weight: Tensor, sigma: Tensor) -> Tensor:
-    last = weight.dim() == 4 and weight[0, 0].numel() > 1
-    return torch.empty_like(weight, memory_format=torch.channels_last if last else torch.contiguous_format)
+    layout = torch.channels_last if is_filter(weight) else torch.contiguous_format
+    return torch.empty_like(weight, memory_format=layout)
 
 
 @_differentiate_op.register_fake

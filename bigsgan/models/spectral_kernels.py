@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bigsgan.models.spectral import is_filter, total_type
+
 _TILE = (32, 128)
 _CHUNK = (512, 2048)
 """Rows and columns that a program adds up: the largest weights of BigGAN-128 have some 300 programs."""
@@ -177,7 +179,7 @@ def iterate(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, T
     """
     rows, columns = _matrix(weight)
     new_u, new_v = torch.empty_like(u), torch.empty_like(v)
-    sigma = torch.empty((), dtype=_total(weight), device=weight.device)
+    sigma = torch.empty((), dtype=total_type(weight), device=weight.device)
     with torch.cuda.device_of(weight):
         chunks = triton.cdiv(rows, _CHUNK[0])
         sums = torch.empty((chunks, columns), dtype=sigma.dtype, device=weight.device)
@@ -190,7 +192,7 @@ def iterate(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, T
 
 def norm(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """u^T W v: (R, ...), (R,), (C,) -> (); ``weight`` contiguous."""
-    sigma = torch.empty((), dtype=_total(weight), device=weight.device)
+    sigma = torch.empty((), dtype=total_type(weight), device=weight.device)
     with torch.cuda.device_of(weight):
         _end(weight, u, u, v, sigma, 0.0, False)
     return sigma
@@ -207,7 +209,7 @@ def _end(weight: Tensor, u: Tensor, new_u: Tensor, v: Tensor, sigma: Tensor, eps
 
 def divide(weight: Tensor, sigma: Tensor) -> Tensor:
     """weight / sigma in the weight's shape and type; filters with their channels last, as convolutions want them."""
-    last = _has_pixels(weight)
+    last = is_filter(weight)
     layout = torch.channels_last if last else torch.contiguous_format
     out = torch.empty_like(weight, memory_format=layout)
     pixels = weight[0, 0].numel() if last else 1
@@ -219,7 +221,7 @@ def divide(weight: Tensor, sigma: Tensor) -> Tensor:
 
 def differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
     """Gradient of ``divide`` with sigma = u^T W v, by the weight, from that by what it returns."""
-    last = _has_pixels(weight) and not grad.is_contiguous()
+    last = is_filter(weight) and not grad.is_contiguous()
     grad = grad.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     out, num = torch.empty_like(weight), weight.numel()
     programs = triton.cdiv(num, _FLAT * _TURNS)
@@ -235,11 +237,3 @@ def differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Ten
 
 def _matrix(weight: Tensor) -> tuple[int, int]:
     return len(weight), weight[0].numel()
-
-
-def _total(weight: Tensor) -> torch.dtype:
-    return torch.promote_types(weight.dtype, torch.float32)
-
-
-def _has_pixels(weight: Tensor) -> bool:
-    return weight.dim() == 4 and weight[0, 0].numel() > 1

@@ -40,9 +40,8 @@ DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
 def interpreted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        module, noise_module = fresh_kernels(), fresh_kernels("noise_kernels")
-        patch.setattr(fused, "_kernels", lambda: module)
-        patch.setattr(fused, "_noise_kernels", lambda: noise_module)
+        modules = {name: fresh_kernels(f"{name}_kernels") for name in ("fused", "noise")}
+        patch.setattr(fused, "kernels", modules.__getitem__)
         yield
 
 
@@ -247,10 +246,10 @@ def test_on_a_cpu_the_log_says_once_that_torch_computes(caplog):
 
 @pytest.mark.usefixtures("undecided")
 def test_on_a_gpu_whatever_fails_leaves_the_work_to_torch(caplog, monkeypatch):
-    def broken() -> ModuleType:
+    def broken(name: str) -> ModuleType:
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
-    monkeypatch.setattr(fused, "_kernels", broken)
+    monkeypatch.setattr(fused, "kernels", broken)
     gpu = torch.device("cuda", 0)
     with caplog.at_level(logging.INFO, "bigsgan"):
         found = fused.obstacle(gpu, torch.float32)
@@ -260,7 +259,7 @@ def test_on_a_gpu_whatever_fails_leaves_the_work_to_torch(caplog, monkeypatch):
 
 @pytest.mark.usefixtures("undecided")
 def test_an_environment_variable_turns_the_kernels_off(monkeypatch):
-    monkeypatch.setattr(fused, "_kernels", lambda: pytest.fail("loaded"))
+    monkeypatch.setattr(fused, "kernels", lambda name: pytest.fail("loaded"))
     monkeypatch.setenv("BIGSGAN_FUSED", "0")
     assert fused.obstacle(torch.device("cuda", 0), torch.float32) == "BIGSGAN_FUSED is 0"
 
