@@ -183,28 +183,25 @@ class ConditionalBatchNorm(nn.Module):
     def __init__(self, channels: int, condition_size: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.statistics = BatchStatistics(channels, eps)
-        self.gain = SpectralLinear(condition_size, channels, bias=False)
-        self.bias = SpectralLinear(condition_size, channels, bias=False)
+        self.gain, self.bias = (self._map(condition_size, channels) for _ in range(2))
 
     def forward(self, x: Tensor, condition: Tensor, shift: Tensor | None = None) -> Tensor:
         """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalised * (1 + gain) + bias; x may lack a shift."""
         gain = 1 + self.gain(condition)[:, :, None, None]
         return torch.addcmul(self.bias(condition)[:, :, None, None], self.statistics(x, shift), gain)
 
+    def _map(self, condition_size: int, channels: int) -> nn.Module:
+        return SpectralLinear(condition_size, channels, bias=False)
 
-class ClassBatchNorm(nn.Module):
-    """Batch norm with a learned gain and bias for each class and channel (Dumoulin et al. 2017, arXiv 1610.07629)."""
 
-    def __init__(self, channels: int, num_classes: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.statistics = BatchStatistics(channels, eps)
-        self.gain = Embedding(num_classes, channels)
-        self.bias = Embedding(num_classes, channels)
+class ClassBatchNorm(ConditionalBatchNorm):
+    """Batch norm with a learned gain and bias for each class and channel (Dumoulin et al. 2017, arXiv 1610.07629).
 
-    def forward(self, x: Tensor, labels: Tensor, shift: Tensor | None = None) -> Tensor:
-        """(N, C, H, W), (N,) int64 -> (N, C, H, W): normalised * (1 + gain) + bias; x may lack a shift."""
-        gain = 1 + self.gain(labels)[:, :, None, None]
-        return torch.addcmul(self.bias(labels)[:, :, None, None], self.statistics(x, shift), gain)
+    The condition is the labels (N,) int64, and its size the number of classes.
+    """
+
+    def _map(self, num_classes: int, channels: int) -> nn.Module:
+        return Embedding(num_classes, channels)
 
 
 class AffineBatchNorm(nn.Module):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator, pix2pix_levels
 from bigsgan.models import noise
 from bigsgan.models.batch_norm import AffineBatchNorm
-from bigsgan.models.convolutions import convolve_transposed, laid_out
 from bigsgan.models.layers import full
 from bigsgan.models.plain import Conv2d, ConvTranspose2d
 
@@ -170,12 +169,9 @@ class ResidualOutput(nn.Module):
 
 
 class _Doubling(ConvTranspose2d):
-    """Transposed convolution of kernel 3 that doubles the resolution exactly."""
+    """Transposed convolution of kernel 3 that doubles the resolution exactly: (N, C_in, H, W) -> (N, C_out, 2H, 2W)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, C_in, H, W) -> (N, C_out, 2H, 2W), in the weight's type."""
-        x = laid_out(x, self.weight.dtype)
-        return convolve_transposed(x, self.weight, self.bias, self.stride, self.padding, output_padding=1)
+    output_padding = 1
 
 
 class DiscriminatorInput(nn.Module):

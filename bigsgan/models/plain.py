@@ -43,6 +43,8 @@ class Weighted(nn.Module):
 class Conv2d(Weighted):
     """Convolution: (N, C_in, H, W) -> (N, C_out, ...)."""
 
+    is_transposed = False
+
     def __init__(
         self,
         in_channels: int,
@@ -54,8 +56,8 @@ class Conv2d(Weighted):
         bias: bool = True,
         groups: int = 1,
     ) -> None:
-        shape = (out_channels, in_channels // groups, kernel, kernel)
-        super().__init__(shape, std, out_channels if bias else None)
+        rows, columns = (in_channels, out_channels) if self.is_transposed else (out_channels, in_channels)
+        super().__init__((rows, columns // groups, kernel, kernel), std, out_channels if bias else None)
         self.stride, self.padding, self.groups = stride, padding, groups
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,28 +66,18 @@ class Conv2d(Weighted):
         return convolve(x, self.weight, self.bias, self.stride, self.padding, self.groups)
 
 
-class ConvTranspose2d(Weighted):
-    """Transposed convolution: (N, C_in, H, W) -> (N, C_out, (H - 1) * stride - 2 * padding + K, ...)."""
+class ConvTranspose2d(Conv2d):
+    """Transposed: (N, C_in, H, W) -> (N, C_out, (H - 1) * stride - 2 * padding + K + output_padding, ...)."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel: int,
-        std: float,
-        stride: int,
-        padding: int,
-        bias: bool = True,
-        groups: int = 1,
-    ) -> None:
-        shape = (in_channels, out_channels // groups, kernel, kernel)
-        super().__init__(shape, std, out_channels if bias else None)
-        self.stride, self.padding, self.groups = stride, padding, groups
+    is_transposed = True
+    output_padding = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
         x = laid_out(x, self.weight.dtype)
-        return convolve_transposed(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
+        return convolve_transposed(
+            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups
+        )
 
 
 class Linear(Weighted):

@@ -222,9 +222,9 @@ class DiscriminatorBlock(nn.Module):
         sees = self.is_first or sees_all
         self.fromrgb = Conv2d(image_channels, before, 1, clamp=clamp, half=half) if sees else None
         self.conv0 = Conv2d(before, before, 3, clamp=clamp, half=half)
-        self.conv1 = Conv2d(before, after, 3, down=True, clamp=clamp, half=half)
+        self.conv1 = Conv2d(before, after, 3, resamples=True, clamp=clamp, half=half)
         residual = config.architecture == "resnet"
-        self.skip = Conv2d(before, after, 1, activated=False, down=True, half=half) if residual else None
+        self.skip = Conv2d(before, after, 1, activated=False, resamples=True, half=half) if residual else None
         self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32) if sees_all else None)
 
     @torch.no_grad()

@@ -138,7 +138,7 @@ class Conv2d(Weighted):
         out_channels: C_out.
         kernel: Side of the kernel.
         activated: Bias and leaky rectifier follow; or neither of them.
-        down: Halve the resolution.
+        resamples: Halve the resolution, behind the filter; ``Doubled`` doubles it.
         clamp: Keep activations within plus or minus this.
         half: Type to compute in, or None for the weight's.
     """
@@ -151,21 +151,21 @@ class Conv2d(Weighted):
         out_channels: int,
         kernel: int,
         activated: bool = True,
-        down: bool = False,
+        resamples: bool = False,
         clamp: float | None = None,
         half: torch.dtype | None = None,
     ) -> None:
         super().__init__((out_channels, in_channels, kernel, kernel), 1.0, out_channels if activated else None)
-        self.kernel, self.down, self.clamp, self.half_type = kernel, down, clamp, half
+        self.kernel, self.resamples, self.clamp, self.half_type = kernel, resamples, clamp, half
         self.weight_gain = 1 / math.sqrt(in_channels * kernel**2)
-        if down:
+        if resamples:
             self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32))
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Draw the weight, clear the bias and fill the filter."""
         super().initialize(generators)
-        if self.down:
+        if self.resamples:
             fir.fill_filter(self.resample_filter)
 
     def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
@@ -183,7 +183,7 @@ class Conv2d(Weighted):
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         padding = self.kernel // 2
-        if not self.down:
+        if not self.resamples:
             return convolve(x, weight, padding=padding)
         if self.kernel == 1:  # filtering at a quarter of the pixels costs a quarter
             return convolve(fir.downsample(x, self.resample_filter), weight)
@@ -195,14 +195,7 @@ class Doubled(Conv2d):
     """Residual connection of G: convolution of kernel 1 without bias, and twice the resolution."""
 
     def __init__(self, in_channels: int, out_channels: int, half: torch.dtype | None) -> None:
-        super().__init__(in_channels, out_channels, 1, activated=False, half=half)
-        self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32))
-
-    @torch.no_grad()
-    def initialize(self, generators: Generators) -> None:
-        """Draw the weight and fill the filter."""
-        super().initialize(generators)
-        fir.fill_filter(self.resample_filter)
+        super().__init__(in_channels, out_channels, 1, activated=False, resamples=True, half=half)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         return fir.upsample(convolve(x, weight), self.resample_filter)

@@ -88,7 +88,7 @@ def test_a_synthesis_layer_equals_a_weight_for_each_sample(up, mode):
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("down", [False, True])
 def test_a_convolution_of_the_discriminator(kernel, down):
-    layer, x = doubled(Conv2d(3, 5, kernel, down=down, clamp=1.0)), torch.randn(2, 3, 8, 8).double()
+    layer, x = doubled(Conv2d(3, 5, kernel, resamples=down, clamp=1.0)), torch.randn(2, 3, 8, 8).double()
     weight = layer.weight / math.sqrt(3 * kernel**2)
     if down:  # filter, convolve, and keep every second pixel
         taps = torch.tensor([1.0, 3.0, 3.0, 1.0]).double() / 8
@@ -101,7 +101,7 @@ def test_a_convolution_of_the_discriminator(kernel, down):
     expected = (torch.where(y > 0, y, 0.2 * y) * math.sqrt(2) * 0.5).clamp(-0.5, 0.5)
     assert_close(layer(x, gain=0.5), expected)
     assert (expected.abs() == 0.5).any()
-    plain = doubled(Conv2d(3, 5, kernel, activated=False, down=down))
+    plain = doubled(Conv2d(3, 5, kernel, activated=False, resamples=down))
     plain.weight.data.copy_(layer.weight)
     assert_close(plain(x, gain=0.5), 0.5 * (y - layer.bias[None, :, None, None]))
 
@@ -155,8 +155,8 @@ TWICE: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "synthesis up": (lambda: _Sized(SynthesisLayer(2, 2, 3, 4, True, 0, None, None), SEEDS), [(2, 2, 2, 2), (2, 3)]),
     "to RGB": (lambda: ToRGB(2, 1, 3, None, None), [(2, 2, 3, 3), (2, 3)]),
     "convolution": (lambda: Conv2d(2, 2, 3), [(1, 2, 4, 4)]),
-    "convolution down": (lambda: Conv2d(2, 2, 3, down=True), [(1, 2, 4, 4)]),
-    "skip": (lambda: Conv2d(2, 2, 1, activated=False, down=True), [(1, 2, 4, 4)]),
+    "convolution down": (lambda: Conv2d(2, 2, 3, resamples=True), [(1, 2, 4, 4)]),
+    "skip": (lambda: Conv2d(2, 2, 1, activated=False, resamples=True), [(1, 2, 4, 4)]),
     "deviation": (lambda: MinibatchDeviation(2, 1), [(4, 2, 2, 2)]),
 }
 
