@@ -73,15 +73,9 @@ class AdaptiveAugment(nn.Module):
         self.bands.copy_(torch.from_numpy(band_filters()))
 
     def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Augment each image by its seed.
+        """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, which may leave it, and labels.
 
-        Args:
-            images: (N, C, H, W) in [-1, 1], C 1 or 3, H and W at least 4; float32 or, for tests, float64.
-            labels: (N,) int64, passed on.
-            seeds: (N,) int64, dropped.
-
-        Returns:
-            Images of the same shape and type, which may leave [-1, 1], and the labels.
+        C is 1 or 3, H and W are at least 4. The type is float32 or, for tests, float64.
         """
         return self.augment(images, AugmentationDraws(seeds, images.dtype)), labels
 

@@ -27,16 +27,7 @@ class DiffAugment(nn.Module):
         self._groups = [_GROUPS[name] for name in policy]
 
     def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Augment each image by its seed.
-
-        Args:
-            images: (N, C, H, W) in [-1, 1], float32 or, for tests, float64.
-            labels: (N,) int64, passed on.
-            seeds: (N,) int64, dropped.
-
-        Returns:
-            Images of the same shape and type, which may leave [-1, 1], and the labels.
-        """
+        """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, which may leave it, labels."""
         return self.augment(images, AugmentationDraws(seeds, images.dtype)), labels
 
     def augment(self, images: Tensor, draws: AugmentationDraws) -> Tensor:

@@ -248,27 +248,10 @@ class Agreement:
         return flag.value() > 0
 
 
-class StoreBoard:
-    """Short texts of the ranks in the launcher's store, over a connection of its own: the main one may hang."""
+def open_board(name: str) -> dist.Store:
+    """Connect once more to the store that the ranks met at, as the main connection may hang.
 
-    def __init__(self, store: dist.Store) -> None:
-        self._store = store
-
-    def write(self, key: str, text: str) -> None:
-        """Put a text in the place of what was there."""
-        self._store.set(key, text)
-
-    def read(self, key: str) -> str | None:
-        """Return a text, or None where there is none."""
-        return self._store.get(key).decode() if self._store.check([key]) else None
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number of the ranks, which begins at 0, and return it."""
-        return self._store.add(key, amount)
-
-
-def open_board(name: str) -> StoreBoard:
-    """Connect to the store that the ranks met at; a board has the same name on all ranks.
+    A board has the same name on all ranks.
 
     Raises:
         RuntimeError: Its host does not answer.
@@ -277,7 +260,7 @@ def open_board(name: str) -> StoreBoard:
     if world_size() > 1:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_PATIENCE)
-    return StoreBoard(dist.PrefixStore(f"bigsgan/{name}", store))
+    return dist.PrefixStore(f"bigsgan/{name}", store)
 
 
 def claim_speech() -> bool:

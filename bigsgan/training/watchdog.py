@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+from torch.distributed import Store
 
 from bigsgan.errors import FORWARDING_SECONDS
 from bigsgan.monitor import RankLog
@@ -31,16 +33,9 @@ _SILENT_RANKS_WAIT_SECONDS = 3.0
 _BOARD_PATIENCE_SECONDS = 5.0
 _WAITING_IN = ("torch/distributed", "deepspeed/comm", "bigsgan/comm")
 _MOST_RANKS_NAMED = 8
+_REMEDY = "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"
 
 _log = logging.getLogger(__name__)
-
-
-class Board(Protocol):
-    """A key-value store in which ranks leave short texts for each other, without blocking; see comm.open_board."""
-
-    def write(self, key: str, text: str) -> None: ...  # noqa: D102
-    def read(self, key: str) -> str | None: ...  # noqa: D102
-    def add(self, key: str, amount: int) -> int: ...  # noqa: D102
 
 
 class _Beat(NamedTuple):
@@ -72,7 +67,7 @@ class Watchdog:
         world_size: int,
         timeout: float,
         rank_log: RankLog,
-        open_board: Callable[[], Board],
+        open_board: Callable[[], Store],
         seconds_compiling: Callable[[], float] = lambda: 0.0,
         end: Callable[[], Any] = lambda: os._exit(1),
     ) -> None:
@@ -142,7 +137,7 @@ class Watchdog:
         place, waits = _innermost(self._main)
         log = self._rank_log
         beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname())
-        board.ask("write", f"beat/{self._rank}", json.dumps(beat))
+        board.ask("set", f"beat/{self._rank}", json.dumps(beat))
 
     def _give_up(self, board: _BoundedWaitStore, before: dict[int, _Beat]) -> None:
         self._beat(board)
@@ -167,20 +162,21 @@ class Watchdog:
     def _beats(self, board: _BoundedWaitStore) -> dict[int, _Beat]:
         found = {}
         for rank in range(self._world_size):
-            if text := board.ask("read", f"beat/{rank}"):
+            key = f"beat/{rank}"
+            if board.ask("check", [key]) and (text := board.ask("get", key)):
                 found[rank] = _Beat(*json.loads(text))
         return found
 
 
 class _BoundedWaitStore:
-    """Calls a board's methods with a limit on the wait: the board's host may be what hangs."""
+    """Calls the methods of a store, the board, with a limit on the wait: its host may be what hangs."""
 
-    def __init__(self, open_board: Callable[[], Board]) -> None:
+    def __init__(self, open_board: Callable[[], Store]) -> None:
         self._open_board = open_board
-        self._board: Board | None = None
+        self._board: Store | None = None
         self._busy: threading.Thread | None = None
 
-    def ask(self, method: str, *arguments: str | int) -> Any:
+    def ask(self, method: str, *arguments: Any) -> Any:
         """Return the board's answer, or None if it does not answer in time."""
         if self._busy is not None and self._busy.is_alive():
             return None
@@ -190,7 +186,7 @@ class _BoundedWaitStore:
         self._busy.join(_BOARD_PATIENCE_SECONDS)
         return answers[0] if answers else None
 
-    def _ask(self, answers: list[Any], method: str, arguments: tuple[str | int, ...]) -> None:
+    def _ask(self, answers: list[Any], method: str, arguments: tuple[Any, ...]) -> None:
         try:
             self._board = self._board or self._open_board()
             answers.append(getattr(self._board, method)(*arguments))
@@ -216,21 +212,17 @@ def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, 
         behind = [rank for rank in answering if not after[rank].waits]
     text = f"no progress for {timeout:.0f} s: "
     if not after:  # rank 0 keeps the store itself, or under torchrun its launcher does
-        return f"{text}rank 0 does not answer, nor does the store that it or its launcher hosts{_remedy()}"
+        return f"{text}rank 0 does not answer, nor does the store that it or its launcher hosts{_REMEDY}"
     if silent:
         last = after.get(silent[0])
         where = f", last seen in phase '{last.phase}' on {last.host}" if last else ""
-        return f"{text}{_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer{where}{_remedy()}"
+        return f"{text}{_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer{where}{_REMEDY}"
     named = behind or answering
     parts = []
     for place in dict.fromkeys((after[rank].phase, after[rank].place) for rank in named):
         there = [rank for rank in named if (after[rank].phase, after[rank].place) == place]
         parts.append(f"{_ranks(there)} in phase '{place[0]}' at {place[1]} on {after[there[0]].host}")
-    return text + "; ".join(parts[:_MOST_RANKS_NAMED]) + _remedy()
-
-
-def _remedy() -> str:
-    return "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"
+    return text + "; ".join(parts[:_MOST_RANKS_NAMED]) + _REMEDY
 
 
 def _ranks(ranks: list[int]) -> str:

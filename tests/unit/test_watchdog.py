@@ -54,16 +54,7 @@ def test_the_rank_that_waits_for_no_other_is_named():
     assert "s: ranks 0, 1, 2 in phase 'update 6' at gloo/ops.py:3 (all_reduce)" in describe(before, after, 60, 3)
 
 
-class Board(dict):
-    def write(self, key: str, text: str) -> None:
-        self[key] = text
-
-    def read(self, key: str) -> str | None:
-        return self.get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        self[key] = self.get(key, 0) + amount
-        return self[key]
+Board = torch.distributed.HashStore
 
 
 def rank_log(path: Path) -> RankLog:
@@ -124,10 +115,10 @@ def test_the_ranks_wait_for_one_that_compiles(tmp_path, monkeypatch, compiler):
 
 def test_a_board_that_is_silent_does_not_keep_a_rank_from_compiling(tmp_path):
     class Gone(Board):
-        def write(self, key: str, text: str = "") -> None:
+        def set(self, key: str, text: str = "") -> None:
             raise RuntimeError("connection reset")
 
-        read = add = write
+        check = add = set
 
     ended = threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
@@ -212,10 +203,10 @@ def test_a_disk_that_is_slow_is_told_from_one_that_hangs(tmp_path, monkeypatch, 
 
 def test_a_board_that_is_gone_does_not_keep_a_run_from_ending(tmp_path, capfd):
     class Gone(Board):
-        def write(self, key: str, text: str = "") -> None:
+        def set(self, key: str, text: str = "") -> None:
             raise RuntimeError("connection reset")
 
-        read = add = write  # type: ignore[assignment]
+        check = add = set  # type: ignore[assignment]
 
     ended = threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
