@@ -20,11 +20,10 @@ from bigsgan.shipped import ROOT
 _RECIPE_OWNS = {
     "optimizer": "optimizer.{network}",
     "scheduler": "optimizer.{network}.decay",
-    "monitor_config": "report_nimg (TensorBoard and metrics.jsonl are always written)",
-    "tensorboard": "report_nimg (TensorBoard and metrics.jsonl are always written)",
-    "csv_monitor": "report_nimg (TensorBoard and metrics.jsonl are always written)",
-    "wandb": "report_nimg (TensorBoard and metrics.jsonl are always written)",
-    "comet": "report_nimg (TensorBoard and metrics.jsonl are always written)",
+    **dict.fromkeys(
+        ("monitor_config", "tensorboard", "csv_monitor", "wandb", "comet"),
+        "report_nimg (TensorBoard and metrics.jsonl are always written)",
+    ),
     "activation_checkpointing": "engines.{network}.activation_checkpointing",
     "managed_gradient_accumulation": "accumulation",
     "data_efficiency": "data",
@@ -82,13 +81,9 @@ def find_deepspeed_file(name: str, recipe_dir: Path | None) -> Path | None:
 
 
 def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derived: dict[str, Any]) -> DeepSpeedFile:
-    """Read the file that ``engines.<network>.ds_config`` names.
+    """Read the file that ``engines.<network>.ds_config`` names, by a path or as a built-in one.
 
-    Args:
-        network: ``generator`` or ``discriminator``.
-        name: The path or the name of a built-in file, as the recipe gives it.
-        recipe_dir: Directory of the recipe, for relative paths.
-        derived: Values that follow from the recipe, such as ``train_batch_size``; the file may repeat them.
+    ``derived`` are values that follow from the recipe, such as ``train_batch_size``; the file may repeat them.
 
     Raises:
         UserError: The file does not exist, is not JSON, has a key that the recipe owns or that is unknown, contradicts

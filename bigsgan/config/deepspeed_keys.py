@@ -47,10 +47,7 @@ class Section(NamedTuple):
 def check_values(path: str, content: Mapping[str, Any], section: Section) -> None:
     """Check all values of a JSON object, recursively.
 
-    Args:
-        path: The file, and the keys that lead to the object, each followed by a dot.
-        content: The object.
-        section: Its allowed keys and values.
+    ``path`` is the file, and the keys that lead to the object, each followed by a dot.
 
     Raises:
         UserError: For the first key that is unknown, or whose value is not allowed.

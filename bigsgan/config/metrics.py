@@ -44,11 +44,7 @@ class Metric:
 
 
 def parse_metric(name: str, field: str) -> Metric:
-    """Read a metric's name.
-
-    Args:
-        name: Such as fid50k, kid1000 or is5k.
-        field: The key or option that gave it, for the message.
+    """Read a metric's name, such as fid50k, kid1000 or is5k; ``field`` is the key or option that gave it.
 
     Raises:
         UserError: It is not the name of a metric.

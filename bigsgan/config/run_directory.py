@@ -49,12 +49,7 @@ _FIXED = (
 
 
 def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -> None:
-    """Write the resolved recipe into the run directory, with copies of its DeepSpeed files.
-
-    Args:
-        recipe: The recipe of the run.
-        out: The run directory.
-        engines: By network, its engine; the written recipe names the copies of their files.
+    """Write the resolved recipe into the run directory, with copies of its DeepSpeed files, which it then names.
 
     Raises:
         UserError: The directory cannot be written.
@@ -72,11 +67,7 @@ def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -
 
 
 def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
-    """Return the recipe of a run directory.
-
-    Args:
-        run: The directory.
-        field: The option or key that named it, for messages.
+    """Return the recipe of a run directory; ``field`` is the option or key that named it.
 
     Raises:
         UserError: It is not a run directory, or its recipe is invalid.

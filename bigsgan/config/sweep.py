@@ -46,11 +46,7 @@ def _split(line: str) -> list[str]:
 
 
 def own_overrides(path: Path, environment: Mapping[str, str]) -> list[str]:
-    """Overrides of this task of a job array.
-
-    Args:
-        path: The sweep file.
-        environment: Of this process, with the task's number, which counts from 1.
+    """Overrides of this task of a job array, whose number, from 1 on, is in the environment.
 
     Raises:
         UserError: This is no task of an array, the file is not in order, or has no line for this task.

@@ -51,12 +51,7 @@ class AdaptiveAugment(nn.Module):
     bands: Tensor
 
     def __init__(self, multipliers: Mapping[str, float], p: float) -> None:
-        """Describe a pipeline.
-
-        Args:
-            multipliers: Probability of each transformation as a multiple of ``p``; of those that are left out, 0.
-            p: The probability to begin with.
-        """
+        """Take each transformation's probability as a multiple of p, 0 where left out, and the p to begin with."""
         super().__init__()
         self._initial_p = p
         self._multipliers = {name: multipliers.get(name, 0.0) for name in ADA_PIPELINES["bgcfnc"]}

@@ -131,13 +131,7 @@ def gains(amplifications: Tensor) -> Tensor:
 
 
 def amplify(images: Tensor, gain: Tensor, bands: Tensor) -> Tensor:
-    """Amplify frequency bands along columns and rows.
-
-    Args:
-        images: (N, C, H, W).
-        gain: (N, B).
-        bands: ``band_filters()``, (B, T).
-    """
+    """Amplify frequency bands along columns and rows: images (N, C, H, W), gain (N, B), ``band_filters()`` (B, T)."""
     n, c, h, w = images.shape
     reach = NUM_TAPS // 2
     kernels = (gain @ bands).repeat_interleave(c, dim=0)

@@ -65,14 +65,8 @@ class GeneratorInput(nn.Module):
 class GeneratorBlock(nn.Module):
     """Residual block that doubles the resolution (figure 15b), or keeps it and the channels.
 
-    Args:
-        in_channels: C of the input.
-        out_channels: C of the output; that of the input where ``upsample`` is false.
-        num_classes: At least 1.
-        chunk: First and last column of this block's latent in the condition; equal for none.
-        is_last: Drop the condition from the carry.
-        upsample: Double the resolution.
-        config: Form of the convolutions and of batch norm.
+    ``chunk`` are the first and last column of its latent in the condition, equal for none. The last block drops the
+    condition from the carry.
     """
 
     def __init__(
@@ -154,15 +148,7 @@ class GeneratorOutput(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Residual block (figure 15c).
-
-    Args:
-        in_channels: C of the input.
-        out_channels: C of the output.
-        preactivation: Begin with a ReLU; not on images.
-        downsample: Halve the resolution by average pooling.
-        form: Of the convolutions.
-    """
+    """Residual block (figure 15c), which begins with a ReLU but for images, and downsamples by average pooling."""
 
     def __init__(
         self, in_channels: int, out_channels: int, preactivation: bool, downsample: bool, form: BlockSection

@@ -42,13 +42,7 @@ class GeneratorInput(nn.Module):
 class GeneratorBlock(nn.Module):
     """Bottleneck block (figure 16b) whose shortcut drops the channels that the output has no place for.
 
-    Args:
-        in_channels: C of the input.
-        out_channels: C of the output, at most that of the input.
-        condition_size: E + Z.
-        upsample: Double the resolution.
-        is_last: Drop the condition from the carry.
-        norm_eps: Of batch norm.
+    The last block drops the condition, of size E + Z, from the carry.
     """
 
     def __init__(
@@ -94,13 +88,7 @@ class DiscriminatorInput(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Bottleneck block (figure 16c) whose shortcut convolves those channels alone that the input lacks.
-
-    Args:
-        in_channels: C of the input.
-        out_channels: C of the output, at least that of the input.
-        downsample: Halve the resolution by average pooling.
-    """
+    """Bottleneck block (figure 16c) whose shortcut convolves those channels alone that the input lacks."""
 
     def __init__(self, in_channels: int, out_channels: int, downsample: bool) -> None:
         super().__init__()

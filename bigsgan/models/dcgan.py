@@ -63,14 +63,7 @@ class GeneratorOutput(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Convolution that halves the resolution, normalisation as the recipe says, leaky ReLU.
-
-    Args:
-        in_channels: C of the input.
-        out_channels: C of the output.
-        norm: ``batch``, ``spectral`` or ``none``.
-        form: Of the convolution.
-    """
+    """Convolution that halves the resolution, normalisation (``batch``, ``spectral`` or ``none``), leaky ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, form: BlockSection) -> None:
         super().__init__()

@@ -42,11 +42,7 @@ class GeneratorInput(nn.Module):
 class Down(nn.Module):
     """Leaky ReLU, halving, normalisation; what comes in is carried on beside what goes out.
 
-    Args:
-        in_channels: C of the input.
-        out_channels: C of the result.
-        norm: ``batch``, ``instance`` or ``none``.
-        is_coarsest: Leave the normalisation out: of a single pixel nothing would be left.
+    The coarsest level leaves the normalisation out: of a single pixel nothing would be left.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, is_coarsest: bool) -> None:
@@ -62,12 +58,7 @@ class Down(nn.Module):
 class Up(nn.Module):
     """ReLU, doubling, normalisation, dropout; the last skipped feature map is laid beside the result.
 
-    Args:
-        in_channels: C of the input.
-        out_channels: C of the result, and of the skipped map.
-        norm: ``batch``, ``instance`` or ``none``.
-        stream: Of the dropout's draws; None for no dropout.
-        keeps_seeds: Whether dropout follows later.
+    ``stream`` is that of the dropout's draws, None for no dropout; seeds are kept where dropout follows later.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, stream: int | None, keeps_seeds: bool) -> None:
@@ -132,11 +123,7 @@ class Resized(nn.Module):
 class ResidualBlock(nn.Module):
     """Two convolutions, which are added to what comes in.
 
-    Args:
-        channels: C.
-        norm: ``batch``, ``instance`` or ``none``.
-        stream: Of the dropout's draws; None for no dropout.
-        keeps_seeds: Whether dropout follows later.
+    ``stream`` is that of the dropout's draws, None for no dropout; seeds are kept where dropout follows later.
     """
 
     def __init__(self, channels: int, norm: str, stream: int | None, keeps_seeds: bool) -> None:

@@ -35,14 +35,8 @@ _CONVOLUTIONS = 3
 class Convolution(Weighted):
     """Convolution without bias: (N, C_in, H, W) -> (N, C_out, H, W), or one pixel for an unpadded kernel of H.
 
-    Args:
-        in_channels: C_in.
-        out_channels: C_out.
-        kernel: Side.
-        gain: The initial weights' standard deviation is gain / sqrt(fan-in).
-        groups: Of channels that see each other.
-        padding: Kept size unless given.
-        bf16: Compute in bf16 where the weight is float32.
+    The initial weights' standard deviation is gain / sqrt(fan-in). Without ``padding`` the size is kept. With ``bf16``
+    it computes in that where the weight is float32.
     """
 
     def __init__(
@@ -85,12 +79,8 @@ class BiasedActivation(nn.Module):
 class ResidualBlock(nn.Module):
     """Inverted bottleneck: expand, grouped 3x3 convolution, contract (section 3.4 of the paper).
 
-    Args:
-        channels: C.
-        cardinality: Groups of the middle convolution.
-        expansion: Channels inside, in units of C.
-        num_blocks: Of the whole network, by which the initial variance is scaled.
-        bf16: Compute in bf16.
+    ``cardinality`` are the groups of the middle convolution, ``expansion`` its channels in units of C, and
+    ``num_blocks`` those of the whole network, by which the initial variance is scaled.
     """
 
     def __init__(self, channels: int, cardinality: int, expansion: int, num_blocks: int, bf16: bool) -> None:

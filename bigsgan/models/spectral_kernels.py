@@ -169,13 +169,9 @@ def _differentiate(
 
 
 def iterate(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Move u and v by a step of the power iteration; return copies of what they became, and the norm ().
+    """Move u (R,) and v (C,) by a step of the power iteration; return copies of what they became, and the norm ().
 
-    Args:
-        weight: (R, ...), contiguous.
-        u: (R,).
-        v: (C,).
-        eps: Least length to divide by.
+    ``weight`` (R, ...) is contiguous, and ``eps`` the least length to divide by.
     """
     rows, columns = _matrix(weight)
     new_u, new_v = torch.empty_like(u), torch.empty_like(v)

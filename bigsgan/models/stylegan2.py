@@ -45,12 +45,8 @@ class Mapping(RankAverages):
     (Karras et al. 2019, arXiv 1812.04948, section 3.1). In evaluation mode the vectors are drawn towards their mean if
     ``truncation_psi`` is not 1 (the truncation trick, appendix B there).
 
-    Args:
-        config: G's section.
-        num_classes: 0 for no label.
-        num_ws: Style vectors to make of one.
-
     Attributes:
+        num_ws: Style vectors to make of one.
         w_avg: Buffer (W,), float32: moving average of the style vectors over the global micro-batches.
         truncation_psi: What is left of the distance to the mean, in evaluation mode.
         truncation_cutoff: How many of the first layers that holds for; None for all.
@@ -109,11 +105,6 @@ class Mapping(RankAverages):
 class SynthesisInput(nn.Module):
     """Style vectors -> the first feature map, from a learned constant, and the first image.
 
-    Args:
-        config: G's section.
-        resolution: Of the images.
-        image_channels: 1 for grey, 3 for colour.
-
     Attributes:
         const: Parameter (C, 4, 4).
         torgb: None where the image comes from the last block alone.
@@ -145,11 +136,7 @@ class SynthesisInput(nn.Module):
 class SynthesisBlock(nn.Module):
     """Doubles the resolution of feature map and image, and adds to the image.
 
-    Args:
-        config: G's section.
-        size: Resolution of the output.
-        resolution: Of the images; the block of that size leaves the image alone in the carry.
-        image_channels: 1 for grey, 3 for colour.
+    ``size`` is that of the output; the block of the images' ``resolution`` leaves the image alone in the carry.
 
     Attributes:
         first: Number of the first style vector that is this block's; the last of its three is the next block's first.
@@ -200,11 +187,7 @@ class SynthesisBlock(nn.Module):
 class DiscriminatorBlock(nn.Module):
     """Two convolutions, the second of which halves the resolution, and a residual connection.
 
-    Args:
-        config: D's section.
-        size: Resolution of the input.
-        resolution: Of the images; the block of that size begins with the image.
-        image_channels: 1 for grey, 3 for colour.
+    ``size`` is that of the input; the block of the images' ``resolution`` begins with the image.
 
     Attributes:
         fromrgb: None where the block does not look at the image.
@@ -255,14 +238,7 @@ class DiscriminatorBlock(nn.Module):
 
 
 class DiscriminatorHead(nn.Module):
-    """Feature map and label -> logit.
-
-    Args:
-        config: D's section.
-        resolution: Of the images.
-        image_channels: 1 for grey, 3 for colour.
-        num_classes: 0 for a head that is not told the class.
-    """
+    """Feature map and label -> logit; without classes it is not told the label."""
 
     def __init__(self, config: StyleGAN2Discriminator, resolution: int, image_channels: int, num_classes: int) -> None:
         super().__init__()

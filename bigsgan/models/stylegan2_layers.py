@@ -51,14 +51,9 @@ def rectify_biased(x: Tensor, bias: Tensor, limit: float | None) -> Tensor:
 
 
 class FullyConnected(Weighted):
-    """Linear map with an equalised learning rate: (N, F_in) -> (N, F_out).
+    """Linear map with an equalised learning rate: (N, F_in) -> (N, F_out); ``activated`` by a leaky rectifier.
 
-    Args:
-        in_features: F_in.
-        out_features: F_out.
-        activated: Whether a leaky rectifier follows.
-        lr_multiplier: Learning rate relative to other layers'.
-        bias: Initial value of the bias.
+    ``lr_multiplier`` is the learning rate relative to other layers', and ``bias`` its initial value.
     """
 
     bias: torch.nn.Parameter
@@ -101,12 +96,8 @@ class LabelEmbedding(FullyConnected):
 class MappingNetwork(torch.nn.Module):
     """Latent and label -> style vector, or label alone -> its projection in D.
 
-    Args:
-        latent_size: Z, or 0 for a mapping of labels alone.
-        num_classes: 0 for a mapping of latents alone.
-        out_features: W, of every layer.
-        num_layers: Number of layers; without any, the normalised embedding is the projection.
-        lr_multiplier: Learning rate of the layers relative to others'.
+    A ``latent_size`` of 0 makes it one of labels alone, and 0 classes one of latents alone. All layers have W outputs;
+    without any layer, the normalised embedding is the projection.
     """
 
     def __init__(
@@ -134,9 +125,6 @@ class Conv2d(Weighted):
     """Convolution of D with an equalised learning rate: (N, C_in, H, W) -> (N, C_out, H, W), or half as large.
 
     Args:
-        in_channels: C_in.
-        out_channels: C_out.
-        kernel: Side of the kernel.
         activated: Bias and leaky rectifier follow; or neither of them.
         resamples: Halve the resolution, behind the filter; ``Doubled`` doubles it.
         clamp: Keep activations within plus or minus this.

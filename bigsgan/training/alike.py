@@ -53,10 +53,6 @@ def check_plans(plan: RunPlan) -> None:
 def open_alike(build: Callable[[Data], ImageDataset], data: Data) -> ImageDataset:
     """Open a data set on every rank, and compare what the ranks have found. A collective.
 
-    Args:
-        build: Opens it.
-        data: The recipe's section.
-
     Raises:
         UserError: It cannot be opened, on the hosts that the message names; or it holds different images there.
     """

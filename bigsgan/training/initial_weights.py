@@ -39,12 +39,8 @@ class InitialWeights(NamedTuple):
 def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mapping[str, Engine]) -> None:
     """Fill parameters and buffers of both networks, whatever layout wrote the weights. Every rank calls this.
 
-    Where the two runs differ in their number of classes, what belongs to the classes keeps its new values.
-
-    Args:
-        recipe: Of the run that begins.
-        initial: The weights.
-        engines: Of the run that begins, by network.
+    Where the two runs differ in their number of classes, what belongs to the classes keeps its new values. Recipe and
+    engines are those of the run that begins.
 
     Raises:
         UserError: The networks differ in more than their classes.

@@ -41,14 +41,10 @@ class Measuring:
     """Measures the EMA's samples while a run trains."""
 
     def __init__(self, plan: RunPlan, out: Path, dataset: ImageDataset, batch: int, rank_log: RankLog) -> None:
-        """Open the feature network.
+        """Open the feature network for a run whose recipe asks for metrics.
 
-        Args:
-            plan: Of a run whose recipe asks for metrics.
-            out: The run directory.
-            dataset: Its images.
-            batch: Samples at a time: no more than a micro-batch, for which there is memory.
-            rank_log: Receives the progress of a measurement, for the watchdog.
+        ``batch`` samples are made at a time: no more than a micro-batch, for which there is memory. ``rank_log`` gets
+        the progress of a measurement, for the watchdog.
 
         Raises:
             UserError: The feature network does not exist, or does not fit the metrics.
@@ -75,14 +71,9 @@ class Measuring:
         nimg: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, float] | None:
-        """Return values by name, or None if stopped; rank 0 records them in the run directory. A collective.
+        """Return values by name, or None if ``stopped`` says so; rank 0 records them in the run directory.
 
-        Args:
-            generator: The engine.
-            ema: EMA of its weights.
-            standing: Inputs for standing statistics.
-            nimg: Images seen.
-            stopped: See ``Evaluation.measure``.
+        A collective. ``standing`` are inputs for standing statistics, and ``nimg`` the images seen.
         """
         recipe, network, infer = self._recipe, generator.network, generator.infer_everywhere
         self._tell("standing statistics")
@@ -115,16 +106,10 @@ def samples_of(
     seed: int,
     truncation: float | None = None,
 ) -> Generate:
-    """Return the function that makes a generator's samples for metrics.
+    """Return the function that makes a generator's samples for metrics, from latents or from the data set's inputs.
 
-    Args:
-        recipe: Of the run.
-        network: The generator's layers on this rank, with standing statistics if it needs them.
-        infer: Of that network.
-        dataset: Source of inputs, if it translates images.
-        device: Of the network.
-        seed: Of the latents.
-        truncation: Threshold of the latents.
+    ``network`` is what this rank has of the generator, with standing statistics if it needs them, and ``infer`` runs
+    it. ``truncation`` is a threshold of the latents.
     """
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.max_corrupt, comm.rank())
 
@@ -148,10 +133,7 @@ def samples_of(
 def records(found: Sequence[Measured], features: Features, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one record for each metric, fit for JSON: its value and everything that it depends on.
 
-    Args:
-        found: Results.
-        features: The feature network.
-        about: The samples: checkpoint, weights, seed, truncation, precision, images at a time.
+    ``about`` tells of the samples: checkpoint, weights, seed, truncation, precision, images at a time.
     """
     return [
         {

@@ -52,17 +52,9 @@ class Recovery:
         most: int,
         moved: Callable[[int], None],
     ) -> None:
-        """Build the recovery of a run.
+        """Take all that a rollback restores or rewinds; after the ``most`` rollbacks the run ends instead.
 
-        Args:
-            step: Of the run.
-            reals: Real images.
-            source: The generator's inputs.
-            counters: How far the run is.
-            entries: Its state.
-            directory: Its checkpoints.
-            most: Rollbacks after which the run ends instead.
-            moved: Told of what is read of checkpoints.
+        ``directory`` has the checkpoints, and ``moved`` is told how many bytes of them were read.
         """
         self._step, self._reals, self._source, self._counters = step, reals, source, counters
         self._entries, self._directory, self._most = entries, directory, most

@@ -169,14 +169,9 @@ def smaller_batch(batch: int) -> str:
 
 
 def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int, statistics: str = "running") -> Tensor:
-    """Images (n, C, H, W) in [-1, 1], ``chunk`` at a time, on the host.
+    """Images (n, C, H, W) in [-1, 1], ``chunk`` at a time, on the host; inputs are the same on all ranks.
 
-    Args:
-        network: On this rank.
-        infer: Of that network.
-        inputs: Latents and labels, the same on all ranks.
-        chunk: Images at a time.
-        statistics: ``running`` or ``batch``; see ``Recipe.sample_statistics``.
+    ``statistics`` are ``running`` or ``batch``; see ``Recipe.sample_statistics``.
     """
     with sampling_mode(network, statistics):
         pieces = zip(*(tensor.split(chunk) for tensor in inputs), strict=True)

@@ -45,10 +45,7 @@ class Start(NamedTuple):
 def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
     """Find what to begin from, and read all of it to see that it is intact. Every rank calls this.
 
-    Args:
-        plan: The run's.
-        out: The run directory.
-        allowed: Keys that may differ from the recipe of the checkpoint, though they change its meaning.
+    Keys that are ``allowed`` may differ from the recipe of the checkpoint, though they change its meaning.
 
     Raises:
         UserError: The run directory or the checkpoint does not fit the recipe, or nothing intact is left.

@@ -90,10 +90,7 @@ class StopRequests:
 
         Libraries are imported then, and ranks wait for each other, in which no handler in Python runs. Launchers that
         restart ranks after a host was lost would wait half a minute for each. The process ends with status 1 where
-        the other ranks do not come.
-
-        Args:
-            status: To exit with where it was asked by a signal.
+        the other ranks do not come, and with ``status`` where a signal asked.
         """
         self._status = status
 

@@ -195,14 +195,10 @@ class _BoundedWaitStore:
 
 
 def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, world_size: int) -> str:
-    """Return one line that names the hanging ranks, and where they hang.
+    """Return one line that names the hanging ranks, and where they hang, after ``timeout`` seconds without progress.
 
-    Args:
-        before: Beats by rank.
-        after: Beats some time later, long enough for every live process to beat again; none if the board does not
-            answer.
-        timeout: Seconds without progress.
-        world_size: Number of ranks.
+    Beats are by rank, and every live process beats between ``before`` and ``after``. There are none if the board does
+    not answer.
     """
     silent = [rank for rank in range(world_size) if rank not in after or before.get(rank) == after[rank]]
     answering = [rank for rank in after if rank not in silent]

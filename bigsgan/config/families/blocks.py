@@ -23,13 +23,7 @@ class BlockSection(Section):
 
 
 def check_groups(network: str, section: BlockSection, widths: Iterable[int]) -> None:
-    """Raise UserError if the channels of a feature map do not divide into groups.
-
-    Args:
-        network: ``generator`` or ``discriminator``.
-        section: Of that network.
-        widths: Channels of the feature maps between grouped convolutions.
-    """
+    """Raise UserError if ``widths``, those of feature maps between grouped convolutions, do not divide into groups."""
     if section.block != "grouped":
         return
     for width in widths:
