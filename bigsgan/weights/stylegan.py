@@ -15,7 +15,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from bigsgan.config.families.stylegan2 import BOTTOM_RESOLUTION, StyleGAN2Discriminator, StyleGAN2Generator
+from bigsgan.config.families.stylegan2 import (
+    BOTTOM_RESOLUTION,
+    StyleGAN2Discriminator,
+    StyleGAN2Generator,
+    stylegan2_sizes,
+)
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.weights.empty import empty_network
@@ -65,7 +70,7 @@ def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None
     blocks are half, and how the mapping network's layers are scaled. Defaults are stylegan3's.
     """
     resolution = _resolution(state, "synthesis.b")
-    widths = {size: _shape(state, f"synthesis.b{size}.conv1.weight")[0] for size in _sizes(resolution)}
+    widths = {size: _shape(state, f"synthesis.b{size}.conv1.weight")[0] for size in stylegan2_sizes(resolution)}
     w_size, layers = _shape(state, "mapping.w_avg")[0], _mapping_layers(state)
     if layers == 0:
         _refuse("mapping_kwargs.num_layers", "is 0, which only a discriminator supports")
@@ -95,7 +100,7 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
     ``init_kwargs`` is also what says the size of the groups for the minibatch standard deviation.
     """
     resolution = _resolution(state, "b")
-    widths = {size: _shape(state, f"b{size}.conv0.weight")[0] for size in _sizes(resolution)[1:]}
+    widths = {size: _shape(state, f"b{size}.conv0.weight")[0] for size in stylegan2_sizes(resolution)[1:]}
     head = _shape(state, "b4.conv.weight")
     widths[BOTTOM_RESOLUTION] = head[0]
     without_image = "resnet" if f"b{resolution}.skip.weight" in state else "orig"
@@ -197,13 +202,9 @@ def _resolution(state: State, prefix: str) -> int:
             _refuse(name, f"is of {project}, which is not supported")
     pattern = re.compile(rf"{re.escape(prefix)}(\d{{1,5}})\..*")
     sizes = {int(match[1]) for name in state if (match := pattern.fullmatch(name))}
-    if len(sizes) < 2 or sorted(sizes) != _sizes(max(sizes)):
+    if len(sizes) < 2 or sorted(sizes) != stylegan2_sizes(max(sizes)):
         _refuse(f"{prefix}4, {prefix}8, ...", "are not complete up to a power of two")
     return max(sizes)
-
-
-def _sizes(resolution: int) -> list[int]:
-    return [BOTTOM_RESOLUTION << i for i in range((resolution // BOTTOM_RESOLUTION).bit_length())]
 
 
 def _shape(state: State, name: str) -> torch.Size:
@@ -275,7 +276,7 @@ def _untold(kwargs: Mapping[str, Any], prefix: str, resolution: int) -> dict[str
     half = _number(kwargs, f"{prefix}num_fp16_res", 4, 0, whole=True)
     return {
         "conv_clamp": clamp,
-        "half_resolutions": min(half, len(_sizes(resolution)) - 1),
+        "half_resolutions": min(half, len(stylegan2_sizes(resolution)) - 1),
         "half_type": "fp16",
         "mapping_lr_multiplier": float(_number(kwargs, "mapping_kwargs.lr_multiplier", 0.01, 1e-9)),
     }

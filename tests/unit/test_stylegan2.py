@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bigsgan.config import load_recipe, plan_run
-from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator, stylegan2_channels
+from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
@@ -107,7 +107,8 @@ def test_widths_take_the_generator_past_a_billion():
 
 
 def test_channels():
-    assert stylegan2_channels(256, 16_384, 512) == {4: 512, 8: 512, 16: 512, 32: 512, 64: 256, 128: 128, 256: 64}
+    channels = StyleGAN2Generator(channel_base=16_384).channels(256)
+    assert channels == {4: 512, 8: 512, 16: 512, 32: 512, 64: 256, 128: 128, 256: 64}
 
 
 @pytest.mark.parametrize("num_classes", [0, 3])

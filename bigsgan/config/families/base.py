@@ -16,12 +16,14 @@ class NetworkSection(Section):
     """One network of a family.
 
     Attributes:
+        network: The section's key, ``generator`` or ``discriminator``.
         family: Name of the family, which selects the class of the section.
         draws: Whether the network draws random numbers, such as noise; its inputs then carry a seed for each sample.
         has_styles: Whether its first layer outputs style vectors, which path length regularization needs.
         paired: Whether it reads input images: G in place of latents, D beside the images that it judges.
     """
 
+    network: ClassVar[str] = "discriminator"
     draws: ClassVar[bool] = False
     has_styles: ClassVar[bool] = False
     paired: ClassVar[bool] = False
@@ -42,5 +44,6 @@ class NetworkSection(Section):
 class GeneratorSection(NetworkSection):
     """A generator of images from latents."""
 
+    network: ClassVar[str] = "generator"
     latent_size: Width
     """Numbers in a latent."""

@@ -10,39 +10,33 @@ from bigsgan.config.sections import Data, Width
 from bigsgan.errors import UserError
 
 
-class DCGANGenerator(BlockSection, GeneratorSection):
-    """DCGAN's generator (Radford, Metz and Chintala 2016, arXiv 1511.06434)."""
+class _DCGAN(BlockSection, NetworkSection):
+    """What both networks have in common (Radford, Metz and Chintala 2016, arXiv 1511.06434)."""
 
     family: Literal["dcgan"] = "dcgan"
-    latent_size: Width = 100
     channels: Width = 64
     """Of the finest feature map; each coarser one has twice as many."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError if the section does not fit the data."""
+        resolution = data.resolution
+        if resolution < 8 or resolution & (resolution - 1):
+            nearest = max(8, 1 << (resolution.bit_length() - 1))
+            problem = "must be a power of two of at least 8 with DCGAN"
+            raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
+        check_groups(self.network, self, [self.channels])
+
+
+class DCGANGenerator(_DCGAN, GeneratorSection):
+    """DCGAN's generator."""
+
+    latent_size: Width = 100
     embedding_size: Width = 32
     """Size of the class embedding beside the latent; ignored without classes."""
 
-    def check(self, data: Data) -> None:
-        """Raise UserError if the section does not fit the data."""
-        _check_resolution(data.resolution)
-        check_groups("generator", self, [self.channels])
 
-
-class DCGANDiscriminator(BlockSection, NetworkSection):
+class DCGANDiscriminator(_DCGAN):
     """DCGAN's discriminator, with a projection head where there are classes."""
 
-    family: Literal["dcgan"] = "dcgan"
-    channels: Width = 64
-    """Of the finest feature map; each coarser one has twice as many."""
     norm: Literal["batch", "spectral", "none"] = "batch"
     """Batch norm as published, or spectral norm (Miyato et al. 2018, arXiv 1802.05957), or neither."""
-
-    def check(self, data: Data) -> None:
-        """Raise UserError if the section does not fit the data."""
-        _check_resolution(data.resolution)
-        check_groups("discriminator", self, [self.channels])
-
-
-def _check_resolution(resolution: int) -> None:
-    if resolution < 8 or resolution & (resolution - 1):
-        nearest = max(8, 1 << (resolution.bit_length() - 1))
-        problem = "must be a power of two of at least 8 with DCGAN"
-        raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")

@@ -20,6 +20,7 @@ class Pix2PixGenerator(NetworkSection):
     The latter is Johnson et al.'s (2016, arXiv 1603.08155), as CycleGAN has it (Zhu et al. 2017, arXiv 1703.10593).
     """
 
+    network: ClassVar[str] = "generator"
     draws: ClassVar[bool] = True
     paired: ClassVar[bool] = True
     family: Literal["pix2pix"] = "pix2pix"

@@ -35,9 +35,9 @@ class R3GANNetwork(NetworkSection):
         """Whether the finest stages do."""
         return self.bf16_stages > 0
 
-    def _check(self, network: str, data: Data) -> None:
+    def check(self, data: Data) -> None:
         """Raise UserError if the lists do not fit the resolution or each other."""
-        num = len(self.widths)
+        network, num = self.network, len(self.widths)
         resolution = _BOTTOM * 2 ** (num - 1)
         if data.resolution != resolution:
             problem = f"must have an entry for each resolution from 4 to data.resolution ({data.resolution})"
@@ -65,10 +65,6 @@ class R3GANGenerator(R3GANNetwork, GeneratorSection):
     embedding_size: Width = 64
     """Size of the class embedding beside the latent; ignored without classes."""
 
-    def check(self, data: Data) -> None:
-        """Raise UserError if the section does not fit the data."""
-        self._check("generator", data)
-
 
 class R3GANDiscriminator(R3GANNetwork):
     """R3GAN's discriminator, with a projection head where there are classes."""
@@ -76,7 +72,3 @@ class R3GANDiscriminator(R3GANNetwork):
     family: Literal["r3gan"] = "r3gan"
     embedding_size: Width = 768
     """Features that the head projects on the class's embedding; ignored without classes."""
-
-    def check(self, data: Data) -> None:
-        """Raise UserError if the section does not fit the data."""
-        self._check("discriminator", data)

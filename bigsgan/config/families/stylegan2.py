@@ -18,10 +18,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 DepthOrZero = Annotated[int, Field(ge=0, le=64)]
 
 
-def stylegan2_channels(resolution: int, channel_base: int, channel_max: int) -> dict[int, int]:
-    """Channels of the feature maps, from 4x4 up: ``channel_base / resolution``, but ``channel_max`` at most."""
-    sizes = (BOTTOM_RESOLUTION << i for i in range((resolution // BOTTOM_RESOLUTION).bit_length()))
-    return {size: min(channel_base // size, channel_max) for size in sizes}
+def stylegan2_sizes(resolution: int) -> list[int]:
+    """Resolutions of the feature maps, from 4x4 up."""
+    return [BOTTOM_RESOLUTION << i for i in range((resolution // BOTTOM_RESOLUTION).bit_length())]
 
 
 class _StyleGAN2(NetworkSection):
@@ -52,15 +51,16 @@ class _StyleGAN2(NetworkSection):
         return self.half_resolutions > 0 and self.half_type == "bf16"
 
     def channels(self, resolution: int) -> dict[int, int]:
-        """Channels by the resolution of the feature map."""
-        return stylegan2_channels(resolution, self.channel_base, self.channel_max)
+        """Channels by the resolution of the feature map, from 4x4 up."""
+        return {size: min(self.channel_base // size, self.channel_max) for size in stylegan2_sizes(resolution)}
 
     def is_half(self, size: int, resolution: int) -> bool:
         """Whether the block at ``size`` is computed in half precision in a network for ``resolution``."""
         return size > BOTTOM_RESOLUTION and size << self.half_resolutions > resolution
 
-    def _check(self, network: str, data: Data) -> None:
-        resolution = data.resolution
+    def check(self, data: Data) -> None:
+        """Raise UserError if the section does not fit the data."""
+        network, resolution = self.network, data.resolution
         if resolution < SMALLEST_RESOLUTION or resolution & (resolution - 1):
             nearest = max(SMALLEST_RESOLUTION, 1 << (resolution.bit_length() - 1))
             problem = f"must be a power of two of at least {SMALLEST_RESOLUTION} with StyleGAN2"
@@ -91,10 +91,6 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     style_mixing: Probability = 0.9
     """Share of the images in training whose finer layers take the style of a second latent."""
 
-    def check(self, data: Data) -> None:
-        """Raise UserError if the section does not fit the data."""
-        self._check("generator", data)
-
 
 class StyleGAN2Discriminator(_StyleGAN2):
     """StyleGAN2's discriminator, with a projection of the mapped label where there are classes."""
@@ -113,7 +109,7 @@ class StyleGAN2Discriminator(_StyleGAN2):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        self._check("discriminator", data)
+        super().check(data)
         bottom = self.channels(data.resolution)[BOTTOM_RESOLUTION]
         if self.mbstd_channels and bottom % self.mbstd_channels:
             problem = f"must divide the {bottom} channels at {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
