@@ -43,8 +43,9 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
         return UserError(field, None, "unknown key", _other_keys(path, section, root))
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         given = finding["ctx"]["tag"] if kind == "union_tag_invalid" else None
-        problem = f"must be {_join([repr(name) for name in _families(section, path)])}"
-        return UserError(f"{field}.family", given, problem, "choose one of these")
+        below = _sections_of(section.model_fields[path[-1]].annotation)
+        *most, last = [repr(tag) for each in below for tag in _tags(each)]
+        return UserError(f"{field}.family", given, f"must be {', '.join(most)} or {last}", "choose one of these")
     if kind == "missing":
         return UserError(field, None, "must be given", "add it to the recipe")
     if isinstance(found, dict) and kind != "model_type":
@@ -57,11 +58,6 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     if kind == "int_type" and isinstance(found, float) and found.is_integer():
         remedy = f"write {int(found)}"
     return UserError(field, found, problem, remedy)
-
-
-def _join(names: list[str]) -> str:
-    """Return ``a, b or c``."""
-    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]) -> str:
@@ -93,11 +89,6 @@ def _locate(location: list[str], root: type[BaseModel]) -> tuple[list[str], type
         field = section.model_fields.get(part)
         below = _sections_of(field.annotation) if field else []
     return path, section
-
-
-def _families(section: type[BaseModel], path: list[str]) -> list[str]:
-    """Return the families that a network's section may have."""
-    return [tag for each in _sections_of(section.model_fields[path[-1]].annotation) for tag in _tags(each)]
 
 
 def _tags(section: type[BaseModel]) -> tuple[Any, ...]:

@@ -27,12 +27,7 @@ _TABLES = (layers.Embedding, plain.Embedding)
 
 
 class Sheet(NamedTuple):
-    """Images to show, row by row.
-
-    Attributes:
-        images: (n, C, R, R).
-        columns: Images in a row.
-    """
+    """Images (n, C, R, R) to show, row by row, with so many columns."""
 
     images: Tensor
     columns: int

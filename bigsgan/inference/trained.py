@@ -21,13 +21,7 @@ from bigsgan.models.precision import compute_as_suits
 
 @dataclass
 class TrainedNetwork:
-    """A network with a checkpoint's float32 weights and buffers.
-
-    Attributes:
-        recipe: Of the run.
-        nimg: Images that the checkpoint had seen.
-        network: On the device, in training mode.
-    """
+    """A run's network with float32 weights and buffers of its checkpoint at ``nimg`` images, in training mode."""
 
     recipe: Recipe
     nimg: int

@@ -30,9 +30,6 @@ from bigsgan.models.augment_pixels import (
 from bigsgan.models.diff_augment import DiffAugment
 from bigsgan.models.layers import Generators
 
-_GEOMETRIC = ("flip", "quarter_turns", "shift", "scale", "rotation", "stretch", "translation")
-_COLOURS = ("brightness", "contrast", "luma_flip", "hue", "saturation")
-
 
 class AdaptiveAugment(nn.Module):
     """ADA's pipeline (Karras et al. 2020, arXiv 2006.06676, appendix B): each transformation acts with a probability.
@@ -78,10 +75,10 @@ class AdaptiveAugment(nn.Module):
         """Augment images by given draws: (N, C, H, W) -> the same shape."""
         p = {name: multiplier * self.p for name, multiplier in self._multipliers.items()}
         # Filters are applied in the images' type: float32 in training.
-        if self._has(*_GEOMETRIC):
+        if self._has(*ADA_PIPELINES["bg"]):
             inverse = inverse_matrix(draw_geometry(draws, p), *images.shape[2:])
             images = warp(images, inverse, self.lowpass.to(images.dtype))
-        if self._has(*_COLOURS):
+        if self._has(*ADA_PIPELINES["color"]):
             images = recolour(images, colour_matrix(draw_colour(draws, p)))
         if self._has("filter"):
             images = amplify(images, gains(draw_amplifications(draws, p["filter"])), self.bands.to(images.dtype))

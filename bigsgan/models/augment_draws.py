@@ -28,13 +28,9 @@ _NUMBERS = 2
 
 
 class AugmentationDraws:
-    """Draws of one batch of samples, functions of their seeds alone.
+    """Draws of one batch of samples in the images' type, functions of the seeds (N,) int64 alone.
 
     What takes few words of its stream is cut out of one drawing of all streams: each operation on a GPU is a launch.
-
-    Attributes:
-        seeds: (N,) int64.
-        dtype: Of what is drawn: that of the images.
     """
 
     def __init__(self, seeds: Tensor, dtype: torch.dtype) -> None:

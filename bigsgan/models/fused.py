@@ -39,7 +39,17 @@ def obstacle(device: torch.device, dtype: torch.dtype, subject: str = MAPS) -> s
 
 @cache
 def _decide(device: torch.device, dtype: torch.dtype, subject: str) -> str | None:
-    reason = _find_obstacle(device, dtype, subject)
+    reason = None
+    if device.type != "cuda":
+        reason = "tensors are not on a GPU"
+    elif os.environ.get(SWITCH) == "0":
+        reason = f"{SWITCH} is 0"
+    else:
+        try:
+            {MAPS: _try_maps, DRAWS: _try_draws, NORMS: _try_norms}[subject](device, dtype)
+        except Exception as error:  # Triton's and the C compiler's have no type in common
+            cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            reason = f"the kernels do not work here for {dtype} ({cause})"
     _log_once(subject, "Triton kernels" if reason is None else f"torch's own operations, as {reason}")
     return reason
 
@@ -169,18 +179,6 @@ def _rounded(number: float, dtype: torch.dtype) -> float:
 def kernels(name: str) -> Any:
     """The kernels of ``fused``, ``noise`` or ``spectral``, which need Triton to be there."""
     return importlib.import_module(f"bigsgan.models.{name}_kernels")
-
-
-def _find_obstacle(device: torch.device, dtype: torch.dtype, subject: str) -> str | None:
-    if device.type != "cuda":
-        return "tensors are not on a GPU"
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH} is 0"
-    try:
-        {MAPS: _try_maps, DRAWS: _try_draws, NORMS: _try_norms}[subject](device, dtype)
-    except Exception as error:  # Triton's and the C compiler's have no type in common
-        return f"the kernels do not work here for {dtype} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-    return None
 
 
 def _try_maps(device: torch.device, dtype: torch.dtype) -> None:

@@ -299,9 +299,7 @@ class Embedding(nn.Module):
 class RankAverages(StatefulLayer):
     """A layer that takes means over the global micro-batch, of which each data-parallel rank holds an equal part.
 
-    Attributes:
-        average_over_ranks: Differentiable mean of a tensor over the ranks, set by the engine; None on one rank.
-        num_ranks: How many ranks that averages over.
+    The engine sets ``average_over_ranks``, a tensor's differentiable mean over ``num_ranks`` ranks; None on one rank.
     """
 
     def __init__(self) -> None:

@@ -14,13 +14,7 @@ from bigsgan.models.layers import Generators, full
 
 
 class Weighted(nn.Module):
-    """Owner of a weight, drawn from a normal distribution, and of a bias, which begins at 0.
-
-    Attributes:
-        weight: Parameter of the given shape.
-        bias: Parameter (features,), or None.
-        std: Standard deviation of the initial weight.
-    """
+    """Owner of a weight, drawn from a normal distribution, and of a bias (features,), which begins at 0, or of none."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None

@@ -29,9 +29,6 @@ class Reporter:
     """Reports metrics and images to metrics.jsonl, TensorBoard, samples/ and the terminal; on rank 0 only.
 
     Every rank may call every method: on the others they show and write nothing.
-
-    Attributes:
-        last_metrics: Those of the last report.
     """
 
     def __init__(self, out: Path, rank: int, total_nimg: int, resume_nimg: int) -> None:

@@ -50,7 +50,9 @@ def exit_status(work: Callable[[], int]) -> int:
             return EXIT_BAD_INPUT
         if spoke is None:
             time.sleep(_UNKNOWN_SECONDS)
-        print(f"bigsgan: {_lost(error)}", file=sys.stderr, flush=True)
+        reason = str(error).splitlines()[0]
+        where = f"rank {comm.rank()} on {socket.gethostname()} lost its connection in phase '{current_phase()}'"
+        print(f"bigsgan: {where}: {reason}; another rank or its host failed first", file=sys.stderr, flush=True)
         return EXIT_FAILED
 
 
@@ -61,9 +63,3 @@ def _end(status: int) -> None:
         with suppress(OSError, ValueError):  # closed, or on a full disk
             stream.flush()
     os._exit(status)
-
-
-def _lost(error: RuntimeError) -> str:
-    reason = str(error).splitlines()[0]
-    where = f"rank {comm.rank()} on {socket.gethostname()} lost its connection in phase '{current_phase()}'"
-    return f"{where}: {reason}; another rank or its host failed first"

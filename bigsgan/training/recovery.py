@@ -119,11 +119,13 @@ class Recovery:
         return f"{what[0].upper()}{what[1:]} is not finite ({report}). Resuming from {found.path}, skipping {data}."
 
     def _repeated(self, failed: Attempt) -> str:
-        """Repeat an update, and return its first non-finite value."""
+        """Repeat an update, and return its first non-finite value, of the lowest rank: they differ in their samples."""
         self._rewind(failed.read[0])
         with first_not_finite({"generator": self._step.generator, "discriminator": self._step.discriminator}) as first:
             self._step(failed.update, failed.scheduled)
-        return _of_all_ranks(first)
+        found = comm.gather_objects(first[0] if first else None) or []
+        texts = [f"rank {rank}: {text}" for rank, text in enumerate(found) if text]
+        return comm.from_rank_zero(texts[0] if texts else "not reproduced when the update was repeated")
 
     def _last_good(self, what: str, report: str) -> checkpoint.Checkpoint:
         def choose(passed_over: Collection[Path]) -> checkpoint.Checkpoint:
@@ -201,10 +203,3 @@ def _note(values: Tensor, what: str, first: list[str]) -> None:
     good = values[finite]
     extremes = f", the others from {good.min():.3g} to {good.max():.3g}" if len(good) else ""
     first.append(f"first in the {what}: {values.numel() - len(good)} of {values.numel()} numbers{extremes}")
-
-
-def _of_all_ranks(first: list[str]) -> str:
-    """Return the finding of the lowest rank that has one; ranks differ in their samples."""
-    found = comm.gather_objects(first[0] if first else None) or []
-    texts = [f"rank {rank}: {text}" for rank, text in enumerate(found) if text]
-    return comm.from_rank_zero(texts[0] if texts else "not reproduced when the update was repeated")

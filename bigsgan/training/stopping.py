@@ -35,11 +35,7 @@ _ADOPTERS = ("systemd", "slurmstepd:")
 
 
 class StopRequests:
-    """Whether this process was asked to save and exit. The ranks have to agree on it themselves.
-
-    Attributes:
-        signal: Name of the first signal received, or None.
-    """
+    """Whether this process was asked to save and exit. The ranks have to agree on it themselves."""
 
     def __init__(self, launched: bool, signals: Sequence[signal.Signals] = STOPPING) -> None:
         """Watch over this process. To be made before anything that takes time: a launcher may end meanwhile.
@@ -49,7 +45,7 @@ class StopRequests:
                 it is ended (seen in 0.19.8, launcher/runner.py).
             signals: Those that ask.
         """
-        self.signal: str | None = None
+        self.signal: str | None = None  # name of the first one received
         self._signals = signals
         self._chain = _launchers() if launched else []
         # The nearest alone: a launcher that lives may have been started by one of these.

@@ -272,10 +272,6 @@ def _tensor(box: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Boxed
     return _Boxed(torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage, offset, size, stride))
 
 
-def _parameter(data: Any, *rest: Any) -> Any:
-    return data
-
-
 _PLAIN_MODULES = ("training.networks", "R3GAN.Networks", "R3GAN.Resamplers", "R3GAN.FusedOperators")
 _TYPES = [("torch", name) for name in ("bfloat16", "float16", "float32", "float64")]
 
@@ -289,7 +285,7 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
         for core in ("core", "_core")
         for name in ("_reconstruct", "scalar")
     },
-    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter"): lambda data, *rest: data,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch.storage", "_load_from_bytes"): _storage,
     ("torch_utils.persistence", "_reconstruct_persistent_obj"): _Persistent,
