@@ -110,15 +110,9 @@ def inverse_matrix(geometry: Geometry, height: int, width: int) -> Tensor:
 
 
 def warp(images: Tensor, inverse: Tensor, lowpass: Tensor) -> Tensor:
-    """Resample images by inverse matrices; any number of times differentiable by the images.
+    """Resample images (N, C, H, W) by inverse matrices (N, 3, 3), with a filter ``lowpass`` (12,) that adds up to 1.
 
-    Args:
-        images: (N, C, H, W) with H and W at least 2, float32 or float64.
-        inverse: (N, 3, 3), of their type.
-        lowpass: Filter (12,) that adds up to 1, of their type.
-
-    Returns:
-        (N, C, H, W).
+    Any number of times differentiable by the images. H and W are at least 2, and all is float32 or float64.
     """
     height, width = images.shape[2:]
     x = reflected(images, 2, -_REACH, 2 * (height - 1) + _REACH + 1)

@@ -99,11 +99,8 @@ class BatchStatistics(RankAverages):
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         """Normalise (N, C, H, W) to mean 0 and variance 1 for each channel, in x's type.
 
-        Differentiable twice, in bf16 to its 8 bits only where ``exact`` is set.
-
-        Args:
-            x: The input.
-            shift: What x lacks, (C,), in training mode: the mean takes it away, and the running mean has it.
+        Differentiable twice, in bf16 to its 8 bits only where ``exact`` is set. In training mode x may lack a ``shift``
+        (C,): the mean takes it away, and the running mean has it.
         """
         # Sums over N * H * W values need more than 8 or 11 bits. torch's kernels add bf16 up in float32, as the running
         # statistics are. But second derivatives are subtracted from each other in bf16, and so would be what comes back

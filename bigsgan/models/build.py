@@ -17,10 +17,8 @@ from bigsgan.models.network import LayerStack
 def build_network(recipe: Recipe, network: str) -> LayerStack:
     """Build one network with uninitialised parameters, on the default device and in the default type.
 
-    Args:
-        recipe: A checked recipe.
-        network: ``generator`` (latents or input images, labels -> images) or ``discriminator`` (images, labels ->
-            logits).
+    A ``generator`` makes images of latents or input images, and labels; a ``discriminator`` makes logits of images and
+    labels.
     """
     section: Any = getattr(recipe, network)
     data = recipe.data

@@ -227,10 +227,7 @@ class SpectralConv2d(SpectralLayer):
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
         That is how kernels want them, and most of what follows keeps them so (docs/explanation/performance.md).
-
-        Args:
-            x: (N, C_in, H, W).
-            beside: Added to the result, each pixel four times: (N, C_out, H / 2, W / 2).
+        ``beside`` (N, C_out, H / 2, W / 2) is added to the result, each pixel four times.
         """
         x = convolutions.laid_out(x, self.weight.dtype, everywhere=True)
         own, self.shift = self.bias, None

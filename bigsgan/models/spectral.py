@@ -26,14 +26,10 @@ def used_for(weight: Tensor) -> bool:
 
 
 def normalized(weight: Tensor, u: Tensor, v: Tensor, moving: bool, eps: float) -> tuple[Tensor, Tensor]:
-    """weight / sigma, in the weight's shape and type, and sigma = u^T W v, detached.
+    """weight / sigma, in the weight's shape (R, ...) and type, and sigma = u^T W v, detached.
 
-    Args:
-        weight: (R, ...).
-        u: (R,), moved in place with ``v`` by one step of the power iteration if ``moving``.
-        v: (C,).
-        moving: See ``u``.
-        eps: Least length to divide by.
+    If ``moving``, u (R,) and v (C,) move in place by one step of the power iteration; ``eps`` is the least length that
+    it divides by.
     """
     with torch.no_grad():
         if not moving:

@@ -141,7 +141,6 @@ class SynthesisBlock(nn.Module):
     Attributes:
         first: Number of the first style vector that is this block's; the last of its three is the next block's first.
         torgb: None where the image comes from the last block alone.
-        skip: Residual connection, or None.
         resample_filter: Buffer (4, 4), or None where no image is passed on.
     """
 
@@ -191,7 +190,6 @@ class DiscriminatorBlock(nn.Module):
 
     Attributes:
         fromrgb: None where the block does not look at the image.
-        skip: Residual connection, or None.
         resample_filter: Buffer (4, 4), or None where no image is passed on.
     """
 

@@ -16,9 +16,8 @@ DEVICES = Path("/dev")
 def refuse_idle_gpus(environment: Mapping[str, str]) -> None:
     """Call where DeepSpeed has chosen the CPU, which it does with a warning where torch finds no device.
 
-    Args:
-        environment: Of this process. DS_ACCELERATOR=cpu asks for the CPU, and so does a CUDA_VISIBLE_DEVICES without
-            a device.
+    In this process's environment DS_ACCELERATOR=cpu asks for the CPU, and so does a CUDA_VISIBLE_DEVICES without a
+    device.
 
     Raises:
         UserError: There are NVIDIA GPUs that this process may open, and nobody asked for the CPU.

@@ -19,11 +19,10 @@ _log = logging.getLogger(__name__)
 def choose_kernels(deterministic: bool) -> None:
     """Set torch's switches for this process, before it computes anything.
 
-    Args:
-        deterministic: Take kernels whose sums have the same order in every run, and raise RuntimeError where there is
-            none, so that a resumed run on a GPU equals an uninterrupted one bit for bit. Otherwise cuDNN measures some
-            of its algorithms (torch.backends.cudnn.benchmark_limit) when it meets a shape, and takes the fastest: two
-            runs may take different ones.
+    Sums of ``deterministic`` ones have the same order in every run, so that a resumed run on a GPU equals an
+    uninterrupted one bit for bit; where there is none, torch raises RuntimeError. Otherwise cuDNN measures some of its
+    algorithms (torch.backends.cudnn.benchmark_limit) when it meets a shape, and takes the fastest: two runs may take
+    different ones.
     """
     debugging: Any = torch.utils.deterministic
     if deterministic:

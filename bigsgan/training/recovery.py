@@ -70,11 +70,7 @@ class Recovery:
     def failed(self, attempt: Attempt, at_once: bool) -> Attempt | None:
         """Return the first non-finite update since the last call, the same on all ranks, or None.
 
-        If the device decides, the host learns about an update after the next one.
-
-        Args:
-            attempt: The latest update.
-            at_once: Whether to wait for the device's decision about it.
+        If the device decides, the host learns about an update after the next one, or ``at_once`` by waiting for it.
         """
         num_skipped = comm.Later(sum(engine.outcomes.num_skipped_so_far for engine in self._engines))
         made = [*self._made, (attempt, num_skipped)]

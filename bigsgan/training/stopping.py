@@ -40,10 +40,8 @@ class StopRequests:
     def __init__(self, launched: bool, signals: Sequence[signal.Signals] = STOPPING) -> None:
         """Watch over this process. To be made before anything that takes time: a launcher may end meanwhile.
 
-        Args:
-            launched: Its parent is a launcher, whose end is to be its own. `deepspeed` leaves its ranks behind when
-                it is ended (seen in 0.19.8, launcher/runner.py).
-            signals: Those that ask.
+        If it was ``launched``, its parent is a launcher, whose end is to be its own: `deepspeed` leaves its ranks
+        behind when it is ended (seen in 0.19.8, launcher/runner.py). ``signals`` are those that ask.
         """
         self.signal: str | None = None  # name of the first one received
         self._signals = signals

@@ -60,18 +60,15 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
             keys[f"optimizer.{network}"] = {**section, **({} if eps is None else {"eps": eps})}
     left = [name for name, usual in _USUAL.items() if config.get(name, usual) != usual]
     left += ["num_epochs", *(["augment's crops"] if config.get("augment") else [])]
-    batches = _batches(options)
-    if batches is None:
-        left += ["batch_size", "G_batch_size"]
-        batch = None
+    nimg = None
+    if batches := _batches(options):
+        keys |= {**batches, "ema": _ema(options, batches["batch"])}
+        if type(updates := content.get("itr")) is int and 0 <= updates < _MOST_UPDATES:
+            nimg = batches["batch"] * updates
     else:
-        batch = batches["batch"]
-        keys |= batches
-        keys["ema"] = _ema(options, batch)
-    updates = content.get("itr")
-    known = batch is not None and type(updates) is int and 0 <= updates < _MOST_UPDATES
+        left += ["batch_size", "G_batch_size"]
     found = {key: value for key, value in keys.items() if value is not None}
-    return Settings(str(path), found, tuple(left)), batch * updates if known else None
+    return Settings(str(path), found, tuple(left)), nimg
 
 
 def _batches(options: Options) -> dict[str, Any] | None:

@@ -22,29 +22,17 @@ State = Mapping[str, Tensor]
 _EPS = {"norm_eps": 1e-4, "output_norm_eps": 1e-4}
 _NO_CLAMP = {"conv_clamp": None}
 _ENDS = {
-    "linear0": "linear",
-    "linear1": "linear",
-    "embedding": "embed",
-    "bn4": "output_layer.0",
-    "conv2d5": "output_layer.2",
-}
+    "linear0": "linear", "linear1": "linear", "embedding": "embed",
+    "bn4": "output_layer.0", "conv2d5": "output_layer.2",
+}  # fmt: skip
 _INNER = {
-    "conv2d0": "conv_sc",
-    "conv2d1": "conv1",
-    "conv2d2": "conv2",
-    "conv1x1_theta": "theta",
-    "conv1x1_phi": "phi",
-    "conv1x1_g": "g",
-    "conv1x1_attn": "o",
-}
+    "conv2d0": "conv_sc", "conv2d1": "conv1", "conv2d2": "conv2",
+    "conv1x1_theta": "theta", "conv1x1_phi": "phi", "conv1x1_g": "g", "conv1x1_attn": "o",
+}  # fmt: skip
 _LEAVES = {
-    "weight_orig": "weight",
-    "weight_u": "u",
-    "weight_v": "v",
-    "running_mean": "stored_mean",
-    "running_var": "stored_var",
-    "sigma": "gamma",
-}
+    "weight_orig": "weight", "weight_u": "u", "weight_v": "v",
+    "running_mean": "stored_mean", "running_var": "stored_var", "sigma": "gamma",
+}  # fmt: skip
 _REFUSED = {
     r".*\.conv2d4\.": "is of a backbone big_resnet_deep",
     r"(linear2|linear_mi|embedding_mi|info_\w+)\.": "is of another conditioning than projection",
