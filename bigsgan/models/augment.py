@@ -11,22 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from bigsgan.config.augmentation import ADA_PIPELINES, Augmentation
+from bigsgan.models import augment_pixels as pixels
 from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.augment_geometry import SYM6, draw_geometry, inverse_matrix, warp
-from bigsgan.models.augment_pixels import (
-    NUM_BANDS,
-    NUM_TAPS,
-    amplify,
-    band_filters,
-    colour_matrix,
-    cut_out,
-    draw_amplifications,
-    draw_colour,
-    draw_cutout,
-    draw_noise,
-    gains,
-    recolour,
-)
 from bigsgan.models.diff_augment import DiffAugment
 from bigsgan.models.layers import Generators
 
@@ -54,7 +41,7 @@ class AdaptiveAugment(nn.Module):
         self._multipliers = {name: multipliers.get(name, 0.0) for name in ADA_PIPELINES["bgcfnc"]}
         self.register_buffer("p", torch.empty(1, dtype=torch.float32))
         self.register_buffer("lowpass", torch.empty(len(SYM6), dtype=torch.float32))
-        self.register_buffer("bands", torch.empty(NUM_BANDS, NUM_TAPS, dtype=torch.float32))
+        self.register_buffer("bands", torch.empty(pixels.NUM_BANDS, pixels.NUM_TAPS, dtype=torch.float32))
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
@@ -62,7 +49,7 @@ class AdaptiveAugment(nn.Module):
         self.p.fill_(self._initial_p)
         lowpass = torch.tensor(SYM6, dtype=torch.float64)
         self.lowpass.copy_(lowpass / lowpass.sum())
-        self.bands.copy_(torch.from_numpy(band_filters()))
+        self.bands.copy_(torch.from_numpy(pixels.band_filters()))
 
     def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, which may leave it, and labels.
@@ -79,13 +66,14 @@ class AdaptiveAugment(nn.Module):
             inverse = inverse_matrix(draw_geometry(draws, p), *images.shape[2:])
             images = warp(images, inverse, self.lowpass.to(images.dtype))
         if self._has(*ADA_PIPELINES["color"]):
-            images = recolour(images, colour_matrix(draw_colour(draws, p)))
+            images = pixels.recolour(images, pixels.colour_matrix(pixels.draw_colour(draws, p)))
         if self._has("filter"):
-            images = amplify(images, gains(draw_amplifications(draws, p["filter"])), self.bands.to(images.dtype))
+            gains = pixels.gains(pixels.draw_amplifications(draws, p["filter"]))
+            images = pixels.amplify(images, gains, self.bands.to(images.dtype))
         if self._has("noise"):
-            images = images + draw_noise(draws, p["noise"], tuple(images.shape[1:]))
+            images = images + pixels.draw_noise(draws, p["noise"], tuple(images.shape[1:]))
         if self._has("cutout"):
-            images = cut_out(images, draw_cutout(draws, p["cutout"]))
+            images = pixels.cut_out(images, pixels.draw_cutout(draws, p["cutout"]))
         return images
 
     def _has(self, *names: str) -> bool:

@@ -61,10 +61,6 @@ def _(buffer: Tensor) -> Tensor:
     return torch.empty_like(buffer)
 
 
-def _alone(x: Tensor) -> Tensor:
-    return x
-
-
 class BatchStatistics(RankAverages):
     """Normalises each channel over the samples and pixels of the global micro-batch, without gain or bias.
 
@@ -140,11 +136,12 @@ class BatchStatistics(RankAverages):
                 self.running_mean.copy_(moved if shift is None else moved.add(shift, alpha=self.momentum))
                 self.running_var.copy_(var[:channels])
             return normalized
-        mean, var = self._global_statistics(x, self.average_over_ranks or _alone)
+        mean, var = self._global_statistics(x, self.average_over_ranks or (lambda moments: moments))
         if self.moving:
             count = x.numel() // x.shape[1] * self.num_ranks
             moved = mean[:channels].detach()
-            self._move(moved if shift is None else moved + shift, var[:channels].detach(), count)
+            self.running_mean.lerp_(moved if shift is None else moved + shift, self.momentum)
+            self.running_var.lerp_(var[:channels].detach() * (count / max(count - 1, 1)), self.momentum)
         inverse = torch.rsqrt(var + self.eps)
         # Compiled, these are joined with others; torch's kernel (2.14) has a tangent whose derivative is wrong.
         if torch.compiler.is_compiling() or has_tangent(x):
@@ -168,10 +165,6 @@ class BatchStatistics(RankAverages):
         offset, square, var = average(torch.stack([offset, offset.square(), var])).unbind(0)
         between = square - offset.square()
         return center + offset, var + between + (between.clamp(min=0) - between).detach()
-
-    def _move(self, mean: Tensor, var: Tensor, count: int) -> None:
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)
 
 
 class ConditionalBatchNorm(nn.Module):

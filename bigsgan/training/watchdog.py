@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -232,8 +233,6 @@ def _innermost(thread: int) -> tuple[str, bool]:
     if frame is None:
         return "the end", False
     path, line, name = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-    waits = False
-    while frame is not None:
-        waits |= any(part in frame.f_code.co_filename for part in _WAITING_IN)
-        frame = frame.f_back
+    files = [caller.f_code.co_filename for caller, _ in traceback.walk_stack(frame)]
+    waits = any(part in file for file in files for part in _WAITING_IN)
     return f"{'/'.join(path.split('/')[-2:])}:{line} ({name})", waits
