@@ -13,11 +13,8 @@ class Placement(NamedTuple):
 
     Neighbouring ranks are replicas of one stage, which exchange gradients, as in DeepSpeed's PipeDataParallelTopology.
 
-    Attributes:
-        num_stages: Pipeline stages; 1 without a pipeline.
-        num_replicas: Data-parallel copies.
-        reversed: The first stage lies on the last ranks. The discriminator's does, so that its first stage is where the
-            generator's last one is, and images need not travel.
+    If ``reversed``, the first stage lies on the last ranks. The discriminator's does, so that its first stage is where
+    the generator's last one is, and images need not travel.
     """
 
     num_stages: int

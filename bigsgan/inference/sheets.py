@@ -108,13 +108,8 @@ class Sampler:
     def mixed_styles(self, columns: Sequence[int], rows: int, crossover: int, truncation: float | None) -> Sheet:
         """Images with coarse styles by row and fine styles by column (Karras et al. 2019, figure 3).
 
-        The first row and column show the samples themselves; the corner is black.
-
-        Args:
-            columns: Class of each sample whose fine styles are shown.
-            rows: Samples whose coarse styles are shown.
-            crossover: Number of styles that count as coarse.
-            truncation: Psi.
+        The first row and column show the samples themselves; the corner is black. ``columns`` are classes, and
+        ``crossover`` is the number of styles that count as coarse.
         """
         if not self._mappings():
             raise UserError("--mix", None, "needs a generator with styles", "remove the option")

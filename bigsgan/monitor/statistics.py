@@ -52,17 +52,13 @@ class Statistics:
         self._counts[name] += 1
 
     def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """The mean of each name over all that every rank added since the last call; then start afresh.
+        """The mean of each name, in their order, over all that every rank added since the last call; then start afresh.
 
         A collective: every rank calls it at the same point, having added to the same names, but for declared ones. It
         waits for the device once. A name that was declared and that no rank added to is left out; one without elements
         (only empty tensors were added) has the mean NaN.
 
-        Args:
-            sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
-
-        Returns:
-            Means by name, in the order of the names.
+        ``sum_over_ranks`` sums a vector on the device elementwise over the ranks; it is the identity on one rank.
 
         Raises:
             RuntimeError: Ranks added to as many names, but not to the same ones. (With different numbers of names the

@@ -75,15 +75,12 @@ class Watchdog:
         """Prepare a watch.
 
         Args:
-            rank: This process's.
-            world_size: Number of ranks.
             timeout: Seconds in one phase, or there without a byte of a checkpoint that moves on any rank, after which
                 a run counts as hanging.
             rank_log: Knows the phase and what has moved; gets the stacks of a rank that hangs.
             open_board: Called in the thread, before the watch begins.
             seconds_compiling: How long this rank has been compiling; 0 where it does not. While a rank compiles, the
                 others wait for it.
-            end: Ends this process.
         """
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
         self._rank_log, self._open_board, self._end = rank_log, open_board, end
