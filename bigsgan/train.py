@@ -179,7 +179,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     sources = Sources(reals, source, sample_draws, slices)
     phases = functools.partial(update_phases, plan)
-    step = AdversarialStep(executor, phases, recipe.objective, sources, statistics, extras)
+    step = AdversarialStep(executor, phases, plan.objective, sources, statistics, extras)
     rank_log.detail = lambda: executor.doing
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
     _report_start(reporter, start, counters.nimg)

@@ -46,7 +46,6 @@ UNDOCUMENTED = {
     "Penalty.weight": "the penalty is `weight / 2` times the mean squared norm of the gradient",
     "Penalty.every": "apply it on every so many steps of D, that many times as strongly",
     "Penalty.form": "differentiate twice, or compare two logits",
-    "Penalty.sigma": "distance of the two images of `finite_difference`",
     "GradientPenalty.weight": "of WGAN-GP's penalty between real and fake images",
     "LeCam.weight": "of the squared distance to the moving averages",
     "PathLength.weight": "of the squared deviation from the mean length",

@@ -116,7 +116,10 @@ class Reference:
             (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
             return weight / 2 * g.square().sum((1, 2, 3)).mean()
         perturbed = self.forward(self.d, False, x + section.sigma * noise, *y)
-        slopes = ((perturbed - logits) / section.sigma).view(len(x), -1).sum(1)
+        slopes = (perturbed - logits) / section.sigma
+        if section.antithetic:
+            slopes = (perturbed - self.forward(self.d, False, x - section.sigma * noise, *y)) / (2 * section.sigma)
+        slopes = slopes.view(len(x), -1).sum(1)
         return weight / 2 * (slopes**2).mean()
 
     def features(self, h):

@@ -1,12 +1,13 @@
 """What each network minimises: an adversarial loss on logits, and for D the gradient penalties.
 
-D sees one concatenated batch in equal segments: real, fake, and with a finite-difference penalty the perturbed copies.
+D sees one concatenated batch in equal segments: real, fake, with a finite-difference penalty the perturbed copies, and
+with a gradient penalty what lies between real and fake.
 Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,), or (S * n, P) of P patches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -16,12 +17,16 @@ from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
 from bigsgan.config.sections import Objective, Penalty
 from bigsgan.engines import MicroBatch
+from bigsgan.models.layers import full
 from bigsgan.monitor import Statistics
 
 # fp16 would flush small gradients at the images to 0. A power of two changes nothing in the other types.
 _PENALTY_SCALE = 2.0**10
 
 _GRADIENTS = ("r1", "r2")
+_SEGMENTS = {"r1": 0, "r2": 1}
+"""At whose images they take D's gradient."""
+
 GRADIENT_PENALTY = "gradient_penalty"
 
 
@@ -30,6 +35,9 @@ def statistic_names(section: Objective) -> list[str]:
     names = ["loss/generator", "loss/discriminator"]
     names += [f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake")]
     names += [f"loss/{name}" for name in ("l1", "feature_matching") if getattr(section, name)]
+    for name in _GRADIENTS:
+        if (penalty := getattr(section, name)) and penalty.form == "finite_difference" and penalty.check_every:
+            names += [f"penalty/{name}_exact", f"slope/{name}", f"slope/{name}_exact"]
     return names + [f"penalty/{name}" for name in (*_GRADIENTS, GRADIENT_PENALTY, "lecam") if getattr(section, name)]
 
 
@@ -38,6 +46,9 @@ class DiscriminatorObjective:
 
     Attributes:
         penalised: Whether this phase carries R1 or R2.
+        perturbed: Those of them in finite-difference form.
+        checked: Those of these that are compared with the exact penalty beside this phase.
+        num_segments: Of a concatenated micro-batch.
         reads_features: See LossFunction.
     """
 
@@ -65,35 +76,29 @@ class DiscriminatorObjective:
         self._watchers, self._anchors, self._section = watchers, anchors, section
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
-        self._penalties: dict[str, Penalty] = {}
-        if section.r1:
-            self._penalties["r1"] = section.r1
-        if section.r2:
-            self._penalties["r2"] = section.r2
-        self._weights = {name: penalty_weights.get(name, p.weight) for name, p in self._penalties.items()}
-        self.penalised = any(phase % penalty.every == 0 for penalty in self._penalties.values())
+        penalties: dict[str, Penalty] = {name: p for name in _GRADIENTS if (p := getattr(section, name))}
+        self._penalties = {name: p for name, p in penalties.items() if phase % p.every == 0}
+        self._weights = {name: penalty_weights.get(name, p.weight) for name, p in penalties.items()}
+        self.penalised = bool(self._penalties)
+        self.perturbed = [name for name, p in self._penalties.items() if p.form == "finite_difference"]
+        self.checked = [
+            name
+            for name in self.perturbed
+            if (often := penalties[name].check_every) and phase // penalties[name].every % often == 0
+        ]
+        self._ends, num = dict[str, tuple[int, int]](), 2
+        for name in self.perturbed:
+            self._ends[name] = num, num + 1 if penalties[name].antithetic else _SEGMENTS[name]
+            num += 1 + penalties[name].antithetic
+        self.num_segments = num + self.interpolates
+        self._exact = {name: _SEGMENTS[name] for name in self._penalties if name not in self.perturbed}
+        if self.interpolates:
+            self._exact[GRADIENT_PENALTY] = num
 
     @property
     def differentiates_inputs(self) -> bool:
         """Whether the loss of this phase has the gradient of the logits by the images."""
-        return self._is_exact or self.interpolates
-
-    @property
-    def _is_exact(self) -> bool:
-        """Whether this phase carries R1 or R2 in exact form."""
-        return self.penalised and not self.perturbed
-
-    @property
-    def perturbed(self) -> list[str]:
-        """Penalties in finite-difference form, if this phase carries them."""
-        if not self.penalised:
-            return []
-        return [name for name, penalty in self._penalties.items() if penalty.form == "finite_difference"]
-
-    @property
-    def num_segments(self) -> int:
-        """Segments of a concatenated micro-batch."""
-        return 2 + len(self.perturbed) + self.interpolates
+        return bool(self._exact)
 
     @property
     def interpolates(self) -> bool:
@@ -111,8 +116,11 @@ class DiscriminatorObjective:
         """
         segments = [real, fake]
         for name in self.perturbed:
-            images, *rest = real if name == "r1" else fake
-            segments.append((images + self._penalties[name].sigma * noise[name], *rest))
+            images, *rest = segments[_SEGMENTS[name]]
+            step = self._sigma(name) * noise[name]
+            segments.append((images + step, *rest))
+            if self._penalties[name].antithetic:
+                segments.append((images - step, *rest))
         if self.interpolates:
             images, *rest = real
             segments.append((torch.lerp(fake[0], images, noise[GRADIENT_PENALTY]), *rest))
@@ -131,32 +139,20 @@ class DiscriminatorObjective:
         self._record(loss, real, fake)
         if self._anchors is not None and self._section.lecam:
             loss = loss + self._add("lecam", self._section.lecam.weight * self._anchors.penalty(real, fake))
-        squares: dict[str, Tensor] = {}
         if tangents is not None:
-            along = tangents.float().chunk(self.num_segments)
-            for name, factor in self._factors().items():
-                own = along[self._segment(name)]
-                loss = loss + factor * own.sum() / len(own)  # a mean over samples, of the sum of their patches
+            loss = loss + tangents.sum()
         elif self.differentiates_inputs:
-            gradients = self._squared_gradients(outputs, inputs[0])
-            if self._is_exact:
-                squares = {name: gradients[self._segment(name)] for name in self._penalties}
-            if self._section.gradient_penalty:
-                deviation = _norm(gradients[-1]) - 1
-                loss = loss + self._add(
-                    GRADIENT_PENALTY, self._section.gradient_penalty.weight * deviation.square().mean()
-                )
-        for name, moved in zip(self.perturbed, segments[2:], strict=False):
-            squares[name] = self._squared_slope(name, real, fake, moved)
-        for name, square in squares.items():
-            loss = loss + self._penalties[name].every * self._add(name, self._weights[name] / 2 * square.mean())
+            (grads,) = torch.autograd.grad((outputs * _PENALTY_SCALE).sum(), inputs[0], create_graph=True)
+            loss = loss + self._exact_penalties(full(grads) / _PENALTY_SCALE)
+        for name in self.perturbed:
+            loss = loss + self._penalty(name, self._squared_slopes(name, segments))
         return loss
 
     def slopes(self, grads: Tensor) -> Tensor:
-        """The direction along which D's tangents are carried, and note of the exact penalties.
+        """The direction v along which D's tangents are carried, and note of the exact penalties.
 
-        A penalty E[phi(|g|)] has the gradient of factor * E[tangent of the logit] along slopes = phi'(|g|) g / |g|, up
-        to what ``_factors`` has of it.
+        The exact penalties P are a function of the gradients g. As dP/dtheta = <dP/dg, dg/dtheta>, the gradient of
+        <v, g> is theirs, where v = dP/dg is held fixed.
 
         Args:
             grads: Of the sum of the logits at the images, (S * n, C, H, W) float32.
@@ -164,49 +160,69 @@ class DiscriminatorObjective:
         Returns:
             As large; zero in segments without a penalty.
         """
-        segments = grads.chunk(self.num_segments)
-        found = [torch.zeros_like(segment) for segment in segments]
-        for name in self._factors():
-            own = segments[self._segment(name)]
+        with torch.enable_grad():
+            grads = grads.detach().requires_grad_()
+            return torch.autograd.grad(self._exact_penalties(grads), grads)[0]
+
+    def note_slopes(self, outputs: Tensor) -> None:
+        """Take note of the squared slopes that finite differences give, of the logits of a checked micro-batch."""
+        for name in self.checked:
+            self._statistics.add(f"slope/{name}", self._squared_slopes(name, outputs.detach().chunk(self.num_segments)))
+
+    def note_gradients(self, images: Tensor, grads: Tensor) -> None:
+        """Take note of the exact penalties, and of the squared slopes along the same directions.
+
+        Both slopes are along one e, so that they differ by what sigma does, and not by chance.
+
+        Args:
+            images: A checked micro-batch's, (S * n, C, H, W).
+            grads: Of the sum of the logits there, as large.
+        """
+        segments, at = images.chunk(self.num_segments), grads.chunk(self.num_segments)
+        for name in self.checked:
+            own, (end, start) = at[_SEGMENTS[name]], self._ends[name]
+            direction = (segments[end] - segments[start]) / self._distance(name)
             square = own.square().sum(dim=(1, 2, 3))
-            slope: Tensor | float = 1.0
-            if name == GRADIENT_PENALTY:
-                assert self._section.gradient_penalty is not None
-                norm = _norm(square)
-                self._add(name, self._section.gradient_penalty.weight * (norm - 1).square().mean())
-                slope = (2 * (norm - 1) / norm).view(-1, 1, 1, 1)
-            else:
-                self._add(name, self._weights[name] / 2 * square.mean())
-            found[self._segment(name)] = own * slope
-        return torch.cat(found)
+            self._statistics.add(f"penalty/{name}_exact", self._weights[name] / 2 * square.mean())
+            self._statistics.add(f"slope/{name}_exact", (own * direction).sum(dim=(1, 2, 3)).square())
 
-    def _factors(self) -> dict[str, float]:
-        """Of the tangents' means, by exact penalty."""
-        found = {}
-        if self._is_exact:
-            found = {name: penalty.every * self._weights[name] for name, penalty in self._penalties.items()}
-        if self._section.gradient_penalty:
-            found[GRADIENT_PENALTY] = self._section.gradient_penalty.weight
-        return found
+    def _exact_penalties(self, grads: Tensor) -> Tensor:
+        """Their sum, of the gradients of the logits at the images."""
+        segments = grads.chunk(self.num_segments)
+        return torch.stack([
+            self._penalty(name, segments[number].square().sum(dim=(1, 2, 3))) for name, number in self._exact.items()
+        ]).sum()  # fmt: skip
 
-    def _segment(self, name: str) -> int:
-        """The segment at whose images a penalty takes D's gradient."""
-        return {"r1": 0, "r2": 1, GRADIENT_PENALTY: self.num_segments - 1}[name]
+    def _penalty(self, name: str, square: Tensor) -> Tensor:
+        """A penalty of the squared norms of gradients (n,) as the loss has it; as it is, it is noted."""
+        every = 1
+        if name == GRADIENT_PENALTY:
+            assert self._section.gradient_penalty is not None
+            norm = (square + 1e-12).sqrt()  # the square root has no gradient at 0
+            value = self._section.gradient_penalty.weight * (norm - 1).square().mean()
+        else:
+            every = self._penalties[name].every
+            value = self._weights[name] / 2 * square.mean()
+        return every * self._add(name, value)
+
+    def _squared_slopes(self, name: str, segments: Sequence[Tensor]) -> Tensor:
+        """((D(x + sigma e) - D(x)) / sigma)^2, or from x - sigma e; its mean over e is near |grad|^2: (n,)."""
+        end, start = (full(segments[number]) for number in self._ends[name])
+        return ((end - start) / self._distance(name)).view(len(start), -1).sum(dim=1).square()
+
+    def _distance(self, name: str) -> float:
+        """Of the images between which a finite difference is taken, in units of e."""
+        return self._sigma(name) * (1 + self._penalties[name].antithetic)
+
+    def _sigma(self, name: str) -> float:
+        sigma = self._penalties[name].sigma
+        assert sigma is not None, "a plan's objective has one"
+        return sigma
 
     def _add(self, name: str, value: Tensor) -> Tensor:
         """Take note of a penalty."""
         self._statistics.add(f"penalty/{name}", value.detach())
         return value
-
-    def _squared_gradients(self, logits: Tensor, images: Tensor) -> tuple[Tensor, ...]:
-        """|grad of each logit at its image|^2, by segment: (n,) each."""
-        (grads,) = torch.autograd.grad((logits * _PENALTY_SCALE).sum(), images, create_graph=True)
-        return (grads.float() / _PENALTY_SCALE).square().sum(dim=(1, 2, 3)).chunk(self.num_segments)
-
-    def _squared_slope(self, name: str, real: Tensor, fake: Tensor, moved: Tensor) -> Tensor:
-        """((D(x + sigma e) - D(x)) / sigma)^2, whose mean over e is |grad|^2 to first order: (n,)."""
-        still = real if name == "r1" else fake
-        return ((moved - still) / self._penalties[name].sigma).flatten().view(len(still), -1).sum(dim=1).square()
 
     def _record(self, loss: Tensor, real: Tensor, fake: Tensor) -> None:
         real, fake = real.detach(), fake.detach()
@@ -229,13 +245,16 @@ class InputGradients:
     reads_features = False
     scale = _PENALTY_SCALE
 
-    def __init__(self, num_segments: int) -> None:
-        self.num_segments = num_segments
+    def __init__(self, num_segments: int, watch: Callable[[Tensor], None] | None = None) -> None:
+        """Sum the logits of so many segments, which ``watch`` is shown."""
+        self.num_segments, self._watch = num_segments, watch
 
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
     ) -> Tensor:
         """Of the logits of a concatenated micro-batch."""
+        if self._watch is not None:
+            self._watch(outputs)
         return self.scale * outputs.float().sum()
 
 
@@ -291,10 +310,6 @@ class Reconstruction:
         difference = images.detach() - targets
         self._statistics.add("loss/l1", difference.abs())
         return difference.sign() * (self._weight / difference.numel())
-
-
-def _norm(square: Tensor) -> Tensor:
-    return (square + 1e-12).sqrt()  # the square root has no gradient at 0
 
 
 def _join(segments: list[MicroBatch]) -> MicroBatch:

@@ -1,6 +1,7 @@
 """One adversarial update: two engines that meet only at the image.
 
     G makes images      fakes = G(latents)                                 no graph
+    D checks            the slope of D on one micro-batch                  beside a finite difference, now and then
     D differentiates    the slope of D at reals and fakes                  for a penalty in forward mode
     D trains            update D on d_loss(D(reals), D(fakes))
     G differentiates    the slope of G at its styles                       for path length in forward mode
@@ -85,7 +86,7 @@ class AdversarialStep:
     def __init__(
         self,
         executor: Executor,
-        phases: Callable[[Sequence[bool], bool], Sequence[Phase]],
+        phases: Callable[[Sequence[bool], bool, Sequence[bool]], Sequence[Phase]],
         section: Objective,
         sources: Sources,
         statistics: Statistics,
@@ -95,7 +96,8 @@ class AdversarialStep:
 
         Args:
             executor: Of the engines.
-            phases: Those of an update, by which of D's steps carry an exact penalty and whether path length is due.
+            phases: Those of an update, by which of D's steps carry an exact penalty, whether path length is due, and
+                which of D's steps check a finite difference.
             section: The game.
             sources: Of its inputs.
             statistics: Where losses, logits and norms are added.
@@ -130,8 +132,8 @@ class AdversarialStep:
         objectives = [self._objective(update, d_step, scheduled) for d_step in range(self._section.d_steps)]
         path_length = self._extras.path_length
         regularizer = path_length if path_length is not None and path_length.is_due(update) else None
-        penalised = [objective.differentiates_inputs for objective in objectives]
-        phases = self._phases(penalised, regularizer is not None)
+        penalised, checked = [o.differentiates_inputs for o in objectives], [bool(o.checked) for o in objectives]
+        phases = self._phases(penalised, regularizer is not None, checked)
         for phase in phases:
             if _draws(phase, phases):
                 if not self._section.reuse_fakes and (phase.begins_update or phase.does == "differentiates"):
@@ -145,9 +147,10 @@ class AdversarialStep:
             elif phase.label == "G differentiates":
                 assert regularizer is not None, "G differentiates for its path length"
                 yield self._differentiate_styles(phase, inputs, regularizer)
-            elif phase.does == "differentiates":
+            elif phase.does in ("checks", "differentiates"):
                 batch = self._batch(objectives[d_step], inputs, (update, d_step), reals)
-                yield self._differentiate(phase, batch, objectives[d_step])
+                look = self._check if phase.does == "checks" else self._differentiate
+                yield look(phase, batch, objectives[d_step])
             elif phase.does == "trains":
                 batch = self._batch(objectives[d_step], inputs, (update, d_step), reals)
                 objective, d_step = objectives[d_step], d_step + 1
@@ -203,6 +206,18 @@ class AdversarialStep:
 
     def _num_samples(self, objective: DiscriminatorObjective) -> int:
         return self._sources.slices["discriminator"]["discriminator"].num_samples * objective.num_segments
+
+    def _check(
+        self, phase: Phase, batch: Callable[[int, Tensor | None], MicroBatch], objective: DiscriminatorObjective
+    ) -> Work:
+        phase = phase._replace(num_samples=self._num_samples(objective))
+        loss = InputGradients(objective.num_segments, objective.note_slopes)
+
+        def note(j: int, images: Tensor, grads: Tensor) -> Tensor:
+            objective.note_gradients(images, grads / loss.scale)
+            return grads  # which nothing reads
+
+        return Work(phase, batch, loss, gradient=note)
 
     def _differentiate(
         self, phase: Phase, batch: Callable[[int, Tensor | None], MicroBatch], objective: DiscriminatorObjective

@@ -228,6 +228,7 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
         UserError: The data is not as the recipe says.
     """
     recipe, device, draws = plan.recipe, comm.device(), Draws(plan.recipe.seed)
+    recipe = recipe.model_copy(update={"objective": plan.objective})
     rank, num_ranks = (comm.rank(), comm.world_size()) if distributed else (0, 1)
     trainees = {}
     for network in NETWORKS:

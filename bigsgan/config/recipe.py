@@ -196,6 +196,9 @@ def _check_penalties(objective: Objective) -> None:
         if penalty and penalty.form != "exact" and penalty.method != "auto":
             field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
             raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
+        if penalty and penalty.form == "exact" and penalty.antithetic:
+            field, remedy = f"objective.{name}.antithetic", f"set objective.{name}.form=finite_difference, or remove it"
+            raise UserError(field, True, "must be false with form=exact", remedy)
         if penalty and penalty.decay_nimg is not None and penalty.final_weight is None:
             field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
             raise UserError(field, penalty.decay_nimg, "must be unset without final_weight", remedy)

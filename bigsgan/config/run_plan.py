@@ -11,6 +11,7 @@ from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.placement import Placement
 from bigsgan.config.recipe import NETWORKS, Recipe
+from bigsgan.config.sections import Objective
 from bigsgan.errors import UserError
 
 
@@ -31,6 +32,16 @@ class RunPlan:
         """Whether D's inputs are read on other ranks than those that hold G's outputs."""
         generator, discriminator = (self.placement(network) for network in NETWORKS)
         return generator.output_ranks() != discriminator.input_ranks()
+
+    @property
+    def objective(self) -> Objective:
+        """The recipe's game, in which each penalty has a ``sigma``: its own, or what suits D's coarsest type."""
+        own = self.recipe.objective
+        sigma = SIGMAS[_coarsest(self.recipe, self.engines["discriminator"].file)]
+        given = {name: penalty for name in ("r1", "r2") if (penalty := getattr(own, name))}
+        return own.model_copy(
+            update={name: p.model_copy(update={"sigma": p.sigma or sigma}) for name, p in given.items()}
+        )
 
     def differentiates_forward(self, network: str) -> bool:
         """Whether a network's exact penalties are computed in forward mode (models/dual.py), or by a double backward.
@@ -180,12 +191,24 @@ def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> Non
         raise UserError(field, True, problem, f"set {field}=false, or remove data_types from the file", detail)
 
 
+SIGMAS = {"bf16": 0.1, "fp16": 0.03, "fp32": 0.01}
+"""Steps of finite differences, by the coarsest type in D; those of half types hardly measure rounding."""
+
+
+def _coarsest(recipe: Recipe, file: DeepSpeedFile) -> str:
+    """The type in D with the fewest digits."""
+    own = {file.precision, recipe.discriminator.computes_in}
+    return next(precision for precision in SIGMAS if precision in own)
+
+
 def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:
     """Refuse a finite difference below bf16's resolution: at sigma 0.01 it measured rounding, seven times R1."""
-    is_bf16 = file.precision == "bf16" or recipe.discriminator.computes_in_bf16
+    if _coarsest(recipe, file) != "bf16":
+        return
     for name in ("r1", "r2"):
         penalty = getattr(recipe.objective, name)
-        if penalty and penalty.form == "finite_difference" and is_bf16 and penalty.sigma < 0.1:
+        if penalty and penalty.form == "finite_difference" and penalty.sigma and penalty.sigma < SIGMAS["bf16"]:
             field, detail = f"objective.{name}.sigma", "a smaller step is lost in rounding"
-            remedy = f"set {field}=0.1, or use an fp16 or fp32 file for the discriminator"
-            raise UserError(field, penalty.sigma, "must be at least 0.1 with a bf16 discriminator", remedy, detail)
+            remedy = "remove it, or use an fp16 or fp32 file for the discriminator"
+            problem = f"must be at least {SIGMAS['bf16']} with a bf16 discriminator"
+            raise UserError(field, penalty.sigma, problem, remedy, detail)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from bigsgan.config import RunPlan
 
-Does = Literal["makes images", "differentiates", "trains", "judges", "pulls back"]
+Does = Literal["makes images", "checks", "differentiates", "trains", "judges", "pulls back"]
 Kind = Literal["forward", "backward", "step"]
 
 
@@ -22,7 +22,8 @@ class Phase(NamedTuple):
         network: Which of the networks goes through.
         does: G makes images; D trains on real images and G's; D judges G's images, which gives gradients at them; G
             pulls those gradients back to its parameters and steps. Where a penalty is computed in forward mode, a
-            network differentiates its outputs before: D by its images, G by its styles.
+            network differentiates its outputs before: D by its images, G by its styles. So D checks a finite
+            difference, on one micro-batch.
         num: Micro-batches.
         num_samples: In each of them, on one replica.
         begins_update: Whether its first micro-batch moves batch statistics and power iterations, for the update of its
@@ -66,7 +67,7 @@ class Phase(NamedTuple):
     @property
     def frozen(self) -> bool:
         """Whether the backward pass computes gradients at inputs alone, which costs half."""
-        return self.does in ("differentiates", "judges")
+        return self.does in ("checks", "differentiates", "judges")
 
     @property
     def samples_of_work(self) -> int:
@@ -93,7 +94,9 @@ class Task(NamedTuple):
     micro_batch: int
 
 
-def update_phases(plan: RunPlan, penalised: Sequence[bool] = (), regularised: bool = False) -> list[Phase]:
+def update_phases(
+    plan: RunPlan, penalised: Sequence[bool] = (), regularised: bool = False, checked: Sequence[bool] = ()
+) -> list[Phase]:
     """The phases of an update: G makes images, D trains, once or more; G makes images, D judges, G pulls back.
 
     Segments that penalties add to D's micro-batches are not in ``num_samples``: not every update has them.
@@ -104,6 +107,7 @@ def update_phases(plan: RunPlan, penalised: Sequence[bool] = (), regularised: bo
             before it trains.
         regularised: Whether G's update carries path length regularisation; where it is computed in forward mode, G
             differentiates before the forward passes that it goes backward through.
+        checked: In which of them a finite difference is compared with the exact penalty.
     """
     recipe, objective, keeps = plan.recipe, plan.recipe.objective, plan.keeps_generator_graphs
     phases: list[Phase] = []
@@ -128,6 +132,9 @@ def update_phases(plan: RunPlan, penalised: Sequence[bool] = (), regularised: bo
         shares = objective.reuse_fakes and d_step == objective.d_steps - 1
         images = make_images_for_own_update() if shares else add("generator", "makes images", "discriminator")
         for_training: dict[str, Any] = {"segments": 2, "images_from": images}
+        if d_step < len(checked) and checked[d_step]:
+            add("discriminator", "checks", "discriminator", **for_training)
+            phases[-1] = phases[-1]._replace(num=1)
         if plan.differentiates_forward("discriminator") and d_step < len(penalised) and penalised[d_step]:
             tangents = add("discriminator", "differentiates", "discriminator", begins_update=True, **for_training)
             add("discriminator", "trains", "discriminator", tangents_from=tangents, **for_training)

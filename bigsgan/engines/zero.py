@@ -252,8 +252,9 @@ class ZeroEngine(DeepSpeedBacked):
         if work.ahead:
             with torch.no_grad():
                 inputs = self.network.part(0, work.ahead).fold(*inputs)
-        first = inputs[0].detach().requires_grad_(True)
-        work.graphs[index] = first, self._root((first, *inputs[1:]), moving=moving, loss=work.loss, ahead=work.ahead)
+        first, trains = inputs[0].detach().requires_grad_(True), work.phase.does != "checks"
+        outputs = self._root((first, *inputs[1:]), moving=moving, loss=work.loss, trains=trains, ahead=work.ahead)
+        work.graphs[index] = first, outputs
 
     def _differentiate(self, work: Work, index: int, first: Tensor, loss: Tensor) -> None:
         assert work.gradient is not None, "a phase with frozen parameters is asked for a gradient"

@@ -114,13 +114,14 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
 
 def _game(plan: RunPlan, number: int) -> Game:
     """What is minimised in update number 0, which carries every lazy penalty, or number 1."""
-    section = plan.recipe.objective
+    section = plan.objective
     statistics = Statistics(torch.device("meta"))
     discriminator = DiscriminatorObjective(section, statistics, number)
     judges = GeneratorObjective(section, statistics).num_segments
     regularises = section.path_length is not None and number % section.path_length.every == 0
     twice = discriminator.differentiates_inputs
-    return Game(discriminator.num_segments, judges, twice, discriminator.penalised, regularises)
+    checks = bool(discriminator.checked)
+    return Game(discriminator.num_segments, judges, twice, discriminator.penalised, checks, regularises)
 
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int) -> list[Moment]:

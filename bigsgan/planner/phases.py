@@ -57,6 +57,7 @@ class Game(NamedTuple):
         judges: Segments of one that it judges.
         differentiates: Whether D's loss differentiates its outputs by the images.
         penalised: Whether D's loss carries R1 or R2.
+        checks: Whether one of them is a finite difference that is compared with the exact penalty.
         regularises: Whether G's path length is taken.
     """
 
@@ -64,6 +65,7 @@ class Game(NamedTuple):
     judges: int
     differentiates: bool
     penalised: bool
+    checks: bool
     regularises: bool
 
 
@@ -75,21 +77,20 @@ class PhaseBuilder:
 
     def build(self) -> list[RankPhase]:
         """All phases, in the order in which the step asks for them."""
-        penalised = [self._game.differentiates] * self._plan.recipe.objective.d_steps
-        return [self._build(phase) for phase in update_phases(self._plan, penalised, self._game.regularises)]
+        game, d_steps = self._game, self._plan.recipe.objective.d_steps
+        penalised, checked = [game.differentiates] * d_steps, [game.checks] * d_steps
+        return [self._build(phase) for phase in update_phases(self._plan, penalised, game.regularises, checked)]
 
     def _build(self, phase: Phase) -> RankPhase:
         plan, part, game, network = self._plan, self._parts[phase.network], self._game, phase.network
         mode: Mode = "judge" if phase.frozen else "train"
         if phase.tangents_from is not None:
             mode = "train with tangents"
-        segments = {"trains": game.trains, "differentiates": game.trains, "judges": game.judges}.get(phase.does, 1)
-        num = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)  # of a segment, on one replica
-        if phase.label == "G differentiates":
-            num = phase.num_samples
+        trains = network == "discriminator" and phase.does in ("checks", "differentiates", "trains")
+        segments = game.trains if trains else game.judges if phase.does == "judges" else 1
+        num = phase.num_samples // (2 if trains else segments)  # of a segment, on one replica
         image = num * plan.recipe.data.image_channels * plan.recipe.data.resolution**2 * FLOAT
         entering = partial(self._traces.entering, plan, network, mode, segments, num)
-        reads_data = phase.does in ("differentiates", "trains")
         pulls_back = phase.keeps_graphs or phase.does == "pulls back"
         looks_inside = game.differentiates if phase.does == "trains" else game.regularises and pulls_back
         if looks_inside and phase.tangents_from is None:
@@ -104,11 +105,11 @@ class PhaseBuilder:
             inputs += 0 if phase.tangents_from is None else slope
         if (phase.does == "makes images" and part.is_last) or (phase.does == "judges" and part.is_first):
             outputs = image
-        elif phase.does == "differentiates" and part.is_first:
+        elif phase.does in ("checks", "differentiates") and part.is_first:
             outputs = slope
         shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
         return RankPhase(
-            phase=phase._replace(num=shown),
+            phase=phase._replace(num=shown, num_samples=num * segments),  # by which pipelines are planned
             passes=passes,
             name=phase.label,
             keeps_graph=phase.backward or phase.keeps_graphs,
@@ -117,7 +118,7 @@ class PhaseBuilder:
             received=(0, 0) if part.is_first else entering(part.bounds[0]),
             outputs=outputs,
             sends=(0, 0) if part.is_last else entering(part.bounds[1]),
-            data=phase.num * image if network == "discriminator" and reads_data and part.is_first else 0,
+            data=phase.num * image if trains and part.is_first else 0,
             num_beyond=phase.num - shown,
             pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
         )

@@ -1,9 +1,9 @@
-"""Detects training failure in a run's reports: one network winning, exploding gradients, mode collapse."""
+"""Detects failure in a run's reports: one network winning, exploding gradients, mode collapse, a penalty far off."""
 
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 import torch
@@ -18,6 +18,9 @@ _SURE, _IN_A_ROW = 0.99, 5
 
 _BLIND = 0.02
 """The same, with almost all signs wrong: D has lost."""
+
+_OFF, _CHECKS = 0.2, 3
+"""Error of a finite difference's squared slopes, in that many reports that have a check in a row."""
 
 _MEMORY, _LEAST_KNOWN = 50, 5
 _EXPLODES, _VANISHES = 100.0, 1e-4
@@ -36,6 +39,7 @@ class Doctor:
     def __init__(self) -> None:
         self._history: dict[str, deque[float]] = {}
         self._sure = self._blind = 0
+        self._off = Counter[str]()
 
     def examine(self, metrics: Mapping[str, float]) -> dict[str, str]:
         """Return alarms by name, each with an observation and a remedy; none for a healthy report.
@@ -47,6 +51,8 @@ class Doctor:
         for network in NETWORKS:
             found.update(self._gradients(metrics, network))
             found.update(self._spectral_norm(metrics, network))
+        for name in ("r1", "r2"):
+            found.update(self._slopes(metrics, name))
         diversity = metrics.get(DIVERSITY)
         if diversity is not None and diversity < _COLLAPSED:
             seen = f"samples of the EMA differ {diversity:.2f} times as much as real images"
@@ -83,6 +89,25 @@ class Doctor:
             return {}
         seen = f"the largest singular value of the {network}'s weights is {ratio:.3g} times its usual one"
         return {f"spectral_norm_spikes/{network}": f"{seen}, which precedes collapse: lower optimizer.{network}.lr"}
+
+    def _slopes(self, metrics: Mapping[str, float], name: str) -> dict[str, str]:
+        """Of a finite difference and exact ones along the same directions, so that chance has no part in it.
+
+        ``penalty/r1`` and ``penalty/r1_exact`` differ by the directions too: by sqrt(2 / n) of the mean over n images.
+        """
+        estimate, exact = metrics.get(f"slope/{name}"), metrics.get(f"slope/{name}_exact")
+        if estimate is None or exact is None:
+            return {}
+        self._off[name] = self._off[name] + 1 if abs(estimate - exact) > _OFF * exact else 0
+        if self._off[name] < _CHECKS:
+            return {}
+        ratio = estimate / max(exact, 1e-30)
+        seen = f"{name}'s finite differences square to {ratio:.3g} of the exact slopes, in {self._off[name]} checks"
+        field = f"objective.{name}"
+        return {
+            f"penalty_is_off/{name}": f"{seen}: set {field}.antithetic=true, try a larger {field}.sigma if D computes "
+            f"in a half type and a smaller one if not, or set {field}.form=exact"
+        }
 
     def _ratio(self, name: str, value: float | None) -> float | None:
         """Return a value divided by the median of earlier ones; None until there are enough."""

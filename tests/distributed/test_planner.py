@@ -39,6 +39,8 @@ STAGES = [
 HOST = {"offload_optimizer": {"device": "cpu"}}
 BF16 = {"bf16": {"enabled": True}}
 
+FINITE = ["objective.r1={weight: 1, every: 2, form: finite_difference, antithetic: true}"]
+
 LAYOUTS = {
     "BigGAN, ZeRO 0": (BIGGAN, zero(0)),
     "BigGAN, ZeRO 1": (BIGGAN, zero(1)),
@@ -49,6 +51,9 @@ LAYOUTS = {
     "BigGAN, ZeRO 1, exact R1": ([*BIGGAN, "objective.r1={weight: 1, every: 2}"], zero(1)),
     "BigGAN, ZeRO 3, exact R1": ([*BIGGAN, "objective.r1={weight: 1, every: 2}"], zero(3)),
     "BigGAN, 2 stages, exact R1": ([*BIGGAN, *STAGES, "objective.r1={weight: 1, every: 2}"], zero(1)),
+    "BigGAN, ZeRO 1, finite differences": ([*BIGGAN, *FINITE], zero(1)),
+    "BigGAN, ZeRO 3, finite differences": ([*BIGGAN, *FINITE], zero(3)),
+    "BigGAN, 2 stages, finite differences": ([*BIGGAN, *STAGES, *FINITE], zero(1)),
     "perceptrons, ZeRO 3, exact R1": ([*PERCEPTRONS, "objective.r1={weight: 1, every: 2}"], zero(3)),
     "perceptrons, ZeRO 3, exact R1 by a double backward": (
         [*PERCEPTRONS, "objective.r1={weight: 1, every: 2, method: double_backward}"],

@@ -159,11 +159,17 @@ CASES = {
         [
             *STYLES[:1],
             STYLES[1].replace("mbstd_group: 2", "mbstd_group: 2, half_resolutions: 1"),
-            "objective.r1={weight: 1, form: finite_difference}",
+            "objective.r1={weight: 1, form: finite_difference, sigma: 0.01}",
         ],
         "objective.r1.sigma",
         "must be at least 0.1 with a bf16 discriminator, got 0.01 (a smaller step is",
-        "sigma=0.1",
+        "remove it",
+    ),
+    "both sides of an exact penalty": (
+        ["objective.r2={weight: 1, antithetic: true}"],
+        "objective.r2.antithetic",
+        "must be false with form=exact",
+        "set objective.r2.form=finite_difference",
     ),
     "decay of frozen layers": (
         ["init_from={run: x, freeze_discriminator: 1}", "optimizer.discriminator.weight_decay=0.1"],

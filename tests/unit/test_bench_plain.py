@@ -13,7 +13,10 @@ GAMES = {
         "objective.r1={weight: 0.2, every: 2}",
         "objective.orthogonal.discriminator=0.01",
     ],
-    "two_d_steps": ["objective.d_steps=2", "objective.r1={weight: 0.2, form: finite_difference, sigma: 0.5}"],
+    "two_d_steps": [
+        "objective.d_steps=2",
+        "objective.r1={weight: 0.2, form: finite_difference, sigma: 0.5, antithetic: true}",
+    ],
     "relativistic": ["objective.loss=relativistic", "objective.gradient_penalty={weight: 0.1}"],
     "lecam": ["objective.lecam={weight: 0.5, decay: 0.5}", "objective.reuse_fakes=true"],
     "augmented": ["augmentation={target: 0.6, ramp_nimg: 100, interval: 1}"],

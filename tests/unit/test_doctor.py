@@ -49,6 +49,29 @@ def test_what_leaves_its_usual_range_is_named(metric, value, name):
     assert found[name].count(":") == 1  # what was seen: what helps
 
 
+SLOPES = {"penalty/r1": 9.0, "penalty/r1_exact": 1.0, "slope/r1": 1.1, "slope/r1_exact": 1.0}
+
+
+@pytest.mark.parametrize("name", ["r1", "r2"])
+@pytest.mark.parametrize("estimate, alarms", [(1.15, 0), (0.85, 0), (1.25, 1), (0.75, 1), (12.0, 1), (float("nan"), 0)])
+def test_finite_differences_are_off_by_a_fifth_in_three_checks_in_a_row(name, estimate, alarms):
+    doctor = Doctor()
+    checked = {f"slope/{name}": estimate * 3.0, f"slope/{name}_exact": 3.0}
+    for _ in range(2):
+        found = []
+        for metrics in (checked, HEALTHY, checked, {}, checked):  # reports without a check do not count
+            found += doctor.examine(metrics)
+        assert found == [f"penalty_is_off/{name}"] * alarms
+        if alarms:
+            assert doctor.examine(checked)[found[0]].count(":") == 1
+        assert doctor.examine({**checked, f"slope/{name}": 3.0}) == {}
+
+
+def test_what_differs_by_chance_alone_alarms_nobody():
+    doctor = Doctor()
+    assert not any(doctor.examine(SLOPES) for _ in range(10))
+
+
 def test_diversity_is_that_of_a_column_over_that_of_real_images():
     draws = torch.Generator().manual_seed(0)
     reals = torch.randn(40, 1, 4, 4, generator=draws)

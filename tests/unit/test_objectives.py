@@ -131,8 +131,8 @@ def test_without_penalties_no_phase_is_penalised():
         assert objective.perturbed == []
 
 
-def finite(weight: float, sigma: float, every: int = 1) -> Penalty:
-    return Penalty(weight=weight, sigma=sigma, every=every, form="finite_difference")
+def finite(weight: float, sigma: float, every: int = 1, antithetic: bool = False) -> Penalty:
+    return Penalty(weight=weight, sigma=sigma, every=every, form="finite_difference", antithetic=antithetic)
 
 
 def test_finite_differences_add_a_perturbed_segment_for_each_penalty():
@@ -151,6 +151,18 @@ def test_finite_differences_add_a_perturbed_segment_for_each_penalty():
     together, labels = objective.batch(real, fake, {})
     assert torch.equal(together, torch.cat(expected[:2]))
     assert labels.tolist() == [1] * 3 + [2] * 3
+
+
+def test_antithetic_differences_add_a_segment_on_either_side():
+    objective, _ = made(0, r1=finite(1.0, 0.1), r2=finite(1.0, 0.3, antithetic=True))
+    real, fake = labelled("real", 3, 1), labelled("fake", 3, 2)
+    noise = {"r1": images("noise1", 3), "r2": images("noise2", 3)}
+    together, labels = objective.batch(real, fake, noise)
+    expected = [real[0], fake[0], real[0] + 0.1 * noise["r1"]]
+    expected += [fake[0] + 0.3 * noise["r2"], fake[0] - 0.3 * noise["r2"]]
+    assert torch.equal(together, torch.cat(expected))
+    assert labels.tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 6
+    assert objective.num_segments == 5
 
 
 @pytest.mark.parametrize("names", [["r1"], ["r2"], ["r1", "r2"]], ids="+".join)
@@ -172,19 +184,21 @@ def test_finite_differences_of_a_linear_discriminator_are_exact_at_any_sigma(nam
         assert found[f"penalty/{name}"] == pytest.approx(1.5 * square.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("name", ["r1", "r2"])
 @pytest.mark.parametrize("sigma", [1.0, 0.3, 0.01])
-def test_finite_differences_approach_the_exact_penalty(name, sigma):
-    # D(x) = sum a x^2: ((D(x + s e) - D(x)) / s)^2 has the mean |2 a x|^2 + s^2 ((sum a)^2 + 2 sum a^2).
+def test_finite_differences_approach_the_exact_penalty(name, sigma, antithetic):
+    # D(x) = sum a x^2: ((D(x + s e) - D(x)) / s)^2 has the mean |2 a x|^2 + s^2 ((sum a)^2 + 2 sum a^2); from both
+    # sides, |2 a x|^2 at any s. The spread is that of one direction for each image, and the same in both.
     num = 40_000
-    objective, statistics = made(**{name: finite(2.0, sigma)})
+    objective, statistics = made(**{name: finite(2.0, sigma, antithetic=antithetic)})
     a = coefficients().detach()
     point = {"r1": images("real", 1), "r2": images("fake", 1)}
     real, fake = ((x.expand(num, *SHAPE), torch.zeros(num, dtype=torch.int64)) for x in point.values())
     batch = objective.batch(real, fake, {name: images("noise", num)})
     penalised_loss(objective, lambda x: quadratic(a, x), batch)
     exact = (2 * a * point[name]).square().sum().item()
-    bias = sigma**2 * (a.sum().square() + 2 * a.square().sum()).item()
+    bias = 0 if antithetic else sigma**2 * (a.sum().square() + 2 * a.square().sum()).item()
     # The square of a normal number has sqrt(2) of its mean as its spread; at sigma 1 the tails are longer.
     tolerance = (4 if sigma < 0.1 else 8) * np.sqrt(2 / num)
     assert means(statistics)[f"penalty/{name}"] == pytest.approx(exact + bias, rel=tolerance)

@@ -196,7 +196,7 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
     executor = Executor({network: SimpleNamespace() for network in NETWORKS}, list)
     statistics = Statistics(cpu)
     extras = build_extras(recipe, LayerStack([]), statistics, cpu, lambda tensor: tensor)
-    step = AdversarialStep(executor, partial(update_phases, plan), recipe.objective, sources, statistics, extras)
+    step = AdversarialStep(executor, partial(update_phases, plan), plan.objective, sources, statistics, extras)
     step.executor = lambda works: found.extend(work.phase for work in works)
     step.generator.outcomes = step.discriminator.outcomes = SimpleNamespace(last=True)
     step(0, Scheduled(Rates(0.1), Rates(0.1), {}))
@@ -221,6 +221,18 @@ def test_the_planned_phases_are_those_that_the_step_asks_for(tmp_path, mode, opt
     objective = plan.recipe.objective
     planned = update_phases(plan, [objective.r1 is not None, False], objective.path_length is not None)
     assert planned == asked_phases(plan)
+
+
+def test_a_finite_difference_is_checked_on_one_micro_batch(tmp_path):
+    r1 = "{weight: 1, every: 2, form: finite_difference, antithetic: true}"
+    plan = tiny_plan(tmp_path, 4, [*stages(2, 2), "accumulation=4", f"objective={{d_steps: 2, r1: {r1}}}"], {})
+    found = asked_phases(plan)
+    of_d = [(phase.does, phase.num, phase.num_samples) for phase in found if phase.network == "discriminator"]
+    assert of_d == [("checks", 1, 4), ("trains", 4, 4), ("trains", 4, 2), ("judges", 4, 1)]
+    assert [phase.begins_update for phase in found[1:3]] == [False, True]
+    assert found[1].images_from == found[2].images_from == 0
+    of_plan = [phase._replace(num_samples=0) for phase in update_phases(plan, checked=[True, False])]
+    assert of_plan == [phase._replace(num_samples=0) for phase in found]
 
 
 @pytest.mark.parametrize("num_stages, num", [(2, 4), (2, 8), (4, 8)])

@@ -22,13 +22,20 @@ EXACT = 1e-9
 
 
 def update(
-    num: int, keeps: bool = True, d_steps: int = 1, g_num: int | None = None, tangents: bool = False
+    num: int,
+    keeps: bool = True,
+    d_steps: int = 1,
+    g_num: int | None = None,
+    tangents: bool = False,
+    checks: bool = False,
 ) -> list[Phase]:
     """The phases of an update with micro-batches of one sample, of which D sees a real and a fake one."""
     phases = []
     for _ in range(d_steps):
         phases.append(Phase("generator", "makes images", num, 1))
         images = {"images_from": len(phases) - 1}
+        if checks:
+            phases.append(Phase("discriminator", "checks", 1, 2, **images))
         if tangents:
             phases.append(Phase("discriminator", "differentiates", num, 2, **images))
             images["tangents_from"] = len(phases) - 1
@@ -94,6 +101,7 @@ def cases() -> dict[str, Case]:
     found["8stages"] = Case(update(3), 8, uneven(8, 0))
     found["own accumulation"] = Case(update(4, g_num=2), 3, uneven(3, 1))
     found["two D steps"] = Case(update(3, d_steps=2), 4, uneven(4, 2))
+    found["a check"] = Case(update(5, checks=True), 4, uneven(4, 6))
     found["tangents"] = Case(update(5, d_steps=2, tangents=True), 3, uneven(3, 4))
     # Of one network alone, where the other is no pipeline.
     train = Phase("discriminator", "trains", 5, 2)
@@ -275,7 +283,7 @@ def test_devices_never_wait_for_each_other(case):
 def test_devices_never_wait_for_each_other_at_random(seed):
     rng = random.Random(seed)
     num_stages, num, g_num = rng.randint(2, 6), rng.randint(1, 6), rng.randint(1, 6)
-    phases = update(num, rng.random() < 0.5, rng.randint(1, 3), g_num, tangents=seed % 2 == 1)
+    phases = update(num, rng.random() < 0.5, rng.randint(1, 3), g_num, seed % 2 == 1, seed % 3 == 1)
     case = Case(phases, num_stages, uneven(num_stages, seed))
     planned = case.joint
     replay(case, planned)

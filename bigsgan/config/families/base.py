@@ -30,9 +30,9 @@ class NetworkSection(Section):
     family: str
 
     @property
-    def computes_in_bf16(self) -> bool:
-        """Whether some layers compute in bf16 whatever the engine's precision."""
-        return False
+    def computes_in(self) -> str | None:
+        """The half type of layers that have one in a float32 engine: bf16, fp16, or None where there are none."""
+        return None
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

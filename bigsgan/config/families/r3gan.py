@@ -31,9 +31,9 @@ class R3GANNetwork(NetworkSection):
     """The finest so many stages compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
 
     @property
-    def computes_in_bf16(self) -> bool:
-        """Whether the finest stages do."""
-        return self.bf16_stages > 0
+    def computes_in(self) -> str | None:
+        """Of the finest stages."""
+        return "bf16" if self.bf16_stages else None
 
     def check(self, data: Data) -> None:
         """Raise UserError if the lists do not fit the resolution or each other."""

@@ -46,9 +46,9 @@ class _StyleGAN2(NetworkSection):
     """Published: fp16, without a loss scale for these blocks."""
 
     @property
-    def computes_in_bf16(self) -> bool:
-        """Whether the highest resolutions do."""
-        return self.half_resolutions > 0 and self.half_type == "bf16"
+    def computes_in(self) -> str | None:
+        """Of the highest resolutions."""
+        return self.half_type if self.half_resolutions else None
 
     def channels(self, resolution: int) -> dict[int, int]:
         """Channels by the resolution of the feature map, from 4x4 up."""

@@ -246,6 +246,8 @@ class _Graph:
         """What has to come before on the same stage: passes keep their order, and see earlier updates."""
         if index > 0:
             return Task(number, kind, index - 1)
+        if kind == "backward" and number and self._phases[number - 1].does == "checks":
+            return Task(number - 1, "backward", 0)  # whose parameters the step behind it changes
         if kind != "forward":
             return None
         for earlier in range(number - 1, -1, -1):

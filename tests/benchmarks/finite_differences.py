@@ -1,0 +1,77 @@
+"""How near finite differences of D are to its slope: `python -m tests.benchmarks.finite_differences`.
+
+Discriminators of recipes as they begin, 64 real images each. Bias: the mean over images and directions e of the squared
+finite difference, over that of (g . e)^2 along the same directions. Spread: the standard deviation over directions of
+an image's squared finite difference, or of the mean of two along directions of their own, over |g|^2.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor
+
+from bigsgan import shipped
+from bigsgan.config import load_recipe
+from bigsgan.data import build_training_dataset
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import full, moving_state
+from bigsgan.models.network import LayerStack, initialize
+
+SHOWN = ("digits", "digits_r3gan", "digits_stylegan2")
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIGMAS = (0.003, 0.01, 0.03, 0.1, 0.3)
+NUM, DIRECTIONS = 64, 8
+
+
+def discriminator(name: str) -> tuple[LayerStack, Tensor, Tensor]:
+    """A recipe's, with images and labels."""
+    recipe = load_recipe(shipped.recipe(name), [])
+    network, data = build_network(recipe, "discriminator"), build_training_dataset(recipe.data)
+    initialize(network, 3)
+    images = torch.stack([torch.as_tensor(data[i][0]) for i in range(NUM)]).float() / 127.5 - 1
+    labels = torch.arange(NUM) % max(recipe.data.num_classes, 1)
+    with moving_state(network.stateful_layers(), True), torch.no_grad():
+        for _ in range(5):
+            network(images, labels)
+    return network, images, labels
+
+
+@torch.no_grad()
+def squares(d: LayerStack, x: Tensor, labels: Tensor, e: Tensor, sigma: float, antithetic: bool) -> Tensor:
+    """Squared finite differences (NUM,)."""
+    ends = (full(d(at, labels)) for at in (x + sigma * e, x - sigma * e if antithetic else x))
+    return ((next(ends) - next(ends)) / (sigma * (1 + antithetic))).square()
+
+
+def main() -> None:
+    """Print a table."""
+    print("| recipe, type | | " + " | ".join(f"{sigma:g}" for sigma in SIGMAS) + " |")
+    for name in SHOWN:
+        whole, x, labels = discriminator(name)
+        directions = torch.randn(DIRECTIONS, *x.shape, generator=torch.Generator().manual_seed(0))
+        for dtype in TYPES:
+            d = copy.deepcopy(whole)
+            for parameter in d.parameters():
+                parameter.data = parameter.data.to(dtype)
+            images = x.clone().requires_grad_()
+            (g,) = torch.autograd.grad(full(d(images, labels)).sum() * 2.0**10, images)
+            g = g.float() / 2**10
+            norms, exact = g.square().sum(dim=(1, 2, 3)), (g * directions).sum(dim=(2, 3, 4)).square().mean()
+            for antithetic in (False, True):
+                cells = []
+                for sigma in SIGMAS:
+                    found = torch.stack([squares(d, x, labels, e, sigma, antithetic) for e in directions])
+                    one = float(found.var(0).mean().sqrt() / norms.mean())
+                    two = float(found.view(DIRECTIONS // 2, 2, NUM).mean(1).var(0).mean().sqrt() / norms.mean())
+                    cells.append(f"{float(found.mean() / exact):.2f} ({one:.1f}, {two:.1f})")
+                form = "both sides" if antithetic else "one side"
+                print(f"| `{name}`, {str(dtype)[6:]} | {form} | " + " | ".join(cells) + " |", flush=True)
+    print(f"Of an exact slope the spread is {math.sqrt(2):.2f} where all |g| are equal.")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
