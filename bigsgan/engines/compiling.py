@@ -25,6 +25,7 @@ from bigsgan.engines.replays import keeping_norms
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.build import build_network
+from bigsgan.models.dual import Dual, DualLayer, flat, of
 from bigsgan.models.layers import RankAverages, SpectralLayer
 from bigsgan.models.network import LayerStack
 
@@ -98,18 +99,35 @@ def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Calla
         unit: ``whole``, or ``layers`` for one after the other, whose gradients then arrive one layer after the other.
         cuda_graphs: Replay as CUDA graphs; what a pass yields then lasts until ``begin_update``.
     """
+    compile = _compiler(network, cuda_graphs)
+    fast = compile(network) if unit == "whole" else network.wrapped(compile)
+    return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
+
+
+def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[[Dual, int], Dual]:
+    """The network's ``fold_dual``, compiled in the same way."""
+    # In one graph: where a graph broke, tangents would meet code that was compiled without them.
+    compile = _compiler(network, cuda_graphs, fullgraph=True)
+    if unit == "whole":
+        fold: Callable[[Dual, int], Dual] = compile(network.fold_dual)
+    else:
+        layers = network.wrapped(lambda layer: compile(DualLayer(layer)))
+
+        def fold(dual: Dual, segments: int) -> Dual:
+            return of(layers.fold(*flat(dual), segments=segments))
+
+    return keeping_norms(fold, network.spectral_layers()) if cuda_graphs else fold
+
+
+def _compiler(network: LayerStack, cuda_graphs: bool, fullgraph: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """torch.compile with what a network's passes need."""
     _watch.register()
     num_graphs = _VARIANTS * len(network.layers)  # layers share code, which torch else gives up after 8 graphs of
     dynamo.recompile_limit = max(dynamo.recompile_limit, num_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2 * num_graphs)
     # CUDA graphs are torch's own matter: a mode goes with no backend but inductor by name.
     options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {"backend": _sharing}
-    fast: Callable[..., Any]
-    if unit == "whole":
-        fast = torch.compile(network, dynamic=False, **options)
-    else:
-        fast = network.wrapped(lambda layer: torch.compile(layer, dynamic=False, **options))
-    return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
+    return lambda function: torch.compile(function, dynamic=False, fullgraph=fullgraph, **options)
 
 
 def check_compiler(plan: RunPlan, network: str) -> None:

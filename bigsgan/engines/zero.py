@@ -11,7 +11,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from bigsgan.engines.base import LossFunction, MicroBatch, Regularizer, Work
-from bigsgan.engines.compiling import compiled
+from bigsgan.engines.compiling import compiled, compiled_dual
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip
@@ -45,6 +45,7 @@ class Root(nn.Module):
         self.network, self.replays = network, cuda_graphs
         fast = network if compile == "none" else compiled(network, compile, cuda_graphs)
         self._fast = (fast,)  # in a tuple it is no submodule
+        self._dual = network.fold_dual if compile == "none" else compiled_dual(network, compile, cuda_graphs)
         self.stateful = network.stateful_layers()
 
     def forward(
@@ -59,9 +60,9 @@ class Root(nn.Module):
     ) -> Any:
         """Outputs of the network, or their loss, or both outputs and a regulariser's loss.
 
-        ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice, what
-        carries tangents or is read for its features, and what does not belong to training: samples come in numbers of
-        their own. Tangents begin behind the layers ``ahead``; without them, inputs enter there.
+        ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice or read
+        for its features, and what does not belong to training: samples come in numbers of their own. Tangents begin
+        behind the layers ``ahead``, which are then not compiled either; without tangents, inputs enter there.
         """
         if tangents is not None:
             return self._with_tangents(inputs, moving, loss, regularizer, tangents, ahead)
@@ -99,8 +100,8 @@ class Root(nn.Module):
         num_segments = 1 if loss is None else loss.num_segments
         with moving_state(self.stateful, moving):
             carry = self.network.part(0, ahead).fold(*inputs) if ahead else inputs
-            network = self.network.part(ahead, len(self.network.layers)) if ahead else self.network
-            found = network.fold_dual(dual.begin(carry, tangents, comm.largest_over_ranks), num_segments)
+            fold = self.network.part(ahead, len(self.network.layers)).fold_dual if ahead else self._dual
+            found = fold(dual.begin(carry, tangents, comm.largest_over_ranks), num_segments)
         outputs, along = dual.end(found)
         if loss is not None:
             return loss(outputs, inputs, tangents=along)

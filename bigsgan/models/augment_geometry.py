@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigsgan.models.augment_draws import AugmentationDraws
+from bigsgan.models.dual import linearly
 
 # Decomposition low-pass filter of the wavelet sym6 (Daubechies 1992, "Ten lectures on wavelets"); adds up to sqrt(2).
 SYM6 = (
@@ -118,7 +119,8 @@ def warp(images: Tensor, inverse: Tensor, lowpass: Tensor) -> Tensor:
     x = reflected(images, 2, -_REACH, 2 * (height - 1) + _REACH + 1)
     x = reflected(x, 3, -_REACH, 2 * (width - 1) + _REACH + 1)
     x = _enlarged(_enlarged(x, lowpass, 3), lowpass, 2)
-    x = _Sample.apply(x, _grid(inverse, height, width))
+    grid = _grid(inverse, height, width)
+    x = linearly(lambda x: _Sample.apply(x, grid), x)
     return _filtered(_filtered(x, lowpass[None], 3, stride=2), lowpass[None], 2, stride=2)
 
 
@@ -189,7 +191,6 @@ class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, grid: Tensor) -> Tensor:
         ctx.save_for_backward(grid)
-        ctx.save_for_forward(grid)
         ctx.shape = images.shape
         return F.grid_sample(images, grid, align_corners=True)
 
@@ -197,11 +198,6 @@ class _Sample(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (grid,) = ctx.saved_tensors
         return _SampleAdjoint.apply(grad, grid, ctx.shape), None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        (grid,) = ctx.saved_for_forward
-        return _Sample.apply(tangent, grid)
 
 
 class _SampleAdjoint(torch.autograd.Function):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.models.dual import has_tangent
+from bigsgan.models.dual import has_tangent, linearly
 from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, full
 
 _TINY = 1e-30
@@ -162,7 +162,7 @@ class BatchStatistics(RankAverages):
         center = _copied(self.running_mean) if torch.compiler.is_compiling() else self.running_mean
         center = center.repeat(self.segments)
         offset = mean - center
-        offset, square, var = average(torch.stack([offset, offset.square(), var])).unbind(0)
+        offset, square, var = linearly(average, torch.stack([offset, offset.square(), var])).unbind(0)
         between = square - offset.square()
         return center + offset, var + between + (between.clamp(min=0) - between).detach()
 

@@ -124,6 +124,15 @@ class DualLayer(nn.Module):
         return tuple(flat(differentiate(self.layer, *entries)))
 
 
+def linearly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a linear function that torch cannot differentiate forward: to the tangent too, if there is one.
+
+    Its own rule, ``jvp``, would keep torch.compile from passes without tangents as well.
+    """
+    value, tangent = forward_mode.unpack_dual(x)
+    return function(x) if tangent is None else forward_mode.make_dual(function(value), function(tangent))
+
+
 def has_tangent(x: Tensor) -> bool:
     """Whether a layer's input carries one."""
     return forward_mode.unpack_dual(x).tangent is not None

@@ -192,10 +192,6 @@ class _Mean(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _Mean.apply(grad, ctx.group), None
 
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return _Mean.apply(tangent, ctx.group)
-
 
 class Later:
     """A number on its way from the device to the host, behind the work that is queued.

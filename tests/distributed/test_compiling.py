@@ -90,6 +90,52 @@ def test_layers_that_are_recomputed_are_the_same(ranks, family):
     check(ranks(2), [*FAMILIES[family], "accumulation=2", *recomputing, *compiled("layers")], both(1), FEWER)
 
 
+TANGENTS = ["accumulation=2", "objective.r1={weight: 0.1, every: 2, method: forward_mode}"]
+AUGMENTED = ["augmentation={pipeline: bgc, p: 0.6, target: 0.1, interval: 2, ramp_nimg: 200}"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "game, unit, stage",
+    [
+        ("mlp", "whole", 0),
+        ("dcgan", "layers", 1),  # batch norm over ranks
+        ("dcgan_spectral", "layers", 2),
+        pytest.param("dcgan_spectral", "whole", 1, marks=pytest.mark.nightly),
+        *(
+            pytest.param(family, unit, stage, marks=pytest.mark.nightly)
+            for family in ("r3gan", "stylegan2", "augmented")
+            for unit, stage in (("layers", 2), ("whole", 1))
+        ),
+    ],
+)
+def test_passes_with_tangents_are_the_same(ranks, game, unit, stage):
+    options = AUGMENTED if game == "augmented" else FAMILIES[game]
+    check(ranks(2), [*options, *TANGENTS, f"engines.discriminator.compile={unit}"], both(stage), FEWER)
+
+
+def num_graphs(overrides, ds, updates):
+    """How many graphs torch has made after each of some updates."""
+    torch.compiler.reset()
+    counters = torch._dynamo.utils.counters["stats"]
+    counters.clear()
+    run, found = scenarios.build(overrides, ds), []
+    for _ in range(updates):
+        scenarios.update(run, 1)
+        found.append(counters["unique_graphs"])
+    scenarios.destroy(run)
+    return found
+
+
+@pytest.mark.slow
+def test_passes_with_tangents_are_compiled_once(ranks):
+    """With a penalty D differentiates, trains with tangents and judges; without one it trains in its ordinary way."""
+    options = [*FAMILIES["mlp"], *TANGENTS, "engines.discriminator.compile=whole"]
+    for found in ranks(2).run(num_graphs, options, both(1), 4):
+        assert found == [3, 4, 4, 4]
+
+
 @pytest.mark.slow
 def test_what_was_compiled_serves_the_next_updates(ranks):
     for found in ranks(2).run(num_frames, [*FAMILIES["mlp"], *compiled("whole")], both(1)):

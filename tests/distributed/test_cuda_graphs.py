@@ -13,7 +13,9 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
+import torch.utils._pytree as pytree
 
 from bigsgan.config import NETWORKS
 from bigsgan.engines import compiling
@@ -49,23 +51,33 @@ class Pool:
         self.held += sum(parameter.grad is not None for parameter in self._parameters)
         self._write_over()
 
-    def compile(self, module, dynamic, mode=None):
+    def compile(self, function, dynamic, fullgraph, mode=None):
         assert dynamic is False
+        module = getattr(function, "__self__", function)  # whose method it may be
         self._parameters += list(module.parameters())
         if mode is None:
-            return module
+            return function
         layers = [layer for layer in module.modules() if isinstance(layer, SpectralLayer)]
 
         def run(*inputs, **options):
             self.events.append("pass")
             if self._marks_each_pass:
                 self._write_over()
+            leaves, structure = pytree.tree_flatten((inputs, options))
             parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            outputs = Replay.apply(self, module, options, len(inputs), *inputs, *parameters)
+            made = []
+
+            def call(*leaves):
+                inputs, options = pytree.tree_unflatten(leaves, structure)
+                outputs, shape = pytree.tree_flatten(function(*inputs, **options))
+                made.append(shape)
+                return outputs
+
+            outputs = Replay.apply(self, call, len(leaves), *leaves, *parameters)
             for layer in layers:
                 layer.sigma = layer.sigma.clone()
                 self.keep(layer.sigma)
-            return outputs
+            return pytree.tree_unflatten(outputs, made[0])
 
         return run
 
@@ -79,22 +91,28 @@ class Replay(torch.autograd.Function):
     """A pass whose outputs and gradients lie in the pool."""
 
     @staticmethod
-    def forward(ctx, pool, module, options, num_inputs, *tensors):
-        inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors[:num_inputs]]
-        with torch.enable_grad():
-            outputs = module(*inputs, **options)
-        ctx.pool, ctx.outputs, ctx.leaves = pool, outputs, [*inputs, *tensors[num_inputs:]]
-        given = outputs.detach().clone()
-        pool.keep(given)
-        return given
+    def forward(ctx, pool, call, num_inputs, *given):
+        inputs = [
+            leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in given[:num_inputs]
+        ]
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            ctx.outputs = call(*inputs)
+        ctx.pool, ctx.leaves = pool, [*inputs, *given[num_inputs:]]
+        copies = [output.detach().clone() for output in ctx.outputs]
+        ctx.mark_non_differentiable(*(copy for copy in copies if not copy.is_floating_point()))
+        pool.keep(*copies)
+        return tuple(copies)
 
     @staticmethod
-    def backward(ctx, grad):
-        wanted = [leaf for leaf in ctx.leaves if leaf.requires_grad]
-        found = iter(torch.autograd.grad(ctx.outputs, wanted, grad, allow_unused=True))
-        grads = [next(found) if leaf.requires_grad else None for leaf in ctx.leaves]
+    def backward(ctx, *grads):
+        wanted = [leaf for leaf in ctx.leaves if getattr(leaf, "requires_grad", False)]
+        pairs = [(output, grad) for output, grad in zip(ctx.outputs, grads, strict=True) if output.requires_grad]
+        outputs, arrived = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(outputs, wanted, arrived, allow_unused=True))
+        grads = [next(found) if getattr(leaf, "requires_grad", False) else None for leaf in ctx.leaves]
         ctx.pool.keep(*grads)
-        return None, None, None, None, *grads
+        return None, None, None, *grads
 
 
 @contextmanager
@@ -147,6 +165,7 @@ def check(pool, overrides, ds, networks=NETWORKS):
 
 
 GAMES = {
+    "tangents": ["accumulation=2", "objective.d_steps=2", "objective.r1={weight: 0.2, every: 3, method: forward_mode}"],
     "micro_batches": ["accumulation=2", "objective.d_steps=2", "objective.r1={weight: 0.2, every: 3}"],
     "reused_fakes": ["objective={reuse_fakes: true, d_steps: 2}"],
     "reused_fakes_made_again": ["objective={reuse_fakes: true, lecam: {decay: 0.5}}", "accumulation=2"],
@@ -156,7 +175,7 @@ GAMES = {
 }
 
 
-@pytest.mark.parametrize("stage, name", [(0, "micro_batches"), (2, "reused_fakes"), (1, "orthogonal")])
+@pytest.mark.parametrize("stage, name", [(0, "micro_batches"), (2, "reused_fakes"), (1, "orthogonal"), (1, "tangents")])
 def test_nothing_is_used_once_it_is_written_over(ranks, stage, name):
     check(ranks(1), GAMES[name], both(stage))
 
@@ -209,9 +228,11 @@ def test_torch_is_asked_where_the_recipe_asks():
     stack = LayerStack([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
     for unit, num in (("whole", 1), ("layers", 2)):
         for cuda_graphs, option in ((False, {"backend": compiling._sharing}), (True, {"mode": "reduce-overhead"})):
-            with mock.patch.object(torch, "compile", side_effect=lambda module, **options: module) as asked:
-                compiling.compiled(stack, unit, cuda_graphs)
-            assert [call.kwargs for call in asked.call_args_list] == [{"dynamic": False, **option}] * num
+            for made, fullgraph in ((compiling.compiled, False), (compiling.compiled_dual, True)):
+                with mock.patch.object(torch, "compile", side_effect=lambda module, **options: module) as asked:
+                    made(stack, unit, cuda_graphs)
+                wanted = {"dynamic": False, "fullgraph": fullgraph, **option}
+                assert [call.kwargs for call in asked.call_args_list] == [wanted] * num
 
 
 def test_what_reduces_overhead_is_cuda_graphs_alone():

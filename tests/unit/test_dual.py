@@ -1,5 +1,7 @@
 """Passes that carry tangents, against the double backward of the same penalty in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -74,6 +76,22 @@ def test_r1_of_every_family(tmp_path, game, checkpointing):
     num = len(grads)
     found = by_tangents(network, inputs, grads, lambda tangents, logits: tangents.sum() / num + logits.mean() / 3)
     check(network, found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", GAMES)
+def test_every_family_is_one_graph(tmp_path, game):
+    """To torch.compile, with tangents and without, where gradients are asked for at the images, too."""
+    network, inputs = discriminator(tmp_path, GAMES[game])
+    torch.compiler.reset()
+    one_graph = partial(torch.compile, dynamic=False, fullgraph=True, backend="eager")
+    images = inputs[0].clone().requires_grad_(True)
+    torch.testing.assert_close(
+        one_graph(network)(images, *inputs[1:], segments=SEGMENTS), network(*inputs, segments=SEGMENTS)
+    )
+    begun = dual.begin(inputs, torch.randn_like(inputs[0]))
+    expected, found = (dual.end(fold(begun, SEGMENTS)) for fold in (network.fold_dual, one_graph(network.fold_dual)))
+    torch.testing.assert_close(found, expected)
 
 
 def test_gradient_penalty(tmp_path):
