@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import logging
 import os
 import shutil
 import time
@@ -31,6 +33,11 @@ from bigsgan.models.network import LayerStack
 
 GRAPHS_SINCE = "2.15"
 """The version of torch in which lifetimes were read; see replays.py."""
+
+DUAL_SINCE = "2.15"
+"""The version of torch that compiles passes with tangents: what 2.8 to 2.13 make of them fails in the backward pass."""
+
+_log = logging.getLogger(__name__)
 
 _MOVING = (SpectralLayer, BatchStatistics)
 
@@ -105,7 +112,14 @@ def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Calla
 
 
 def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[[Dual, int], Dual]:
-    """The network's ``fold_dual``, compiled in the same way."""
+    """The network's ``fold_dual``, compiled in the same way, or as it is before ``DUAL_SINCE``."""
+    if TorchVersion(torch.__version__) < DUAL_SINCE:
+
+        def eager(dual: Dual, segments: int) -> Dual:
+            _tell_of_old_torch()
+            return network.fold_dual(dual, segments)
+
+        return eager
     # In one graph: where a graph broke, tangents would meet code that was compiled without them.
     compile = _compiler(network, cuda_graphs, fullgraph=True)
     if unit == "whole":
@@ -117,6 +131,11 @@ def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> 
             return of(layers.fold(*flat(dual), segments=segments))
 
     return keeping_norms(fold, network.spectral_layers()) if cuda_graphs else fold
+
+
+@functools.cache
+def _tell_of_old_torch() -> None:
+    _log.warning("torch %s: passes with tangents are compiled from %s on", torch.__version__, DUAL_SINCE)
 
 
 def _compiler(network: LayerStack, cuda_graphs: bool, fullgraph: bool = False) -> Callable[[Callable[..., Any]], Any]:

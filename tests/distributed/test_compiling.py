@@ -8,9 +8,11 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from bigsgan.config import NETWORKS
 from bigsgan.engines import compiling
+from bigsgan.models import dual
 from bigsgan.models.network import LayerStack
 from bigsgan.training.recovery import first_not_finite
 from tests.distributed import scenarios
@@ -90,26 +92,25 @@ def test_layers_that_are_recomputed_are_the_same(ranks, family):
     check(ranks(2), [*FAMILIES[family], "accumulation=2", *recomputing, *compiled("layers")], both(1), FEWER)
 
 
+needs_dual = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < compiling.DUAL_SINCE, reason=f"needs torch {compiling.DUAL_SINCE}"
+)
 TANGENTS = ["accumulation=2", "objective.r1={weight: 0.1, every: 2, method: forward_mode}"]
 AUGMENTED = ["augmentation={pipeline: bgc, p: 0.6, target: 0.1, interval: 2, ramp_nimg: 200}"]
 
 
-@pytest.mark.slow
+def cells():
+    """Of passes with tangents; batch norm of ``dcgan`` is over ranks."""
+    for game, unit, stage in [("mlp", "whole", 0), ("dcgan", "layers", 1), ("dcgan_spectral", "layers", 2)]:
+        yield pytest.param(game, unit, stage, marks=pytest.mark.slow)
+    for game in ("dcgan_spectral", "r3gan", "stylegan2", "augmented"):
+        for unit, stage in (("layers", 1), ("whole", 2)):
+            yield pytest.param(game, unit, stage, marks=pytest.mark.nightly)
+
+
+@needs_dual
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "game, unit, stage",
-    [
-        ("mlp", "whole", 0),
-        ("dcgan", "layers", 1),  # batch norm over ranks
-        ("dcgan_spectral", "layers", 2),
-        pytest.param("dcgan_spectral", "whole", 1, marks=pytest.mark.nightly),
-        *(
-            pytest.param(family, unit, stage, marks=pytest.mark.nightly)
-            for family in ("r3gan", "stylegan2", "augmented")
-            for unit, stage in (("layers", 2), ("whole", 1))
-        ),
-    ],
-)
+@pytest.mark.parametrize("game, unit, stage", [*cells()])
 def test_passes_with_tangents_are_the_same(ranks, game, unit, stage):
     options = AUGMENTED if game == "augmented" else FAMILIES[game]
     check(ranks(2), [*options, *TANGENTS, f"engines.discriminator.compile={unit}"], both(stage), FEWER)
@@ -128,12 +129,28 @@ def num_graphs(overrides, ds, updates):
     return found
 
 
+@needs_dual
 @pytest.mark.slow
 def test_passes_with_tangents_are_compiled_once(ranks):
     """With a penalty D differentiates, trains with tangents and judges; without one it trains in its ordinary way."""
     options = [*FAMILIES["mlp"], *TANGENTS, "engines.discriminator.compile=whole"]
     for found in ranks(2).run(num_graphs, options, both(1), 4):
         assert found == [3, 4, 4, 4]
+
+
+def test_older_torch_computes_passes_with_tangents_as_they_are(caplog):
+    stack = LayerStack([Halved(), Inverted()])
+    with (
+        mock.patch.object(torch, "__version__", "2.13.0+cpu"),
+        mock.patch.object(torch, "compile", side_effect=AssertionError),
+    ):
+        compiling._tell_of_old_torch.cache_clear()
+        run = compiling.compiled_dual(stack, "whole")
+        _, tangents = dual.end(run(dual.begin((torch.full((1,), 4.0),), torch.full((1,), 3.0)), 1))
+    assert tangents.tolist() == [-3 / 8]  # (1 / (x / 2))' = -2 / x^2
+    assert [record.getMessage() for record in caplog.records] == [
+        "torch 2.13.0+cpu: passes with tangents are compiled from 2.15 on"
+    ]
 
 
 @pytest.mark.slow
