@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, NoReturn
 
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 FORWARDING_SECONDS = 0.5
@@ -15,6 +19,7 @@ FORWARDING_SECONDS = 0.5
 _SILENT_RANKS_WAIT_SECONDS = 30.0
 _LONGEST_VALUE, _LONGEST_FIELD, _LONGEST_TEXT = 120, 400, 1000
 _MOST_DIGITS = 9
+_at_end: list[Callable[[], Any]] = []
 
 
 class UserError(Exception):
@@ -90,6 +95,24 @@ def wait_for_termination() -> None:
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_BAD_INPUT))
     time.sleep(_SILENT_RANKS_WAIT_SECONDS)
+
+
+def at_end(function: Callable[[], Any]) -> None:
+    """Call a function at the end of the process, also where ``end_process`` ends it."""
+    atexit.register(function)
+    _at_end.append(function)
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process without taking libraries down: their threads may still run."""
+    for function in reversed(_at_end):
+        with suppress(Exception):
+            function()
+    logging.shutdown()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):  # closed, or on a full disk
+            stream.flush()
+    os._exit(status)
 
 
 def _printable(letter: str) -> str:

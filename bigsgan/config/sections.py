@@ -192,7 +192,7 @@ class PathLength(Section):
     batch_shrink: PositiveInt = 1
     """Only every so many-th sample takes part (NVlabs' ``pl_batch_shrink``, which is 2 there)."""
     method: Method = "auto"
-    """As that of R1."""
+    """As that of R1, by the generator's layout."""
 
     def check_micro_batch(self, size: int) -> None:
         """Raise UserError where the same number does not take part on each rank, of ``size`` images there."""

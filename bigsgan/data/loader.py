@@ -5,7 +5,6 @@ Shapes: n images of one micro-batch on this rank, C channels, R pixels a side.
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import math
@@ -24,7 +23,7 @@ from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, random_crops
 from bigsgan.draws import Draws
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, at_end
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage
 from bigsgan.runtime.signals import kept_from_children
@@ -328,5 +327,5 @@ def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]]
         batches = iter(loader)
     # At exit multiprocessing would wait forever for processes that ignore signals.
     found = weakref.ref(batches)
-    atexit.register(lambda: _end_workers(found()))
+    at_end(lambda: _end_workers(found()))
     return batches

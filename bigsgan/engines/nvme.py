@@ -7,7 +7,6 @@ updates.
 
 from __future__ import annotations
 
-import atexit
 import mmap
 import os
 import shutil
@@ -20,7 +19,7 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
 from bigsgan.engines.optimizer import num_state_tensors
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, at_end
 from bigsgan.runtime.locking import hold
 
 _ALIGNMENT = 1024
@@ -84,7 +83,7 @@ def open_swap_directory(file: DeepSpeedFile, network: str, rank: int) -> tuple[P
             problem = f"must support O_DIRECT writes in blocks of {_ALIGNMENT} bytes, as DeepSpeed does"
             raise UserError(where, nvme_path, problem, "give a directory on a local NVMe drive", str(error)) from None
         kept = resources.pop_all()
-    atexit.register(kept.close)
+    at_end(kept.close)
     return path, kept.close
 
 

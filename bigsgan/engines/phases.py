@@ -77,7 +77,7 @@ class Phase(NamedTuple):
     @property
     def reads(self) -> tuple[int, ...]:
         """Numbers of the phases whose images or gradients are read."""
-        numbers = (self.images_from, self.grads_from, self.tangents_from)
+        numbers = (self.images_from, self.grads_from, self.tangents_from if self.forward else None)
         return tuple(number for number in numbers if number is not None)
 
     @property

@@ -62,7 +62,8 @@ class Root(nn.Module):
 
         ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice or read
         for its features, and what does not belong to training: samples come in numbers of their own. Tangents begin
-        behind the layers ``ahead``, which are then not compiled either; without tangents, inputs enter there.
+        behind the layers ``ahead``, which are then not compiled either; without tangents, inputs enter there, and
+        without a loss those layers alone are computed.
         """
         if tangents is not None:
             return self._with_tangents(inputs, moving, loss, regularizer, tangents, ahead)
@@ -75,7 +76,7 @@ class Root(nn.Module):
             if regularizer is not None:
                 outputs, inner = regularizer.forward(self.network, inputs)
             elif loss is None:
-                return network(*inputs)
+                return self.network.part(0, ahead).fold(*inputs) if ahead else network(*inputs)
             elif ahead:
                 outputs = self.network.part(ahead, len(self.network.layers))(*inputs)
             elif loss.reads_features:
@@ -248,11 +249,12 @@ class ZeroEngine(DeepSpeedBacked):
 
     def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
         """Use the bare network with frozen parameters: the engine's hooks would count this as a backward pass."""
+        if work.ahead:
+            self._prefetching.expect("ahead")
+            with torch.no_grad():
+                inputs = self._root(inputs, moving=moving, ahead=work.ahead)
         self._prefetching.expect(work.phase.does)
         self._until_backward.enter_context(self._frozen())
-        if work.ahead:
-            with torch.no_grad():
-                inputs = self.network.part(0, work.ahead).fold(*inputs)
         first, trains = inputs[0].detach().requires_grad_(True), work.phase.does != "checks"
         outputs = self._root((first, *inputs[1:]), moving=moving, loss=work.loss, trains=trains, ahead=work.ahead)
         work.graphs[index] = first, outputs

@@ -167,5 +167,6 @@ def _trace_whole(stack: LayerStack, inputs: tuple[Tensor, ...], compute: Callabl
         with census:
             value = compute()
             forward = census.take()
+            census.goes_backward = True
             value.backward()
             return WholePass(forward, forward.end, census.take())

@@ -119,11 +119,13 @@ class Census(TorchDispatchMode):
 
     Attributes:
         held: Bytes that are held now.
+        goes_backward: Whether a backward pass runs that nothing will be differentiated through.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.held = self._arrived = 0
+        self.goes_backward = False
         self._known: dict[int, weakref.ref] = {}
         self._shapes: set[torch.Size] = set()
         self._moments: list[tuple[int, int]] = [(0, 0)]
@@ -196,9 +198,9 @@ class Census(TorchDispatchMode):
 
     def _summed(self, first: Any, second: Any, *_: Any) -> Tensor | None:
         """The sum of two gradients of a parameter in the place of the first; None for other sums."""
-        if torch.is_grad_enabled() or not isinstance(second, Tensor):
-            return None
-        is_gradient = first.shape == second.shape and first.shape in self._shapes
+        if not self.goes_backward or torch._C._current_autograd_node() is not None or not isinstance(second, Tensor):
+            return None  # not between two operations of a backward pass, where autograd adds up
+        is_gradient = first.shape == second.shape and first.shape in self._shapes and not first._is_zerotensor()
         return first.add_(second) if is_gradient else None
 
     def _observe(self, storage: torch.UntypedStorage) -> None:

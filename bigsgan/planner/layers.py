@@ -75,14 +75,16 @@ def trace_layers(
 ) -> list[LayerTape]:
     """Trace layers on the meta device without activation checkpointing, one after the other.
 
-    Tangents, where the mode has some, begin behind the layers ``ahead``.
+    Tangents, or gradients where the parameters are frozen, begin behind the layers ``ahead``.
     """
     network.requires_grad_(mode != "judge")
-    carry = [_Carried.of(tensor, mode == "judge" and k == 0) for k, tensor in enumerate(inputs)]
+    carry = [_Carried.of(tensor, False) for tensor in inputs]
     known: dict[Any, tuple[LayerTape, list[_Carried]]] = {}
     tapes: list[LayerTape] = []
     for i in range(len(network.layers)):
         part = network.part(i, i + 1)
+        if mode == "judge" and i == ahead:
+            carry[0] = carry[0]._replace(tracked=True)
         if mode == "train with tangents" and i == ahead:
             entered = tuple(carried.empty() for carried in carry)
             tangents = dual.flat(dual.begin(entered, torch.empty_like(entered[0])))[len(carry) :]
@@ -164,6 +166,7 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
         census.take()
         if sink is not None:
             with census:
+                census.goes_backward = True
                 sink.backward()
         backward = census.take()
     last = len(backward.live) - 1

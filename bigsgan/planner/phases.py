@@ -97,8 +97,11 @@ class PhaseBuilder:
             passes: Passes | WholePass = self._traces.penalised(plan, network, num)
         else:
             passes = self._traces.passes(plan, network, mode, segments, num, part.bounds)
-        # What is differentiated by: images, or the styles that enter G's second layer.
-        slope = segments * image if network == "discriminator" else entering(PathLengthPenalty.ahead)[0]
+        # The gradient at images, or at the styles that enter G's second layer, of all samples.
+        slope = segments * image
+        if network == "generator":
+            whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
+            slope = self._traces.entering(plan, network, "train", 1, whole, PathLengthPenalty.ahead)[0]
         inputs = outputs = 0
         if part.is_first and not (phase.does == "judges" and segments == 1):  # D judges images where they are
             inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
-from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError, print_error, wait_for_termination
+from bigsgan.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    UserError,
+    end_process,
+    print_error,
+    wait_for_termination,
+)
 from bigsgan.monitor.logs import current_phase
 from bigsgan.runtime import comm
 
@@ -25,7 +30,7 @@ def exit_status(work: Callable[[], int]) -> int:
 
     One rank prints the message of a UserError; the others wait until the launcher terminates them, which it does as
     soon as one rank exits. A rank that loses its connection and is not terminated in time prints its host and phase.
-    One of several ranks ends here after a UserError: others may be inside a collective with it, and where Python takes
+    One of several ranks ends here after an error: others may be inside a collective with it, and where Python takes
     torch down meanwhile, torch's threads may abort the process (status 250 instead of 2; seen once, of two CPU ranks).
     """
     try:
@@ -37,9 +42,7 @@ def exit_status(work: Callable[[], int]) -> int:
             print_error(error)
         else:
             wait_for_termination()
-        if comm.world_size() > 1:
-            _end(EXIT_BAD_INPUT)
-        return EXIT_BAD_INPUT
+        return _end(EXIT_BAD_INPUT)
     except RuntimeError as error:
         spoke = comm.another_rank_spoke()
         if not (spoke or comm.is_lost_connection(error)):
@@ -47,19 +50,17 @@ def exit_status(work: Callable[[], int]) -> int:
         _log.info("stopped after another rank", exc_info=error)
         if spoke:
             wait_for_termination()
-            return EXIT_BAD_INPUT
+            return _end(EXIT_BAD_INPUT)
         if spoke is None:
             time.sleep(_UNKNOWN_SECONDS)
         reason = str(error).splitlines()[0]
         where = f"rank {comm.rank()} on {socket.gethostname()} lost its connection in phase '{current_phase()}'"
         print(f"bigsgan: {where}: {reason}; another rank or its host failed first", file=sys.stderr, flush=True)
-        return EXIT_FAILED
+        return _end(EXIT_FAILED)
 
 
-def _end(status: int) -> None:
-    """End the process without taking libraries down."""
-    logging.shutdown()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with suppress(OSError, ValueError):  # closed, or on a full disk
-            stream.flush()
-    os._exit(status)
+def _end(status: int) -> int:
+    """End one of several ranks; return the status of one alone."""
+    if comm.world_size() > 1:
+        end_process(status)
+    return status

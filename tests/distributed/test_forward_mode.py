@@ -66,7 +66,12 @@ OF_STYLES = {  # path length regularisation, and what else
 PATHS = [("zero3", "of half, with r1", 1), ("pipelines", "alone", 2)]
 
 
-OF_G = {**LAYOUTS, "four stages": (4, stages(4, 2), both(1))}  # this D has three layers
+OF_G = {
+    **LAYOUTS,
+    "four stages": (4, stages(4, 2), both(1)),  # this D has three layers
+    "recomputed stages": (2, [*stages(2, 2), "pipeline.generator_phase=recompute"], both(1)),
+    "recomputed layers": (2, [f"engines.{n}.activation_checkpointing=true" for n in NETWORKS], both(3)),
+}
 
 
 def paths():

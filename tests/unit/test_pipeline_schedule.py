@@ -263,6 +263,8 @@ def execute(case: Case, devices: list[list[Timed]]) -> None:
         else:  # across the seam nothing is sent
             source = phase.images_from if task.kind == "forward" else phase.grads_from
             assert source is None or (task._replace(phase=source), device) in done, (task, device)
+            if task.kind == "forward" and phase.tangents_from is not None:
+                assert (Task(phase.tangents_from, "backward", task.micro_batch), device) in done, (task, device)
         if 0 <= stage + ahead <= last:
             channel(task, stage + ahead).append(task)
         done.add((left[device].popleft(), device))
