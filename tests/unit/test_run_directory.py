@@ -38,7 +38,7 @@ FIXED = {
     "optimizer.generator.lr=0.125": r"optimizer.generator.lr: must be 0.\d+, as in the run '",
     "optimizer.generator.betas=[0.5, 0.9]": r"optimizer.generator.betas: must be \[0.0, 0.999\], as in the run '",
     "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: must be unset, as in the run '",
-    "objective.r1.weight=1": "objective.r1.every: must be unset, as in the run '",
+    "objective.r1.weight=1": "objective.r1.antithetic: must be unset, as in the run '",
     "engines.generator.accumulation=2": "engines.generator.accumulation: must be unset, as in the run '",
     "ema.half_life_nimg=17": r"ema.half_life_nimg: must be \d+, as in the run '",
 }
@@ -86,7 +86,7 @@ def test_a_change_is_accepted_where_the_user_says_so(tmp_path):
 
 
 def test_taking_a_section_away_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"^objective.r1.every: must be 1, as in the run '"):
+    with pytest.raises(UserError, match=r"^objective.r1.antithetic: must be false, as in the run '"):
         compare(tiny_recipe(tmp_path, "objective.r1.weight=1"), tiny_recipe(tmp_path))
 
 
