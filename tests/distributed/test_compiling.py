@@ -17,7 +17,7 @@ from bigsgan.models.network import LayerStack
 from bigsgan.training.recovery import first_not_finite
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, PENALTIES, check
-from tests.tiny import FAMILIES, both
+from tests.tiny import FAMILIES, both, zero
 
 
 def compiled(unit):
@@ -112,6 +112,14 @@ def cells():
 @pytest.mark.parametrize("game, unit, stage", [*cells()])
 def test_passes_with_tangents_are_the_same(ranks, game, unit, stage):
     check(ranks(2), [*FAMILIES[game], *TANGENTS, f"engines.discriminator.compile={unit}"], both(stage), FEWER)
+
+
+@needs_dual
+@pytest.mark.slow
+def test_so_they_are_beside_a_network_at_zero_3(ranks):
+    """Whose engine replaces the linear maps of all networks of the process."""
+    ds = {"generator": zero(3), "discriminator": zero(1)}
+    check(ranks(2), [*FAMILIES["mlp"], *TANGENTS, "engines.discriminator.compile=whole"], ds, FEWER)
 
 
 def num_graphs(overrides, ds, updates):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.autograd.forward_ad as forward_mode
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import linear
 from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
@@ -27,15 +28,18 @@ def _identity(ctx: Any, tangent: Tensor) -> Tensor:
     return tangent.view_as(tangent)
 
 
-class _Linear(LinearFunctionForZeroStage3):
-    """Stage 3's linear map (zero/linear.py:80), which gathers a weight that is gone in the backward pass."""
+class _Linear:
+    """Stage 3's linear map (zero/linear.py:80), applied to values and to tangents.
+
+    Its own rule, ``jvp``, would keep torch.compile from another network of the process, whose linear maps DeepSpeed
+    replaces too.
+    """
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        LinearFunctionForZeroStage3.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[1])
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        (weight,) = ctx.saved_for_forward
-        return _Linear.apply(tangent, weight)
+    def apply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """(..., in), (out, in), (out,) -> (..., out)."""
+        value, tangent = forward_mode.unpack_dual(x)
+        if tangent is None:
+            return LinearFunctionForZeroStage3.apply(x, weight, bias)
+        primal = LinearFunctionForZeroStage3.apply(value, weight, bias)
+        return forward_mode.make_dual(primal, LinearFunctionForZeroStage3.apply(tangent, weight, None))
