@@ -151,7 +151,7 @@ TOUCHED = (
     Touched(
         "runtime/zero/linear.py",
         _TANGENTS,
-        calls="setup_context",
+        calls="apply",
         replaces="LinearFunctionForZeroStage3",
     ),
     Touched("runtime/zero/parameter_offload.py", _LEFTOVERS, replaces="FWD_MODULE_STACK"),
