@@ -8,11 +8,12 @@ import os
 from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
-from bigsgan.config import Recipe, load_recipe, plan_run
+from bigsgan.config import NETWORKS, Recipe, load_recipe, plan_run
 from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics
 from bigsgan.config.sweep import own_overrides
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
+from bigsgan.runtime.gpus import own_device
 from bigsgan.runtime.slurm import launcher_variables
 
 
@@ -53,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
             print(text)
         return 0
     launched.check_launcher()
+    if any(planned.engines[network].section.compile != "none" for network in NETWORKS):
+        os.environ.update(own_device(os.environ))
     options.requests.end_at_once(options.stopped_status)
     module = importlib.import_module("bigsgan.train")
     return int(module.main(planned, options.requests, options.allowed, options.stopped_status))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from bigsgan.errors import UserError
-
-DEVICES = Path("/dev")
+from bigsgan.runtime.gpus import nvidia_gpus
 
 
 def refuse_idle_gpus(environment: Mapping[str, str]) -> None:
@@ -23,7 +20,7 @@ def refuse_idle_gpus(environment: Mapping[str, str]) -> None:
         UserError: There are NVIDIA GPUs that this process may open, and nobody asked for the CPU.
     """
     hidden = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if environment.get("DS_ACCELERATOR") or hidden or not any(_opens(path) for path in DEVICES.glob("nvidia[0-9]*")):
+    if environment.get("DS_ACCELERATOR") or hidden or not nvidia_gpus():
         return
     if torch.version.cuda is None:
         problem, remedy = "is a build without CUDA", "install a build with CUDA"
@@ -32,12 +29,3 @@ def refuse_idle_gpus(environment: Mapping[str, str]) -> None:
         remedy = "update the driver (nvidia-smi shows its version), or install a build of torch for an older CUDA"
     problem += ", and this machine has NVIDIA GPUs"
     raise UserError("torch", torch.__version__, problem, f"{remedy}; or set DS_ACCELERATOR=cpu to train on the CPU")
-
-
-def _opens(path: Path) -> bool:
-    """Whether this process may use a device; schedulers keep jobs from those of others."""
-    try:
-        os.close(os.open(path, os.O_RDONLY))
-    except OSError:
-        return False
-    return True

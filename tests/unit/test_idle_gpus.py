@@ -5,11 +5,12 @@ import torch
 
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm, idle_gpus
+from bigsgan.runtime import gpus as machine
 
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(idle_gpus, "DEVICES", tmp_path)
+    monkeypatch.setattr(machine, "DEVICES", tmp_path)
     for name in ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "RANK"):
         monkeypatch.delenv(name, raising=False)
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
@@ -38,7 +39,7 @@ def test_gpus_of_others_do_not_count(gpus, tmp_path, monkeypatch):
     def no(path, flags):
         raise PermissionError(path)
 
-    monkeypatch.setattr(idle_gpus.os, "open", no)
+    monkeypatch.setattr(machine.os, "open", no)
     idle_gpus.refuse_idle_gpus({})
 
 

@@ -1,0 +1,40 @@
+"""NVIDIA GPUs of this machine as files and the environment tell, without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+DEVICES = Path("/dev")
+
+
+def nvidia_gpus() -> list[Path]:
+    """Those that this process may open; schedulers keep jobs from those of others."""
+    return [path for path in DEVICES.glob("nvidia[0-9]*") if _opens(path)]
+
+
+def own_device(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which a rank sees the GPU of its LOCAL_RANK alone, as number 0.
+
+    Nothing where its host has one rank, or fewer GPUs than ranks. To be set before torch looks for devices. What
+    torch.compile caches holds the device's number, so that ranks find what another one has compiled. NCCL reaches GPUs
+    that a process does not see (since CUDA 10.1; p2pCanConnect in its transport/p2p.cc).
+    """
+    if not environment.get("RANK") or environment.get("DS_ACCELERATOR") not in (None, "", "cuda"):
+        return {}
+    gpus, listed = nvidia_gpus(), environment.get("CUDA_VISIBLE_DEVICES")
+    visible = [str(number) for number in range(len(gpus))] if listed is None else listed.split(",")
+    local_rank = int(environment.get("LOCAL_RANK") or 0)
+    local_size = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE") or 1)
+    if not (gpus and local_rank < local_size <= len(visible)) or local_size == 1:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": visible[local_rank].strip(), "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
+
+
+def _opens(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except OSError:
+        return False
+    return True

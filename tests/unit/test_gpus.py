@@ -1,0 +1,36 @@
+"""Each of a host's ranks may see its own GPU alone."""
+
+import pytest
+
+from bigsgan.runtime import gpus
+
+RANK = {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}
+ENVIRONMENTS = {
+    "deepspeed": ({**RANK, "LOCAL_SIZE": "4", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, "6"),
+    "torchrun": ({**RANK, "LOCAL_WORLD_SIZE": "4"}, "2"),
+    "srun, all visible": ({**RANK, "LOCAL_SIZE": "3", "CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b, GPU-c"}, "GPU-c"),
+    "fewer GPUs than ranks": ({**RANK, "LOCAL_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2"}, None),
+    "fewer on the machine": ({**RANK, "LOCAL_SIZE": "5"}, None),
+    "one rank on each host": ({**RANK, "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}, None),
+    "no launcher": ({"LOCAL_RANK": "x", "LOCAL_SIZE": "4"}, None),
+    "CPUs asked for": ({**RANK, "LOCAL_SIZE": "4", "DS_ACCELERATOR": "cpu"}, None),
+    "none visible": ({**RANK, "LOCAL_SIZE": "4", "CUDA_VISIBLE_DEVICES": ""}, None),
+}
+
+
+@pytest.fixture(autouse=True)
+def four_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+
+
+@pytest.mark.parametrize("environment, device", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_a_rank_sees_its_own_device(environment, device):
+    found = {} if device is None else {"CUDA_VISIBLE_DEVICES": device, "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
+    assert gpus.own_device(environment) == found
+
+
+def test_a_machine_without_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path / "none")
+    assert gpus.own_device({**RANK, "LOCAL_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == {}
