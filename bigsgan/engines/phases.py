@@ -115,7 +115,7 @@ def update_phases(
     def add(network: str, does: Does, update_of: str, segments: int = 1, shrink: int = 1, **more: Any) -> int:
         num = recipe.accumulation_of(update_of)
         num_samples = segments * recipe.batch // (num * plan.placement(network).num_replicas) // shrink
-        phases.append(Phase(network, does, num, num_samples, **more))
+        phases.append(Phase(network, does, 1 if does == "checks" else num, num_samples, **more))
         return len(phases) - 1
 
     def differentiate_styles() -> int | None:
@@ -134,7 +134,6 @@ def update_phases(
         for_training: dict[str, Any] = {"segments": 2, "images_from": images}
         if d_step < len(checked) and checked[d_step]:
             add("discriminator", "checks", "discriminator", **for_training)
-            phases[-1] = phases[-1]._replace(num=1)
         if plan.differentiates_forward("discriminator") and d_step < len(penalised) and penalised[d_step]:
             tangents = add("discriminator", "differentiates", "discriminator", begins_update=True, **for_training)
             add("discriminator", "trains", "discriminator", tangents_from=tangents, **for_training)
