@@ -25,7 +25,7 @@ from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.engines.pipeline.transport import open_channels
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.models.build import initial_seed
-from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.network import initialize
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
 
@@ -40,12 +40,9 @@ class PipelineBuilder:
         self._divisions: dict[str, Division] = {}
 
     def build(self, network: str, config: dict[str, Any], bounds: Sequence[int] | None) -> PipelineEngine:
-        """Build ``generator`` or ``discriminator``. Every rank calls this.
+        """Build ``generator`` or ``discriminator``, of which a rank has its own layers alone. Every rank calls this.
 
-        Args:
-            network: Which.
-            config: DeepSpeed's.
-            bounds: Of the stages, as a checkpoint has them; None to divide anew.
+        ``config`` is DeepSpeed's; ``bounds`` are of the stages, as a checkpoint has them, or None to divide anew.
 
         Raises:
             UserError: There are fewer layers than stages.
@@ -56,23 +53,20 @@ class PipelineBuilder:
         division = divide_network(plan, network, measured, None if bounds is None else list(bounds))
         self._divisions[network] = division
         _log.log(NOTICE, "%s", division.table(samples_of(plan, network)))
-        part = self._build_part(network, division, placement.stage(rank))
+        stage = placement.stage(rank)
+        part = build_on_meta(plan, network).part(division.bounds[stage], division.bounds[stage + 1])
+        part = part.float().to_empty(device="cpu")  # DeepSpeed takes masters from float32 values
+        initialize(part, initial_seed(plan.recipe, network))
+        part = part.to(device)
         clip_norm = config["gradient_clipping"]
         if file.stage == 0 and file.precision == "fp32":
             config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
         module = internals.pipeline_module(part, placement, rank)
         engine, _ = initialize_engine(plan, network, part, module, config)
-        first = placement.rank(placement.stage(rank), 0)
+        first = placement.rank(stage, 0)
         join_replicas(part, placement.num_replicas, first, internals.replica_group(engine))
-        return PipelineEngine(
-            engine,
-            part,
-            placement,
-            rank,
-            division,
-            open_channels(placement, rank, device),
-            clip_norm,
-        )
+        channels = open_channels(placement, rank, device)
+        return PipelineEngine(engine, part, placement, rank, division, channels, clip_norm)
 
     def costs(self) -> dict[str, Sequence[Cost]]:
         """By network that was built, of each stage."""
@@ -85,10 +79,3 @@ class PipelineBuilder:
             return None
         _log.log(NOTICE, text)
         return Observer(Path(self._plan.recipe.out) / "pipeline_trace.json")
-
-    def _build_part(self, network: str, division: Division, stage: int) -> LayerStack:
-        """Build this rank's layers and no others."""
-        part = build_on_meta(self._plan, network).part(division.bounds[stage], division.bounds[stage + 1])
-        part = part.float().to_empty(device="cpu")  # DeepSpeed takes masters from float32 values
-        initialize(part, initial_seed(self._plan.recipe, network))
-        return part.to(comm.device())

@@ -172,11 +172,6 @@ class PipelineEngine(DeepSpeedBacked):
         """What the last stage knows of the inputs: G's are drawn alike on each, D's images lie on the first."""
         return work.inputs(index, None) if self._name == "generator" else ()
 
-    def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
-        """Go backward through this stage."""
-        with self._frozen() if work.phase.frozen else nullcontext():  # a checkpointed layer is computed again
-            self._go_backward(work, index, grads)
-
     def step(self, work: Work) -> None:
         """Reduce the gradients over the replicas, update, and keep count; all stages apply an update or none does."""
         assert work.rates is not None, "a step has rates"
@@ -196,20 +191,22 @@ class PipelineEngine(DeepSpeedBacked):
             self.grad_norm = self._reported_norm()
         self._count(finite and self._engine.was_step_applied())
 
-    def _go_backward(self, work: Work, index: int, images_grads: Tensor | None) -> None:
+    def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
+        """Go backward through this stage."""
         carry, outputs = work.graphs.pop(index)
         frozen = work.phase.frozen
         scale = self._scale_of(work.phase) if frozen else self.loss_scale / self._accumulation
         if not self._is_last:
-            grads = self._take()
+            received = self._take()
             outputs = _floating(outputs)
         elif work.loss is None:
-            assert images_grads is not None, "gradients arise where the images do"
-            grads = [images_grads * scale, *(torch.full_like(loss, scale) for loss in outputs[1:])]
+            assert grads is not None, "gradients arise where the images do"
+            received = [grads * scale, *(torch.full_like(loss, scale) for loss in outputs[1:])]
         else:
-            grads = [torch.full_like(outputs[0], scale)]
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
-        torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+            received = [torch.full_like(outputs[0], scale)]
+        pairs = [(o, g) for o, g in zip(outputs, received, strict=True) if o.requires_grad]
+        with self._frozen() if frozen else nullcontext():  # a checkpointed layer is computed again
+            torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         if not frozen:
             internals.accumulate_gradients(self._engine)
         leaves = _floating(carry)

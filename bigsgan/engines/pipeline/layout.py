@@ -75,13 +75,9 @@ class Division:
 def divide_network(
     plan: RunPlan, network: str, measured: list[LayerCost] | None, bounds: list[int] | None = None
 ) -> Division:
-    """Divide a network as the recipe says.
+    """Divide a network as the recipe says, by what ``measure_layers`` found where it asks for that.
 
-    Args:
-        plan: The run's.
-        network: ``generator`` or ``discriminator``.
-        measured: What ``measure_layers`` found, where the recipe asks for it.
-        bounds: A division that is to be kept, as a checkpoint has it.
+    ``bounds`` are those of a division that is to be kept, as a checkpoint has it.
 
     Raises:
         UserError: There are fewer layers than stages.
@@ -90,7 +86,7 @@ def divide_network(
     whole = _build_divisible(plan, network)
     layers = measured or count(whole)
     bounds = bounds or divide_layers(layers, partition, stages)
-    return Division(network, bounds, layers, _boundaries(plan, network, whole, bounds))
+    return Division(network, bounds, layers, Boundaries(whole, bounds, partial(meta_inputs, plan, network)))
 
 
 def divide_layers(layers: Sequence[LayerCost], partition: str, num_stages: int) -> list[int]:
@@ -111,7 +107,7 @@ def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[La
     if plan.engines[network].section.partition != "profile":
         return None
     whole = _build_divisible(plan, network)
-    boundaries = _boundaries(plan, network, whole, range(len(whole.layers) + 1))
+    boundaries = Boundaries(whole, range(len(whole.layers) + 1), partial(meta_inputs, plan, network))
     return measure(whole, boundaries, samples_of(plan, network), device, initial_seed(plan.recipe, network))
 
 
@@ -133,10 +129,6 @@ def _build_divisible(plan: RunPlan, network: str) -> LayerStack:
         problem = f"must be at most {num_layers}, the number of layers of the {network}"
         raise UserError(field, stages, problem, f"set {field}={num_layers} or less")
     return whole
-
-
-def _boundaries(plan: RunPlan, network: str, whole: LayerStack, bounds: Sequence[int]) -> Boundaries:
-    return Boundaries(whole, bounds, partial(meta_inputs, plan, network))
 
 
 def samples_of(plan: RunPlan, network: str) -> int:

@@ -32,11 +32,7 @@ class Observer:
     """Measures one of a run's first updates."""
 
     def __init__(self, path: Path) -> None:
-        """Measure later.
-
-        Args:
-            path: Where the timeline goes, as a Chrome trace.
-        """
+        """Measure later; the timeline goes to ``path``, as a Chrome trace."""
         self._path, self._updates, self._spans = path, 0, list[Span]()
         self._origin = 0.0
         self.is_watching = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -24,26 +24,17 @@ def divide(costs: Sequence[float], num_stages: int) -> list[int]:
     Returns:
         ``num_stages + 1`` bounds: stage s has the layers ``bounds[s]`` up to ``bounds[s + 1]``.
     """
-    num = len(costs)
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    # worst[s][n]: the least possible cost of the costliest of s + 1 stages that hold the first n layers
-    worst = [[float("inf")] + [sums[n] for n in range(1, num + 1)]]
-    cut = [[0] * (num + 1)]
-    for _ in range(1, num_stages):
-        previous, row, cuts = worst[-1], [float("inf")] * (num + 1), [0] * (num + 1)
-        for n in range(1, num + 1):
-            for m in range(1, n):
-                found = max(previous[m], sums[n] - sums[m])
-                if found < row[n]:
-                    row[n], cuts[n] = found, m
-        worst.append(row)
-        cut.append(cuts)
-    bounds = [num]
-    for stage in range(num_stages - 1, 0, -1):
-        bounds.append(cut[stage][bounds[-1]])
-    return [0, *reversed(bounds)]
+    sums = list(itertools.accumulate(costs, initial=0.0))
+
+    @cache
+    def best(stages: int, num: int) -> tuple[float, list[int]]:
+        """Cost of the costliest of so many stages that hold the first ``num`` layers, and their bounds."""
+        if stages == 1:
+            return sums[num], [0, num]
+        cost, cut = min((max(best(stages - 1, m)[0], sums[num] - sums[m]), m) for m in range(stages - 1, num))
+        return cost, [*best(stages - 1, cut)[1], num]
+
+    return best(num_stages, len(costs))[1]
 
 
 class TensorSpec(NamedTuple):
@@ -66,12 +57,9 @@ class Boundaries:
     """What the carry is where one stage ends and the next begins, found by a pass without data over all layers."""
 
     def __init__(self, network: LayerStack, bounds: Sequence[int], inputs: Callable[[int], MicroBatch]) -> None:
-        """Keep a network on the meta device.
+        """Keep all layers, on the meta device in the types that the engine gives them, and ``bounds`` as of ``divide``.
 
-        Args:
-            network: All layers, on the meta device, in the types that the engine gives them.
-            bounds: Of the stages; see ``divide``.
-            inputs: Makes the inputs of a number of samples, on the meta device.
+        ``inputs`` makes the inputs of a number of samples, on the meta device too.
         """
         self._parts = [network.part(start, stop) for start, stop in itertools.pairwise(bounds)]
         self._inputs = inputs

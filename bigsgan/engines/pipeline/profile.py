@@ -46,12 +46,8 @@ def measure(
 ) -> list[LayerCost]:
     """Run each layer forward and backward on the shapes that it will meet. One rank calls this.
 
-    Args:
-        network: All layers, on the meta device; one after the other is built on the device and dropped.
-        boundaries: With every layer a stage of its own.
-        num_samples: In a micro-batch.
-        device: Where to.
-        seed: Of the weights.
+    Of ``network``, which is on the meta device, one layer after the other is built on ``device``, with weights from
+    ``seed``, and dropped. In ``boundaries`` every layer is a stage of its own.
     """
     found = []
     for number, counted in enumerate(count(network)):
@@ -103,12 +99,7 @@ def _run(part: LayerStack, carry: list[Tensor]) -> tuple[float, float, int]:
 
 
 def weights(costs: Sequence[LayerCost], partition: str) -> list[float]:
-    """What the stages are to share equally.
-
-    Args:
-        costs: Of each layer.
-        partition: ``parameters``, ``uniform`` or ``profile``.
-    """
+    """What the stages are to share equally, of each layer, by a ``partition`` of the recipe."""
     if partition == "uniform":
         return [1.0] * len(costs)
     if partition == "parameters":

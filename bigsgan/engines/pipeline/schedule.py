@@ -13,10 +13,11 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
-from bigsgan.engines.phases import Kind, Phase, Task
+from bigsgan.engines.phases import Kind, Phase, Task, in_turn
 
 
 class Cost(NamedTuple):
@@ -73,13 +74,12 @@ def plan(
         reversed_networks: Networks whose first stage is on the last device.
     """
     graph = _Graph(phases, num_stages, costs, frozenset(reversed_networks))
-    left = graph.time_left()
-    rules: list[Callable[[_Node], tuple[float, ...]]] = [
-        lambda node: (node[0].phase, _KIND_ORDER[node[0].kind], node[0].micro_batch),
-        lambda node: (_KIND_ORDER[node[0].kind], node[0].phase, node[0].micro_batch),
-        lambda node: (node[0].kind != "step", -left[node], node[0].phase, node[0].micro_batch),
+    plans = [
+        graph.simulate(lambda node: (node[0].phase, _KIND_ORDER[node[0].kind], node[0].micro_batch)),
+        graph.simulate(lambda node: (_KIND_ORDER[node[0].kind], node[0].phase, node[0].micro_batch)),
     ]
-    plans = [graph.simulate(rule) for rule in rules]
+    left = graph.time_left()
+    plans.append(graph.simulate(lambda node: (node[0].kind != "step", -left[node], node[0].phase, node[0].micro_batch)))
     if len(phases) > 1:
         plans.append(one_after_the_other(phases, num_stages, costs, reversed_networks))
     return min(plans, key=lambda found: found.makespan)
@@ -102,9 +102,8 @@ def one_after_the_other(
 
 def alone(phase: Phase) -> Phase:
     """The phase without what it waits for; of tangents their time is left."""
-    num_samples = phase.samples_of_work
     return phase._replace(
-        num_samples=num_samples, images_from=None, grads_from=None, graphs_from=None, tangents_from=None
+        num_samples=phase.samples_of_work, images_from=None, grads_from=None, graphs_from=None, tangents_from=None
     )
 
 
@@ -121,7 +120,7 @@ class _Graph:
         self.needs: dict[_Node, list[_Node]] = {}
         for number, phase in enumerate(phases):
             for stage in range(num_stages):
-                for task in _tasks(number, phase):
+                for task in in_turn(number, phase):
                     self.needs[task, stage] = list(self._needs(task, stage))
         self.followers: dict[_Node, list[_Node]] = {node: [] for node in self.needs}
         for node, needed in self.needs.items():
@@ -145,17 +144,10 @@ class _Graph:
         return self._last - stage if self._phases[task.phase].network in self._reverse else stage
 
     def time_left(self) -> dict[_Node, float]:
-        """Length of the longest chain that begins with each node."""
-        waiting = {node: len(following) for node, following in self.followers.items()}
-        ends = [node for node, number in waiting.items() if number == 0]
+        """Length of the longest chain that begins with each node, of nodes in no circle, which ``simulate`` refuses."""
         left: dict[_Node, float] = {}
-        for node in ends:  # which grows, backwards through the graph
+        for node in TopologicalSorter(self.followers).static_order():
             left[node] = self.cost(node) + max((left[other] for other in self.followers[node]), default=0.0)
-            for other in self.needs[node]:
-                waiting[other] -= 1
-                if waiting[other] == 0:
-                    ends.append(other)
-        self._refuse_circle(left)
         return left
 
     def simulate(self, urgency: Callable[[_Node], tuple[float, ...]]) -> Plan:
@@ -168,7 +160,7 @@ class _Graph:
         sent: dict[tuple[str, Kind, int], deque[Task]] = defaultdict(deque)  # messages to a stage that wait there
         running: list[tuple[float, _Node]] = []
         now = 0.0
-        done: list[_Node] = []
+        num_done = 0
         for node, number in missing.items():
             if number == 0:
                 bisect.insort(ready[self.device(node)], (urgency(node), node))
@@ -193,18 +185,15 @@ class _Graph:
             now = running[0][0]
             while running and running[0][0] <= now:
                 node = heapq.heappop(running)[1]
-                done.append(node)
+                num_done += 1
                 is_free[self.device(node)] = True
                 for other in self.followers[node]:
                     missing[other] -= 1
                     if missing[other] == 0:
                         bisect.insort(ready[self.device(other)], (urgency(other), other))
-        self._refuse_circle(done)
-        return Plan(devices, now)
-
-    def _refuse_circle(self, reached: Collection[_Node]) -> None:
-        if len(reached) < len(self.needs):
+        if num_done < len(self.needs):
             raise RuntimeError(f"the phases wait for each other: {list(self._phases)}")
+        return Plan(devices, now)
 
     def _may_begin(
         self, node: _Node, under_way: Counter[tuple[int, int]], sent: Mapping[tuple[str, Kind, int], deque[Task]]
@@ -255,13 +244,3 @@ class _Graph:
             if phase.network == self._phases[number].network and (phase.step or phase.forward):
                 return Task(earlier, "step", 0) if phase.step else Task(earlier, "forward", phase.num - 1)
         return None
-
-
-def _tasks(number: int, phase: Phase) -> Iterable[Task]:
-    for index in range(phase.num):
-        if phase.forward:
-            yield Task(number, "forward", index)
-        if phase.backward:
-            yield Task(number, "backward", index)
-    if phase.step:
-        yield Task(number, "step", 0)
