@@ -81,8 +81,7 @@ class Traces:
         if key not in self._wholes:
             trace = trace_discriminator if network == "discriminator" else trace_generator
             self._wholes[key] = self._at_two_sizes(plan, network, partial(trace, plan, self.prepared(plan, network)))
-        whole: WholePass = _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
-        return whole
+        return _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
 
     def _key(self, plan: RunPlan, network: str) -> tuple:
         return network, plan.engines[network].file.precision, plan.placement(network).num_replicas > 1

@@ -45,7 +45,7 @@ class Stretch:
     @property
     def end(self) -> int:
         """Bytes that are held when it is over."""
-        return int(self.live[-1]) if len(self.live) else 0
+        return int(self.live[-1])
 
     @property
     def peak(self) -> int:
@@ -76,9 +76,7 @@ class Stretch:
 
 
 def join(stretches: Sequence[Stretch]) -> Stretch:
-    """One after the other, each as it is."""
-    if not stretches:
-        return Stretch(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    """One or more after each other, each as it is."""
     starts = np.cumsum([0, *(len(stretch.live) for stretch in stretches)]).tolist()
     uses = tuple(
         Use(use.start + start, use.stop + start, use.parameters)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.phases import Game, Part, PhaseBuilder
+from bigsgan.planner.phases import Game, Part, build_phases, order_tasks
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
 from bigsgan.training.ema import SWAP_ELEMENTS
@@ -98,13 +97,13 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     buffers = 2 * sum(part.buffers for part in parts.values()) + parts["generator"].buffers
 
     def fullest(moments: Sequence[Moment]) -> dict[str, Peak]:
-        return peaks(moments, states, _gather(moments, parts, states))
+        gathered = {n: gather(moments, n, parts[n].sizes, own) for n, own in states.items() if own.limits is not None}
+        return peaks(moments, states, gathered)
 
     updates = []
     for game in dict.fromkeys([_game(plan, 1), _game(plan, 0)]):  # where no penalty is lazy they are one
-        builder = PhaseBuilder(plan, traces, parts, game)
-        phases = builder.build()
-        updates.append(fullest(list(Update(phases, builder.order(phases), states).moments())))
+        phases = build_phases(plan, traces, parts, game)
+        updates.append(fullest(list(Update(phases, order_tasks(plan, parts, phases), states).moments())))
     host = Counter({"average": average} if is_offloaded else {})
     for own in states.values():
         host.update(own.host)
@@ -133,7 +132,3 @@ def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int) -> list[M
         Moment("samples", "generator", part.buffers + swapped, 0),
         Moment("samples", "generator", part.buffers, 0, passes.plain, begins=True),
     ]
-
-
-def _gather(moments: Sequence[Moment], parts: Mapping[str, Part], states: Mapping[str, States]) -> dict[str, Any]:
-    return {n: gather(moments, n, parts[n].sizes, own) for n, own in states.items() if own.limits is not None}

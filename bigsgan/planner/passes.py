@@ -89,12 +89,11 @@ class Passes:
 
     def _without_released(self, layer: int, backward: Stretch) -> Stretch:
         """Take off what came in, from the moment on at which no graph keeps it."""
-        live = backward.live
         earlier = set().union(*self._ins[:layer], *self._outs[:layer])
         for number, end in zip(self._carries[layer], self._tapes[layer].keeps_in, strict=True):
             if end is not None and number not in earlier and not self._checkpointing:
-                live[end:] -= self._sizes[number]
-        return Stretch(live, backward.arrived, backward.uses)
+                backward.live[end:] -= self._sizes[number]
+        return backward
 
 
 def _number_tensors(tapes: Sequence[LayerTape]) -> tuple[list[list[int]], dict[int, int]]:

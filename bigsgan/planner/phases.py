@@ -69,66 +69,60 @@ class Game(NamedTuple):
     regularises: bool
 
 
-class PhaseBuilder:
-    """Builds the phases of an update, as a rank with certain parts of the networks computes them."""
+def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> list[RankPhase]:
+    """Phases of an update, as a rank with these parts computes them, in the order in which the step asks for them."""
+    d_steps = plan.recipe.objective.d_steps
+    phases = update_phases(plan, [game.differentiates] * d_steps, game.regularises, [game.checks] * d_steps)
+    return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in phases]
 
-    def __init__(self, plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> None:
-        self._plan, self._traces, self._parts, self._game = plan, traces, parts, game
 
-    def build(self) -> list[RankPhase]:
-        """All phases, in the order in which the step asks for them."""
-        game, d_steps = self._game, self._plan.recipe.objective.d_steps
-        penalised, checked = [game.differentiates] * d_steps, [game.checks] * d_steps
-        return [self._build(phase) for phase in update_phases(self._plan, penalised, game.regularises, checked)]
+def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: Phase) -> RankPhase:
+    network = phase.network
+    mode: Mode = "judge" if phase.frozen else "train"
+    if phase.tangents_from is not None:
+        mode = "train with tangents"
+    trains = network == "discriminator" and phase.does in ("checks", "differentiates", "trains")
+    segments = game.trains if trains else game.judges if phase.does == "judges" else 1
+    num = phase.num_samples // (2 if trains else segments)  # of a segment, on one replica
+    image = num * plan.recipe.data.image_channels * plan.recipe.data.resolution**2 * FLOAT
+    entering = partial(traces.entering, plan, network, mode, segments, num)
+    pulls_back = phase.keeps_graphs or phase.does == "pulls back"
+    looks_inside = game.differentiates if phase.does == "trains" else game.regularises and pulls_back
+    if looks_inside and phase.tangents_from is None:
+        passes: Passes | WholePass = traces.penalised(plan, network, num)
+    else:
+        passes = traces.passes(plan, network, mode, segments, num, part.bounds)
+    # The gradient at images, or at the styles that enter G's second layer, of all samples.
+    slope = segments * image
+    if network == "generator":
+        whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
+        slope = traces.entering(plan, network, "train", 1, whole, PathLengthPenalty.ahead)[0]
+    inputs = outputs = 0
+    if part.is_first and not (phase.does == "judges" and segments == 1):  # D judges images where they are
+        inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
+        inputs += 0 if phase.tangents_from is None else slope
+    if (phase.does == "makes images" and part.is_last) or (phase.does == "judges" and part.is_first):
+        outputs = image
+    elif phase.does in ("checks", "differentiates") and part.is_first:
+        outputs = slope
+    shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
+    return RankPhase(
+        phase=phase._replace(num=shown, num_samples=num * segments),  # by which pipelines are planned
+        passes=passes,
+        keeps_graph=phase.backward or phase.keeps_graphs,
+        inputs=inputs,
+        received=(0, 0) if part.is_first else entering(part.bounds[0]),
+        outputs=outputs,
+        sends=(0, 0) if part.is_last else entering(part.bounds[1]),
+        data=phase.num * image if trains and part.is_first else 0,
+        num_beyond=phase.num - shown,
+        pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
+    )
 
-    def _build(self, phase: Phase) -> RankPhase:
-        plan, part, game, network = self._plan, self._parts[phase.network], self._game, phase.network
-        mode: Mode = "judge" if phase.frozen else "train"
-        if phase.tangents_from is not None:
-            mode = "train with tangents"
-        trains = network == "discriminator" and phase.does in ("checks", "differentiates", "trains")
-        segments = game.trains if trains else game.judges if phase.does == "judges" else 1
-        num = phase.num_samples // (2 if trains else segments)  # of a segment, on one replica
-        image = num * plan.recipe.data.image_channels * plan.recipe.data.resolution**2 * FLOAT
-        entering = partial(self._traces.entering, plan, network, mode, segments, num)
-        pulls_back = phase.keeps_graphs or phase.does == "pulls back"
-        looks_inside = game.differentiates if phase.does == "trains" else game.regularises and pulls_back
-        if looks_inside and phase.tangents_from is None:
-            passes: Passes | WholePass = self._traces.penalised(plan, network, num)
-        else:
-            passes = self._traces.passes(plan, network, mode, segments, num, part.bounds)
-        # The gradient at images, or at the styles that enter G's second layer, of all samples.
-        slope = segments * image
-        if network == "generator":
-            whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
-            slope = self._traces.entering(plan, network, "train", 1, whole, PathLengthPenalty.ahead)[0]
-        inputs = outputs = 0
-        if part.is_first and not (phase.does == "judges" and segments == 1):  # D judges images where they are
-            inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
-            inputs += 0 if phase.tangents_from is None else slope
-        if (phase.does == "makes images" and part.is_last) or (phase.does == "judges" and part.is_first):
-            outputs = image
-        elif phase.does in ("checks", "differentiates") and part.is_first:
-            outputs = slope
-        shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
-        return RankPhase(
-            phase=phase._replace(num=shown, num_samples=num * segments),  # by which pipelines are planned
-            passes=passes,
-            name=phase.label,
-            keeps_graph=phase.backward or phase.keeps_graphs,
-            reads=phase.reads,
-            inputs=inputs,
-            received=(0, 0) if part.is_first else entering(part.bounds[0]),
-            outputs=outputs,
-            sends=(0, 0) if part.is_last else entering(part.bounds[1]),
-            data=phase.num * image if trains and part.is_first else 0,
-            num_beyond=phase.num - shown,
-            pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
-        )
 
-    def order(self, phases: Sequence[RankPhase]) -> list[Task]:
-        """The tasks of this rank, of stages that are equally fast."""
-        stages = {network: part.stage for network, part in self._parts.items()}
-        costs = {network: [EQUAL] * part.num_stages for network, part in self._parts.items()}
-        programs = Order(self._plan, stages, costs)([phase.phase for phase in phases])
-        return [task for program in programs for task in program]
+def order_tasks(plan: RunPlan, parts: Mapping[str, Part], phases: Sequence[RankPhase]) -> list[Task]:
+    """The tasks of a rank with these parts, of stages that are equally fast."""
+    stages = {network: part.stage for network, part in parts.items()}
+    costs = {network: [EQUAL] * part.num_stages for network, part in parts.items()}
+    programs = Order(plan, stages, costs)([phase.phase for phase in phases])
+    return [task for program in programs for task in program]

@@ -28,9 +28,7 @@ class RankPhase:
     Attributes:
         phase: What it is.
         passes: Through this rank's layers.
-        name: Of its moments.
         keeps_graph: Whether its forward pass is for a backward pass.
-        reads: Numbers of the phases whose outputs it reads.
         inputs: Bytes of what is put together for the first layer.
         received: Bytes that come from the stage before, and go back to it as gradients.
         outputs: Bytes of images that stay for the phases that read them, and gradients at images.
@@ -42,16 +40,14 @@ class RankPhase:
 
     phase: Phase
     passes: Passes | WholePass
-    name: str
     keeps_graph: bool
-    reads: tuple[int, ...] = ()
-    inputs: int = 0
-    received: tuple[int, int] = (0, 0)
-    outputs: int = 0
-    sends: tuple[int, int] = (0, 0)
-    data: int = 0
-    num_beyond: int = 0
-    pinned: bool = False
+    inputs: int
+    received: tuple[int, int]
+    outputs: int
+    sends: tuple[int, int]
+    data: int
+    num_beyond: int
+    pinned: bool
 
 
 class Moment(NamedTuple):
@@ -124,7 +120,7 @@ class Update:
         stretch = passes.plain if isinstance(passes, Passes) and not phase.keeps_graph else passes.forward
         yield self._moment(phase, stretch, begins=True)
         for source in (phase.phase.images_from, phase.phase.tangents_from):
-            if source is not None and not any(source in later.reads for later in self._phases[number + 1 :]):
+            if source is not None and not any(source in later.phase.reads for later in self._phases[number + 1 :]):
                 self._held["out", source] = max(0, self._held["out", source] - self._phases[source].outputs)
         if phase.keeps_graph:
             self._held["graph", number, index] = passes.kept
@@ -158,20 +154,21 @@ class Update:
     def _step(self, phase: RankPhase) -> Iterator[Moment]:
         network = phase.phase.network
         self._gradients[network] = self._states[network].gradients.updating
-        yield self._moment(phase, None, updates=True)._replace(name=f"{phase.name}: step")
+        yield self._moment(phase, None, updates=True)._replace(name=f"{phase.phase.label}: step")
         self._gradients[network] = 0
 
     def _let_go(self) -> None:
         """Drop outputs that no phase reads any more."""
         for number in range(len(self._phases)):
-            readers = [i for i, other in enumerate(self._phases) if number in other.reads]
+            readers = [i for i, other in enumerate(self._phases) if number in other.phase.reads]
             if not self._left[number] and not any(self._left[reader] for reader in readers):
                 self._held.pop(("out", number), None)
 
     def _moment(self, phase: RankPhase, stretch: Stretch | None, **more: bool) -> Moment:
         held, gradients = sum(self._held.values()), sum(self._gradients.values())
-        kind = phase.name, phase.keeps_graph, isinstance(phase.passes, WholePass)
-        return Moment(phase.name, phase.phase.network, held, gradients, stretch, pinned=phase.pinned, kind=kind, **more)
+        name, network = phase.phase.label, phase.phase.network
+        kind = name, phase.keeps_graph, isinstance(phase.passes, WholePass)
+        return Moment(name, network, held, gradients, stretch, pinned=phase.pinned, kind=kind, **more)
 
 
 class Peak(NamedTuple):
