@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from bigsgan.bench.about import on_all_ranks, print_results
 from bigsgan.bench.phases import IMAGES, SEAM, OpenPhases, label_phases
@@ -74,17 +74,12 @@ class Traffic(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if func.namespace == "c10d" and name in _OPERATORS:
             collective, where, times = _OPERATORS[name]
-            kind, num_bytes, num = Kind(self.phases.innermost, collective), _bytes(args[where]), _group_size(args)
+            kind, num = Kind(self.phases.innermost, collective), _group_size(args)
+            num_bytes = sum(tensor.nbytes for tensor in tree_leaves(args[where]))
             self.calls[kind] += 1
             self.payload[kind] += num_bytes
             self.wire[kind] += times * num_bytes * (num - 1) // num
         return func(*args, **(kwargs or {}))
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    return sum(_bytes(each) for each in value)
 
 
 def _group_size(args: Sequence[Any]) -> int:

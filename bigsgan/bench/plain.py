@@ -136,10 +136,8 @@ class PlainLoop:
         if not recipe.objective.reuse_fakes:
             inputs = self._source.inputs("generator", (update,), self._slices["generator"], reals)
         self._train_generator(inputs, update, reals, numbers)
-        for watcher in extras.watchers:
-            watcher.finish_update(update, True)
-        if extras.path_length is not None:
-            extras.path_length.finish_update(update, True)
+        for entry in extras.entries().values():
+            entry.finish_update(update, True)
         self._updates += 1
         self.nimg += recipe.batch
         with torch.no_grad():

@@ -15,12 +15,10 @@ _INK, _BAR, _LINE, _SPREAD = (30, 30, 30), (86, 138, 190), (170, 170, 170), (20,
 _SIZE = 16
 
 
-def bar_lengths(bars: Sequence[tuple[str, Sequence[float]]], width: int) -> list[tuple[int, int, int]]:
+def bar_lengths(bars: Sequence[tuple[str, Sequence[float]]], width: int) -> list[tuple[int, ...]]:
     """Pixels from 0 to the lower quartile, the median and the upper one of each bar, of ``width`` for the largest."""
     largest = max(high for _, (_, _, high) in bars)
-    return [
-        (round(width * a / largest), round(width * b / largest), round(width * c / largest)) for _, (a, b, c) in bars
-    ]
+    return [tuple(round(width * seconds / largest) for seconds in each) for _, each in bars]
 
 
 def write_bars(out: Path, title: str, bars: Sequence[tuple[str, Sequence[float]]]) -> None:

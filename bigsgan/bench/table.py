@@ -31,19 +31,6 @@ class Table:
     notes: list[str] = field(default_factory=list)
     num_texts: int = 1
 
-    def terminal(self) -> str:
-        """Columns of equal width, texts to the left and numbers to the right."""
-        lines = aligned([self.headings, *self.rows], self.num_texts)
-        return "\n".join([self.title, "", *lines, "", *self.notes])
-
-    def markdown(self) -> str:
-        """The same as a Markdown table."""
-        numbers = len(self.headings) - self.num_texts
-        lines = [self.headings, ["---"] * self.num_texts + ["---:"] * numbers, *self.rows]
-        return "\n".join(
-            [self.title, "", *(f"| {' | '.join(line)} |" for line in lines), "", *(f"- {note}" for note in self.notes)]
-        )
-
 
 def number(value: float | None, digits: int = 3) -> str:
     """So many significant digits, without an exponent where that is shorter; nothing for None."""
@@ -77,5 +64,10 @@ def _finite(value: Any) -> Any:
 
 
 def shown(table: Table, as_markdown: bool) -> str:
-    """The table in the form that was asked for."""
-    return (table.markdown() if as_markdown else table.terminal()).rstrip()
+    """The table as Markdown, or for a terminal, in columns of equal width."""
+    lines, notes = aligned([table.headings, *table.rows], table.num_texts), table.notes
+    if as_markdown:
+        rule = ["---"] * table.num_texts + ["---:"] * (len(table.headings) - table.num_texts)
+        lines = [f"| {' | '.join(line)} |" for line in (table.headings, rule, *table.rows)]
+        notes = [f"- {note}" for note in notes]
+    return "\n".join([table.title, "", *lines, "", *notes]).rstrip()

@@ -15,7 +15,7 @@ import torch
 from bigsgan.bench.about import on_all_ranks, print_results
 from bigsgan.bench.arithmetic import Arithmetic, arithmetic_of, speed
 from bigsgan.bench.lazy import partly_timed
-from bigsgan.bench.measure import Builder, Loop, Setting, Settings, Visit, take_turns
+from bigsgan.bench.measure import Builder, Setting, Settings, Visit, take_turns
 from bigsgan.bench.plain import build_plain_loop
 from bigsgan.bench.plot import write_bars
 from bigsgan.bench.product import build_engine_loop
@@ -90,8 +90,11 @@ def _on_machine(planned: Planned) -> Planned:
     if plan is None:
         return planned
     if variant.is_plain:
-        reason = "" if variant.tf32 is None else _without_tf32(variant.tf32)
-        return Planned(variant, None, reason) if reason else planned
+        if variant.tf32 is not None and comm.device().type != "cuda":
+            return Planned(variant, None, "needs a CUDA device, which alone has TF32")
+        if variant.tf32 and not torch.cuda.is_tf32_supported():
+            return Planned(variant, None, "needs a CUDA device that has TF32")
+        return planned
     try:
         for network in plan.engines:
             checked_config(plan, network)
@@ -100,13 +103,6 @@ def _on_machine(planned: Planned) -> Planned:
     except UserError as error:
         return Planned(variant, None, str(error))
     return planned
-
-
-def _without_tf32(wanted: bool) -> str:
-    """Why TF32 can be neither used nor left out here; nothing where it can."""
-    if comm.device().type != "cuda":
-        return "needs a CUDA device, which alone has TF32"
-    return "needs a CUDA device that has TF32" if wanted and not torch.cuda.is_tf32_supported() else ""
 
 
 def _setting(planned: Planned) -> Setting:
@@ -121,12 +117,9 @@ def _builder(planned: Planned) -> Builder:
     assert planned.plan is not None
     if not planned.variant.is_plain:
         return partial(build_engine_loop, planned.plan)
-    plan, single = planned.plan, planned.variant.single
-
-    def build() -> Loop | None:
-        return None if single and comm.rank() > 0 else build_plain_loop(plan, distributed=not single)
-
-    return build
+    if planned.variant.single and comm.rank() > 0:
+        return lambda: None
+    return partial(build_plain_loop, planned.plan, distributed=not planned.variant.single)
 
 
 def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
@@ -170,6 +163,7 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
     first = next(each for each in results if each.recipe is not None)
     assert first.recipe is not None
     seconds = result.image_seconds
+    ratios = [a / b for a, b in zip(seconds, first.image_seconds, strict=True)]
     visits = [visit for ranks in result.rounds for visit in ranks]
     mine, others = _losses(result, "first_losses", 0), _losses(first, "first_losses", 0)
     comparable = result.recipe.batch == first.recipe.batch
@@ -186,7 +180,7 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
         "update_seconds": middle * result.recipe.batch,
         "images_per_second": 1 / middle,
         "epoch_seconds": middle * num_images,
-        "time_ratio": _quartiles([a / b for a, b in zip(seconds, first.image_seconds, strict=True)]),
+        "time_ratio": statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3,
         **speed(result.arithmetic, middle * result.recipe.batch),
         "device_peak_bytes": max(devices, default=None),
         "host_peak_bytes": max(visit.host_peak for visit in settled),
@@ -213,11 +207,6 @@ def _losses(result: Result, kind: str, turn: int) -> dict[str, float]:
 
 def _difference(value: float, expected: float) -> float:
     return abs(value - expected) / max(abs(expected), 1e-12)
-
-
-def _quartiles(ratios: Sequence[float]) -> list[float]:
-    """Lower quartile, median and upper one."""
-    return statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratios[0]] * 3
 
 
 def _show(
