@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,11 +32,11 @@ _BY_ROWS = ("kid", "pr", "dc", "cfid")
 _BY_LOGITS = ("is", "labels")
 
 
-class Generate(Protocol):
-    """Makes samples; every rank of a replica calls it and gets the same."""
+Generate = Callable[[int, Tensor], Tensor]
+"""Makes samples from a number on, by their classes (n,): (n, C, R, R) in [-1, 1] on the device.
 
-    def __call__(self, first: int, labels: Tensor) -> Tensor:
-        """Samples from number ``first`` on, by their classes (n,): (n, C, R, R) in [-1, 1] on the device."""
+Every rank of a replica calls it and gets the same.
+"""
 
 
 class Replica(NamedTuple):
@@ -178,26 +178,32 @@ class _Comparison:
     def measure(self, metric: Metric, num: int) -> Measured:
         """A collective; complete on rank 0."""
         self._tell(metric.name)
-        measures: dict[str, Callable[[int], dict[str, float]]] = {
-            "fid": self._fid,
-            "cfid": self._class_fid,
-            "kid": self._kid,
-            "is": self._inception_score,
-            "pr": self._precision_and_recall,
-            "dc": self._density_and_coverage,
-            "labels": self._divergences,
-        }
-        values = measures[metric.kind](num)
         whole = metric.kind in ("fid", "cfid", "labels", "is")
-        named = {f"{metric.name}{ending}": value for ending, value in values.items()}
+        named = {f"{metric.name}{ending}": value for ending, value in self._values(metric.kind, num).items()}
         return Measured(metric, named, self._reals.num_images if whole else min(num, self._reals.num_images), num)
 
-    def _fid(self, num: int) -> dict[str, float]:
-        if comm.rank() != 0:  # seconds on the host, and no use in all ranks' doing the same
-            return {}
-        return {"": frechet_distance(self._reals.moments[self._reals.num_images], self._fakes.moments[num])}
+    def _values(self, kind: str, num: int) -> dict[str, float]:
+        """By the ending of their names."""
+        num_real = self._reals.num_images
+        if kind == "fid":
+            if comm.rank() != 0:  # seconds on the host, and no use in all ranks' doing the same
+                return {}
+            return {"": frechet_distance(self._reals.moments[num_real], self._fakes.moments[num])}
+        if kind == "cfid":
+            return {"": self._class_fid(num)}
+        if kind == "kid":
+            return {"": kernel_distance(*self._shared(num))}
+        if kind == "is":
+            return dict(zip(("", "_std"), self._fakes.scores[num].inception_score(), strict=True))
+        if kind == "labels":
+            real, fake = self._reals.scores[num_real].histogram, self._fakes.scores[num].histogram
+            return {"_kl": kullback_leibler(fake, real), "_js": jensen_shannon(fake, real)}
+        if num not in self._manifolds:
+            self._manifolds[num] = manifold_metrics(*self._shared(num))
+        names = {"pr": ("precision", "recall"), "dc": ("density", "coverage")}[kind]
+        return {f"_{name}": getattr(self._manifolds[num], name) for name in names}
 
-    def _class_fid(self, num: int) -> dict[str, float]:
+    def _class_fid(self, num: int) -> float:
         """Mean over classes that have two or more images on both sides; ranks share the classes."""
         own, num_own, num_ranks = 0.0, 0, comm.world_size()
         for first in range(0, len(self._reals.labels), num_ranks):
@@ -210,7 +216,7 @@ class _Comparison:
             if mine and min(side.num for side in mine) > 1:  # all ranks at the same time, each one class
                 own, num_own = own + frechet_distance(*mine), num_own + 1
         total, num_classes = comm.total(own), comm.total(num_own)
-        return {"": total / num_classes if num_classes else float("nan")}
+        return total / num_classes if num_classes else float("nan")
 
     def _class_moments(self, seen: Impressions, label: int, limit: int | None) -> Moments:
         inside = seen.rows.labels == label
@@ -220,33 +226,9 @@ class _Comparison:
         moments.add(seen.rows.features[inside])
         return moments.over_ranks()
 
-    def _kid(self, num: int) -> dict[str, float]:
-        return {"": kernel_distance(*self._shared(num))}
-
-    def _manifold(self, num: int) -> Manifold:
-        if num not in self._manifolds:
-            self._manifolds[num] = manifold_metrics(*self._shared(num))
-        return self._manifolds[num]
-
-    def _precision_and_recall(self, num: int) -> dict[str, float]:
-        found = self._manifold(num)
-        return {"_precision": found.precision, "_recall": found.recall}
-
-    def _density_and_coverage(self, num: int) -> dict[str, float]:
-        found = self._manifold(num)
-        return {"_density": found.density, "_coverage": found.coverage}
-
     def _shared(self, num: int) -> tuple[Shared, Shared]:
         own = [seen.rows.features[seen.rows.positions < num] for seen in (self._reals, self._fakes)]
         return share(own[0], self._tell), share(own[1], self._tell)
-
-    def _inception_score(self, num: int) -> dict[str, float]:
-        mean, deviation = self._fakes.scores[num].inception_score()
-        return {"": mean, "_std": deviation}
-
-    def _divergences(self, num: int) -> dict[str, float]:
-        real, fake = self._reals.scores[self._reals.num_images].histogram, self._fakes.scores[num].histogram
-        return {"_kl": kullback_leibler(fake, real), "_js": jensen_shannon(fake, real)}
 
 
 def drawn_labels(first: int, num: int, counts: Tensor) -> Tensor:

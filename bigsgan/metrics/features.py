@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -88,13 +89,7 @@ def check_features(section: FeatureNetwork, data: Data, fields: Mapping[str, str
         UserError: A file is missing or is another than expected, or the network does not fit the data.
     """
     with _named(fields):
-        name = _chosen(section, data)
-        if name == "inception":
-            importlib.import_module("bigsgan.metrics.inception").weights_file(section.weights)
-        elif name.startswith("torchvision:"):
-            _published(name.partition(":")[2], section.weights)
-        elif name != "digits":
-            _script_file(name)
+        _find(section, data)
 
 
 def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapping[str, str] = COMMAND) -> Features:
@@ -104,7 +99,7 @@ def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapp
         UserError: A file is missing or is another than expected, or the network does not fit the data.
     """
     with _named(fields):
-        features = _open(section, data, cache)
+        features = _find(section, data)(cache)
         black = torch.zeros(1, data.image_channels, data.resolution, data.resolution, dtype=torch.uint8)
         try:
             seen = features(black)
@@ -129,24 +124,27 @@ def _named(fields: Mapping[str, str]) -> Iterator[None]:
         raise UserError(field, error.value, error.problem, error.remedy, error.detail) from error.__cause__
 
 
-def _chosen(section: FeatureNetwork, data: Data) -> str:
+def _find(section: FeatureNetwork, data: Data) -> Callable[[Path], Features]:
+    """Find the files of a network; what is returned builds it, with a directory for what is kept."""
     name = section.network
     if name == "auto":
         name = "digits" if data.kind == "digits" else "inception"
     if name == "digits" and data.kind != "digits":
         raise UserError("features", name, "needs data.kind=digits", "choose inception", f"data.kind is {data.kind}")
-    return name
-
-
-def _open(section: FeatureNetwork, data: Data, cache: Path) -> Features:
-    name = _chosen(section, data)
     if name == "digits":
-        return _digits(data.resolution, cache)
+        return lambda cache: _digits(data.resolution, cache)
     if name == "inception":
-        return _inception(section)
+        inception = importlib.import_module("bigsgan.metrics.inception")  # and torchvision, which takes seconds
+        path = find_weights(section.weights, inception.NAMES, inception.URL, inception.DIGEST)
+        return lambda _: _inception(inception, path, section.resizer)
     if name.startswith("torchvision:"):
-        return _torchvision(name.partition(":")[2], section.weights)
-    return _torchscript(_script_file(name))
+        published, path = _published(name.partition(":")[2], section.weights)
+        return lambda _: _torchvision(name.partition(":")[2], published, path)
+    path = Path(name).expanduser()
+    if not path.is_file():
+        remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
+        raise UserError("features", str(path), "must be a feature network or a file", remedy)
+    return lambda _: _torchscript(path)
 
 
 def _digits(resolution: int, cache: Path) -> Features:
@@ -161,14 +159,15 @@ def _digits(resolution: int, cache: Path) -> Features:
     return Features("digits", "none", _hash_of_weights(network), network, look)
 
 
-def _inception(section: FeatureNetwork) -> Features:
-    inception = importlib.import_module("bigsgan.metrics.inception")  # and torchvision, which takes seconds
-    network = inception.load_inception(section.weights)
+def _inception(inception: ModuleType, path: Path, resizer: str) -> Features:
+    with torch.device("meta"):  # nothing to initialise
+        network = inception.Inception()
+    load_weights(network, path)
 
     def look(images: Tensor) -> Seen:
-        return Seen(*network(inception.resized(_coloured(images).float(), section.resizer)))
+        return Seen(*network(inception.resized(_coloured(images).float(), resizer)))
 
-    return Features("inception", section.resizer, _hash_of_weights(network), network, look)
+    return Features("inception", resizer, _hash_of_weights(network), network, look)
 
 
 def _published(name: str, weights: str | None) -> tuple[Any, Path]:
@@ -186,12 +185,10 @@ def _published(name: str, weights: str | None) -> tuple[Any, Path]:
     return published, find_weights(weights, [file], published.url, digest)
 
 
-def _torchvision(name: str, weights: str | None) -> Features:
+def _torchvision(name: str, published: Any, path: Path) -> Features:
     """A classifier of torchvision: features are what its last linear layer reads."""
-    models = importlib.import_module("torchvision.models")
-    field = f"torchvision:{name}"
-    published, path = _published(name, weights)
-    with torch.device("meta"):  # nothing to initialise
+    models, field = importlib.import_module("torchvision.models"), f"torchvision:{name}"
+    with torch.device("meta"):
         # Without weights, these two would leave out what their builders add for published ones.
         options = {"transform_input": True} if name.lower() in ("inception_v3", "googlenet") else {}
         network = models.get_model(name, weights=None, **options)
@@ -208,14 +205,6 @@ def _torchvision(name: str, weights: str | None) -> Features:
         return Seen(seen[-1].flatten(1), logits)
 
     return Features(field, "torchvision", _hash_of_weights(network), network, look)
-
-
-def _script_file(name: str) -> Path:
-    path = Path(name).expanduser()
-    if not path.is_file():
-        remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
-        raise UserError("features", str(path), "must be a feature network or a file", remedy)
-    return path
 
 
 def _torchscript(path: Path) -> Features:
@@ -242,8 +231,7 @@ def _torchscript(path: Path) -> Features:
         return Seen(found.flatten(1), logits)
 
     def look_for_paths(images: Tensor) -> Tensor:
-        lpips: Tensor = network(_coloured(images), resize_images=False, return_lpips=True)
-        return lpips
+        return network(_coloured(images), resize_images=False, return_lpips=True)
 
     for_paths = look_for_paths if {"resize_images", "return_lpips"} <= takes else None
     return Features(str(path), "its own", checksum(path)[:DIGITS_OF_HASH], network, look, for_paths)

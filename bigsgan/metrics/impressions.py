@@ -6,6 +6,7 @@ Shapes: n images of one call, D features, K classes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ COUNTED_TOGETHER = 1024
 """Images: sums of outer products cost as much for a few features as for many."""
 
 
-class Rows:
+class Rows(NamedTuple):
     """Features that are kept one by one, on the host.
 
     Attributes:
@@ -28,22 +29,15 @@ class Rows:
         labels: Classes, (n,) int64.
     """
 
-    def __init__(self, width: int) -> None:
-        self.features = torch.empty(0, width)
-        self.positions = torch.empty(0, dtype=torch.int64)
-        self.labels = torch.empty(0, dtype=torch.int64)
-        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+    features: Tensor
+    positions: Tensor
+    labels: Tensor
 
-    def add(self, features: Tensor, positions: Tensor, labels: Tensor) -> None:
-        """Keep features (n, D) of any device."""
-        self._pending.append((features.float().cpu(), positions, labels))
 
-    def close(self) -> None:
-        """Make one block of all that was added."""
-        if self._pending:
-            parts = zip((self.features, self.positions, self.labels), *self._pending, strict=True)
-            self.features, self.positions, self.labels = (torch.cat(part) for part in parts)
-            self._pending.clear()
+def join_rows(parts: Iterable[Rows], width: int) -> Rows:
+    """One block of several, whose features (n, D) are D = ``width`` wide."""
+    none = Rows(torch.empty(0, width), *torch.empty(2, 0, dtype=torch.int64))
+    return Rows(*(torch.cat(part) for part in zip(none, *parts, strict=True)))
 
 
 class Impressions:
@@ -54,7 +48,7 @@ class Impressions:
         moments: By limit: of the images at positions below it.
         scores: Likewise; empty where the network gives no logits.
         labels: Images of each class, (classes,) float64.
-        rows: Of the images at positions below ``rows_limit``.
+        rows: Of the images at positions below ``rows_limit``, once the collection has ended.
         rows_limit: See ``rows``.
     """
 
@@ -71,7 +65,8 @@ class Impressions:
 
         ``limits`` are those of ``moments``.
         """
-        self.num_images, self.rows_limit, self.rows = num_images, rows_limit, Rows(width)
+        self.num_images, self.rows_limit, self.rows = num_images, rows_limit, join_rows([], width)
+        self._parts: list[Rows] = []
         self._pending: list[tuple[Seen, Tensor, Tensor]] = []
         self.labels = torch.zeros(num_labels, dtype=torch.float64)
         self.moments = {limit: Moments(width) for limit in limits}
@@ -107,12 +102,13 @@ class Impressions:
                 self.scores[limit].add(logits[inside], positions[inside] * SPLITS // num)
         kept = positions < min(self.rows_limit, self.num_images)
         if kept.any():
-            self.rows.add(features[kept], positions[kept], labels[kept])
+            self._parts.append(Rows(features[kept].float().cpu(), positions[kept], labels[kept]))
 
     def over_ranks(self) -> None:
         """End the collection: make the sums those of all ranks. A collective."""
         self._count()
-        self.rows.close()
+        self.rows = join_rows(self._parts, self.rows.features.shape[1])
+        self._parts.clear()
         self.labels = comm.sum_over_ranks(self.labels.to(comm.device())).cpu()
         self.moments = {limit: sums.over_ranks() for limit, sums in self.moments.items()}
         self.scores = {limit: sums.over_ranks() for limit, sums in self.scores.items()}

@@ -5,42 +5,17 @@ Shapes: n images (n, 3, R, R).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models.inception import Inception3, InceptionA, InceptionC, InceptionE
 
-from bigsgan.metrics.weight_files import find_weights, load_weights
-
 RESOLUTION = 299
 NUM_CLASSES = 1008
 DIGEST = "6726825d"
 NAMES = [f"pt_inception-2015-12-05-{DIGEST}.pth", f"weights-inception-2015-12-05-{DIGEST}.pth"]
+"""Of the files of the published weights, in torch.hub's cache."""
 URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{NAMES[0]}"
-
-
-def weights_file(weights: str | None) -> Path:
-    """Return the file of the published weights: the one that was given, or that of the usual cache.
-
-    Raises:
-        UserError: It is missing, or is another one.
-    """
-    return find_weights(weights, NAMES, URL, DIGEST)
-
-
-def load_inception(weights: str | None) -> Inception:
-    """Build the network with its published weights.
-
-    Raises:
-        UserError: Their file is missing, or is another one.
-    """
-    path = weights_file(weights)
-    with torch.device("meta"):  # nothing to initialise
-        network = Inception()
-    load_weights(network, path)
-    return network
 
 
 class Inception(Inception3):

@@ -19,7 +19,7 @@ from torch import Tensor
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.images.reading import CorruptImage
 from bigsgan.metrics.features import Features
-from bigsgan.metrics.impressions import Impressions
+from bigsgan.metrics.impressions import Impressions, Rows, join_rows
 from bigsgan.runtime import comm
 from bigsgan.runtime.atomic import replacing
 
@@ -71,7 +71,12 @@ def save(found: Impressions, place: Path, about: Mapping[str, Any]) -> None:
             _CONTENT: json.dumps({"rows_limit": found.rows_limit, "parts": parts}),
             _ABOUT: json.dumps(about),
         }
-        problem = _problem(place / _SUMS, _sums(found), metadata)
+        (moments,) = found.moments.values()
+        sums = {"num": torch.tensor(moments.num), "total": moments.total, "products": moments.products}
+        sums["labels"] = found.labels
+        for scores in found.scores.values():
+            sums.update({f"scores.{name}": tensor for name, tensor in vars(scores).items()})
+        problem = _problem(place / _SUMS, sums, metadata)
     if problem:
         _log.warning("statistics of the real images cannot be cached: %s", problem)
         return
@@ -106,24 +111,16 @@ def _read(place: Path, features: Features, num_labels: int, rows_limit: int) -> 
         (scores,) = found.scores.values()
         setattr(scores, name.removeprefix("scores."), tensor)
     rank, num_ranks = comm.rank(), comm.world_size()
+    parts = []
     for name in content["parts"] if rows_limit else []:
         with safe_open(place / name, "pt") as file:
             total = file.get_slice("positions").get_shape()[0]
             own = slice(total * rank // num_ranks, total * (rank + 1) // num_ranks)
             rows = [file.get_slice(kind)[own] for kind in ("features", "positions", "labels")]
             asked = rows[1] < rows_limit
-            found.rows.add(*(row[asked] for row in rows))
-    found.rows.close()
+            parts.append(Rows(*(row[asked] for row in rows)))
+    found.rows = join_rows(parts, features.width)
     return found
-
-
-def _sums(found: Impressions) -> dict[str, Tensor]:
-    (moments,) = found.moments.values()
-    sums = {"num": torch.tensor(moments.num), "total": moments.total, "products": moments.products}
-    sums["labels"] = found.labels
-    for scores in found.scores.values():
-        sums.update({f"scores.{name}": tensor for name, tensor in vars(scores).items()})
-    return sums
 
 
 def _problem(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
@@ -50,32 +49,9 @@ def see_reals(
         "resizer": features.resizer,
     }
     place = cache / f"reals-{comm.from_rank_zero(real_cache.key(dataset, about) if comm.rank() == 0 else None)}"
-    found = real_cache.load(place, features, num_labels(data), rows_limit)
-    if found is None:
-        found = _look(dataset, data, features, rows_limit, batch, tell)
-        tell("real images: writing the cache")
-        real_cache.save(found, place, about)
-    return found
-
-
-def target_of(images: Tensor, data: Data) -> Tensor:
-    """The part of a data set's images that is to be generated: of pairs, the target."""
-    return images[:, data.input_channels :] if data.paired else images
-
-
-def num_labels(data: Data) -> int:
-    """Classes of a data set's images; 1 where they have none."""
-    return max(data.num_classes, 1)
-
-
-def _look(
-    dataset: ImageDataset,
-    data: Data,
-    features: Features,
-    rows_limit: int,
-    batch: int,
-    tell: Callable[[str], None],
-) -> Impressions:
+    cached = real_cache.load(place, features, num_labels(data), rows_limit)
+    if cached is not None:
+        return cached
     num, rank = len(dataset), comm.rank()
     found = Impressions(num, features.width, features.num_classes, num_labels(data), [num], rows_limit)
     order = Draws(seed=0).permutation("metrics/reals", (), num)  # so that the first of them are of all kinds
@@ -85,9 +61,17 @@ def _look(
     for part, read in zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True):
         tell(f"real image {int(part[0])} of {num}")
         corrupt.count(read)
-        found.add(features(target_of(read.images, data).to(comm.device())), part, read.labels)
+        images = read.images[:, data.input_channels :] if data.paired else read.images  # of pairs, the target
+        found.add(features(images.to(comm.device())), part, read.labels)
     found.over_ranks()
+    tell("real images: writing the cache")
+    real_cache.save(found, place, about)
     return found
+
+
+def num_labels(data: Data) -> int:
+    """Classes of a data set's images; 1 where they have none."""
+    return max(data.num_classes, 1)
 
 
 def _read(dataset: ImageDataset, data: Data, indices: Sequence[np.ndarray]) -> Iterator[Batch]:
