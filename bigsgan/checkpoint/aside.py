@@ -44,8 +44,7 @@ class Aside:
         if not ranks.any_rank(needed > 0):
             return None
         needs = ranks.gather_objects(_Need(socket.gethostname(), needed, memory.free_host_bytes()))
-        problem: str | None = ranks.from_rank_zero(None if needs is None else _problem(needs))
-        return problem
+        return ranks.from_rank_zero(None if needs is None else _problem(needs))
 
     def copied(self, parts: Parts) -> Parts:
         """Copy this rank's parts; what was copied before is overwritten."""

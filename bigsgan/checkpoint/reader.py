@@ -82,7 +82,8 @@ class Reader:
     def refuse_others(self, entry: str, network: torch.nn.Module) -> None:
         """Refuse values of an entry that a network has no place for, in this rank's share of the files.
 
-        The shares of all ranks are all files. Layers before the network's own, such as augmentation, may be others.
+        The shares of all ranks are all files. The network may lie on the meta device. Layers before its own, such as
+        augmentation, may be others.
 
         Raises:
             UserError: A parameter or a buffer was saved that the network lacks, or with more elements.
@@ -179,10 +180,6 @@ class SavedValues:
         """Whether any element of that value was saved."""
         return self._reader.has(value_name(self._entry, kind, name))
 
-    def refuse_others(self, network: torch.nn.Module) -> None:
-        """Refuse values that a network, which may lie on the meta device, has no place for; see ``Reader``."""
-        self._reader.refuse_others(self._entry, network)
-
     @torch.no_grad()
     def read_network(self, network: torch.nn.Module) -> None:
         """Fill all parameters and buffers of a network that lies whole in this process.
@@ -190,7 +187,7 @@ class SavedValues:
         Raises:
             UserError: They were not saved, others were, or a file is damaged.
         """
-        self.refuse_others(network)
+        self._reader.refuse_others(self._entry, network)
         wanted: dict[tuple[str, str], Tensor] = {("master", name): p for name, p in network.named_parameters()}
         wanted.update({("buffer", name): buffer for name, buffer in network.named_buffers()})
         for (kind, name), tensor in wanted.items():

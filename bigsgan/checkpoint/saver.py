@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,15 +145,6 @@ class Saver:
         return False
 
 
-@dataclass
-class _Receipt:
-    """What one rank has written."""
-
-    bytes: int
-    sha256: str
-    kinds: dict[str, list[str]]
-
-
 class _Job:
     """One save, on one rank: what does not need the other ranks, so that threads can do it.
 
@@ -225,22 +215,22 @@ class _Job:
         path = self._partial / f"rank{self._ranks.rank():05d}.safetensors"
         sha256 = write_tensors(path, tensors, {"format": str(FORMAT)}, self._moved)
         kinds = {entry: sorted({part.kind for part in own}) for entry, own in parts.items()}
-        receipt = _Receipt(path.stat().st_size, sha256, kinds)
-        write_text(path.with_suffix(_RECEIPT), json.dumps(vars(receipt)))
+        receipt = {"file": {"bytes": path.stat().st_size, "sha256": sha256}, "kinds": kinds}
+        write_text(path.with_suffix(_RECEIPT), json.dumps(receipt))
         self.write_seconds = time.perf_counter() - start
 
     def _commit(self, manifest: dict[str, Any]) -> None:
         receipts = self._receipts()
         if receipts is None:
             return
-        entries = {name for receipt in receipts.values() for name in receipt.kinds}
+        kinds = [receipt["kinds"] for receipt in receipts.values()]
         whole = {
             "format": FORMAT,
             "nimg": self.nimg,
             "world_size": self._ranks.world_size(),
             **manifest,
-            "kinds": {e: sorted({k for r in receipts.values() for k in r.kinds.get(e, [])}) for e in sorted(entries)},
-            "files": {name: {"bytes": r.bytes, "sha256": r.sha256} for name, r in receipts.items()},
+            "kinds": {e: sorted({k for own in kinds for k in own.get(e, [])}) for e in sorted(set().union(*kinds))},
+            "files": {name: receipt["file"] for name, receipt in receipts.items()},
         }
         for name in receipts:
             (self._partial / name).with_suffix(_RECEIPT).unlink()
@@ -260,18 +250,14 @@ class _Job:
         except OSError as error:
             _log.warning("checkpoint at %d images was saved, but older ones were not removed: %s", self.nimg, error)
 
-    def _receipts(self) -> dict[str, _Receipt] | None:
+    def _receipts(self) -> dict[str, dict[str, Any]] | None:
         """Receipts of all ranks, by file, as soon as all are there; None once the save is given up."""
-        names = [f"rank{rank:05d}.safetensors" for rank in range(self._ranks.world_size())]
-        found: dict[str, _Receipt] = {}
-        while len(found) < len(names):
-            for name in names[len(found) :]:
-                try:
-                    found[name] = _Receipt(**json.loads((self._partial / name).with_suffix(_RECEIPT).read_text()))
-                except FileNotFoundError:
-                    break
-            if len(found) < len(names) and self._cancelled.wait(_POLL_SECONDS):
-                return None
+        found = {}
+        for path in (self._partial / f"rank{rank:05d}.safetensors" for rank in range(self._ranks.world_size())):
+            while not (receipt := path.with_suffix(_RECEIPT)).exists():
+                if self._cancelled.wait(_POLL_SECONDS):
+                    return None
+            found[path.name] = json.loads(receipt.read_text())
         return found
 
 

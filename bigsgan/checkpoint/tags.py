@@ -195,8 +195,7 @@ def damage(
     with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib and the disk let others work meanwhile
         found = next(filter(None, threads.map(partial(_damage_of, checkpoint, moved=moved), own)), None)
         threads.shutdown(cancel_futures=True)
-    problem: str | None = ranks.from_rank_zero(next(filter(None, ranks.gather_objects(found) or []), None))
-    return problem
+    return ranks.from_rank_zero(next(filter(None, ranks.gather_objects(found) or []), None))
 
 
 def _damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:

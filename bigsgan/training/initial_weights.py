@@ -63,7 +63,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
             _log.warning(text, network, len(left), left[0])
         saved = reader.entry(entry)
         with torch.device("meta"):
-            saved.refuse_others(build_network(other, network))
+            reader.refuse_others(entry, build_network(other, network))
         _fill(engines[network], saved, kept)
         if not own or STEP not in saved.numbers:
             continue
