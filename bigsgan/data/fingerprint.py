@@ -30,14 +30,12 @@ class Fingerprint(NamedTuple):
         """Describe how ``other`` differs; None if it does not."""
         if self.num_images != other.num_images:
             return f"{other.num_images} images"
-        for field, words in (
-            ("names", "images of other names"),
-            ("classes", "images of other classes"),
-            ("sizes", "files of other sizes"),
-        ):
-            if getattr(self, field) != getattr(other, field):
-                return words
-        return None
+        words = {
+            "names": "images of other names",
+            "classes": "images of other classes",
+            "sizes": "files of other sizes",
+        }
+        return next((text for field, text in words.items() if getattr(self, field) != getattr(other, field)), None)
 
 
 def digest(pieces: Iterable[bytes]) -> str:

@@ -42,14 +42,12 @@ _REFUSED = {
 
 def generator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``generator``."""
-    section: dict[str, Any] = _module(state).generator_section(_checked(state))
-    return section | (_NO_CLAMP if _is_stylegan(state) else _EPS)
+    return _module(state).generator_section(_checked(state)) | (_NO_CLAMP if _is_stylegan(state) else _EPS)
 
 
 def discriminator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator``."""
-    section: dict[str, Any] = _module(state).discriminator_section(_checked(state))
-    return section | (_NO_CLAMP if _is_stylegan(state) else {})
+    return _module(state).discriminator_section(_checked(state)) | (_NO_CLAMP if _is_stylegan(state) else {})
 
 
 def data_section(state: State) -> dict[str, int]:
