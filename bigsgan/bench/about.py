@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -73,8 +74,6 @@ def _device_name() -> str:
         return torch.cuda.get_device_name(comm.device())
     model = platform.machine()
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
+        if found := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            model = found[1].strip()
     return f"CPU ({model}, {len(os.sched_getaffinity(0))} cores)"

@@ -140,8 +140,10 @@ class Census(TorchDispatchMode):
         if func is _ZEROS:
             self.ignore([results])
         for result in tree_leaves(results):
-            if isinstance(result, Tensor):
-                self._observe(result.untyped_storage())
+            if isinstance(result, Tensor) and id(storage := result.untyped_storage()) not in self._known:
+                self._know(storage, storage.nbytes())
+                self.held += storage.nbytes()
+                self._note()
         if copies:
             self._moments.append((self.held + copies, self._arrived))
             self._note()
@@ -154,12 +156,7 @@ class Census(TorchDispatchMode):
 
     def ignore(self, tensors: Sequence[Tensor]) -> list[list[int]]:
         """Take storages as there already; what is returned gets, for each, the moment since ``take`` when it goes."""
-        ends: list[list[int]] = []
-        for tensor in tensors:
-            storage, end = tensor.untyped_storage(), list[int]()
-            ends.append(end)
-            self._known.setdefault(id(storage), weakref.ref(storage, partial(self._forget, id(storage), 0, end)))
-        return ends
+        return [self._know(tensor.untyped_storage(), 0) for tensor in tensors]
 
     def gradient_arrived(self, numel: int) -> None:
         """Take note that the gradient of a parameter is complete."""
@@ -201,14 +198,11 @@ class Census(TorchDispatchMode):
         is_gradient = first.shape == second.shape and first.shape in self._shapes and not first._is_zerotensor()
         return first.add_(second) if is_gradient else None
 
-    def _observe(self, storage: torch.UntypedStorage) -> None:
-        key = id(storage)
-        if key in self._known:
-            return
-        size = storage.nbytes()
-        self._known[key] = weakref.ref(storage, partial(self._forget, key, size, []))
-        self.held += size
-        self._note()
+    def _know(self, storage: torch.UntypedStorage, size: int) -> list[int]:
+        """Count a storage off when it goes; what is returned gets the moment, if the storage was not known before."""
+        end: list[int] = []
+        self._known.setdefault(id(storage), weakref.ref(storage, partial(self._forget, id(storage), size, end)))
+        return end
 
     def _forget(self, key: int, size: int, end: list[int], _: Any) -> None:
         del self._known[key]
