@@ -54,11 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | None]:
-    """Bytes of a GPU, and of a node's host memory if that is given.
-
-    Raises:
-        UserError: An option makes no sense.
-    """
+    """Bytes of a GPU, and of a node's host memory if that is given; refuse options that make no sense."""
     nodes = 1 if options.nodes is None else options.nodes
     if nodes < 1 or gpus % nodes:
         raise UserError("--nodes", nodes, f"must divide the number of GPUs ({gpus})", f"give a divisor of {gpus}")

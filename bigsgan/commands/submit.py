@@ -77,11 +77,7 @@ def _ranks(options: argparse.Namespace) -> int:
 
 
 def _check_array(text: str, num_tasks: int) -> None:
-    """Refuse tasks that the sweep has no line for; a text such as ``1-9:2,12%4`` is Slurm's.
-
-    Raises:
-        UserError: It is not as Slurm reads it, or names a task that does not exist.
-    """
+    """Refuse tasks that the sweep has no line for; a text such as ``1-9:2,12%4`` is Slurm's."""
     if not num_tasks:
         raise UserError("--array", None, "needs --sweep", "give a sweep file")
     if not re.fullmatch("N(-N(:N)?)?(,N(-N(:N)?)?)*(%N)?".replace("N", "[0-9]{1,9}"), text):
@@ -93,11 +89,7 @@ def _check_array(text: str, num_tasks: int) -> None:
 
 
 def _check_recipes(path: Path, tasks: list[list[str]], overrides: list[str], ranks: int) -> None:
-    """Check each job's recipe for its number of ranks, its DeepSpeed files, its data and where it writes.
-
-    Raises:
-        UserError: With the first that does not fit, or where two tasks would write to one directory.
-    """
+    """Check each job's recipe for its number of ranks, its DeepSpeed files, its data and where it writes."""
     users: dict[str, int] = {}
     for number, swept in enumerate(tasks, start=1):
         recipe = load_recipe(path, swept + overrides)
@@ -134,11 +126,7 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _check_environment(variables: dict[str, str]) -> None:
-    """Check the site's file, or without one that `bigsgan` is on the PATH, which travels with the job.
-
-    Raises:
-        UserError: With what is missing.
-    """
+    """Check the site's file, or without one that `bigsgan` is on the PATH, which travels with the job."""
     given = variables.get("BIGSGAN_SITE") or os.environ.get("BIGSGAN_SITE")
     field = "--site" if "BIGSGAN_SITE" in variables else "BIGSGAN_SITE"
     site = Path(given) if given else SLURM / "site.sh"

@@ -180,12 +180,7 @@ class _Task:
 
 
 def _check_destination(task: _Task) -> bool:
-    """Return whether the destination was started with this plan; it must not contain anything else.
-
-    Raises:
-        UserError: The destination is something else, or was started with another plan.
-        OSError: It cannot be read.
-    """
+    """Return whether the destination was started with this plan; refuse another plan's, or anything else."""
     if task.destination.exists() and (task.format == "zip" or not task.destination.is_dir()):
         raise _not_ours(task)
     if task.plan_file.is_file():
@@ -297,11 +292,7 @@ def _write_part(task: _Task, number: int, part: range, results: Iterator[Convert
 
 
 def _sum_up(task: _Task) -> Prepared:
-    """Combine the reports of all parts.
-
-    Raises:
-        UserError: A class has no readable image.
-    """
+    """Combine the reports of all parts; refuse a class without a readable image."""
     reports = [json.loads(task.report(number).read_text()) for number in task.parts()]
     unreadable = dict(entry for report in reports for entry in report["unreadable"])
     source, num = task.source, len(task.source.paths)

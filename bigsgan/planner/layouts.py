@@ -208,11 +208,7 @@ class Surveyor:
         return min(tried, key=lambda layout: layout.prediction.peak)
 
     def _accumulations(self, kind: Kind) -> list[int]:
-        """Numbers of micro-batches that the recipe can be run with, the one nearest to its own first.
-
-        Raises:
-            UserError: There is none.
-        """
+        """Numbers of micro-batches that the recipe can be run with, the one nearest to its own first; at least one."""
         batch, own = self._recipe.batch, self._recipe.accumulation
         numbers = [n for n in range(1, batch + 1) if batch % n == 0]
         if kind.stages > 1:
