@@ -210,7 +210,7 @@ class _Comparison:
             self._tell(f"classes from {first} on")
             mine: list[Moments] = []
             for label in range(first, min(first + num_ranks, len(self._reals.labels))):
-                limits = ((self._reals, None), (self._fakes, num))
+                limits = ((self._reals, self._reals.num_images), (self._fakes, num))
                 sides = [self._class_moments(seen, label, limit) for seen, limit in limits]
                 mine = sides if label == first + comm.rank() else mine
             if mine and min(side.num for side in mine) > 1:  # all ranks at the same time, each one class
@@ -218,12 +218,9 @@ class _Comparison:
         total, num_classes = comm.total(own), comm.total(num_own)
         return total / num_classes if num_classes else float("nan")
 
-    def _class_moments(self, seen: Impressions, label: int, limit: int | None) -> Moments:
-        inside = seen.rows.labels == label
-        if limit is not None:
-            inside &= seen.rows.positions < limit
+    def _class_moments(self, seen: Impressions, label: int, limit: int) -> Moments:
         moments = Moments(seen.rows.features.shape[1])
-        moments.add(seen.rows.features[inside])
+        moments.add(seen.rows.features[(seen.rows.labels == label) & (seen.rows.positions < limit)])
         return moments.over_ranks()
 
     def _shared(self, num: int) -> tuple[Shared, Shared]:

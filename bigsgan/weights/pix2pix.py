@@ -32,13 +32,12 @@ _RESNET_RESOLUTION = 256
 def generator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``generator``."""
     first = _first(state, "generator", _UNET, _RESNET)
-    section: dict[str, Any] = {"family": "pix2pix", "architecture": "unet", "channels": len(state[f"{first}.weight"])}
+    section = {"family": "pix2pix", "channels": len(state[f"{first}.weight"]), "norm": _norm_of(state, first)}
     if first == _UNET:
-        return {**section, "norm": _norm_of(state, first)}
+        return {**section, "architecture": "unet"}
     blocks = _num_blocks(state)
     dropout = f"model.{_FIRST_BLOCK}.conv_block.5.weight" not in state  # it moves the second convolution by one
-    norm = _norm_of(state, first)
-    return {**section, "architecture": "resnet", "num_blocks": blocks, "norm": norm, "dropout": dropout}
+    return {**section, "architecture": "resnet", "num_blocks": blocks, "dropout": dropout}
 
 
 def discriminator_section(state: State) -> dict[str, Any]:

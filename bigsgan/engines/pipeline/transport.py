@@ -39,8 +39,7 @@ def open_channels(placement: Placement, rank: int, device: torch.device) -> tupl
         channels.append(Channel(source, target, device))
     for channel in channels:
         channel.greet(sends_first=stage % 2 == 0)
-    to_next, to_previous = channels
-    return to_next, to_previous
+    return channels[0], channels[1]
 
 
 class _Link(NamedTuple):
