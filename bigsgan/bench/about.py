@@ -43,7 +43,10 @@ def print_results(form: str | None, record: Mapping[str, Any], *tables: Table) -
     if form == "json":
         print(as_json({**facts, **record}))
         return
-    tables[-1].notes += describe(facts)
+    cuda = f", CUDA {facts['cuda']}" if facts["cuda"] else ""
+    ranks = f"{facts['ranks']} rank{'s' if facts['ranks'] > 1 else ''} of {facts['threads']} threads"
+    versions = f"torch {facts['torch']}, deepspeed {facts['deepspeed']}{cuda}"
+    tables[-1].notes += [f"{facts['device']}; {ranks}; {versions}", f"command: {facts['command']}"]
     print("\n\n".join(shown(table, form == "markdown") for table in tables))
 
 
@@ -59,14 +62,6 @@ def about() -> dict[str, Any]:
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "python": platform.python_version(),
     }
-
-
-def describe(facts: dict[str, Any]) -> list[str]:
-    """``about`` as lines of text."""
-    cuda = f", CUDA {facts['cuda']}" if facts["cuda"] else ""
-    ranks = f"{facts['ranks']} rank{'s' if facts['ranks'] > 1 else ''} of {facts['threads']} threads"
-    versions = f"torch {facts['torch']}, deepspeed {facts['deepspeed']}{cuda}"
-    return [f"{facts['device']}; {ranks}; {versions}", f"command: {facts['command']}"]
 
 
 def _device_name() -> str:
