@@ -144,17 +144,13 @@ def _write_index(index: Path, shards: dict[_State, _Shard]) -> None:
         with replacing(mine) as unfinished, open(unfinished, "wb") as file:
             np.savez(
                 file,
-                about=_bytes(json.dumps(about).encode()),
-                names=_bytes(names.encode("utf-8", "surrogateescape")),
+                about=np.frombuffer(json.dumps(about).encode(), np.uint8),
+                names=np.frombuffer(names.encode("utf-8", "surrogateescape"), np.uint8),
                 places=np.concatenate([shard.places for shard in shards.values()]),
             )
         os.replace(mine, index)
     except OSError as error:
         _log.info("the index of the shards cannot be written: %s", reason(error))
-
-
-def _bytes(content: bytes) -> np.ndarray:
-    return np.frombuffer(content, dtype=np.uint8)
 
 
 def _read_headers(data: Data, path: Path) -> _Shard:

@@ -151,7 +151,13 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
             if carried.tracked:
                 carry[i] = _Source.apply(carry[i].requires_grad_(), received)
         ends = census.ignore(carry)
-        with census, _counting_saved(census) as saved:
+        saved = [1]  # and the moments at which something is saved for the backward pass
+
+        def pack(tensor: Tensor) -> Tensor:
+            saved.append(census.num_moments)
+            return tensor
+
+        with census, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             outs = part.fold(*carry, segments=segments)
         forward = census.take()
         found = [_Carried.of(tensor, tensor.requires_grad) for tensor in outs]
@@ -173,19 +179,6 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
     keeps_in = tuple((end[0] if end else last) if kept_in else None for kept_in, end in zip(is_kept, ends, strict=True))
     num = sum(1 for _ in part.parameters())
     return LayerTape(keeps_in, tuple(entries), kept, plain, forward, forward.until(max(saved)), backward, num), found
-
-
-@contextmanager
-def _counting_saved(census: Census) -> Iterator[list[int]]:
-    """Moments at which something is saved for the backward pass, and 1."""
-    moments = [1]
-
-    def pack(tensor: Tensor) -> Tensor:
-        moments.append(census.num_moments)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield moments
 
 
 def _entries(outs: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Entry]:
