@@ -10,7 +10,7 @@ import torch
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.pipeline.layout import divide_layers
+from bigsgan.engines.pipeline.layout import check_divisible, divide_layers
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
@@ -77,7 +77,9 @@ def _bounds(plan: RunPlan, network: str, traces: Traces) -> list[int]:
     """Of the stages. What would have to be measured is divided by parameters instead."""
     partition = plan.engines[network].section.partition
     by = "parameters" if partition == "profile" else partition
-    return divide_layers(count(traces.network(plan, network)), by, plan.placement(network).num_stages)
+    layers = count(traces.network(plan, network))
+    check_divisible(plan, network, layers)
+    return divide_layers(layers, by, plan.placement(network).num_stages)
 
 
 def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:

@@ -120,6 +120,13 @@ def test_a_recipe_in_stages_is_surveyed():
     assert set(back) <= set(found.best.overrides)
 
 
+def test_more_stages_than_layers_are_not_possible():
+    stages = ["engines.generator.pipeline_stages=16", "engines.generator.ds_config=ds_configs/zero1.json"]
+    found, _ = survey(16, GIB, [*stages, "batch=64", "accumulation=4"])
+    assert "engines.generator.pipeline_stages: must be at most " in found.refused["as it stands"]
+    assert found.best is not None
+
+
 def test_where_only_the_recipe_as_it_stands_fits_it_stays():
     """It has G alone on the host, which none of the layouts has."""
     files = {"generator": "zero3_offload", "discriminator": "zero2"}

@@ -122,13 +122,22 @@ def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
 
 def _build_divisible(plan: RunPlan, network: str) -> LayerStack:
     """All layers, of which there have to be enough."""
-    whole, stages = build_on_meta(plan, network), plan.placement(network).num_stages
-    num_layers = sum(layer.numel > 0 for layer in count(whole))
+    whole = build_on_meta(plan, network)
+    check_divisible(plan, network, count(whole))
+    return whole
+
+
+def check_divisible(plan: RunPlan, network: str, layers: Sequence[LayerCost]) -> None:
+    """Refuse more stages than layers with parameters.
+
+    Raises:
+        UserError: With the number of layers.
+    """
+    stages, num_layers = plan.placement(network).num_stages, sum(layer.numel > 0 for layer in layers)
     if stages > num_layers:
         field = f"engines.{network}.pipeline_stages"
         problem = f"must be at most {num_layers}, the number of layers of the {network}"
         raise UserError(field, stages, problem, f"set {field}={num_layers} or less")
-    return whole
 
 
 def samples_of(plan: RunPlan, network: str) -> int:
