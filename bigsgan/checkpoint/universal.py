@@ -1,0 +1,97 @@
+"""Writes a network of a checkpoint as DeepSpeed's universal checkpoint, which an engine of any ZeRO stage loads.
+
+    OUT/latest_universal                 text file: the tag's name; written last
+    OUT/000000016384/zero/layers.3.weight/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
+    OUT/000000016384/zero/optimizer_state.pt
+    OUT/000000016384/mp_rank_00_model_states.pt, zero_pp_rank_0_mp_rank_00_model_states.pt
+
+Each .pt file is what torch.save makes. The format is that of deepspeed 0.19.8 (checkpoint/ds_to_universal.py and
+checkpoint/constants.py, version 0.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bigsgan.checkpoint.reader import Reader, SavedValues
+from bigsgan.checkpoint.tags import Checkpoint
+from bigsgan.runtime.atomic import write_text
+
+_VERSION = 0.4
+STEP = "optimizer.step"
+"""Of an entry's numbers: how many updates the optimizer has made."""
+
+
+def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path, told: Mapping[str, Any]) -> int:
+    """Write an entry's master weights, optimizer state and buffers; one parameter is in memory at a time.
+
+    An engine with one group of parameters loads them by ``engine.load_checkpoint``, with
+    ``"checkpoint": {"load_universal": true}`` in its config, and keeps its own learning rate, betas and loss scale.
+    DeepSpeed does not load buffers from such a checkpoint: they are in the client state under ``buffers``.
+
+    Args:
+        found: The checkpoint.
+        entry: ``generator`` or ``discriminator``.
+        network: It, which may lie on the meta device.
+        out: Directory, which is made.
+        told: What the client state holds besides.
+
+    Returns:
+        Bytes of master weights and optimizer state.
+
+    Raises:
+        UserError: Values were not saved, others were, or a file is damaged.
+        OSError: The directory cannot be written.
+    """
+    saved = Reader(found).entry(entry)
+    saved.refuse_others(network)
+    tag = out / found.path.name
+    kinds = {"master": "fp32"} | {kind: kind for kind in sorted(saved.kinds - {"master", "buffer"})}
+    if "exp_avg_sq" in kinds:
+        kinds["exp_avg"] = "exp_avg"  # which Adam lacks here where beta1 is 0, and DeepSpeed reads
+    step = torch.tensor(float(saved.numbers[STEP])) if STEP in saved.numbers else None
+    num_bytes = 0
+    for name, parameter in network.named_parameters():
+        directory = tag / "zero" / name
+        directory.mkdir(parents=True)
+        for kind, file in kinds.items():
+            value = _whole(saved, kind, name, parameter)
+            torch.save({"param": value}, directory / f"{file}.pt")
+            num_bytes += value.nbytes
+        if step is not None:
+            torch.save(step, directory / "step.pt")
+    version = metadata.version("deepspeed")
+    # ZeRO 1 and 2 read the groups of the first level, ZeRO 3 those of the second, and the step there.
+    state = {"state": {0: {"step": step}}, "param_groups": [{}]}
+    optimizer = {"ds_version": version, "param_groups": [{}], "optimizer_state_dict": state}
+    torch.save(optimizer, tag / "zero" / "optimizer_state.pt")
+    model = {
+        "module": {},
+        "buffers": {name: _whole(saved, "buffer", name, buffer) for name, buffer in network.named_buffers()},
+        "lr_scheduler": None,
+        "global_steps": 0 if step is None else int(step),
+        "global_samples": found.nimg,
+        "skipped_steps": 0,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "ds_version": version,
+        "universal_checkpoint_info": {"universal_checkpoint_version": _VERSION},
+        **told,
+    }
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):  # ZeRO 1 and 2; 3
+        torch.save(model, tag / name)
+    write_text(out / "latest_universal", found.path.name)
+    return num_bytes
+
+
+def _whole(saved: SavedValues, kind: str, name: str, like: Tensor) -> Tensor:
+    flat = torch.zeros(like.numel(), dtype=like.dtype if kind == "buffer" else torch.float32)
+    if kind in ("master", "buffer") or saved.has(kind, name):  # what has not been trained has no optimizer state
+        saved.read(kind, name, 0, flat)
+    return flat.view(like.shape)
