@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
 from bigsgan import shipped
+from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.runtime.paths import expanded
 
@@ -38,7 +39,7 @@ _PATHS = {
     "config": "--config", "run_directory": "--run", "out": "--out", "plot": "--plot", "source": "SRC",
     "destination": "DST", "input": "--input", "weights": "--weights", "discriminator": "--discriminator",
     "features": "--features", "site": "--site", "sweep": "--sweep", "data_root": "--data-root",
-    "settings": "--settings",
+    "settings": "--settings", "deepspeed_config": "--deepspeed_config",
 }  # fmt: skip
 """Options and arguments that are paths: their attribute, and how messages call them."""
 
@@ -69,7 +70,17 @@ def add_recipe(command: argparse.ArgumentParser) -> None:
     """Options that choose a recipe."""
     text = "recipe: a YAML file, or the name of a built-in one (default: digits)"
     command.add_argument("--config", default=shipped.DEFAULT_RECIPE, type=recipe_path, help=text)
+    text = "DeepSpeed file of both engines: short for engines.generator.ds_config and engines.discriminator.ds_config"
+    command.add_argument("--deepspeed_config", metavar="FILE", help=text)
+    command.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)  # as scripts for DeepSpeed have it
     command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
+
+
+def given_overrides(options: argparse.Namespace) -> list[str]:
+    """Those that options stand for, then the others."""
+    file = getattr(options, "deepspeed_config", None)
+    short = [] if file is None else [f"engines.{network}.ds_config={file}" for network in NETWORKS]
+    return short + options.overrides
 
 
 def recipe_path(word: str) -> str:

@@ -723,6 +723,15 @@ def test_overrides_stand_anywhere(capsys):
     assert {"batch: 32", "seed: 7", "accumulation: 2"} <= set(printed.splitlines())
 
 
+def test_one_deepspeed_file_for_both_engines(capsys):
+    assert cli.main(["train", "--dry-run", "--deepspeed", "--deepspeed_config", "zero2", "seed=7"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert sum("{ds_config: zero2, " in line for line in printed) == 2
+    assert "seed: 7" in printed
+    assert cli.main(["train", "--dry-run", "--deepspeed_config=zero2", "engines.generator.ds_config=zero3"]) == 2
+    assert capsys.readouterr().err.startswith("bigsgan: engines.generator.ds_config: must be given once")
+
+
 def test_a_dry_run_is_printed_by_one_rank_and_knows_the_number_of_ranks(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
