@@ -49,8 +49,9 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
         UserError: Values were not saved, others were, or a file is damaged.
         OSError: The directory cannot be written.
     """
-    saved = Reader(found).entry(entry)
-    saved.refuse_others(network)
+    reader = Reader(found)
+    reader.refuse_others(entry, network)
+    saved = reader.entry(entry)
     tag = out / found.path.name
     kinds = {"master": "fp32"} | {kind: kind for kind in sorted(saved.kinds - {"master", "buffer"})}
     if "exp_avg_sq" in kinds:
