@@ -7,11 +7,11 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,7 +32,7 @@ from bigsgan.engines.phases import update_phases
 from bigsgan.errors import UserError
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.models.build import build_network
-from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, open_rank_log
+from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics, check_wandb, open_rank_log
 from bigsgan.runtime import comm, memory, roll_call
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.kernels import choose_kernels
@@ -53,6 +53,8 @@ DATA = "data"
 """Key of a manifest's layout with the fingerprint of the data set."""
 
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
+
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +96,8 @@ def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str
     recipe, out = plan.recipe, Path(plan.recipe.out)
     if recipe.metrics:  # before anything is written
         check_features(recipe.metrics.features, recipe.data, RECIPE)
+    if "wandb" in recipe.monitor:
+        _on_rank_zero(check_wandb)
     rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
     choose_kernels(recipe.deterministic)
     with _alone_in(out):
@@ -107,20 +111,26 @@ def _alone_in(out: Path) -> Iterator[None]:
     Raises:
         UserError: One does already.
     """
-    refused, release = None, None
-    if comm.rank() == 0:
-        remedy = "wait until that job has ended, or end it, or give another `out`"
-        try:
-            release = hold(out / ".lock", "out", str(out), remedy)
-        except UserError as error:
-            refused = error
-    if refused := comm.from_rank_zero(refused):
-        raise refused
+    remedy = "wait until that job has ended, or end it, or give another `out`"
+    release = _on_rank_zero(lambda: hold(out / ".lock", "out", str(out), remedy))
     try:
         yield
     finally:
         if release is not None:
             release()
+
+
+def _on_rank_zero(work: Callable[[], _Result]) -> _Result | None:
+    """Do something on rank 0 alone, and return its result there; a UserError is raised on all ranks. A collective."""
+    refused, result = None, None
+    if comm.rank() == 0:
+        try:
+            result = work()
+        except UserError as error:
+            refused = error
+    if refused := comm.from_rank_zero(refused):
+        raise refused
+    return result
 
 
 def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out: Path, rank_log: RankLog) -> str | None:
@@ -181,7 +191,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     phases = functools.partial(update_phases, plan)
     step = AdversarialStep(executor, phases, plan.objective, sources, statistics, extras)
     rank_log.detail = lambda: executor.doing
-    reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg)
+    reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg, recipe.monitor, recipe.model_dump())
     _report_start(reporter, start, counters.nimg)
     checkpoints, sampling_batch = out / "checkpoints", slices["generator"]["generator"].num_samples
     return Run(
@@ -342,14 +352,14 @@ def _stopping_line(reason: str, nimg: int) -> str:
 
 
 def _closing_lines(out: Path, run: Run) -> str:
-    nimg = run.counters.nimg
+    nimg, board = run.counters.nimg, "tensorboard" in run.recipe.monitor
     return "\n".join(
         [
             f"done: {nimg} images",
             f"  samples      {out / 'samples'}",
             f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
-            f"  TensorBoard  {out / 'tensorboard'}",
-            f"look at it:    tensorboard --logdir {out.parent}",
+            f"  TensorBoard  {out / 'tensorboard'}" if board else f"  reports      {out / 'metrics.jsonl'}",
+            *([f"look at it:    tensorboard --logdir {out.parent}"] if board else []),
             f"continue:      {shipped.train_command()} --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
         ]
     )

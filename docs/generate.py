@@ -38,7 +38,7 @@ MARK = re.compile(r"<!-- (keys|options|deepspeed|touched): (.+?) -->\n.*?<!-- en
 # Fields whose names say most of it, and which have no docstring.
 UNDOCUMENTED = {
     "Recipe.seed": "of initialization, data order, latents, labels and noise",
-    "Recipe.report_nimg": "images between two reports: progress, `metrics.jsonl`, TensorBoard",
+    "Recipe.report_nimg": "images between two reports",
     "Recipe.sample_nimg": "images between two sample grids",
     "Recipe.checkpoint_nimg": "images between two checkpoints",
     "Data.resolution": "pixels a side of the square images",

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     recipe = load_recipe(path, overrides, options.data_root)
     out = Path(recipe.out)
     refuse_directory(out, "out")
-    refuse_foreign_metrics(out)
+    refuse_foreign_metrics(out, recipe.monitor)
     planned = plan_run(recipe, launched.world_size(), path.resolve().parent)
     if options.dry_run or options.key:
         text = _value(recipe, options.key) if options.key else recipe.to_yaml().rstrip("\n")

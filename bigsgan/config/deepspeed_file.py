@@ -20,10 +20,7 @@ from bigsgan.shipped import ROOT
 _RECIPE_OWNS = {
     "optimizer": "optimizer.{network}",
     "scheduler": "optimizer.{network}.decay",
-    **dict.fromkeys(
-        ("monitor_config", "tensorboard", "csv_monitor", "wandb", "comet"),
-        "report_nimg (TensorBoard and metrics.jsonl are always written)",
-    ),
+    **dict.fromkeys(("monitor_config", "tensorboard", "csv_monitor", "wandb", "comet"), "monitor"),
     "activation_checkpointing": "engines.{network}.activation_checkpointing",
     "managed_gradient_accumulation": "accumulation",
     "data_efficiency": "data",

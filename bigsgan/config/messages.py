@@ -55,6 +55,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     problem = problem.format(**{key: f"{n:g}" if isinstance(n, float) else n for key, n in limits.items()})
     if found is None:  # which UserError leaves out of the text
         problem += ", got null"
+    if kind == "list_type" and isinstance(found, str):
+        remedy = f"write [{found}]"
     if kind == "int_type" and isinstance(found, float) and found.is_integer():
         remedy = f"write {int(found)}"
     return UserError(field, found, problem, remedy)

@@ -47,6 +47,8 @@ class Recipe(Section):
     accumulation: PositiveInt = 1
     """Micro-batches that a batch is computed in, one after the other."""
     report_nimg: PositiveInt
+    monitor: list[Literal["tensorboard", "wandb", "csv"]] = Field(default=["tensorboard"])
+    """Where reports go beside ``metrics.jsonl``: any of TensorBoard, Weights & Biases and ``metrics.csv``."""
     sample_nimg: PositiveInt
     sample_statistics: Literal["running", "batch"] = "running"
     """Batch norm in samples: running statistics (for the EMA: standing ones), or each batch's, as in training."""

@@ -18,7 +18,7 @@ RECIPE_FILE = "config.yaml"
 
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
-    "out", "total_nimg", "report_nimg", "sample_nimg", "checkpoint_nimg", "sample_statistics",
+    "out", "total_nimg", "report_nimg", "monitor", "sample_nimg", "checkpoint_nimg", "sample_statistics",
     "checkpoints.keep", "checkpoints.keep_every_nimg", "checkpoints.keep_best", "checkpoints.keep_best.metric",
     "checkpoints.keep_best.goal", "checkpoints.background", "hang_timeout_seconds", "max_rollbacks", "deterministic",
     "metrics", "metrics.names", "metrics.every_nimg", "metrics.features", "metrics.features.network",
@@ -37,8 +37,8 @@ FREE_KEYS = {
 
 # Files and directories that a run writes in its directory.
 _OWN_NAMES = {
-    RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "evaluations.jsonl",
-    "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard",
+    RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
+    "evaluations.jsonl", "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard", "wandb",
 }  # fmt: skip
 
 # Keys that determine the shapes of weights and optimizer states: no resumed run can change them.
@@ -114,17 +114,17 @@ def refuse_directory(out: Path, option: str) -> None:
     refuse_parts_of_runs(out, option)
 
 
-def refuse_foreign_metrics(out: Path) -> None:
-    """Refuse a directory with another program's metrics.jsonl: a run removes lines that it did not write.
+def refuse_foreign_metrics(out: Path, monitor: Collection[str] = ()) -> None:
+    """Refuse a directory with another program's metrics.jsonl or csv: a run removes lines that it did not write.
 
     Raises:
         UserError: The directory has metrics and is not a run directory.
     """
-    metrics = out / "metrics.jsonl"
-    if os.path.isfile(metrics) and os.path.getsize(metrics) and not os.path.lexists(out / RECIPE_FILE):
-        detail = f"it has a {metrics.name} and no {RECIPE_FILE}"
-        remedy = "move that file away, or give another `out`"
-        raise UserError("out", str(out), "must be a run directory or a new one", remedy, detail)
+    for metrics in (out / "metrics.jsonl", *([out / "metrics.csv"] if "csv" in monitor else [])):
+        if os.path.isfile(metrics) and os.path.getsize(metrics) and not os.path.lexists(out / RECIPE_FILE):
+            detail = f"it has a {metrics.name} and no {RECIPE_FILE}"
+            remedy = "move that file away, or give another `out`"
+            raise UserError("out", str(out), "must be a run directory or a new one", remedy, detail)
 
 
 def refuse_parts_of_runs(out: Path, option: str) -> None:

@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid, save_png
 from bigsgan.monitor.progress import Progress
-from bigsgan.monitor.sinks import JsonLines, TensorBoard
+from bigsgan.monitor.sinks import CSV, JsonLines, Sink, TensorBoard
+from bigsgan.monitor.wandb_run import WandbRun
 from bigsgan.runtime.paths import writing
 
 _log = logging.getLogger(__name__)
 
 
 class _Outputs(NamedTuple):
-    json_lines: JsonLines
-    tensorboard: TensorBoard
+    sinks: list[Sink]
     progress: Progress
 
 
 class Reporter:
-    """Reports metrics and images to metrics.jsonl, TensorBoard, samples/ and the terminal; on rank 0 only.
+    """Reports metrics and images to metrics.jsonl, samples/, the terminal and what the recipe adds; on rank 0 only.
 
     Every rank may call every method: on the others they show and write nothing.
     """
 
-    def __init__(self, out: Path, rank: int, total_nimg: int, resume_nimg: int) -> None:
+    def __init__(
+        self,
+        out: Path,
+        rank: int,
+        total_nimg: int,
+        resume_nimg: int,
+        monitor: Collection[str] = ("tensorboard",),
+        recipe: Mapping[str, Any] | None = None,
+    ) -> None:
         """Open the files of the run directory, which is made where it is missing.
 
-        What was reported of images after ``resume_nimg`` is dropped.
+        What was reported of images after ``resume_nimg`` is dropped. ``recipe`` is the resolved one, for those in
+        ``monitor`` that can show it.
 
         Raises:
             UserError: The run directory cannot be written. Later, that is a warning.
@@ -46,20 +56,15 @@ class Reporter:
         if rank == 0:
             with writing(out):
                 self._samples.mkdir(parents=True, exist_ok=True)
-            self._outputs = _Outputs(
-                JsonLines(out / "metrics.jsonl", resume_nimg),
-                TensorBoard(out / "tensorboard", resume_nimg),
-                Progress(total_nimg, resume_nimg),
-            )
+            sinks = _build_sinks(out, resume_nimg, monitor, recipe or {})
+            self._outputs = _Outputs(sinks, Progress(total_nimg, resume_nimg))
 
     def rewind(self, nimg: int) -> None:
         """Remove reports after ``nimg`` images, and continue from there."""
         self.last_metrics = {}
         if self._outputs is not None:
             self._outputs.progress.close()
-            for output in (self._outputs.json_lines, self._outputs.tensorboard):
-                with _warning():
-                    output.rewind(nimg)
+            self._each(lambda sink: sink.rewind(nimg))
             self._outputs = self._outputs._replace(progress=Progress(self._total_nimg, nimg))
 
     def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
@@ -82,12 +87,12 @@ class Reporter:
         return {**self.last_metrics, **(measured if measured_nimg == nimg else {})}
 
     def images(self, tag: str, images: Tensor, columns: int, nimg: int) -> None:
-        """Keep images (n, C, H, W) in [-1, 1] as one grid, in samples/ and in TensorBoard."""
+        """Keep images (n, C, H, W) in [-1, 1] as one grid, in samples/ and where else images go."""
         if self._outputs is not None:
-            grid = image_grid(images, columns)
+            grid, path = image_grid(images, columns), self._samples / f"{tag.replace('/', '_')}_{nimg:012d}.png"
             with _warning():
-                save_png(grid, self._samples / f"{tag.replace('/', '_')}_{nimg:012d}.png")
-                self._outputs.tensorboard.add_image(tag, grid, nimg)
+                save_png(grid, path)
+                self._each(lambda sink: sink.add_image(tag, grid, path, nimg))
 
     def message(self, text: str) -> None:
         """Print a text without breaking the progress bar."""
@@ -97,15 +102,36 @@ class Reporter:
     def close(self) -> None:
         """Write what is pending and close the files; ``message`` still prints."""
         if self._outputs is not None:
-            for output in self._outputs:
-                with _warning():
-                    output.close()
+            self._outputs.progress.close()
+            self._each(lambda sink: sink.close())
 
     def _keep(self, metrics: Mapping[str, float], nimg: int) -> None:
-        if self._outputs is not None:
-            with _warning():  # where the file has no room, TensorBoard has none: one warning
-                self._outputs.json_lines.add_scalars(metrics, nimg)
-                self._outputs.tensorboard.add_scalars(metrics, nimg)
+        self._each(lambda sink: sink.add_scalars(metrics, nimg))
+
+    def _each(self, work: Callable[[Sink], None]) -> None:
+        """Do something with every sink; on a full disk all refuse it: one warning."""
+        refused = []
+        for sink in self._outputs.sinks if self._outputs is not None else ():
+            try:
+                work(sink)
+            except UserError as error:
+                refused.append(error)
+        with _warning():
+            if refused:
+                raise refused[0]
+
+
+def _build_sinks(out: Path, resume_nimg: int, monitor: Collection[str], recipe: Mapping[str, Any]) -> list[Sink]:
+    sinks: list[Sink] = [JsonLines(out / "metrics.jsonl", resume_nimg)]
+    if "csv" in monitor:
+        sinks.append(CSV(out / "metrics.csv", resume_nimg))
+    if "tensorboard" in monitor:
+        board = TensorBoard(out / "tensorboard", resume_nimg)
+        board.add_text("recipe", f"```yaml\n{dump_yaml(dict(recipe))}```", resume_nimg)
+        sinks.append(board)
+    if "wandb" in monitor:
+        sinks.append(WandbRun(out, recipe))
+    return sinks
 
 
 @contextmanager

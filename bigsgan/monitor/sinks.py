@@ -1,7 +1,9 @@
-"""Files of reports: metrics.jsonl, one JSON object per line, and TensorBoard's event files."""
+"""Where reports go: metrics.jsonl, metrics.csv and TensorBoard's event files; wandb_run.py has one more."""
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 import math
@@ -10,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
@@ -18,31 +21,56 @@ from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular, writing
 
 
-class JsonLines:
-    """Appends one strict JSON object a report to a file, ``nimg`` first; what is not finite is written as null.
+class Sink(Protocol):
+    """Takes what is reported, after ``nimg`` images; raises UserError where it cannot be written."""
 
-    Every line is handed to the system at once, so that a killed run loses none. Opening an existing file drops the
-    line that a kill left half written, and the lines of images after ``resume_nimg``, which the resumed run reports
+    def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
+        """Add the metrics of a report."""
+
+    def add_image(self, tag: str, image: Tensor, path: Path, nimg: int) -> None:
+        """Add an image: uint8 (C, H, W) on the host, C being 1 (grey), 3 or 4; ``path`` is its PNG file."""
+
+    def rewind(self, nimg: int) -> None:
+        """Drop or hide what was added of images after ``nimg``."""
+
+    def close(self) -> None:
+        """Write what is pending."""
+
+
+class _Rows:
+    """Appends the rows of a report to a file, which holds no images.
+
+    Every report is handed to the system at once, so that a killed run loses none. Opening an existing file drops the
+    row that a kill left half written, and the rows of images after ``resume_nimg``, which the resumed run reports
     anew.
     """
+
+    header = b""
 
     def __init__(self, path: Path, resume_nimg: int) -> None:
         self._path = path
         with writing(path):
             if path.exists():
                 check_regular(path)
-                _keep_rows(path, resume_nimg)
+                self._keep_rows(resume_nimg)
             self._file = path.open("ab", buffering=0)
-        self._pending = b""
+            self._pending = b"" if self._file.tell() else self.header
+
+    def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
+        """The rows of a report, each with its line end."""
+        raise NotImplementedError
+
+    def row_nimg(self, row: bytes) -> float:
+        """The images seen that a row is about; infinity for what is not a whole row."""
+        raise NotImplementedError
 
     def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
-        """Append the metrics of a report as one line, after those that the disk had no room for.
+        """Append the rows of a report, after those that the disk had no room for.
 
         Raises:
-            UserError: The disk is full; the line is kept for the next call, and the file ends in a whole one.
+            UserError: The disk is full; the rows are kept for the next call, and the file ends in a whole one.
         """
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._pending += json.dumps({"nimg": nimg, **finite}, allow_nan=False).encode() + b"\n"
+        self._pending += self.encode(metrics, nimg)
         with writing(self._path):
             end = self._file.seek(0, os.SEEK_END)
             try:
@@ -54,33 +82,65 @@ class JsonLines:
                 raise
         self._pending = b""
 
+    def add_image(self, tag: str, image: Tensor, path: Path, nimg: int) -> None:
+        """Do nothing."""
+
     def rewind(self, nimg: int) -> None:
         """Drop the rows of images after ``nimg``, which stand last; that takes no room."""
-        self._pending = b"".join(row for row in self._pending.splitlines(True) if _row_nimg(row) <= nimg)
+        self._pending = b"".join(row for row in self._pending.splitlines(True) if self.row_nimg(row) <= nimg)
         with writing(self._path), self._path.open("rb") as rows:
-            kept = itertools.takewhile(lambda row: _row_nimg(row) <= nimg, rows)
+            kept = itertools.takewhile(lambda row: self.row_nimg(row) <= nimg, rows)
             self._file.truncate(sum(map(len, kept)))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
+    def _keep_rows(self, resume_nimg: int) -> None:
+        """Rewrite the file with only its whole rows of at most ``resume_nimg`` images."""
+        with replacing(self._path) as kept, self._path.open("rb") as old, kept.open("wb") as new:
+            for row in old:
+                if self.row_nimg(row) <= resume_nimg:
+                    new.write(row.rstrip(b"\n") + b"\n")
 
-def _keep_rows(path: Path, resume_nimg: int) -> None:
-    """Rewrite ``path`` with only its whole rows of at most ``resume_nimg`` images."""
-    with replacing(path) as kept, path.open("rb") as old, kept.open("wb") as new:
-        for line in old:
-            if _row_nimg(line) <= resume_nimg:
-                new.write(line.rstrip(b"\n") + b"\n")
+
+class JsonLines(_Rows):
+    """One strict JSON object a report, ``nimg`` first; what is not finite is written as null."""
+
+    def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
+        """One row."""
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        return json.dumps({"nimg": nimg, **finite}, allow_nan=False).encode() + b"\n"
+
+    def row_nimg(self, row: bytes) -> float:
+        """What parses is whole, with or without its line end."""
+        try:
+            nimg = json.loads(row)["nimg"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return math.inf
+        return nimg if isinstance(nimg, int | float) else math.inf
 
 
-def _row_nimg(line: bytes) -> float:
-    """The images seen that a row is about; infinity for what is not a whole row."""
-    try:
-        nimg = json.loads(line)["nimg"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return math.inf
-    return nimg if isinstance(nimg, int | float) else math.inf
+class CSV(_Rows):
+    """A row for each number: ``nimg,name,value``, all digits of it; what is not finite is nan, inf or -inf.
+
+    Names that come later, as an alarm's, would change the columns of a table with one column a name.
+    """
+
+    header = b"nimg,name,value\n"
+
+    def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
+        """As many rows as metrics."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows((nimg, name, value) for name, value in metrics.items())
+        return text.getvalue().encode()
+
+    def row_nimg(self, row: bytes) -> float:
+        """Of any value the beginning is a value too: a row without its line end is not whole."""
+        nimg, *others = row.split(b",")
+        if row == self.header:
+            return -math.inf
+        return int(nimg) if nimg.isdigit() and len(others) == 2 and row.endswith(b"\n") else math.inf
 
 
 class TensorBoard:
@@ -104,8 +164,14 @@ class TensorBoard:
                 writer.add_scalar(tag, value, nimg)
             writer.flush()  # not only every two minutes, its default: a kill must not lose reports
 
-    def add_image(self, tag: str, image: Tensor, nimg: int) -> None:
-        """Add an image: uint8 (C, H, W) on the host, C being 1 (grey), 3 or 4."""
+    def add_text(self, tag: str, text: str, nimg: int) -> None:
+        """Add a text, Markdown."""
+        with self._open() as writer:
+            writer.add_text(tag, text, nimg)
+            writer.flush()
+
+    def add_image(self, tag: str, image: Tensor, path: Path, nimg: int) -> None:
+        """Add an image."""
         with self._open() as writer:
             writer.add_image(tag, image, nimg)
             writer.flush()

@@ -135,6 +135,12 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
         "must be at most 1024, got 4611686018427387904",
         "give a smaller number",
     ),
+    "monitor=[csv, tensorbord]": (
+        "monitor.1",
+        "must be 'tensorboard', 'wandb' or 'csv', got 'tensorbord'",
+        "choose one of these",
+    ),
+    "monitor=wandb": ("monitor", "must be a list, got 'wandb'", "write [wandb]"),
     "objective.d_steps=4611686018427387904": (
         "objective.d_steps",
         "must be at most 1000, got 4611686018427387904",

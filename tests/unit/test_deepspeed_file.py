@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "optimizer: must be unset, as the recipe owns it; remove it and use",
     ),
     "scheduler": ({"scheduler": {}}, "remove it and use optimizer.generator.decay"),
-    "tensorboard": ({"tensorboard": {"enabled": True}}, "the recipe owns it; remove it and use report_nimg"),
+    "tensorboard": ({"tensorboard": {"enabled": True}}, "the recipe owns it; remove it and use monitor"),
     "autocast": (
         {"torch_autocast": {"enabled": True}},
         "torch_autocast: must be unset, as the recipe owns it; remove it and use",

@@ -11,7 +11,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bigsgan.errors import UserError
-from bigsgan.monitor.sinks import JsonLines, TensorBoard
+from bigsgan.monitor.sinks import CSV, JsonLines, TensorBoard
 
 
 def strict_rows(path: Path) -> list[dict]:
@@ -93,6 +93,32 @@ def test_rows_of_others_are_dropped(tmp_path, row):
     rows.close()
 
 
+def test_csv_holds_a_row_for_each_number(tmp_path):
+    path = tmp_path / "metrics.csv"
+    table = CSV(path, 0)
+    table.add_scalars({"loss/generator": 0.1, "logits/real": math.nan}, 64)
+    table.add_scalars({"alarm/a,b": math.inf}, 128)
+    # Read before closing: a killed run loses no report.
+    assert path.read_text() == 'nimg,name,value\n64,loss/generator,0.1\n64,logits/real,nan\n128,"alarm/a,b",inf\n'
+    table.close()
+
+
+@pytest.mark.parametrize("torn", ["", "9", "96", "96,loss", "96,loss,0.2", "96,loss,0.25\n97,x", "a,b,c\n", "1\n"])
+@pytest.mark.parametrize("resume_nimg, kept", [(0, []), (63, [32]), (64, [32, 64]), (95, [32, 64])])
+def test_resuming_drops_the_rows_of_a_csv_file_after_the_resumed_image(torn, resume_nimg, kept, tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("nimg,name,value\n32,loss,1.0\n64,loss,0.5\n" + torn)
+    table = CSV(path, resume_nimg)
+    table.add_scalars({"loss": 0.125}, 128)
+    table.add_scalars({"loss": 0.0625}, 160)
+    table.rewind(128)
+    table.close()
+    rows = path.read_text().splitlines()
+    assert rows[0] == "nimg,name,value"
+    assert [int(row.split(",")[0]) for row in rows[1:]] == [*kept, 128]
+    assert rows[-1] == "128,loss,0.125"
+
+
 def test_a_metrics_file_that_cannot_be_written_is_a_user_error(tmp_path):
     path = tmp_path / "missing" / "metrics.jsonl"
     with pytest.raises(UserError, match="cannot be written: No such file or directory") as caught:
@@ -108,8 +134,8 @@ def test_tensorboard_holds_scalars_and_images(tmp_path):
     assert scalars_of(tmp_path, "loss/generator") == [(64, 0.5), (128, 0.25)]
     picture = torch.randint(0, 256, (3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     grey = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 4)
-    board.add_image("samples/ema", picture, 128)
-    board.add_image("samples/reals", grey, 128)
+    board.add_image("samples/ema", picture, tmp_path / "unused.png", 128)
+    board.add_image("samples/reals", grey, tmp_path / "unused.png", 128)
     (first_step, first), last = scalars_of(tmp_path, "logits/real")
     assert first_step == 64
     assert math.isnan(first)

@@ -58,7 +58,8 @@ def test_what_is_no_file_is_not_replaced(kind, refuse):
 
 
 OWN = [
-    "run/config.yaml", "run/metrics.jsonl", "run/ds_generator.json", "run/.lock", "run/evaluations.jsonl",
+    "run/config.yaml", "run/metrics.jsonl", "run/metrics.csv", "run/wandb", "run/ds_generator.json", "run/.lock",
+    "run/evaluations.jsonl",
     "run/pipeline_trace.json", "run/checkpoints/new", "run/checkpoints/000000000064/rank00000.safetensors",
     "run/checkpoints/000000000064/new.png", "run/samples/new.png", "run/logs/x", "run/samples/../checkpoints/x",
     "link/config.yaml", "shards/rank00000.safetensors",
@@ -152,6 +153,10 @@ def test_metrics_of_another_program_are_not_cut():
     ):
         refuse_foreign_metrics(Path("out"))
     refuse_foreign_metrics(Path("run"))
+    Path("out/metrics.jsonl").rename("out/metrics.csv")
+    refuse_foreign_metrics(Path("out"), ["tensorboard"])
+    with pytest.raises(UserError, match=r"\(it has a metrics.csv and no"):
+        refuse_foreign_metrics(Path("out"), ["csv"])
 
 
 def test_training_does_not_begin_beside_metrics_of_another_program(capsys):

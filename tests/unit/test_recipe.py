@@ -66,6 +66,7 @@ def test_defaults_are_filled_in(tmp_path):
         "batch": 24,
         "accumulation": 1,
         "report_nimg": 100,
+        "monitor": ["tensorboard"],
         "sample_nimg": 100,
         "sample_statistics": "running",
         "checkpoint_nimg": 100,

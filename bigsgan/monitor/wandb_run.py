@@ -1,0 +1,135 @@
+"""Reports as one run of Weights & Biases (W&B), online or offline, by its library, which is an extra."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from bigsgan.errors import UserError
+from bigsgan.runtime.atomic import write_text
+
+FINISH_SECONDS = 60.0
+"""How long the end of a run waits for uploads unless WANDB_FINISH_TIMEOUT says otherwise; W&B has no limit."""
+
+FLUSH_SECONDS = 1.0
+"""How often W&B's process writes to its file: when training is killed it ends at once (wandb 0.31: every 15 s)."""
+
+_Result = TypeVar("_Result")
+
+_log = logging.getLogger(__name__)
+
+
+def check_wandb() -> None:
+    """See that W&B can be used: its library is there, its settings are valid, and it knows an API key to go online.
+
+    Raises:
+        UserError: It cannot.
+    """
+    field, value = "monitor", "wandb"
+    try:
+        wandb = importlib.import_module("wandb")
+    except ImportError as error:
+        remedy = "run pip install 'bigsgan[wandb]', or remove it from monitor"
+        raise UserError(field, value, "needs the library of Weights & Biases", remedy, str(error)) from None
+    try:
+        online = wandb.setup().settings.mode not in ("offline", "disabled")
+        logged_in = not online or wandb.login(prompt=False, verify=False)
+    except (ValueError, wandb.Error) as error:
+        detail = " ".join(str(error).partition("[type=")[0].split())
+        raise UserError(field, value, "is refused by its library", "correct the WANDB_ variables", detail) from None
+    if not logged_in:
+        remedy = "run `wandb login`, or set WANDB_MODE=offline"
+        raise UserError(field, value, "needs an API key of Weights & Biases", remedy)
+
+
+class WandbRun:
+    """Sends reports to a W&B run, which is the same whenever the run directory is resumed.
+
+    W&B refuses a step that is not larger than the last one. So a report has the step ``nimg``, or the next free one,
+    as a second at the same ``nimg`` or one after the run went back; curves are drawn over the metric ``nimg``. The id
+    and the last step are kept in wandb/run.json, because an offline run cannot ask W&B for them.
+
+    What W&B raises is one warning, after which it gets no more reports: training goes on.
+    """
+
+    def __init__(self, out: Path, recipe: Mapping[str, Any]) -> None:
+        self._state = out / "wandb" / "run.json"
+        self._step = -1
+        self._run: Any = self._attempt(lambda: self._start(out, recipe))
+
+    def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
+        """Add the metrics of a report."""
+        if self._run is not None:
+            self._attempt(lambda: self._add(metrics, nimg))
+
+    def add_image(self, tag: str, image: Tensor, path: Path, nimg: int) -> None:
+        """Add the PNG file at ``path``; W&B copies it."""
+        if self._run is not None:
+            picture = importlib.import_module("wandb").Image
+            self._attempt(lambda: self._add({tag: picture(str(path))}, nimg))
+
+    def rewind(self, nimg: int) -> None:
+        """Do nothing: W&B keeps what it has, and what follows has larger steps."""
+
+    def close(self) -> None:
+        """Wait for uploads, for a limited time, and end the W&B run; it can be resumed."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._attempt(run.finish)
+            _end()
+
+    def _start(self, out: Path, recipe: Mapping[str, Any]) -> Any:
+        wandb = importlib.import_module("wandb")
+        kept = json.loads(self._state.read_text()) if self._state.exists() else {}
+        found = wandb.setup().settings
+        if found.mode == "disabled":
+            return None
+        settings = wandb.Settings(
+            project=found.project or "bigsgan",
+            run_name=found.run_name or out.absolute().name,
+            root_dir=os.environ.get("WANDB_DIR") or str(out),
+            console=os.environ.get("WANDB_CONSOLE") or "off",  # a progress bar is no log
+            finish_timeout=found.finish_timeout or FINISH_SECONDS,
+            x_transaction_log_flush_interval=FLUSH_SECONDS,
+        )
+        resume = None if found.mode == "offline" else "allow"  # W&B warns of it offline
+        run = wandb.init(id=kept.get("id"), resume=resume, settings=settings)
+        run.config.update(recipe, allow_val_change=True)
+        run.define_metric("*", step_metric="nimg")
+        self._step = max(kept.get("step", -1), run.step - 1)
+        self._keep(run.id)
+        return run
+
+    def _add(self, values: Mapping[str, Any], nimg: int) -> None:
+        self._step = max(nimg, self._step + 1)
+        self._keep(self._run.id)
+        self._run.log({"nimg": nimg, **values}, step=self._step, commit=True)
+
+    def _keep(self, run_id: str) -> None:
+        self._state.parent.mkdir(exist_ok=True)
+        write_text(self._state, json.dumps({"id": run_id, "step": self._step}) + "\n")
+
+    def _attempt(self, work: Callable[[], _Result]) -> _Result | None:
+        try:
+            return work()
+        except Exception as error:  # whatever W&B raises
+            self._run = None
+            _log.warning(
+                "Weights & Biases: %s; training continues without it", " ".join((str(error) or repr(error)).split())
+            )
+            _end()
+            return None
+
+
+def _end() -> None:
+    """End W&B's process: ``finish`` returns before it has written all, and Python's end would show its traceback."""
+    with suppress(Exception):
+        importlib.import_module("wandb").teardown()
