@@ -119,6 +119,14 @@ def test_resuming_drops_the_rows_of_a_csv_file_after_the_resumed_image(torn, res
     assert rows[-1] == "128,loss,0.125"
 
 
+@pytest.mark.parametrize("torn", ["9", "96", "96,loss", "96,loss,0.2", "a,b,c\n", "1\n"])
+def test_opening_a_csv_file_drops_a_row_that_is_not_whole(torn, tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("nimg,name,value\n32,loss,1.0\n" + torn)
+    CSV(path, 1000).close()
+    assert path.read_text() == "nimg,name,value\n32,loss,1.0\n"
+
+
 def test_a_metrics_file_that_cannot_be_written_is_a_user_error(tmp_path):
     path = tmp_path / "missing" / "metrics.jsonl"
     with pytest.raises(UserError, match="cannot be written: No such file or directory") as caught:
