@@ -116,9 +116,8 @@ class Reporter:
                 work(sink)
             except UserError as error:
                 refused.append(error)
-        with _warning():
-            if refused:
-                raise refused[0]
+        if refused:
+            _warn(refused[0])
 
 
 def _build_sinks(out: Path, resume_nimg: int, monitor: Collection[str], recipe: Mapping[str, Any]) -> list[Sink]:
@@ -136,8 +135,12 @@ def _build_sinks(out: Path, resume_nimg: int, monitor: Collection[str], recipe: 
 
 @contextmanager
 def _warning() -> Iterator[None]:
-    """Warn of what cannot be written: a full disk ends no run before its last checkpoint."""
     try:
         yield
     except UserError as error:
-        _log.warning("%s; training continues", error)
+        _warn(error)
+
+
+def _warn(error: UserError) -> None:
+    """Warn of what cannot be written: a full disk ends no run before its last checkpoint."""
+    _log.warning("%s; training continues", error)
