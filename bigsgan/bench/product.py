@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from bigsgan.config import RunPlan
@@ -53,11 +54,14 @@ class EngineLoop:
 def build_engine_loop(plan: RunPlan) -> EngineLoop:
     """Build a run from its beginning, in a directory that goes when it is closed. Every rank calls this.
 
+    The recipe's ``monitor`` is left out: variants would become runs of Weights & Biases.
+
     Raises:
         UserError: The data or this machine do not fit the plan.
     """
     directory = tempfile.TemporaryDirectory(prefix="bigsgan-bench-")
     out = Path(directory.name)
     log = RankLog(out / "log", comm.rank(), lambda text: None)
+    silent = replace(plan, recipe=plan.recipe.model_copy(update={"monitor": []}))
     with contextlib.redirect_stderr(io.StringIO()):  # where a run would show its progress
-        return EngineLoop(build_run(plan, out, Start(), log), directory)
+        return EngineLoop(build_run(silent, out, Start(), log), directory)

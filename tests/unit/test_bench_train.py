@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigsgan.bench import arithmetic, train
+from bigsgan.bench import arithmetic, product, train
 from bigsgan.bench.arithmetic import Arithmetic, arithmetic_of
 from bigsgan.bench.lazy import partly_timed, whole_cycles
 from bigsgan.bench.measure import Settings, Visit, covered
@@ -20,7 +20,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.plain import Linear
 from bigsgan.runtime import comm
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import FAMILIES, both, tiny_plan, tiny_recipe
 
 MIB = 2**20
 
@@ -50,6 +50,14 @@ def test_a_record_is_relative_to_the_first_variant_round_by_round(tmp_path):
     assert (found["disk_wait_share"], found["device_peak_bytes"]) == (None, None)
     assert found["d_loss_difference"] == pytest.approx(0.1)
     assert found["g_loss_difference"] == 0
+
+
+def test_what_is_measured_reports_to_nobody(tmp_path, monkeypatch):
+    plan = tiny_plan(tmp_path, 1, ["monitor=[wandb, csv]"], both(0))
+    built = []
+    monkeypatch.setattr(product, "build_run", lambda plan, *others: built.append(plan))
+    product.build_engine_loop(plan)
+    assert [each.recipe for each in built] == [plan.recipe.model_copy(update={"monitor": []})]
 
 
 def test_generators_loss_has_all_its_parts(tmp_path):
