@@ -104,7 +104,7 @@ class WandbRun:
         run = wandb.init(id=kept.get("id"), resume=resume, settings=settings)
         run.config.update(recipe, allow_val_change=True)
         run.define_metric("*", step_metric="nimg")
-        self._step = max(kept.get("step", -1), run.step - 1)
+        self._step = max(kept.get("step", -1), run.starting_step - 1)
         self._keep(run.id)
         return run
 

@@ -4,7 +4,9 @@ import csv
 import json
 import math
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bigsgan.errors import UserError
 from bigsgan.monitor import Reporter, check_wandb
 from tests.wandb_file import read_segments
+from tests.wandb_server import serving
 
 ALL = ["tensorboard", "wandb", "csv"]
 RECIPE = {
@@ -115,6 +118,46 @@ def test_a_resumed_run_is_the_same_one_and_its_steps_continue(tmp_path, monkeypa
     assert series_of(tmp_path, "loss/generator") == [(64, 1.0), (128, 2.0), (192, 4.0), (256, 5.0)]
     merged = dict(first.series("loss/generator")) | dict(second.series("loss/generator"))
     assert list(merged.items()) == series_of(tmp_path, "loss/generator")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [pytest.param("run", marks=pytest.mark.slow), "elsewhere"],  # where only W&B knows the last step
+)
+def test_online_the_rows_of_a_resumed_run_follow_those_that_are_there(second, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with serving() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        for out, resume_nimg, values in (
+            ("run", 0, {64: 1.0, 128: 2.0, 192: 3.0}),
+            (second, 128, {192: 4.0, 256: 5.0}),
+        ):
+            reporter = Reporter(tmp_path / out, 0, 256, resume_nimg, ["wandb"], RECIPE)
+            monkeypatch.setenv("WANDB_RUN_ID", json.loads((tmp_path / out / "wandb" / "run.json").read_text())["id"])
+            for nimg, value in values.items():
+                reporter.report(nimg, {"loss/generator": value})
+            reporter.close()
+    rows = [(row["_step"], row["nimg"], row["loss/generator"]) for row in server.rows]
+    assert rows == [(64, 64, 1.0), (128, 128, 2.0), (192, 192, 3.0), (193, 192, 4.0), (256, 256, 5.0)]
+
+
+@pytest.mark.slow
+def test_offline_files_of_a_resumed_run_are_uploaded_one_after_the_other(tmp_path):
+    for resume_nimg, values in ((0, {64: 1.0, 128: 2.0, 192: 3.0}), (128, {192: 4.0, 256: 5.0})):
+        reporter = Reporter(tmp_path / "run", 0, 256, resume_nimg, ["wandb"], RECIPE)
+        for nimg, value in values.items():
+            reporter.report(nimg, {"loss/generator": value})
+        reporter.close()
+        time.sleep(1)  # the names of the files tell seconds
+    files = sorted(map(str, tmp_path.glob("run/wandb/offline-run-*")))
+    assert len(files) == 2
+    with serving() as server:
+        more = {"WANDB_MODE": "online", "WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": server.url}
+        command = [sys.executable, "-m", "wandb", "sync", *files]
+        subprocess.run(command, env={**os.environ, **more, "WANDB_RESUME": "allow"}, check=True, timeout=60)
+    rows = [(row["_step"], row["nimg"], row["loss/generator"]) for row in server.rows]
+    assert rows == [(64, 64, 1.0), (128, 128, 2.0), (192, 192, 3.0), (193, 192, 4.0), (256, 256, 5.0)]
 
 
 def test_a_run_that_rolls_back_goes_on_in_the_same_file(tmp_path):
