@@ -40,6 +40,7 @@ class Options(NamedTuple):
         run: Run directory.
         nimg: Which checkpoint; None for the newest.
         live: Use the live weights instead of the EMA.
+        width: Relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint.
         metrics: Which.
         features: The network to compare by.
         batch: Images at a time.
@@ -52,6 +53,7 @@ class Options(NamedTuple):
     run: Path
     nimg: int | None
     live: bool
+    width: float | None
     metrics: Sequence[Metric]
     features: FeatureNetwork
     batch: int
@@ -78,7 +80,7 @@ def main(options: Options) -> int:
 def _evaluate(options: Options) -> None:
     _check(options)
     device = comm.device()
-    trained = open_trained(options.run, "generator", options.live, options.nimg, device)
+    trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width)
     recipe = _with_data(trained.recipe, options)
     _check_run(recipe, options)
     dataset = open_alike(build_dataset, recipe.data)
@@ -98,6 +100,7 @@ def _evaluate(options: Options) -> None:
         about = {
             "nimg": trained.nimg,
             "weights": "live" if options.live else "ema",
+            **({} if options.width is None else {"ema_width": options.width}),
             "seed": options.seed,
             "truncation": options.truncation,
             "precision": "fp32",

@@ -23,6 +23,7 @@ def main(
     run: Path,
     network: str,
     live: bool | None,
+    width: float | None,
     out: Path,
     nimg: int | None,
     standing: bool | None,
@@ -35,6 +36,7 @@ def main(
         run: Run directory.
         network: ``generator`` or ``discriminator``.
         live: Use the live weights instead of the EMA; None means the EMA if there is one.
+        width: Relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint.
         out: File to write.
         nimg: Which checkpoint; None for the newest.
         standing: Give the generator the standing statistics that ``bigsgan sample`` uses, so that it makes the same
@@ -57,13 +59,14 @@ def main(
     remedy = f"{smaller_batch(batch)}, or none (--no-standing)" if standing else "use a machine with more memory"
     with memory.naming_remedy(f"while the {network} was exported", remedy):
         device = best_device() if standing else torch.device("cpu")
-        trained = open_trained(run, network, live is True, nimg, device)
+        trained = open_trained(run, network, live is True, nimg, device, width)
         if truncation is not None:
             check_truncation(trained.recipe, truncation)
         header = {
             "network": network,
             "weights": "ema" if network == "generator" and live is not True else "live",
             "statistics": "standing" if standing else "as trained",
+            **({} if width is None else {"ema_width": str(width)}),
             "nimg": str(trained.nimg),
             "recipe": json.dumps(trained.recipe.model_dump()),
         }

@@ -55,6 +55,7 @@ class Options(NamedTuple):
         noise: ``random``, ``const`` or ``none``; None for the generator's default.
         cutoff: How many of the first styles psi holds for; None for all.
         standing: Whether batch norm gets standing statistics.
+        width: Relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint.
     """
 
     num: int | None
@@ -70,6 +71,7 @@ class Options(NamedTuple):
     noise: str | None = None
     cutoff: int | None = None
     standing: bool = True
+    width: float | None = None
 
     @property
     def num_latents(self) -> int:
@@ -91,7 +93,7 @@ def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, r
     device = best_device()
     remedy = f"{smaller_batch(options.batch)}, or fewer in all (--num)"
     with memory.naming_remedy(f"with {options.batch} images at a time and {options.num or DEFAULT_NUM} in all", remedy):
-        trained = open_trained(run, "generator", live, nimg, device)
+        trained = open_trained(run, "generator", live, nimg, device, options.width)
         _check_run(trained.recipe, options)
         if options.input is not None:
             text = _translate(trained, options, out, device, rank, num_ranks)

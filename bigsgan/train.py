@@ -42,8 +42,10 @@ from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.initial_weights import freeze_first_layers, load_imported_ema, load_initial_weights
 from bigsgan.training.loop import Run, training_loop
 from bigsgan.training.measuring import Measuring
+from bigsgan.training.power import AVERAGE
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
+from bigsgan.training.snapshots import Snapshots
 from bigsgan.training.start import Start, find_start
 from bigsgan.training.state import Counters, EMAState, EngineState
 from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
@@ -173,13 +175,14 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     engines = executor.engines
     if rank == 0:  # which writes manifests
         layout[DATA] = shown.fingerprint()._asdict()
-    ema = ShardedEMA(engines["generator"])
+    ema = ShardedEMA(engines["generator"], recipe.ema.power.widths if recipe.ema.power else ())
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
     statistics = Statistics(device)
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
     counters = _imported_counters(start, recipe)
-    entries = {**_entries(engines, ema, counters), **extras.entries()}
+    averages = EMAState(engines["generator"], ema)
+    entries = {**_entries(engines, averages, counters), **extras.entries()}
     if start.found is not None:
         _restore(start.found, entries, layout, recipe)
     slices = _slices(plan, rank)
@@ -213,7 +216,19 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         reporter=reporter,
         rank_log=rank_log,
         measuring=Measuring(plan, out, shown, sampling_batch, rank_log) if recipe.metrics else None,
+        snapshots=_build_snapshots(recipe, out, averages, layout, counters, rank_log),
     )
+
+
+def _build_snapshots(
+    recipe: Recipe, out: Path, averages: EMAState, layout: dict[str, Any], counters: Counters, rank_log: RankLog
+) -> Snapshots | None:
+    """What saves snapshots of the power function averages; those of a future that is not to be are removed."""
+    if recipe.ema.power is None:
+        return None
+    snapshots = Snapshots(out, recipe, averages, layout, rank_log.moved)
+    snapshots.rewind(counters.nimg)
+    return snapshots
 
 
 def _imported_counters(start: Start, recipe: Recipe) -> Counters:
@@ -251,11 +266,11 @@ def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
     return {n: bounds for n, bounds in found.items() if len(bounds) - 1 == plan.placement(n).num_stages}
 
 
-def _entries(engines: Mapping[str, Engine], ema: ShardedEMA, counters: Counters) -> dict[str, checkpoint.StateEntry]:
+def _entries(engines: Mapping[str, Engine], averages: EMAState, counters: Counters) -> dict[str, checkpoint.StateEntry]:
     """The state that every run has, by name."""
     return {
         **{network: EngineState(engine) for network, engine in engines.items()},
-        "average": EMAState(engines["generator"], ema),  # the name in checkpoints of all versions
+        AVERAGE: averages,
         "counters": counters,
     }
 
@@ -265,7 +280,7 @@ def _restore(
 ) -> None:
     with torch.device("meta"):
         networks = {network: build_network(recipe, network) for network in NETWORKS}
-    checkpoint.restore(found, entries, comm, networks={**networks, "average": networks["generator"]})
+    checkpoint.restore(found, entries, comm, networks={**networks, AVERAGE: networks["generator"]})
     saved, given = dict(found.layout), dict(layout)
     before, now = saved.pop(DATA, None), given.pop(DATA, {})
     if isinstance(before, dict) and (changed := [key for key in now if before.get(key) != now[key]]):

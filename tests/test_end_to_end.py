@@ -37,6 +37,7 @@ def train(directory: Path, total: int, out: str = "run") -> str:
         "sample_nimg=32",
         "checkpoint_nimg=16",
         "metrics={names: [fid64, pr64, labels64], every_nimg: 16}",
+        "ema.power={snapshot_nimg: 8}",
     ]
     command = [sys.executable, "launch/train.py", "--config", directory / "tiny.yaml", *overrides]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
@@ -159,6 +160,12 @@ def test_the_same_command_goes_on(run, tmp_path):
     assert sorted(p.name for p in (directory / "run" / "checkpoints").iterdir()) == [
         "000000000016", "000000000032", "000000000048", "latest",
     ]  # fmt: skip
+    resumed, whole = (
+        load_file(d / "run/ema_snapshots/000000000048/rank00000.safetensors") for d in (directory, tmp_path)
+    )
+    assert {key.split("/")[1] for key in whole} == {"buffer", "power_0.05", "power_0.1"}
+    for key, value in whole.items():
+        assert torch.equal(value, resumed[key]), key
 
 
 @pytest.mark.parametrize("options", [[], ["--truncation", "0.5"], ["--live", "--batch", "50"]], ids=" ".join)
@@ -228,6 +235,39 @@ def test_an_export_without_standing_statistics_is_what_was_saved(run, tmp_path):
         assert buffers
         for key in buffers:
             assert torch.equal(exported[key.split("/")[2].removesuffix("@0")].flatten(), saved[key])
+
+
+def test_an_average_of_another_width(run, tmp_path, capsys):
+    """A width that was kept is what the checkpoint holds; one that was not is near, as four snapshots allow."""
+    directory, _ = run
+    snapshots = directory / "run" / "ema_snapshots"
+    assert sorted(path.name for path in snapshots.iterdir()) == [*(f"{n:012d}" for n in (8, 16, 24, 32)), "latest"]
+    saved = load_file(directory / "run" / "checkpoints" / "000000000032" / "rank00000.safetensors")
+    arguments, weights = ["--run", str(directory / "run")], tmp_path / "g.safetensors"
+    found = {}
+    for width in ("0.05", "0.07", "0.1"):
+        more = ["--ema-width", width, "--no-standing", "--out", str(weights)]
+        assert cli.main(["export", *arguments, *more]) == 0
+        found[width] = load_file(weights)
+        with safe_open(weights, framework="pt") as file:
+            header = file.metadata()
+        assert (header["ema_width"], header["weights"], header["nimg"]) == (width, "ema", "32")
+    for key in [key for key in saved if key.startswith("average/power_")]:
+        _, kind, name = key.removesuffix("@0").split("/")
+        got = found[kind.removeprefix("power_")][name].flatten()
+        assert (got - saved[key]).abs().max() <= 1e-6 * saved[key].abs().max(), key
+    flat = [torch.cat([value.flatten() for value in each.values()]) for each in found.values()]
+    assert min((flat[1] - other).norm() for other in flat[::2]) > 0
+    assert (flat[1] - flat[0]).norm() < 0.05 * flat[0].norm()
+    capsys.readouterr()
+    arguments += ["--nimg", "24", "--ema-width", "0.07"]
+    assert cli.main(["sample", *arguments, "--num", "10", "--out", str(tmp_path / "grid.png")]) == 0
+    assert "at 24 images seen" in capsys.readouterr().out
+    assert cli.main(["evaluate", *arguments, "--metrics", "fid64", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert (record["ema_width"], record["nimg"], record["weights"]) == (0.07, 24, "ema")
+    assert cli.main(["sample", *arguments, "--live", "--out", str(tmp_path / "grid.png")]) == 2
+    assert "--ema-width: cannot be combined with --live" in capsys.readouterr().err
 
 
 @pytest.mark.smoke

@@ -65,10 +65,19 @@ class Saver:
     """
 
     def __init__(
-        self, directory: Path, ranks: ObjectCollectives, section: Checkpoints, moved: Moved = unnoticed
+        self,
+        directory: Path,
+        ranks: ObjectCollectives,
+        section: Checkpoints,
+        moved: Moved = unnoticed,
+        what: str = "checkpoint",
     ) -> None:
-        """Begin without a save; ``directory``, the run's ``checkpoints``, is on a file system that all ranks share."""
-        self._moved = moved
+        """Begin without a save.
+
+        ``directory``, such as the run's ``checkpoints``, is on a file system that all ranks share. Messages call what
+        is saved ``what``.
+        """
+        self._moved, self._what = moved, what
         self.stall_seconds = self.write_seconds = 0.0
         self.lost = ""
         self._directory, self._ranks, self._section = directory, ranks, section
@@ -91,7 +100,7 @@ class Saver:
         if ready:
             numbers = {name: entry.numbers() for name, entry in entries.items()}
             if self._aside is not None and (problem := self._aside.refusal(parts, self._ranks)):
-                _log.warning("checkpoints are written in the foreground from now on: %s", problem)
+                _log.warning("%ss are written in the foreground from now on: %s", self._what, problem)
                 self._aside = None
             if self._aside is not None:
                 parts = self._aside.copied(parts)
@@ -116,8 +125,8 @@ class Saver:
         done = self._together(job, job.tasks[0].result) and self._together(job, job.tasks[-1].result)
         if done:
             self.write_seconds = job.write_seconds
-            text = "checkpoint at %d images: %.1f MiB of this rank written in %.2f s"
-            _log.info(text, job.nimg, job.num_bytes / 2**20, job.write_seconds)
+            text = "%s at %d images: %.1f MiB of this rank written in %.2f s"
+            _log.info(text, self._what, job.nimg, job.num_bytes / 2**20, job.write_seconds)
         return done
 
     def close(self) -> None:
@@ -137,7 +146,7 @@ class Saver:
             return True
         found = list(enumerate(self._ranks.gather_objects((problem, lost)) or []))  # the terminal is rank 0's
         for rank, (text, _) in [each for each in found if each[1][0]][:1]:
-            _log.warning("checkpoint at %d images was not saved: %s (rank %d)", job.nimg, text, rank)
+            _log.warning("%s at %d images was not saved: %s (rank %d)", self._what, job.nimg, text, rank)
         losses = [f"rank {rank}: {text}" for rank, (_, text) in found if text]
         self.lost = self._ranks.from_rank_zero(next(iter(losses), self.lost))
         job.abandon()

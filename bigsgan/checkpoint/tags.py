@@ -219,9 +219,24 @@ def prune(directory: Path, section: Checkpoints, newest_nimg: int) -> None:
         kept.add(best.path)
     for old in found:
         if old.path not in kept:
-            going = old.path.with_name(f"{old.path.name}.old{PARTIAL}")  # so that a kill does not leave half a tag
-            os.replace(old.path, going)
-            shutil.rmtree(going, ignore_errors=True)
+            _remove(old.path)
+
+
+def remove_newer(directory: Path, nimg: int) -> None:
+    """Remove the tags of more than ``nimg`` images; one rank calls this.
+
+    Raises:
+        OSError: One of them cannot be removed.
+    """
+    for path in _tags(directory):
+        if int(path.name) > nimg:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    going = path.with_name(f"{path.name}.old{PARTIAL}")  # so that a kill does not leave half a tag
+    os.replace(path, going)
+    shutil.rmtree(going, ignore_errors=True)
 
 
 def _milestones(found: list[Checkpoint], every: int) -> Iterator[Path]:

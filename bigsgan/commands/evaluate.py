@@ -7,7 +7,7 @@ import importlib
 import os
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_number, add_run, add_sampling, logs_aside
+from bigsgan.commands.parsing import Commands, add_number, add_run, add_sampling, add_width, logs_aside
 from bigsgan.config.metrics import KINDS as METRIC_KINDS
 from bigsgan.config.metrics import FeatureNetwork, parse_metric
 from bigsgan.runtime import launched
@@ -18,6 +18,7 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("evaluate", help="measure the quality of a run's samples: FID and other metrics")
     add_run(command)
+    add_width(command)
     text = f"names and numbers of images, such as fid50k,kid50k,is50k,pr50k; of {', '.join(METRIC_KINDS)}"
     command.add_argument("--metrics", default="fid10k", help=f"{text} (default fid10k)")
     text = "inception, digits, torchvision:NAME or a TorchScript file (default: digits for the digits, else inception)"
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
         run=Path(options.run_directory),
         nimg=options.nimg,
         live=options.live,
+        width=options.ema_width,
         metrics=metrics,
         features=FeatureNetwork(**features),
         batch=options.batch,

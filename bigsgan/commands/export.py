@@ -6,13 +6,14 @@ import argparse
 import importlib
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_run, add_sampling
+from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_width
 
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("export", help="write a network's float32 weights as safetensors")
     add_run(command)
+    add_width(command)
     command.add_argument("--out", required=True, help="safetensors file")
     command.add_argument("--network", choices=["generator", "discriminator"], default="generator")
     which = command.add_mutually_exclusive_group()
@@ -30,6 +31,7 @@ def run(options: argparse.Namespace) -> int:
         run=Path(options.run_directory),
         network=options.network,
         live=options.live,
+        width=options.ema_width,
         out=Path(options.out),
         nimg=options.nimg,
         standing=options.standing,

@@ -95,6 +95,12 @@ def add_run(command: argparse.ArgumentParser) -> None:
     add_number(command, "--nimg", int, None, "checkpoint to use (default: the newest)")
 
 
+def add_width(command: argparse.ArgumentParser) -> None:
+    """The option that asks for an average of another width."""
+    text = "use the EMA of this relative width (sigma_rel), such as 0.07, made of the run's EMA snapshots"
+    add_number(command, "--ema-width", float, None, text)
+
+
 def add_sampling(command: argparse.ArgumentParser) -> None:
     """Options of what computes images in one way."""
     add_number(command, "--truncation", float, None, "resample latents beyond this magnitude")

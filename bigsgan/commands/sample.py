@@ -7,7 +7,7 @@ import importlib
 import re
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_batch, add_number, add_run
+from bigsgan.commands.parsing import Commands, add_batch, add_number, add_run, add_width
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 
@@ -16,6 +16,7 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("sample", help="write samples from a run: a sheet, an animation or single files")
     add_run(command)
+    add_width(command)
     add_number(command, "--num", int, None, "number of images (default 100; with --input, all)")
     command.add_argument("--out", required=True, help="PNG file; GIF of an interpolation; directory of --files")
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
@@ -59,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
         noise=options.noise,
         cutoff=options.truncation_cutoff,
         standing=not options.no_standing,
+        width=options.ema_width,
     )
     directory, out = Path(options.run_directory), Path(options.out)
     module.main(directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())

@@ -21,6 +21,7 @@ FREE_KEYS = {
     "out", "total_nimg", "report_nimg", "monitor", "sample_nimg", "checkpoint_nimg", "sample_statistics",
     "checkpoints.keep", "checkpoints.keep_every_nimg", "checkpoints.keep_best", "checkpoints.keep_best.metric",
     "checkpoints.keep_best.goal", "checkpoints.background", "hang_timeout_seconds", "max_rollbacks", "deterministic",
+    "ema.power.snapshot_nimg", "ema.power.snapshot_precision",
     "metrics", "metrics.names", "metrics.every_nimg", "metrics.features", "metrics.features.network",
     "metrics.features.weights", "metrics.features.resizer",
     "init_from.run", "init_from.nimg", "init_from.weights",
@@ -39,6 +40,7 @@ FREE_KEYS = {
 _OWN_NAMES = {
     RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
     "evaluations.jsonl", "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard", "wandb",
+    "ema_snapshots",
 }  # fmt: skip
 
 # Keys that determine the shapes of weights and optimizer states: no resumed run can change them.

@@ -18,6 +18,9 @@ from bigsgan.runtime.paths import expanded
 LARGEST_INT = 2**63 - 1
 """The largest 64-bit integer, the type of tensors and random generators."""
 
+SMALLEST_WIDTH, LARGEST_WIDTH = 0.001, 0.288
+"""Of a power function average, sigma_rel: at 12 ** -0.5 its exponent is 0, and all weights count alike."""
+
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 NaturalInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 BatchSize = Annotated[int, Field(gt=0, le=2**20)]
@@ -278,6 +281,27 @@ class Optimizers(Section):
     discriminator: Optimizer
 
 
+Sigma = Annotated[float, Field(ge=SMALLEST_WIDTH, le=LARGEST_WIDTH)]
+
+
+class PowerEMA(Section):
+    """Power function averages of the generator's weights (Karras et al. 2024, arXiv 2312.02696, section 3)."""
+
+    widths: list[Sigma] = Field(default=[0.05, 0.1], min_length=1, max_length=8)
+    """Of each average: sigma_rel, the standard deviation of its profile divided by the images averaged over. Each
+    takes as much memory as the EMA."""
+    snapshot_nimg: PositiveInt
+    """Images between two snapshots of the averages; one more is taken when the run is complete."""
+    snapshot_precision: Literal["fp32", "fp16"] = "fp32"
+    """Of snapshots, which take 4 or 2 bytes a parameter and width."""
+
+    @model_validator(mode="after")
+    def _check(self) -> PowerEMA:
+        if len(set(self.widths)) < len(self.widths):
+            raise UserError("ema.power.widths", self.widths, "must differ from each other", "give each width once")
+        return self
+
+
 class EMA(Section):
     """Exponential moving average (EMA) of the generator's weights, which samples and exports use."""
 
@@ -289,6 +313,8 @@ class EMA(Section):
     """Half-life at most this share of the images seen so far, which shortens the memory early in a run."""
     warmup_nimg: NaturalInt = 0
     """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
+    power: PowerEMA | None = None
+    """Keep further averages, from which an EMA of any width can be had after training. Off unless given."""
 
 
 class KeepBest(Section):

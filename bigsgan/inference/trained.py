@@ -13,6 +13,8 @@ from bigsgan import checkpoint
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.engines.base import MicroBatch
+from bigsgan.errors import UserError
+from bigsgan.inference.post_hoc import reconstruct
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
@@ -41,15 +43,26 @@ def best_device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
 
 
-def open_trained(run: Path, network: str, live: bool, nimg: int | None, device: torch.device) -> TrainedNetwork:
+def open_trained(
+    run: Path, network: str, live: bool, nimg: int | None, device: torch.device, width: float | None = None
+) -> TrainedNetwork:
     """Put one network of a run together; on a CPU it computes in float32, whatever precision it was trained in.
 
-    ``live`` loads the live weights instead of the generator's EMA; without ``nimg`` the newest checkpoint is taken.
+    ``live`` loads the live weights instead of the generator's EMA, and ``width`` the average of that width, from the
+    run's snapshots. Without ``nimg`` the newest checkpoint or snapshot is taken.
 
     Raises:
-        UserError: There is no such run or checkpoint, or a file is damaged.
+        UserError: There is no such run, checkpoint or snapshot, or a file is damaged.
     """
     recipe = read_saved_recipe(run)
+    if width is not None:
+        if live:
+            raise UserError("--ema-width", None, "cannot be combined with --live", "give only one of them")
+        if network != "generator":
+            raise UserError("--ema-width", None, "needs the generator", "remove the option")
+        seen, stack = reconstruct(run, recipe, width, nimg)
+        compute_as_suits(stack, device)
+        return TrainedNetwork(recipe, seen, stack.to(device))
     entry = "average" if network == "generator" and not live else network
     found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry))
     stack = build_network(recipe, network)

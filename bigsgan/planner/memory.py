@@ -27,7 +27,7 @@ class Prediction:
 
     Attributes:
         states: Of each network.
-        average: Of the moving average.
+        average: Of the moving average, and of the power function averages.
         buffers: Of both networks' buffers, with their copies.
         host: What stays in the host's memory, by what it is; the rest is on the device.
         update: Fullest moments of an update, beside what stays.
@@ -93,7 +93,9 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
 def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> Prediction:
     """Go through an update without lazy penalties, one with them, and sampling."""
     states = {network: build_states(plan, network, part.sizes) for network, part in parts.items()}
-    average = FLOAT * states["generator"].num_masters
+    power = plan.recipe.ema.power
+    one = FLOAT * states["generator"].num_masters
+    average = one * (1 + len(power.widths if power else ()))
     is_offloaded = plan.engines["generator"].file.offload_optimizer != "none"
     # Each network's buffers are kept for the case that an update is skipped; G's are averaged too.
     buffers = 2 * sum(part.buffers for part in parts.values()) + parts["generator"].buffers
@@ -109,7 +111,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     host = Counter({"average": average} if is_offloaded else {})
     for own in states.values():
         host.update(own.host)
-    (samples,) = fullest(_sampling(plan, traces, parts["generator"], average)).values()
+    (samples,) = fullest(_sampling(plan, traces, parts["generator"], one)).values()
     return Prediction(states, average, buffers, dict(host), updates[0], updates[1] if updates[1:] else {}, samples)
 
 

@@ -5,16 +5,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from bigsgan.engines import Engine
+from bigsgan.training.power import power_decay
 
 SWAP_ELEMENTS = 1 << 24
 """Elements swapped at a time, so that swapping needs 64 MiB and not a third copy of the weights."""
+
+
+class PowerEMA:
+    """Power function averages of an engine's parameters (Karras et al. 2024, arXiv 2312.02696, section 3.1).
+
+    After n updates the one of exponent gamma is the mean of the parameters after updates k = 1 to n, weighted by
+    k^(gamma + 1) - (k - 1)^(gamma + 1).
+
+    Attributes:
+        shards: By width, one flat tensor for each of the engine's shards, in their order.
+        begun_nimg: Images seen before their first update; None until then.
+    """
+
+    def __init__(self, engine: Engine, widths: Sequence[float]) -> None:
+        self._engine = engine
+        self.shards = {width: [shard.master.clone() for shard in engine.shards()] for width in widths}
+        self.begun_nimg: int | None = None
+
+    @torch.no_grad()
+    def update(self, nimg: int, batch: int) -> None:
+        """Count the parameters after an update to ``nimg`` images, a skipped one too: time passes all the same."""
+        if not self.shards:
+            return
+        if self.begun_nimg is None:
+            self.begun_nimg = nimg - batch
+        masters = [shard.master for shard in self._engine.shards()]
+        for width, averages in self.shards.items():
+            torch._foreach_lerp_(averages, masters, 1 - power_decay(width, nimg - self.begun_nimg, batch))
 
 
 class ShardedEMA:
@@ -23,10 +52,13 @@ class ShardedEMA:
     Attributes:
         shards: One flat tensor for each of the engine's shards, in their order.
         buffers: One tensor for each of the network's buffers, by name.
+        power: Further averages, of which samples are made after training.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, widths: Sequence[float] = ()) -> None:
+        """Begin with copies; ``widths`` are those of ``power``."""
         self._engine = engine
+        self.power = PowerEMA(engine, widths)
         self.shards = [shard.master.clone() for shard in engine.shards()]
         self._live_buffers = dict(engine.network.named_buffers())
         self.buffers = {name: buffer.clone() for name, buffer in self._live_buffers.items()}

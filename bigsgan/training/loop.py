@@ -28,6 +28,7 @@ from bigsgan.training.measuring import Measuring
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
 from bigsgan.training.schedules import average_decay, is_due, scheduled
+from bigsgan.training.snapshots import Snapshots
 from bigsgan.training.state import Counters
 from bigsgan.training.stopping import StopRequests
 
@@ -42,6 +43,7 @@ class Run:
 
     Attributes:
         measuring: None unless the recipe asks for metrics.
+        snapshots: None unless the recipe asks for power function averages.
         diversity: Of the EMA's last samples, on rank 0; see doctor.diversity.
     """
 
@@ -63,6 +65,7 @@ class Run:
     reporter: Reporter
     rank_log: RankLog
     measuring: Measuring | None
+    snapshots: Snapshots | None = None
     doctor: Doctor = field(default_factory=Doctor)
     diversity: float | None = None
 
@@ -73,6 +76,7 @@ class Run:
         decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
         if self.step.generator.outcomes.last is not False:  # a skipped update leaves the weights unchanged
             self.ema.update(decay)
+        self.ema.power.update(counters.nimg, recipe.batch)
         return decay
 
     def close(self) -> None:
@@ -80,6 +84,8 @@ class Run:
         self.reals.close()
         self.source.close()
         self.saver.close()
+        if self.snapshots:
+            self.snapshots.close()
         self.reporter.close()
 
 
@@ -109,8 +115,9 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         reports = done or is_due(recipe.report_nimg, counters.nimg, recipe.batch)
         samples = complete or is_due(recipe.sample_nimg, counters.nimg, recipe.batch)
         measures = run.measuring and (complete or (not done and run.measuring.is_due(counters.nimg)))
+        snaps = run.snapshots and (complete or run.snapshots.is_due(counters.nimg))
         saves = done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch)
-        looks = bool(reports or samples or measures or saves)
+        looks = bool(reports or samples or measures or snaps or saves)
         attempt = Attempt(update, (position, counters.position), numbers)
         if failed := run.recovery.failed(attempt, at_once=looks):
             _roll_back(run, failed, clock)
@@ -123,6 +130,10 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         if run.measuring and measures:
             with clock.paused():
                 _measure(run, run.measuring, requests)
+        if run.snapshots and snaps:  # before the checkpoint, from which a resumed run would not take it again
+            run.rank_log.phase = "EMA snapshot"
+            with clock.paused():
+                run.snapshots.save(counters.nimg)
         if saves:
             with clock.paused():
                 _save(run, must=done)
@@ -130,6 +141,8 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
                 _roll_back(run, attempt, clock)
                 continue
         if done:
+            if run.snapshots:
+                run.snapshots.finish()
             return complete
     return True
 
@@ -141,6 +154,8 @@ def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
         lost, run.saver.lost = run.saver.lost, ""
         _log.warning("%s", run.recovery.roll_back(failed, lost))
     run.reporter.rewind(run.counters.nimg)
+    if run.snapshots:
+        run.snapshots.rewind(run.counters.nimg)
     run.statistics.clear()
     clock.restart(run.counters.nimg)
 

@@ -13,6 +13,7 @@ from bigsgan.checkpoint import SavedValues, StateShard
 from bigsgan.data.order import Stretch, phase_start
 from bigsgan.engines import Engine, Shard
 from bigsgan.training.ema import ShardedEMA
+from bigsgan.training.power import BEGUN, power_kind, saved_widths
 
 Number = float | int
 
@@ -57,7 +58,7 @@ class EngineState:
 
 
 class EMAState:
-    """The EMA of the generator's weights."""
+    """The EMA of the generator's weights, and its power function averages, each a kind of its own."""
 
     def __init__(self, engine: Engine, average: ShardedEMA) -> None:
         self._engine, self._average = engine, average
@@ -67,18 +68,44 @@ class EMAState:
         found = list(_buffer_parts(self._engine, self._average.buffers))
         for shard, values in zip(self._engine.shards(), self._average.shards, strict=True):
             found += _shard_parts(shard, MASTER, values)
-        return found
+        return found + self._power_parts()
 
     def numbers(self) -> dict[str, Number]:
-        """Return none."""
-        return {}
+        """Return when the power function averages began, if there are any."""
+        begun = self._average.power.begun_nimg
+        return {} if begun is None else {BEGUN: begun}
 
     @torch.no_grad()
     def load(self, saved: SavedValues) -> None:
-        """Restore shards and buffers."""
+        """Restore shards and buffers. Power function averages of other widths than the saved ones begin anew."""
         for shard, values in zip(self._engine.shards(), self._average.shards, strict=True):
             load_shard(saved, shard, MASTER, values)
         load_buffers(saved, self._average.buffers)
+        power = self._average.power
+        if saved_widths(saved.kinds) != set(power.shards) or BEGUN not in saved.numbers:
+            power.begun_nimg = None
+            return
+        power.begun_nimg = int(saved.numbers[BEGUN])
+        for width, averages in power.shards.items():
+            for shard, values in zip(self._engine.shards(), averages, strict=True):
+                load_shard(saved, shard, power_kind(width), values)
+
+    def snapshot(self, dtype: torch.dtype) -> list[StateShard]:
+        """Return the power function averages by parameter in a type, and the EMA's buffers."""
+        found = list(_buffer_parts(self._engine, self._average.buffers))
+        for part in self._power_parts():
+            values = (
+                part.values if dtype == torch.float32 else part.values.cpu().to(dtype)
+            )  # the device may have no room
+            found.append(part._replace(values=values))
+        return found
+
+    def _power_parts(self) -> list[StateShard]:
+        found: list[StateShard] = []
+        for width, averages in self._average.power.shards.items():
+            for shard, values in zip(self._engine.shards(), averages, strict=True):
+                found += _shard_parts(shard, power_kind(width), values)
+        return found
 
 
 def _shard_parts(shard: Shard, kind: str, values: Tensor) -> Iterator[StateShard]:

@@ -21,6 +21,7 @@ from bigsgan.runtime import comm
 from bigsgan.train import build_run
 from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
+from bigsgan.training.power import power_kind
 from bigsgan.training.schedules import scheduled
 from bigsgan.training.start import Start
 from tests.tiny import tiny_plan
@@ -75,6 +76,9 @@ def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
                     yield entry, kind, shard, value.flatten()
     for shard, values in zip(run.step.generator.shards(), run.ema.shards, strict=True):
         yield "average", "master", shard, values
+    for width, averages in run.ema.power.shards.items():
+        for shard, values in zip(run.step.generator.shards(), averages, strict=True):
+            yield "average", power_kind(width), shard, values
 
 
 def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:

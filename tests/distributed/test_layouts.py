@@ -13,7 +13,10 @@ from tests.distributed import scenarios
 from tests.reference import distance
 from tests.tiny import stages, zero
 
-MOMENTUM = [f"optimizer.{n}={{kind: sgd, lr: 0.002, momentum: 0.9}}" for n in ("generator", "discriminator")]
+MOMENTUM = [
+    *(f"optimizer.{n}={{kind: sgd, lr: 0.002, momentum: 0.9}}" for n in ("generator", "discriminator")),
+    "ema.power={snapshot_nimg: 1000}",
+]
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3, betas: [0.5, 0.9]}}" for n in ("generator", "discriminator")]
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 
@@ -110,7 +113,7 @@ def check_resumed(table, target, optimizer, sources, then):
     ],
 )
 def test_every_pair(table, target, sources):
-    """Parameters, momentum, average, buffers and counters are equal bit for bit; and the next updates are the same."""
+    """Parameters, momentum, averages, buffers and counters are equal bit for bit; and the next updates are the same."""
     for source, begun, later, end in check_resumed(table, target, MOMENTUM, sources, THEN):
         before, found, reference = (scenarios.whole_values(each) for each in (begun, later, end))
         assert reference.keys() == found.keys()

@@ -77,6 +77,10 @@ LAYOUTS = {
     "perceptrons, ZeRO 1, optimizer on the host": (PERCEPTRONS, zero(1, zero=HOST)),
     "perceptrons, ZeRO 2 in bf16, optimizer on the host": (PERCEPTRONS, zero(2, zero=HOST, **BF16)),
     "perceptrons, ZeRO 3 in bf16, optimizer on the host": (PERCEPTRONS, zero(3, zero=HOST, **BF16)),
+    "perceptrons, ZeRO 2 in bf16, two more averages": (
+        [*PERCEPTRONS, "ema.power={snapshot_nimg: 99}"],
+        zero(2, **BF16),
+    ),
     "perceptrons, ZeRO 2 in bf16, D's optimizer on the host": (
         PERCEPTRONS,
         {"generator": zero(2, **BF16), "discriminator": zero(2, zero=HOST, **BF16)},

@@ -40,6 +40,7 @@ FIXED = {
     "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: must be unset, as in the run '",
     "objective.r1.weight=1": "objective.r1.antithetic: must be unset, as in the run '",
     "engines.generator.accumulation=2": "engines.generator.accumulation: must be unset, as in the run '",
+    "ema.power={snapshot_nimg: 8}": "ema.power.widths: must be unset, as in the run '",
     "ema.half_life_nimg=17": r"ema.half_life_nimg: must be \d+, as in the run '",
 }
 
