@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
+from bigsgan.checkpoint.files import checksum
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.metrics import FeatureNetwork, Metric
 from bigsgan.config.run_directory import RECIPE_FILE
-from bigsgan.config.sections import LARGEST_INT
+from bigsgan.config.sections import LARGEST_INT, Data
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
@@ -25,6 +26,7 @@ from bigsgan.inference.trained import TrainedNetwork, open_trained
 from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
+from bigsgan.metrics.reference import Reference, open_reference
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.tf32 import tf32
@@ -47,6 +49,7 @@ class Options(NamedTuple):
         seed: Of the latents.
         truncation: Of the latents, or psi of styles.
         overrides: Changes to ``data`` of the run's recipe.
+        reference: File to compare with in the place of the data; None for the data.
         json: Print the records as JSON.
     """
 
@@ -60,6 +63,7 @@ class Options(NamedTuple):
     seed: int
     truncation: float | None
     overrides: Sequence[str]
+    reference: Path | None
     json: bool
 
 
@@ -83,17 +87,16 @@ def _evaluate(options: Options) -> None:
     trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width)
     recipe = _with_data(trained.recipe, options)
     _check_run(recipe, options)
-    dataset = open_alike(build_dataset, recipe.data)
+    reals, data = _reals(recipe, options.reference)
     features = open_features(options.features, recipe.data, directory())
+    _check_width(reals, options.reference, features)
     of_images = [metric for metric in options.metrics if metric.kind != "ppl"]
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
-        evaluation = Evaluation(
-            of_images, features, dataset, recipe.data, options.batch, directory(), bar.set_description_str
-        )
+        evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), bar.set_description_str)
         sampler = Sampler(trained, options.seed, options.batch, device)
         sampler.prepare(options.truncation)
         threshold = None if recipe.generator.has_styles else options.truncation
-        source = samples_of(recipe, trained.network, trained.infer, dataset, device, options.seed, threshold)
+        source = samples_of(recipe, trained.network, trained.infer, reals.images, device, options.seed, threshold)
         found = evaluation.measure(source, Replica(comm.rank(), comm.world_size())) if of_images else []
         found += [_path_length(trained, features, m, options, bar) for m in options.metrics if m.kind == "ppl"]
     if comm.rank() == 0:
@@ -105,6 +108,7 @@ def _evaluate(options: Options) -> None:
             "truncation": options.truncation,
             "precision": "fp32",
             "batch": options.batch,
+            **_about(options.reference),
         }
         lines = records(found, features, {"by": "evaluate", **about})
         _print(lines, options)
@@ -121,12 +125,33 @@ def _check(options: Options) -> None:
             raise UserError("argument", override, problem, "give only keys such as data.root")
 
 
+def _reals(recipe: Recipe, reference: Path | None) -> tuple[Reference, Data]:
+    """What to compare with, and the section that describes it."""
+    if reference is None:
+        return Reference(open_alike(build_dataset, recipe.data)), recipe.data
+    return open_reference(reference, recipe.data), recipe.data.model_copy(update={"root": str(reference)})
+
+
+def _check_width(reals: Reference, reference: Path | None, features: Features) -> None:
+    """Refuse statistics of another network's features."""
+    if reals.gaussian is not None and len(reals.gaussian.mean) != features.width:
+        problem = f"has statistics of {len(reals.gaussian.mean)} features, and {features.name} gives {features.width}"
+        remedy = "choose by --features the network that they are of"
+        raise UserError("--reference", str(reference), problem, remedy)
+
+
+def _about(reference: Path | None) -> dict[str, str]:
+    return {} if reference is None else {"reference": str(reference), "reference_sha256": checksum(reference)}
+
+
 def _check_run(recipe: Recipe, options: Options) -> None:
     """Refuse what the run's generator cannot do."""
     if options.truncation is not None:
         if recipe.data.paired:
             raise UserError("--truncation", None, "needs a generator from latents", "remove the option")
         check_truncation(recipe, options.truncation)
+    if options.reference is not None and recipe.data.paired:
+        raise UserError("--reference", None, "needs a generator from latents", "remove the option")
     for metric in options.metrics:
         if metric.kind == "ppl" and not recipe.generator.has_styles:
             problem = f"needs a generator with styles, and {recipe.generator.family} has none"

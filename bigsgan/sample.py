@@ -1,11 +1,12 @@
-"""`bigsgan sample`: images from a run's generator, as a sheet, as an animation or as single files."""
+"""`bigsgan sample`: images from a run's generator, as a sheet, an animation, single files or an .npz file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -15,6 +16,7 @@ from bigsgan.config.sections import LARGEST_INT
 from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
 from bigsgan.images.grids import image_grid, save_png
+from bigsgan.images.npz import write_images
 from bigsgan.inference.sheets import Sampler, Sheet, set_styles, translated_pairs
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.inference.translations import Translations
@@ -31,11 +33,32 @@ from bigsgan.training.sampling import (
 )
 
 DEFAULT_NUM = 100
+NPZ = ".npz"
+"""Suffix of an archive of samples."""
 MILLISECONDS = 60
 """That an animation shows each image."""
 
 MOST_STEPS, MOST_PIXELS = 10**4, 2**30
 """Images of a row from one sample to the next, and pixels of a sheet, which lies in memory until it is written."""
+
+
+Gather = Callable[[np.ndarray], list[np.ndarray] | None]
+"""Gives rank 0 the arrays of all ranks, by rank, and the others None. A collective."""
+
+
+class _Rounds(NamedTuple):
+    """Ranks that make batches in turn."""
+
+    rank: int
+    num_ranks: int
+    gather: Gather
+
+    def batches(self, make: Callable[[int], np.ndarray], num: int, batch: int) -> Iterator[np.ndarray]:
+        """On rank 0, yield what ``make`` gives for the first sample of each batch, in order."""
+        for start in range(0, num, batch * self.num_ranks):
+            first = start + batch * self.rank
+            found = self.gather(make(first) if first < num else np.empty(0, np.uint8))
+            yield from (images for images in found or [] if len(images))
 
 
 class Options(NamedTuple):
@@ -79,29 +102,42 @@ class Options(NamedTuple):
         return DEFAULT_NUM if self.num is None else self.num
 
 
-def main(run: Path, out: Path, nimg: int | None, live: bool, options: Options, rank: int, num_ranks: int) -> None:
-    """Write what ``options`` ask for: a PNG sheet, a GIF of an interpolation, or single PNG files.
+def main(
+    run: Path,
+    out: Path,
+    nimg: int | None,
+    live: bool,
+    options: Options,
+    rank: int,
+    num_ranks: int,
+    gather: Gather = lambda images: [images],
+) -> None:
+    """Write what ``options`` ask for: a PNG sheet, a GIF of an interpolation, single PNG files, or an .npz file.
 
-    Single files are shared among the ranks that were started; of the rest, rank 0 alone has work.
+    Single files are shared among the ranks that were started, and so is the work for an .npz file, which needs
+    ``gather``; of the rest, rank 0 alone has work.
 
     Raises:
         UserError: The run cannot be opened, an option is out of range, or memory runs out.
     """
     _check(options, out)
-    if rank > 0 and not options.files:
+    if rank > 0 and not (options.files or out.suffix == NPZ):
         return
     device = best_device()
     remedy = f"{smaller_batch(options.batch)}, or fewer in all (--num)"
     with memory.naming_remedy(f"with {options.batch} images at a time and {options.num or DEFAULT_NUM} in all", remedy):
         trained = open_trained(run, "generator", live, nimg, device, options.width)
-        _check_run(trained.recipe, options)
+        _check_run(trained.recipe, options, out.suffix == NPZ)
         if options.input is not None:
             text = _translate(trained, options, out, device, rank, num_ranks)
         elif options.files:
             text = _write_files(trained, options, out, device, rank, num_ranks)
+        elif out.suffix == NPZ:
+            text = _write_npz(trained, options, out, device, _Rounds(rank, num_ranks, gather))
         else:
             text = _write_sheet(_make_sheet(trained, options, device), out)
-    print(f"{out}: {text} of {run} at {trained.nimg} images seen")
+    if rank == 0 or options.files:
+        print(f"{out}: {text} of {run} at {trained.nimg} images seen")
 
 
 def _check(options: Options, out: Path) -> None:
@@ -122,6 +158,8 @@ def _check(options: Options, out: Path) -> None:
         asked.append("truncation (several)")
     if len(asked) > 1:
         raise UserError(f"--{asked[0]}", None, f"cannot be combined with --{asked[1]}", "give only one of them")
+    if out.suffix == NPZ and asked:
+        raise UserError("--out", str(out), f"cannot be combined with --{asked[0]}", "give a PNG file, or a directory")
     if out.suffix == ".gif" and not options.interpolate:
         raise UserError("--out", str(out), "is an animation, which needs --interpolate", "add --interpolate 16")
     if options.files:
@@ -130,7 +168,7 @@ def _check(options: Options, out: Path) -> None:
         refuse_output(out)
 
 
-def _check_run(recipe: Recipe, options: Options) -> None:
+def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
     """Refuse what the run's generator cannot do."""
     for truncation in options.truncations:
         check_truncation(recipe, truncation)
@@ -147,6 +185,7 @@ def _check_run(recipe: Recipe, options: Options) -> None:
         ("--interpolate", options.interpolate, not paired, latents),
         ("--mix", options.mix, not paired, latents),
         ("--files", options.files and no_input, not paired, latents),
+        ("--out *.npz", npz, not paired, latents),
         ("--seed", options.seed and no_input, not paired, latents),
         ("--morph", options.morph, recipe.data.num_classes, "a run with classes"),
     ):
@@ -243,6 +282,35 @@ def _write_files(
         for number, label, image in zip(numbers, labels.tolist(), images, strict=True):
             save_png(encode(image), out / f"class{label:03d}_sample{number:06d}.png")
     return f"{last - first} files"
+
+
+def _write_npz(trained: TrainedNetwork, options: Options, out: Path, device: torch.device, rounds: _Rounds) -> str:
+    """Make batches in turn, the same for any number of ranks, and let rank 0 write them as they come.
+
+    Without classes that are asked for, all take turns: each has as many samples as the others, or one more.
+    """
+    sampler, num, num_classes = _sampler(trained, options, device), options.num_latents, trained.recipe.data.num_classes
+    truncation = options.truncations[0] if options.truncations else None
+    columns = [*range(max(num_classes, 1))]
+    if options.classes is not None:
+        columns = choose_columns(num_classes, options.classes, num)
+    labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
+    sampler.prepare(truncation)
+
+    def made(first: int) -> np.ndarray:
+        own = labels[first : first + options.batch]
+        images = encode(sampler.images(sampler.inputs(first, own, truncation)))
+        return images.permute(0, 2, 3, 1).contiguous().numpy()
+
+    batches = rounds.batches(made, num, options.batch)
+    if rounds.rank > 0:
+        for _ in batches:
+            pass
+        return ""
+    side, channels = trained.recipe.data.resolution, trained.recipe.data.image_channels
+    with writing(out), replacing(out) as unfinished:
+        write_images(unfinished, (num, side, side, channels), batches, labels.numpy() if num_classes else None)
+    return f"{num} images"
 
 
 def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) -> list[int]:

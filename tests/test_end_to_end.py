@@ -1,5 +1,6 @@
 """A run as a user sees it: the command, what it leaves behind, going on, sampling and exporting."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -235,6 +236,26 @@ def test_an_export_without_standing_statistics_is_what_was_saved(run, tmp_path):
         assert buffers
         for key in buffers:
             assert torch.equal(exported[key.split("/")[2].removesuffix("@0")].flatten(), saved[key])
+
+
+def test_evaluate_against_a_file(run, tmp_path, capsys):
+    """Samples in an archive are as near to the real images as `evaluate` says; another seed's are near to them."""
+    directory, _ = run
+    arguments, samples = ["--run", str(directory / "run")], tmp_path / "samples.npz"
+    assert cli.main(["sample", *arguments, "--num", "400", "--out", str(samples)]) == 0
+    capsys.readouterr()
+    found = {}
+    for name, more in (("data", []), ("samples", ["--reference", str(samples)])):
+        assert cli.main(["evaluate", *arguments, "--metrics", "fid400", "--json", *more]) == 0
+        (found[name],) = json.loads(capsys.readouterr().out)
+    assert found["samples"]["fid400"] < 0.2 * found["data"]["fid400"]
+    digest = hashlib.sha256(samples.read_bytes()).hexdigest()
+    assert (found["samples"]["reference"], found["samples"]["reference_sha256"]) == (str(samples), digest)
+    assert (found["samples"]["num_real"], found["data"]["num_real"]) == (400, 1797)
+    assert "reference" not in found["data"]
+    np.savez(tmp_path / "other.npz", mu=np.zeros(2048), sigma=np.eye(2048))
+    assert cli.main(["evaluate", *arguments, "--reference", str(tmp_path / "other.npz")]) == 2
+    assert "has statistics of 2048 features, and digits gives 64; choose by --features" in capsys.readouterr().err
 
 
 def test_an_average_of_another_width(run, tmp_path, capsys):

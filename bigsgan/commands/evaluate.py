@@ -26,6 +26,8 @@ def add(commands: Commands) -> None:
     command.add_argument("--weights", help="file of the weights of inception or torchvision:NAME")
     text = "how images are resized for inception (default tensorflow)"
     command.add_argument("--resizer", choices=["tensorflow", "antialiased"], default="tensorflow", help=text)
+    text = "compare with this .npz file: images (arr_0, arr_1), or the statistics (mu, sigma) of another project"
+    command.add_argument("--reference", help=text)
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
     add_sampling(command)
@@ -53,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
         truncation=options.truncation,
         overrides=options.overrides,
+        reference=None if options.reference is None else Path(options.reference),
         json=options.json,
     )
     return int(module.main(asked))

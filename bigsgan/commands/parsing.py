@@ -39,7 +39,7 @@ _PATHS = {
     "config": "--config", "run_directory": "--run", "out": "--out", "plot": "--plot", "source": "SRC",
     "destination": "DST", "input": "--input", "weights": "--weights", "discriminator": "--discriminator",
     "features": "--features", "site": "--site", "sweep": "--sweep", "data_root": "--data-root",
-    "settings": "--settings", "deepspeed_config": "--deepspeed_config",
+    "settings": "--settings", "deepspeed_config": "--deepspeed_config", "reference": "--reference",
 }  # fmt: skip
 """Options and arguments that are paths: their attribute, and how messages call them."""
 

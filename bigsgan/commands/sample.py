@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from bigsgan.commands.parsing import Commands, add_batch, add_number, add_run, add_width
+from bigsgan.commands.parsing import Commands, add_batch, add_number, add_run, add_width, logs_aside
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
+from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(commands: Commands) -> None:
@@ -18,10 +22,11 @@ def add(commands: Commands) -> None:
     add_run(command)
     add_width(command)
     add_number(command, "--num", int, None, "number of images (default 100; with --input, all)")
-    command.add_argument("--out", required=True, help="PNG file; GIF of an interpolation; directory of --files")
+    text = "PNG file; GIF of an interpolation; directory of --files; .npz file of images and classes"
+    command.add_argument("--out", required=True, help=text)
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
-    text = "class of each column, such as 3,17,200-209 (default: the first that fit)"
+    text = "class of each column, such as 3,17,200-209 (default: the first that fit; in an .npz file all)"
     command.add_argument("--classes", type=_class_ranges, help=text)
     text = "resample latents beyond this magnitude, or move styles to their mean; several, as 0.3,0.7,1, make a sweep"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
@@ -63,8 +68,29 @@ def run(options: argparse.Namespace) -> int:
         width=options.ema_width,
     )
     directory, out = Path(options.run_directory), Path(options.out)
-    module.main(directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())
+    arguments = (directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())
+
+    if launched.world_size() > 1 and out.suffix == module.NPZ:
+        return _joined(lambda gather: module.main(*arguments, gather))
+    module.main(*arguments)
     return 0
+
+
+def _joined(work: Callable[[Any], None]) -> int:
+    """Work with what gathers arrays from all ranks that were started."""
+    os.environ.update(launcher_variables(os.environ))
+    launched.check_launcher()
+    with logs_aside():
+        comm = importlib.import_module("bigsgan.runtime.comm")
+        ending = importlib.import_module("bigsgan.runtime.ending")
+
+    def together() -> int:
+        comm.initialize(comm.PATIENCE_HOURS * 3600)
+        work(comm.gather_objects)
+        comm.leave()
+        return 0
+
+    return int(ending.exit_status(together))
 
 
 def _numbers(word: str) -> list[float]:

@@ -21,9 +21,10 @@ from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
 from bigsgan.metrics.features import Features
 from bigsgan.metrics.impressions import Impressions
-from bigsgan.metrics.moments import Moments, frechet_distance
+from bigsgan.metrics.moments import Gaussian, Moments, frechet_distance
 from bigsgan.metrics.pairwise import Manifold, Shared, Tell, kernel_distance, manifold_metrics, share
 from bigsgan.metrics.reals import num_labels, see_reals
+from bigsgan.metrics.reference import Reference
 from bigsgan.metrics.scores import jensen_shannon, kullback_leibler
 from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
@@ -84,7 +85,7 @@ class Evaluation:
         self,
         asked: Sequence[Metric],
         features: Features,
-        dataset: ImageDataset,
+        reals: ImageDataset | Reference,
         data: Data,
         batch: int,
         cache: Path,
@@ -92,24 +93,27 @@ class Evaluation:
     ) -> None:
         """Prepare for metrics of images, which ``ppl`` is not; no image is looked at yet.
 
-        Statistics of real images are kept in the directory ``cache``. ``tell`` is called with where it stands, again
-        and again.
+        ``reals`` are the images to compare with, or what is known of them; statistics of images are kept in the
+        directory ``cache``. ``tell`` is called with where it stands, again and again.
 
         Raises:
             UserError: A metric does not go with the network or the data.
         """
-        self._asked, self.features, self._dataset, self._data = asked, features, dataset, data
+        self._asked, self.features, self._data = asked, features, data
+        self._against = reals if isinstance(reals, Reference) else Reference(reals)
         self._batch, self._cache, self._tell = batch, cache, tell
         self._reals: Impressions | None = None
-        if len(dataset) < LEAST_IMAGES:
+        if self._against.images is not None and len(self._against.images) < LEAST_IMAGES:
             problem = f"must contain at least {LEAST_IMAGES} images for metrics"
             raise UserError("data.root", data.root, problem, "use a larger data set")
         for metric in asked:
             if metric.kind in _BY_LOGITS and features.num_classes is None:
                 problem = f"needs class logits, which {features.name} does not compute"
                 raise UserError("metrics", metric.name, problem, "choose a network that classifies, such as inception")
-            if metric.kind == "cfid" and not data.num_classes:
+            if metric.kind == "cfid" and not (data.num_classes and self._against.labelled):
                 raise UserError("metrics", metric.name, "needs data with classes", "use fid instead")
+            if self._against.images is None and metric.kind not in ("fid", "is"):
+                raise UserError("metrics", metric.name, "needs real images, not their statistics", "remove it")
 
     def measure(
         self, generate: Generate, replica: Replica, stopped: Callable[[], bool] = lambda: False
@@ -123,22 +127,26 @@ class Evaluation:
         with tf32(False):  # whose ten bits show in features
             self.features.network.to(comm.device())
             reals = self._see_reals()
-            fakes = self._see_fakes(generate, replica, reals.labels, stopped)
+            labels = reals.labels if self._against.labelled else torch.ones_like(reals.labels)
+            fakes = self._see_fakes(generate, replica, labels, stopped)
             self.features.network.cpu()  # the memory is for training
             if fakes is None:
                 return []
-            comparison = _Comparison(reals, fakes, self._tell)
+            comparison = _Comparison(reals, fakes, self._tell, self._against.gaussian)
             found = [comparison.measure(metric, self._num(metric)) for metric in self._asked]
         seconds = time.perf_counter() - start
         return [measured._replace(seconds=seconds) for measured in comm.from_rank_zero(found)]
 
     def _num(self, metric: Metric) -> int:
         """Samples for a metric: each pair of data once, where samples are translations."""
-        return min(metric.num, len(self._dataset)) if self._data.paired else metric.num
+        images = self._against.images
+        return min(metric.num, len(images)) if self._data.paired and images is not None else metric.num
 
     def _see_reals(self) -> Impressions:
+        dataset, width, num_classes = self._against.images, self.features.width, self.features.num_classes
+        if dataset is None:
+            return Impressions(0, width, num_classes, num_labels(self._data), [0], 0)
         if self._reals is None:
-            dataset = self._dataset
             kept = [len(dataset) if m.kind == "cfid" else self._num(m) for m in self._asked if m.kind in _BY_ROWS]
             limit = max(kept, default=0)
             self._reals = see_reals(dataset, self._data, self.features, limit, self._batch, self._cache, self._tell)
@@ -171,8 +179,8 @@ class Evaluation:
 class _Comparison:
     """Metrics of what was seen of real images and of samples."""
 
-    def __init__(self, reals: Impressions, fakes: Impressions, tell: Tell) -> None:
-        self._reals, self._fakes, self._tell = reals, fakes, tell
+    def __init__(self, reals: Impressions, fakes: Impressions, tell: Tell, gaussian: Gaussian | None) -> None:
+        self._reals, self._fakes, self._tell, self._gaussian = reals, fakes, tell, gaussian
         self._manifolds: dict[int, Manifold] = {}
 
     def measure(self, metric: Metric, num: int) -> Measured:
@@ -188,7 +196,7 @@ class _Comparison:
         if kind == "fid":
             if comm.rank() != 0:  # seconds on the host, and no use in all ranks' doing the same
                 return {}
-            return {"": frechet_distance(self._reals.moments[num_real], self._fakes.moments[num])}
+            return {"": frechet_distance(self._gaussian or self._reals.moments[num_real], self._fakes.moments[num])}
         if kind == "cfid":
             return {"": self._class_fid(num)}
         if kind == "kid":

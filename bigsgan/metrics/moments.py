@@ -5,10 +5,19 @@ Shapes: N features (N, D).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from bigsgan.runtime import comm
+
+
+class Gaussian(NamedTuple):
+    """Mean (D,) and covariance (D, D) of features, float64."""
+
+    mean: Tensor
+    covariance: Tensor
 
 
 class Moments:
@@ -53,7 +62,7 @@ class Moments:
         return (self.products - self.num * torch.outer(self.mean, self.mean)) / (self.num - 1)
 
 
-def frechet_distance(a: Moments, b: Moments) -> float:
+def frechet_distance(a: Moments | Gaussian, b: Moments | Gaussian) -> float:
     """|mean difference|^2 + tr(A + B - 2 (A B)^(1/2)) of covariances A and B (Heusel et al. 2017, arXiv 1706.08500).
 
     Symmetric decompositions alone: tr (A B)^(1/2) is the sum of the roots of the eigenvalues of A^(1/2) B A^(1/2).

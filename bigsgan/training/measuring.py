@@ -101,7 +101,7 @@ def samples_of(
     recipe: Recipe,
     network: LayerStack,
     infer: Infer,
-    dataset: ImageDataset,
+    dataset: ImageDataset | None,
     device: torch.device,
     seed: int,
     truncation: float | None = None,
@@ -114,7 +114,7 @@ def samples_of(
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.max_corrupt, comm.rank())
 
     def inputs(first: int, labels: Tensor) -> MicroBatch:
-        if not recipe.data.paired:
+        if not recipe.data.paired or dataset is None:
             return generator_inputs(recipe, draws, "metrics", first, labels, truncation, device)
         indices = [(first + i) % len(dataset) for i in range(len(labels))]
         (read,) = read_batches(dataset, recipe.data.model_copy(update={"num_workers": 0}), iter([indices]), False)

@@ -152,6 +152,30 @@ def test_single_files_are_the_grids_images_whatever_the_ranks(make_run, tmp_path
         assert np.abs(np.asarray(Image.open(out / name)).astype(int) - grid[i]).max() <= 1  # rounded in another batch
 
 
+@pytest.mark.parametrize("classes", [[], ["--classes", "4,6"]])
+def test_an_archive_has_the_single_files_images(make_run, tmp_path, classes):
+    """Classes take turns; unless asked for, all of them."""
+    run, out, files = make_run("data.num_classes=10"), tmp_path / "samples.npz", tmp_path / "files"
+    arguments = ["sample", "--run", str(run), "--num", "23", "--seed", "5", "--truncation", "0.8", "--batch", "7"]
+    assert main([*arguments, *classes, "--out", str(out)]) == 0
+    with np.load(out) as found:
+        images, labels = found["arr_0"], found["arr_1"]
+    assert (images.shape, images.dtype) == ((23, 16, 16, 1), np.uint8)
+    assert labels.tolist() == [(4, 6)[i % 2] if classes else i % 10 for i in range(23)]
+    assert main([*arguments, "--classes", "4,6" if classes else "0-9", "--files", "--out", str(files)]) == 0
+    for i, label in enumerate(labels):
+        assert np.array_equal(np.asarray(Image.open(files / f"class{label:03d}_sample{i:06d}.png")), images[i, :, :, 0])
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_an_archive_without_classes(make_run, tmp_path):
+    run, out = make_run("data.num_classes=0"), tmp_path / "samples.npz"
+    assert main(["sample", "--run", str(run), "--num", "3", "--out", str(out)]) == 0
+    with np.load(out) as found:
+        assert list(found) == ["arr_0"]
+        assert found["arr_0"].std() > 1
+
+
 def test_pairs_stand_side_by_side(make_run, tmp_path):
     run, out = make_run(*FAMILIES["pix2pix"]), tmp_path / "pairs.png"
     assert main(["sample", "--run", str(run), "--num", "4", "--out", str(out)]) == 0
@@ -187,6 +211,18 @@ def test_pairs_have_no_latents(make_run, tmp_path, capsys, option):
     run = make_run(*FAMILIES["pix2pix"])
     assert main(["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), *option]) == 2
     assert capsys.readouterr().err.startswith(f"bigsgan: {option[0]}: needs a generator from latents")
+
+
+@pytest.mark.parametrize("option", [["--interpolate", "4"], ["--mix", "2"], ["--truncation", "0.5,0.7"], ["--files"]])
+def test_archives_hold_single_samples(make_run, tmp_path, capsys, option):
+    assert main(["sample", "--run", str(make_run()), "--out", str(tmp_path / "x.npz"), *option]) == 2
+    assert f"x.npz' cannot be combined with {option[0]}" in capsys.readouterr().err
+
+
+def test_archives_are_of_latents(make_run, tmp_path, capsys):
+    run = make_run(*FAMILIES["pix2pix"])
+    assert main(["sample", "--run", str(run), "--out", str(tmp_path / "x.npz")]) == 2
+    assert capsys.readouterr().err.startswith("bigsgan: --out *.npz: needs a generator from latents")
 
 
 def test_an_animation_of_nothing_is_refused(make_run, tmp_path, capsys):

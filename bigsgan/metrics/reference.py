@@ -1,0 +1,120 @@
+"""What samples are compared with in the place of the run's data: an .npz file of images, of statistics, or of both.
+
+Shapes: N images (N, R, R, C) uint8, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bigsgan.config.sections import Data
+from bigsgan.data.datasets import ImageDataset
+from bigsgan.errors import UserError, reason
+from bigsgan.images.npz import IMAGES, LABELS, mapped_arrays
+from bigsgan.metrics.moments import Gaussian
+
+_OPTION = "--reference"
+_MOST_ASYMMETRY = 1e-4
+"""Of a covariance, relative to its largest element."""
+
+
+class Reference(NamedTuple):
+    """Real images, or what is known of them.
+
+    Attributes:
+        images: None where there are none.
+        gaussian: What `fid` is against in their place.
+        labelled: Whether the images have classes, as frequent as samples are to have them; else all classes are.
+    """
+
+    images: ImageDataset | None
+    gaussian: Gaussian | None = None
+    labelled: bool = True
+
+
+class MappedImages(ImageDataset):
+    """Images of a mapped array, with their classes (N,) or class 0."""
+
+    in_memory = True
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray | None) -> None:
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = torch.from_numpy(np.array(self._images[index])).permute(2, 0, 1).contiguous()
+        return image, 0 if self._labels is None else int(self._labels[index])
+
+
+def open_reference(path: Path, data: Data) -> Reference:
+    """Open a file in the form of ADM's evaluation suite: `arr_0`, `arr_1`, `mu` and `sigma`; other keys are ignored.
+
+    Raises:
+        UserError: It cannot be read, has none of these, or does not fit the run's images.
+    """
+    try:
+        arrays = mapped_arrays(path)
+    except (OSError, ValueError) as error:
+        problem = f"must be an uncompressed .npz file: {reason(error, path)}"
+        raise UserError(_OPTION, str(path), problem, "write it with numpy.savez") from None
+    found = _Checked(path, arrays)
+    gaussian = found.gaussian() if {"mu", "sigma"} & arrays.keys() else None
+    images = found.images(data) if IMAGES in arrays else None
+    labels = found.labels(data) if LABELS in arrays and images is not None and data.num_classes else None
+    if gaussian is None and images is None:
+        found.refuse(f"has neither {IMAGES} nor mu and sigma", "give images or statistics")
+    dataset = None if images is None else MappedImages(images, labels)
+    return Reference(dataset, gaussian, labels is not None or not data.num_classes)
+
+
+class _Checked:
+    """The arrays of a file, each checked as it is taken."""
+
+    def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+        self._path, self._arrays = path, arrays
+
+    def refuse(self, problem: str, remedy: str) -> None:
+        raise UserError(_OPTION, str(self._path), problem, remedy)
+
+    def gaussian(self) -> Gaussian:
+        """Mean and covariance in float64."""
+        remedy = "give the statistics (D,) and (D, D) of one network's features"
+        mean, covariance = (self._arrays.get(name, np.empty(0)) for name in ("mu", "sigma"))
+        if mean.ndim != 1 or not mean.size or covariance.shape != (mean.size, mean.size):
+            shapes = f"mu {mean.shape} and sigma {covariance.shape}"
+            self.refuse(f"must have mu (D,) and sigma (D, D), got {shapes}", remedy)
+        if not all(np.issubdtype(each.dtype, np.floating) for each in (mean, covariance)):
+            self.refuse("must have mu and sigma of floating point numbers", remedy)
+        mean, covariance = (np.array(each, dtype=np.float64) for each in (mean, covariance))
+        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+            self.refuse("has mu or sigma with non-finite values", remedy)
+        if np.abs(covariance - covariance.T).max() > _MOST_ASYMMETRY * np.abs(covariance).max():
+            self.refuse("has a sigma that is not symmetric", remedy)
+        return Gaussian(torch.from_numpy(mean), torch.from_numpy(covariance))
+
+    def images(self, data: Data) -> np.ndarray:
+        images = self._arrays[IMAGES]
+        wanted = (data.resolution, data.resolution, data.image_channels)
+        if images.ndim != 4 or images.shape[1:] != wanted or images.dtype != np.uint8:
+            problem = f"must have {IMAGES} (N, {', '.join(map(str, wanted))}) uint8, as the run's images are"
+            self.refuse(f"{problem}, got {images.shape} {images.dtype}", "give images of the same size")
+        return images
+
+    def labels(self, data: Data) -> np.ndarray:
+        labels = np.array(self._arrays[LABELS])
+        num = len(self._arrays[IMAGES])
+        if labels.shape != (num,) or not np.issubdtype(labels.dtype, np.integer):
+            problem = f"must have {LABELS} ({num},) of integers, got {labels.shape} {labels.dtype}"
+            self.refuse(problem, f"give the class of each image, or no {LABELS}")
+        if num and not 0 <= labels.min() <= labels.max() < data.num_classes:
+            problem = f"must have classes 0 to {data.num_classes - 1} in {LABELS}, got {labels.min()} to {labels.max()}"
+            self.refuse(problem, f"give the run's classes, or no {LABELS}")
+        return labels

@@ -1,0 +1,159 @@
+"""FID against reference files: their statistics, their images, torchmetrics' and numpy's own, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.image.fid import FrechetInceptionDistance
+
+from bigsgan.config.metrics import parse_metric
+from bigsgan.config.sections import Data
+from bigsgan.data import build_dataset
+from bigsgan.errors import UserError
+from bigsgan.images.codec import encode
+from bigsgan.metrics import Evaluation, Replica
+from bigsgan.metrics.reference import open_reference
+from tests.unit.test_metrics_evaluation import DIGITS, WIDTH, random_features, values_of
+
+NUM = 600
+
+
+class Given(torch.nn.Module):
+    """A feature network for torchmetrics that returns its input."""
+
+    num_features = WIDTH
+
+    def forward(self, x):
+        return x.double()
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Images (N, R, R, C) and classes of the first digits."""
+    dataset = build_dataset(DIGITS)
+    images = torch.stack([dataset[i][0] for i in range(NUM)]).permute(0, 2, 3, 1).numpy()
+    return images, np.array([dataset[i][1] for i in range(NUM)])
+
+
+def features_of(images):
+    """In float64, (N, D)."""
+    return random_features()(torch.from_numpy(images).permute(0, 3, 1, 2)).features.double()
+
+
+def statistics(images):
+    """As numpy has them, under the names of reference files."""
+    features = features_of(images).numpy()
+    return {"mu": features.mean(0), "sigma": np.cov(features, rowvar=False)}
+
+
+def noisy(first, labels):
+    """Samples: the digits from 1000 on, darker; what is asked for is remembered."""
+    dataset = build_dataset(DIGITS)
+    ASKED.extend(labels.tolist())
+    return torch.stack([dataset[1000 + (first + i) % 700][0] for i in range(len(labels))]).float() / 127.5 * 0.8 - 1
+
+
+ASKED: list[int] = []
+
+
+def measured(path, cache, names=(f"fid{NUM}",), data=DIGITS):
+    asked = [parse_metric(name, "--metrics") for name in names]
+    reference = open_reference(path, data)
+    ASKED.clear()
+    made = Evaluation(asked, random_features(), reference, data.model_copy(update={"root": str(path)}), 100, cache)
+    return values_of(made.measure(noisy, Replica(0, 1)))
+
+
+def test_statistics_images_and_torchmetrics_agree(tmp_path, digits):
+    images, labels = digits
+    np.savez(tmp_path / "images.npz", images, labels)
+    np.savez(tmp_path / "mu.npz", **statistics(images))
+    np.savez(tmp_path / "both.npz", arr_0=images[:100], **statistics(images))
+    np.savez(tmp_path / "all.npz", arr_0=images[:100], mu_s=np.zeros(3), **statistics(images))
+    by_name = {name: measured(tmp_path / f"{name}.npz", tmp_path)["fid600"] for name in ("images", "mu", "both", "all")}
+    theirs = FrechetInceptionDistance(feature=Given(), input_img_size=(WIDTH,))
+    theirs.set_dtype(torch.float64)
+    fakes = encode(noisy(0, torch.zeros(NUM))).permute(0, 2, 3, 1).numpy()
+    for seen, real in ((images, True), (fakes, False)):
+        theirs.update(features_of(seen), real=real)
+    expected = float(theirs.compute())
+    assert expected > 0.1
+    for name, value in by_name.items():
+        assert value == pytest.approx(expected, rel=1e-5), name
+
+
+def test_other_metrics_are_against_the_images(tmp_path, digits):
+    images, _ = digits
+    np.savez(tmp_path / "both.npz", arr_0=images[:100], mu=np.zeros(WIDTH), sigma=np.eye(WIDTH))
+    np.savez(tmp_path / "images.npz", arr_0=images[:100])
+    names = ["fid100", "kid100", "pr100"]
+    both, alone = (measured(tmp_path / f"{name}.npz", tmp_path, names) for name in ("both", "images"))
+    assert both["fid100"] > 2 * alone["fid100"]
+    assert [both[key] for key in both if key != "fid100"] == [alone[key] for key in alone if key != "fid100"]
+
+
+def test_classes_are_those_of_the_file_or_all_alike(tmp_path, digits):
+    images, _ = digits
+    np.savez(tmp_path / "ones.npz", images, np.ones(NUM, np.int64))
+    measured(tmp_path / "ones.npz", tmp_path)
+    assert set(ASKED) == {1}
+    for name, arrays in (("images", {"arr_0": images}), ("mu", statistics(images))):
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        measured(tmp_path / f"{name}.npz", tmp_path)
+        counts = np.bincount(ASKED, minlength=10)
+        assert len(counts) == 10
+        assert counts.min() > 30, counts
+
+
+REFUSED = {
+    "nothing": ({"x": np.zeros(3)}, "has neither arr_0 nor mu and sigma"),
+    "mu alone": ({"mu": np.zeros(3)}, r"must have mu (D,) and sigma (D, D), got mu (3,) and sigma (0,)"),
+    "another size": ({"mu": np.zeros(3), "sigma": np.eye(2)}, "must have mu (D,) and sigma (D, D)"),
+    "integers": ({"mu": np.zeros(3, int), "sigma": np.eye(3)}, "must have mu and sigma of floating point numbers"),
+    "NaN": ({"mu": np.array([0, np.nan]), "sigma": np.eye(2)}, "has mu or sigma with non-finite values"),
+    "infinite": ({"mu": np.zeros(2), "sigma": np.diag([1, np.inf])}, "has mu or sigma with non-finite values"),
+    "lopsided": ({"mu": np.zeros(2), "sigma": np.array([[1.0, 0.5], [0.0, 1.0]])}, "has a sigma that is not symmetric"),
+    "channels first": ({"arr_0": np.zeros((4, 1, 16, 16), np.uint8)}, "must have arr_0 (N, 16, 16, 1) uint8"),
+    "floats": ({"arr_0": np.zeros((4, 16, 16, 1))}, "must have arr_0 (N, 16, 16, 1) uint8"),
+    "few classes": (
+        {"arr_0": np.zeros((4, 16, 16, 1), np.uint8), "arr_1": np.zeros(3, int)},
+        "must have arr_1 (4,) of integers, got (3,) int64",
+    ),
+    "a class too much": (
+        {"arr_0": np.zeros((4, 16, 16, 1), np.uint8), "arr_1": np.array([0, 1, 2, 10])},
+        "must have classes 0 to 9 in arr_1, got 0 to 10",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_that_do_not_fit_are_refused(tmp_path, name):
+    arrays, message = REFUSED[name]
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UserError) as caught:
+        open_reference(tmp_path / "a.npz", DIGITS)
+    assert str(caught.value).startswith(f"--reference: '{tmp_path / 'a.npz'}' {message}") or message in str(
+        caught.value
+    )
+    assert caught.value.field == "--reference"
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "a.npz").write_text("nothing")
+    for path in (tmp_path / "a.npz", tmp_path / "b.npz", tmp_path):
+        with pytest.raises(
+            UserError, match=r"--reference: must be an uncompressed .npz file: |--reference: '.*' must be"
+        ):
+            open_reference(path, DIGITS)
+
+
+def test_metrics_that_need_images_or_classes(tmp_path, digits):
+    np.savez(tmp_path / "mu.npz", **statistics(digits[0]))
+    np.savez(tmp_path / "images.npz", digits[0])
+    with pytest.raises(UserError, match="metrics: 'kid100' needs real images, not their statistics; remove it"):
+        measured(tmp_path / "mu.npz", tmp_path, ["fid100", "kid100"])
+    with pytest.raises(UserError, match="metrics: 'cfid100' needs data with classes; use fid instead"):
+        measured(tmp_path / "images.npz", tmp_path, ["cfid100"])
+    unlabelled = Data(kind="digits", resolution=16, num_classes=0)
+    assert measured(tmp_path / "images.npz", tmp_path, ["fid100"], unlabelled)["fid100"] > 0
