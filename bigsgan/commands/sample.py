@@ -48,6 +48,8 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write a grid of samples."""
+    if options.out.endswith(".npz"):  # on which ranks work together, of Slurm too
+        os.environ.update(launcher_variables(os.environ))
     launched.number("LOCAL_RANK", default=0, least=0)
     launched.check_rank()
     module = importlib.import_module("bigsgan.sample")
@@ -78,7 +80,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _joined(work: Callable[[Any], None]) -> int:
     """Work with what gathers arrays from all ranks that were started."""
-    os.environ.update(launcher_variables(os.environ))
     launched.check_launcher()
     with logs_aside():
         comm = importlib.import_module("bigsgan.runtime.comm")

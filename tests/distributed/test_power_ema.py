@@ -122,6 +122,24 @@ def check_within_the_bound(found, live, width):
     assert np.linalg.norm(np.concatenate(off)) < 0.25 * np.linalg.norm(np.concatenate(other))
 
 
+def rewound(overrides, ds, directory):
+    """Names that are left of two snapshots after a return to the first."""
+    run = scenarios.build(overrides, ds)
+    snapshots = Snapshots(Path(directory), run.recipe, run.entries["average"], run.layout, lambda _: None)
+    for nimg in (BATCH, 2 * BATCH):
+        scenarios.update(run, 1)
+        snapshots.save(nimg)
+    snapshots.rewind(BATCH)
+    names = sorted(path.name for path in (Path(directory) / "ema_snapshots").iterdir())
+    scenarios.destroy(run)
+    return names
+
+
+def test_a_run_that_returns_leaves_no_snapshots_of_its_future(ranks, tmp_path):
+    names = ranks(2).run(rewound, [*ADAM, *POWER], dict.fromkeys(NETWORKS, zero(1)), str(tmp_path))
+    assert names[0] == [f"{BATCH:012d}", "latest"]
+
+
 @pytest.mark.slow
 def test_snapshots_in_half_precision(ranks, tmp_path):
     """Half the size, and a reconstruction as near as the type allows."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch_fidelity
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from bigsgan.config.metrics import parse_metric
+from bigsgan.config.metrics import FeatureNetwork, parse_metric
 from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
 from bigsgan.metrics import Evaluation, Replica
+from bigsgan.metrics.features import open_features
 from bigsgan.metrics.reference import open_reference
 from tests.unit.test_metrics_evaluation import DIGITS, WIDTH, random_features, values_of
+from tests.unit.test_metrics_features import random_weights as random_weights
 
 NUM = 600
 
@@ -81,6 +84,52 @@ def test_statistics_images_and_torchmetrics_agree(tmp_path, digits):
     assert expected > 0.1
     for name, value in by_name.items():
         assert value == pytest.approx(expected, rel=1e-5), name
+
+
+class Listed(torch.utils.data.Dataset):
+    """Images (N, C, R, R) for torch-fidelity."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index]
+
+
+@pytest.mark.slow
+def test_fid_by_inception_is_torch_fidelitys(tmp_path, random_weights):
+    """From images and from statistics, with the network and the resizer of published numbers."""
+    num, data = 24, Data(kind="synthetic", resolution=24, image_channels=3, num_classes=0)
+    reals, fakes = torch.randint(0, 256, (2, num, 3, 24, 24), generator=torch.Generator().manual_seed(0)).byte()
+    fakes = (fakes * 0.7).byte()
+    theirs = torch_fidelity.calculate_metrics(
+        input1=Listed(fakes),
+        input2=Listed(reals),
+        fid=True,
+        cuda=False,
+        cache=False,
+        verbose=False,
+        batch_size=12,
+        feature_extractor_weights_path=str(random_weights),
+    )
+    features = open_features(FeatureNetwork(network="inception", weights=str(random_weights)), data, tmp_path)
+    seen = features(reals).features.double().numpy()
+    images = reals.permute(0, 2, 3, 1).numpy()
+    np.savez(tmp_path / "images.npz", images)
+    np.savez(tmp_path / "mu.npz", mu=seen.mean(0), sigma=np.cov(seen, rowvar=False))
+    for name in ("images", "mu"):
+        path = tmp_path / f"{name}.npz"
+        asked, section = [parse_metric(f"fid{num}", "--metrics")], data.model_copy(update={"root": str(path)})
+        made = Evaluation(asked, features, open_reference(path, data), section, 12, tmp_path)
+
+        def generate(first, labels):
+            return fakes[first : first + len(labels)].float() / 127.5 - 1
+
+        found = values_of(made.measure(generate, Replica(0, 1)))[f"fid{num}"]
+        assert found == pytest.approx(theirs["frechet_inception_distance"], rel=1e-3), name
 
 
 def test_other_metrics_are_against_the_images(tmp_path, digits):
