@@ -62,7 +62,7 @@ class Measured(NamedTuple):
     Attributes:
         metric: Which.
         values: By name, such as fid50k, or pr50k_precision and pr50k_recall.
-        num_real: Real images that it is against.
+        num_real: Real images that it is against; 0 where it is against statistics.
         num_fake: Samples that it is of.
         seconds: That all took which was measured together with it.
     """
@@ -188,7 +188,10 @@ class _Comparison:
         self._tell(metric.name)
         whole = metric.kind in ("fid", "cfid", "labels", "is")
         named = {f"{metric.name}{ending}": value for ending, value in self._values(metric.kind, num).items()}
-        return Measured(metric, named, self._reals.num_images if whole else min(num, self._reals.num_images), num)
+        num_real = self._reals.num_images if whole else min(num, self._reals.num_images)
+        if metric.kind == "fid" and self._gaussian is not None:
+            num_real = 0
+        return Measured(metric, named, num_real, num)
 
     def _values(self, kind: str, num: int) -> dict[str, float]:
         """By the ending of their names."""

@@ -94,9 +94,8 @@ class EMAState:
         """Return the power function averages by parameter in a type, and the EMA's buffers."""
         found = list(_buffer_parts(self._engine, self._average.buffers))
         for part in self._power_parts():
-            values = (
-                part.values if dtype == torch.float32 else part.values.cpu().to(dtype)
-            )  # the device may have no room
+            # Another type is made on the host, as the device may have no room.
+            values = part.values if dtype == torch.float32 else part.values.cpu().to(dtype)
             found.append(part._replace(values=values))
         return found
 

@@ -206,3 +206,8 @@ def test_metrics_that_need_images_or_classes(tmp_path, digits):
         measured(tmp_path / "images.npz", tmp_path, ["cfid100"])
     unlabelled = Data(kind="digits", resolution=16, num_classes=0)
     assert measured(tmp_path / "images.npz", tmp_path, ["fid100"], unlabelled)["fid100"] > 0
+    found, alone, scores = (
+        measured(tmp_path / f"{name}.npz", tmp_path, names)
+        for name, names in (("mu", ["fid100", "is100"]), ("mu", ["fid100"]), ("images", ["is100"]))
+    )
+    assert found == alone | scores
