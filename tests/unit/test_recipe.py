@@ -96,7 +96,7 @@ def test_defaults_are_filled_in(tmp_path):
         "metrics": None,
         "init_from": None,
         "optimizer": {"generator": {**adam, "lr": 1.0}, "discriminator": {**adam, "lr": 2e-4}},
-        "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None, "warmup_nimg": 0},
+        "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None, "warmup_nimg": 0, "power": None},
         "engines": {"generator": engine, "discriminator": engine},
         "pipeline": {"generator_phase": "keep", "schedule": "joint"},
     }  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_key_of_another_section_is_found_there(tmp_path):
     assert refused(tmp_path, "objective.r1={weight: 1, evry: 2}").remedy == "did you mean objective.r1.every?"
     assert (
         refused(tmp_path, "ema.xyz=1").remedy
-        == "the keys of this section are half_life_nimg, start_nimg, ramp, warmup_nimg"
+        == "the keys of this section are half_life_nimg, start_nimg, ramp, warmup_nimg, power"
     )
 
 
