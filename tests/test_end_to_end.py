@@ -262,12 +262,12 @@ def test_an_average_of_another_width(run, tmp_path, capsys):
     """A width that was kept is what the checkpoint holds; one that was not is near, as four snapshots allow."""
     directory, _ = run
     snapshots = directory / "run" / "ema_snapshots"
-    assert sorted(path.name for path in snapshots.iterdir()) == [*(f"{n:012d}" for n in (8, 16, 24, 32)), "latest"]
+    assert sorted(path.name for path in snapshots.iterdir())[:4] == [f"{n:012d}" for n in (8, 16, 24, 32)]
     saved = load_file(directory / "run" / "checkpoints" / "000000000032" / "rank00000.safetensors")
     arguments, weights = ["--run", str(directory / "run")], tmp_path / "g.safetensors"
     found = {}
     for width in ("0.05", "0.07", "0.1"):
-        more = ["--ema-width", width, "--no-standing", "--out", str(weights)]
+        more = ["--nimg", "32", "--ema-width", width, "--no-standing", "--out", str(weights)]
         assert cli.main(["export", *arguments, *more]) == 0
         found[width] = load_file(weights)
         with safe_open(weights, framework="pt") as file:
