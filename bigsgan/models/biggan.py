@@ -55,7 +55,7 @@ class GeneratorInput(nn.Module):
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, Z), (N,) int64 -> (N, C, 4, 4), and (N, E + Z - first chunk) or (N,) int64."""
         first, rest = latents[:, : self.first_chunk], latents[:, self.first_chunk :]
-        h = self.linear(first).view(len(latents), -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION)
+        h = self.linear(first).view(latents.shape[0], -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION)
         if self.embedding is None:
             return h, labels
         embedding = self.embedding(labels)

@@ -36,7 +36,7 @@ class GeneratorInput(nn.Module):
         embedding = self.embedding(labels)
         # Latents arrive in float32: the condition has the network's type, as all that follows.
         condition = torch.cat([embedding, latents.to(embedding.dtype)], dim=1)
-        return self.linear(condition).view(len(latents), -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION), condition
+        return self.linear(condition).view(latents.shape[0], -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION), condition
 
 
 class GeneratorBlock(nn.Module):

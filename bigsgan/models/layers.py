@@ -105,6 +105,7 @@ class SpectralLayer(StatefulLayer):
             a tensor () of the engine's, as torch.compile would take a number for a constant. It does not change between
             a forward pass and its backward pass.
         sigma: The weight's largest singular value in the last forward pass, None before the first.
+        is_folded: Whether the weight is divided by it for good; see ``fold``.
     """
 
     weight: nn.Parameter
@@ -125,6 +126,7 @@ class SpectralLayer(StatefulLayer):
         self.orthogonal = 0.0
         self.gradient_scale: Tensor | float = 1.0
         self.sigma: Tensor | None = None
+        self.is_folded = False
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
@@ -145,9 +147,17 @@ class SpectralLayer(StatefulLayer):
         self.u.copy_(u)
         self.v.copy_(v)
 
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Divide the weight by sigma for good, in a network that is trained no more."""
+        self.weight.copy_(self.normalized_weight())
+        self.is_folded = True
+
     def normalized_weight(self) -> Tensor:
         """Return weight / sigma, in the weight's shape and type; moves u and v by one iteration while ``moving``."""
         weight: Tensor = self.weight
+        if self.is_folded:
+            return weight
         if self.orthogonal:
             scale = torch.as_tensor(self.gradient_scale, dtype=torch.float32, device=weight.device)
             weight = _OrthogonalGradient.apply(weight, scale, self)

@@ -128,7 +128,7 @@ class SynthesisInput(nn.Module):
 
     def forward(self, ws: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
         """(N, num_ws, W), (N,) -> x (N, C, 4, 4), [image (N, image channels, 4, 4)], ws, seeds."""
-        x = self.const.expand(len(ws), -1, -1, -1)
+        x = self.const.expand(ws.shape[0], -1, -1, -1)
         x = self.conv1(x, ws[:, 0], seeds)
         return (x, ws, seeds) if self.torgb is None else (x, self.torgb(x, ws[:, 1]), ws, seeds)
 
