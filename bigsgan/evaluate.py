@@ -15,7 +15,7 @@ from tqdm import tqdm
 from bigsgan.checkpoint.files import checksum
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.metrics import FeatureNetwork, Metric
-from bigsgan.config.run_directory import RECIPE_FILE
+from bigsgan.config.run_directory import RECIPE_FILE, RECORDS_FILE
 from bigsgan.config.sections import LARGEST_INT, Data
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
@@ -31,7 +31,7 @@ from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.training.alike import open_alike
-from bigsgan.training.measuring import RECORDS_FILE, keep_records, records, samples_of
+from bigsgan.training.measuring import keep_records, records, samples_of
 from bigsgan.training.sampling import check_batch, check_truncation, generator_inputs, sampling_mode, smaller_batch
 
 

@@ -1,9 +1,10 @@
-"""`bigsgan export`: one network's consolidated float32 weights as a safetensors file."""
+"""`bigsgan export`: one network's consolidated weights, or the generator as a graph that needs no bigsgan."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -12,73 +13,137 @@ from torch import Tensor
 
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config.run_directory import refuse_output
+from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError, reason
+from bigsgan.images.grids import image_grid
+from bigsgan.inference.card import Subject, model_card
+from bigsgan.inference.graphs import SUFFIXES, write_graph
+from bigsgan.inference.hub import GRID_FILE, refuse_folder, write_folder
+from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.runtime import memory
 from bigsgan.runtime.atomic import replacing
-from bigsgan.training.sampling import check_batch, check_truncation, smaller_batch, stand_statistics, standing_batches
+from bigsgan.runtime.extras import require
+from bigsgan.training.sampling import (
+    GRID_ROWS,
+    check_batch,
+    check_truncation,
+    grid_columns,
+    smaller_batch,
+    stand_statistics,
+    standing_batches,
+)
 
 
-def main(
-    run: Path,
-    network: str,
-    live: bool | None,
-    width: float | None,
-    out: Path,
-    nimg: int | None,
-    standing: bool | None,
-    truncation: float | None,
-    batch: int,
-) -> None:
-    """Write parameters and buffers under their names in the network, with the recipe in the header.
+class Options(NamedTuple):
+    """What to export.
 
-    Args:
-        run: Run directory.
+    Attributes:
         network: ``generator`` or ``discriminator``.
         live: Use the live weights instead of the EMA; None means the EMA if there is one.
         width: Relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint.
-        out: File to write.
         nimg: Which checkpoint; None for the newest.
         standing: Give the generator the standing statistics that ``bigsgan sample`` uses, so that it makes the same
             images in evaluation mode; None means yes. Otherwise its buffers are as training left them.
         truncation: Threshold of the latents of standing statistics, or psi of a generator with styles; None for none.
-        batch: Images computed at a time for standing statistics.
+        batch: Images computed at a time.
+        form: ``safetensors``, ``hub``, ``onnx`` or ``torch-export``; None for what the output's suffix says.
+        dtype: Type of the parameters that are written: ``fp32``, ``bf16`` or ``fp16``.
+    """
+
+    network: str = "generator"
+    live: bool | None = None
+    width: float | None = None
+    nimg: int | None = None
+    standing: bool | None = None
+    truncation: float | None = None
+    batch: int = 100
+    form: str | None = None
+    dtype: str = "fp32"
+
+    @property
+    def stands(self) -> bool:
+        """Whether standing statistics are measured."""
+        return self.network == "generator" and self.standing is not False
+
+
+def main(run: Path, out: Path, options: Options) -> None:
+    """Write a network of a run in one of the formats; all but graphs keep names and shapes of parameters and buffers.
 
     Raises:
-        UserError: The run cannot be opened, the file cannot be written, memory runs out, or an option does not fit.
+        UserError: The run cannot be opened, the output cannot be written, memory runs out, an option does not fit, a
+            package is missing, or torch cannot export the generator.
     """
-    if network == "discriminator" and live is False:
-        raise UserError("--ema", None, "needs an EMA, which only the generator has", "use --live")
-    if network == "discriminator" and standing:
-        raise UserError("--standing", None, "needs the generator, which alone has statistics", "remove the option")
-    standing = network == "generator" and standing is not False
-    if truncation is not None and not standing:
-        raise UserError("--truncation", None, "needs standing statistics", "remove the option, or add --standing")
-    check_batch(batch)
-    refuse_output(out)
-    remedy = f"{smaller_batch(batch)}, or none (--no-standing)" if standing else "use a machine with more memory"
+    form = options.form or {suffix: form for form, suffix in SUFFIXES.items()}.get(out.suffix, "safetensors")
+    _check(options, form, out)
+    network, standing = options.network, options.stands
+    remedy = (
+        f"{smaller_batch(options.batch)}, or none (--no-standing)" if standing else "use a machine with more memory"
+    )
     with memory.naming_remedy(f"while the {network} was exported", remedy):
         device = best_device() if standing else torch.device("cpu")
-        trained = open_trained(run, network, live is True, nimg, device, width)
-        if truncation is not None:
-            check_truncation(trained.recipe, truncation)
+        trained = open_trained(run, network, options.live is True, options.nimg, device, options.width)
+        _check_run(trained, options, form)
         header = {
             "network": network,
-            "weights": "ema" if network == "generator" and live is not True else "live",
+            "weights": "ema" if network == "generator" and options.live is not True else "live",
             "statistics": "standing" if standing else "as trained",
-            **({} if width is None else {"ema_width": str(width)}),
+            **({} if options.width is None else {"ema_width": str(options.width)}),
+            "dtype": options.dtype,
             "nimg": str(trained.nimg),
             "recipe": json.dumps(trained.recipe.model_dump()),
         }
         if standing:
-            stand_statistics(
-                trained.network, trained.infer, standing_batches(trained.recipe, truncation, batch, device)
-            )
-            header.update({} if truncation is None else {"truncation": str(truncation)})
-        _write(_finite_state(trained, network, run), header, out)
-    numel = sum(p.numel() for p in trained.network.parameters())
+            batches = standing_batches(trained.recipe, options.truncation, options.batch, device)
+            stand_statistics(trained.network, trained.infer, batches)
+            header.update({} if options.truncation is None else {"truncation": str(options.truncation)})
+        state = _finite_state(trained, network, run)
+        text = f"statistics {header['statistics']}, {options.dtype}"
+        if form in SUFFIXES:
+            difference = write_graph(trained.recipe, trained.network, form, header, out)
+            text += f", {form}; its images differ by at most {difference:.1e} from those of `bigsgan.load`"
+        elif form == "hub":
+            _write_folder(run, trained, _rounded(trained, state, options.dtype), header, options, out)
+        else:
+            _write(_rounded(trained, state, options.dtype), header, out)
     about = f"{header['weights']} {network} at {trained.nimg} images seen"
-    print(f"{out}: {about}, {numel / 1e6:.2f} M parameters, statistics {header['statistics']}")
+    print(f"{out}: {about}, {_num_parameters(trained) / 1e6:.2f} M parameters, {text}")
+
+
+def _check(options: Options, form: str, out: Path) -> None:
+    """Refuse options that do not fit each other, before the run is opened."""
+    if options.network == "discriminator":
+        if options.live is False:
+            raise UserError("--ema", None, "needs an EMA, which only the generator has", "use --live")
+        if options.standing:
+            raise UserError("--standing", None, "needs the generator, which alone has statistics", "remove the option")
+        if form != "safetensors":
+            raise UserError("--format", form, "needs the generator", "use --format safetensors, or --network generator")
+    if options.truncation is not None and not options.stands:
+        raise UserError("--truncation", None, "needs standing statistics", "remove the option, or add --standing")
+    check_batch(options.batch)
+    if form == "hub":
+        refuse_folder(out)
+        return
+    if form in SUFFIXES:
+        if options.dtype != "fp32":
+            problem, detail = f"must be fp32 with --format {form}", "a graph computes in float32"
+            raise UserError("--dtype", options.dtype, problem, "remove the option", detail)
+        if out.suffix != SUFFIXES[form]:
+            problem = f"must end in {SUFFIXES[form]} with --format {form}"
+            raise UserError("--out", str(out), problem, f"give {out.with_suffix(SUFFIXES[form])}")
+    refuse_output(out)
+    if form == "onnx":
+        require("onnx", "--format", form)
+
+
+def _check_run(trained: TrainedNetwork, options: Options, form: str) -> None:
+    if options.truncation is None:
+        return
+    check_truncation(trained.recipe, options.truncation)
+    if form in SUFFIXES and trained.recipe.generator.has_styles:
+        problem, detail = f"must be unset with --format {form}", "psi is an input of the graph"
+        raise UserError("--truncation", options.truncation, problem, "remove the option", detail)
 
 
 def _finite_state(trained: TrainedNetwork, network: str, run: Path) -> dict[str, Tensor]:
@@ -89,9 +154,41 @@ def _finite_state(trained: TrainedNetwork, network: str, run: Path) -> dict[str,
     return state
 
 
+def _rounded(trained: TrainedNetwork, state: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """Parameters in a type; buffers, which are statistics, filters and noise, stay float32."""
+    if dtype == "fp32":
+        return state
+    rounded = dict(state)
+    for name, _ in trained.network.named_parameters():
+        rounded[name] = state[name].to(DTYPES[dtype])
+    if lost := first_not_finite(rounded):
+        problem = f"cannot hold {lost}, which has numbers up to {state[lost].abs().max().item():.3g}"
+        raise UserError("--dtype", dtype, problem, "use --dtype bf16")
+    return rounded
+
+
 def _write(state: dict[str, Tensor], header: dict[str, str], out: Path) -> None:
     try:
         with replacing(out) as unfinished:
             save_file(state, unfinished, metadata=header)
     except (OSError, SafetensorError) as error:
         raise UserError("--out", str(out), f"cannot be written: {reason(error, out)}", "give a writable path") from None
+
+
+def _write_folder(
+    run: Path, trained: TrainedNetwork, state: dict[str, Tensor], header: dict[str, str], options: Options, out: Path
+) -> None:
+    grid, recipe = None, trained.recipe
+    if not recipe.data.paired:  # the inputs of others are images of the data set, which may not be published
+        columns = [i if recipe.data.num_classes else 0 for i in range(grid_columns(recipe.data.num_classes))]
+        device = next(trained.network.parameters()).device
+        sampler = Sampler(trained, 0, options.batch, device, standing=False)
+        sheet = sampler.grid(GRID_ROWS * len(columns), columns, options.truncation)
+        grid = image_grid(sheet.images, sheet.columns)
+    shown = None if grid is None else GRID_FILE
+    subject = Subject(run, recipe, trained.nimg, header, _num_parameters(trained), shown)
+    write_folder(state, header, model_card(subject), grid, out)
+
+
+def _num_parameters(trained: TrainedNetwork) -> int:
+    return sum(parameter.numel() for parameter in trained.network.parameters())

@@ -1,4 +1,4 @@
-"""`bigsgan export`: one network's weights as safetensors."""
+"""`bigsgan export`: one network's weights, or the generator as a graph."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_width
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
-    command = commands.add_parser("export", help="write a network's float32 weights as safetensors")
+    command = commands.add_parser("export", help="write a network's weights as safetensors, for the Hub, or as a graph")
     add_run(command)
     add_width(command)
-    command.add_argument("--out", required=True, help="safetensors file")
+    command.add_argument("--out", required=True, help="file to write; a new directory with --format hub")
+    text = "default: onnx for a file .onnx, torch-export for .pt2, else safetensors"
+    command.add_argument("--format", dest="form", choices=["safetensors", "hub", "onnx", "torch-export"], help=text)
+    text = "type of the weights in safetensors and hub (default fp32)"
+    command.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help=text)
     command.add_argument("--network", choices=["generator", "discriminator"], default="generator")
     which = command.add_mutually_exclusive_group()
     which.add_argument("--ema", dest="live", action="store_false", help="the generator's EMA (default)")
@@ -26,16 +30,18 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write one network's weights as safetensors."""
-    importlib.import_module("bigsgan.export").main(
-        run=Path(options.run_directory),
+    """Write one network."""
+    module = importlib.import_module("bigsgan.export")
+    asked = module.Options(
         network=options.network,
         live=options.live,
         width=options.ema_width,
-        out=Path(options.out),
         nimg=options.nimg,
         standing=options.standing,
         truncation=options.truncation,
         batch=options.batch,
+        form=options.form,
+        dtype=options.dtype,
     )
+    module.main(Path(options.run_directory), Path(options.out), asked)
     return 0

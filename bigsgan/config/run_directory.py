@@ -14,7 +14,7 @@ from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError, reason, shown
 from bigsgan.runtime.atomic import write_text
 
-RECIPE_FILE = "config.yaml"
+RECIPE_FILE, RECORDS_FILE = "config.yaml", "evaluations.jsonl"
 
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
@@ -39,7 +39,7 @@ FREE_KEYS = {
 # Files and directories that a run writes in its directory.
 _OWN_NAMES = {
     RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
-    "evaluations.jsonl", "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard", "wandb",
+    RECORDS_FILE, "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard", "wandb",
     "ema_snapshots",
 }  # fmt: skip
 

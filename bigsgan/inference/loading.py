@@ -1,9 +1,10 @@
-"""Opens an exported file as a plain module: no run directory, no DeepSpeed."""
+"""Opens what was exported as a plain module: no run directory, no DeepSpeed."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from bigsgan.config import NETWORKS, Recipe, parse_recipe
+from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.precision import compute_as_suits
 from bigsgan.models.stylegan2 import Mapping as StyleMapping
-from bigsgan.runtime.paths import check_regular
+from bigsgan.runtime.paths import check_regular, read_text
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+"""Of a folder as the Hub wants it."""
 
 _MOST_LETTERS = 1 << 20
 """Of a recipe."""
@@ -55,19 +60,24 @@ class ExportedNetwork(nn.Module):
         return self.network(first, labels, *rest)
 
 
-def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwork:
-    """Open what `bigsgan export` wrote; what is opened on a CPU computes in float32.
+def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None = None) -> ExportedNetwork:
+    """Open a safetensors file, or a folder for the Hub, that `bigsgan export` wrote. Nothing in it is executed.
+
+    Args:
+        path: The file or the folder.
+        device: Where the network computes.
+        dtype: Type of its parameters, and so of its computation: ``fp32``, ``bf16`` or ``fp16``. Unless given it is
+            float32 on a CPU and the file's type elsewhere. Buffers are float32 in any case.
 
     Raises:
-        UserError: The file cannot be read, or was not exported by this project.
+        UserError: What lies there cannot be read, or was not exported by this project; or there is no such type.
         RuntimeError: torch has no such device, or it has no memory left.
     """
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError("dtype", dtype, f"must be one of {', '.join(DTYPES)}", "choose one of these")
     try:
-        check_regular(path)
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        recipe = _recipe(header)
+        header, state = _read(Path(path))
+        recipe, stored = _recipe(header), DTYPES[header.get("dtype", "fp32")]
         state = {name: value for name, value in state.items() if not name.startswith("layers.-")}
         _check_sizes(recipe, header["network"], state)
         network = build_network(recipe, header["network"])
@@ -87,8 +97,27 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> ExportedNetwor
         cause = next(iter(str(error).splitlines()), "")
         problem = f"must be an exported network: {type(error).__name__}: {cause}"
         raise UserError(str(path), None, problem, "give a file that `bigsgan export` wrote") from None
-    compute_as_suits(network, device)
+    on_cpu = torch.device(device).type == "cpu"
+    if on_cpu or dtype == "fp32":
+        compute_as_suits(network, "cpu")  # in the parameters' type
+    wanted = DTYPES[dtype] if dtype is not None else torch.float32 if on_cpu else stored
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(wanted)
     return ExportedNetwork(recipe, network, header).to(device).eval()
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Header and tensors; those of a folder are in two files, and its header is a tree."""
+    is_folder = os.path.isdir(path)
+    file = path / WEIGHTS_FILE if is_folder else path
+    check_regular(file)
+    with safe_open(file, framework="pt") as opened:
+        header = opened.metadata() or {}
+        state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    if is_folder:
+        tree = dict(json.loads(read_text(path / CONFIG_FILE)))
+        header = {name: value if isinstance(value, str) else json.dumps(value) for name, value in tree.items()}
+    return header, state
 
 
 def _recipe(header: Mapping[str, str]) -> Recipe:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config import Recipe, RunPlan
+from bigsgan.config.run_directory import RECORDS_FILE
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
 from bigsgan.draws import Draws
@@ -31,8 +32,6 @@ from bigsgan.runtime.paths import writing
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, stand_statistics
 from bigsgan.training.schedules import is_due
-
-RECORDS_FILE = "evaluations.jsonl"
 
 _log = logging.getLogger(__name__)
 

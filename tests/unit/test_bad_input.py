@@ -533,6 +533,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "must be one of 'generator', 'discriminator', got 'both'",
         "choose one of these",
     ),
+    "export --run run --out x --format pickle": (
+        "--format",
+        "must be one of 'safetensors', 'hub', 'onnx', 'torch-export', got 'pickle'",
+        "choose one of these",
+    ),
+    "export --run run --out x --dtype int8": (
+        "--dtype",
+        "must be one of 'fp32', 'bf16', 'fp16', got 'int8'",
+        "choose one of these",
+    ),
     "export --run run --out x --ema --live": (
         "--live",
         "not allowed with argument --ema",

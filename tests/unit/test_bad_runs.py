@@ -214,6 +214,19 @@ SAMPLE: dict[str, tuple[str, ...]] = {
 }
 
 EXPORT: dict[str, tuple[str, ...]] = {
+    "--run run --out x --format onnx": ("--out", "must end in .onnx with --format onnx, got 'x'", "give x.onnx"),
+    "--run run --out x.onnx --format torch-export": ("--out", "must end in .pt2 with --format torch-", "give x.pt2"),
+    "--run run --out x.pt2 --dtype bf16": (
+        "--dtype",
+        "must be fp32 with --format torch-export, got 'bf16' (a graph computes in float32)",
+        "remove the option",
+    ),
+    "--run run --out x.pt2 --network discriminator": ("--format", "'torch-export' needs the generator", "safetensors"),
+    "--run run --out x --format hub --network discriminator": ("--format", "'hub' needs the generator", "safetensors"),
+    "--run run --out run/samples --format hub": ("--out", "'run/samples' belongs to the run", "a path outside the run"),
+    "--run run --out run/config.yaml --format hub": ("--out", "must be a directory, got 'run/config.yaml'", "give a"),
+    "--run run --out missing/x.pt2": ("--out", "must lie in a directory, got 'missing/x.pt2'", "make the directory"),
+    "--run run --out x --format hub --no-standing --truncation 1": ("--truncation", "needs standing statistics", "add"),
     "--run missing --out x": (
         "--run",
         "must be a run directory, got 'missing' (it has no config.yaml)",

@@ -1,0 +1,148 @@
+"""The model card of a generator: a README.md as the Hugging Face Hub shows it, made from a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bigsgan.config import Recipe
+from bigsgan.config.run_directory import RECORDS_FILE
+from bigsgan.config.yaml_file import dump_yaml
+
+_HEAD = """\
+---
+library_name: bigsgan
+pipeline_tag: {task}
+tags:
+- gan
+- {family}
+# Choose a license, which also depends on the training data: https://huggingface.co/docs/hub/repositories-licenses
+# license:
+---
+
+# {name}
+
+The generator of a GAN of family `{family}`, trained with bigsgan.
+{grid}
+| | |
+| --- | --- |
+| images | {size} |
+| classes | {classes} |
+| parameters | {parameters} |
+| weights | {weights}, {dtype} |
+| statistics of batch norm | {statistics} |
+| real images seen | {nimg} |
+| training data | {data} |
+
+## Use
+
+```python
+import bigsgan
+
+G = bigsgan.from_pretrained("FOLDER_OR_REPOSITORY")
+{use}
+```
+
+The network is built from the recipe in `config.json`; no code comes from this repository.
+"""
+
+_USE = {
+    "latents": "images = G(torch.randn(4, {latent_size}))  # (4, {channels}, {side}, {side}) in [-1, 1]",
+    "classes": "images = G(torch.randn(4, {latent_size}), torch.tensor([0, 1, 2, 3]) % {classes})  "
+    "# latents, classes -> (4, {channels}, {side}, {side}) in [-1, 1]",
+    "pairs": "images = G(inputs)  # (n, {inputs}, {side}, {side}) -> (n, {channels}, {side}, {side}), both in [-1, 1]",
+}
+
+
+class Subject(NamedTuple):
+    """What a card tells of.
+
+    Attributes:
+        run: Run directory, whose records have the metrics.
+        recipe: Of the run.
+        nimg: Images that the checkpoint has seen.
+        header: As in the safetensors file.
+        num_parameters: Of the generator.
+        grid: Name of the file with samples, None for none.
+    """
+
+    run: Path
+    recipe: Recipe
+    nimg: int
+    header: Mapping[str, str]
+    num_parameters: int
+    grid: str | None
+
+
+def model_card(subject: Subject) -> str:
+    """Write the card. The license is left to the user."""
+    recipe, header = subject.recipe, subject.header
+    data = recipe.data
+    kind = "pairs" if data.paired else "classes" if data.num_classes else "latents"
+    use = _USE[kind].format(
+        latent_size=None if data.paired else recipe.latent_size,
+        classes=data.num_classes,
+        channels=data.image_channels,
+        inputs=data.input_channels,
+        side=data.resolution,
+    )
+    head = _HEAD.format(
+        task="image-to-image" if data.paired else "unconditional-image-generation",
+        family=recipe.generator.family,
+        name=subject.run.absolute().name,
+        grid="" if subject.grid is None else f"\n![Samples]({subject.grid})\n",
+        size=f"{data.resolution} x {data.resolution}, {'grey' if data.image_channels == 1 else 'colour'}",
+        classes=data.num_classes or "none",
+        parameters=f"{subject.num_parameters / 1e6:.2f} M",
+        weights="EMA" if header["weights"] == "ema" else "live",
+        dtype=header["dtype"],
+        statistics=header["statistics"],
+        nimg=f"{subject.nimg:,}",
+        data=" ".join(f"`{part}`" for part in (data.kind, data.dataset, data.root) if part),
+        use=use if data.paired else f"import torch\n\n{use}",
+    )
+    settings = dump_yaml(recipe.model_dump(mode="json", exclude_defaults=True))
+    parts = [
+        head,
+        _metrics(subject),
+        f"## Recipe\n\n`config.json` has it whole, with all defaults.\n\n```yaml\n{settings}```\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _metrics(subject: Subject) -> str:
+    """A table of each metric's newest value up to the checkpoint, or nothing where none was measured."""
+    newest: dict[str, dict[str, Any]] = {}
+    for record in _records(subject.run / RECORDS_FILE):
+        before = newest.get(record["metric"])
+        if record["nimg"] <= subject.nimg and (before is None or before["nimg"] <= record["nimg"]):
+            newest[record["metric"]] = record
+    if not newest:
+        return ""
+    rows = [
+        "## Metrics",
+        "",
+        "| metric | value | images seen | weights | features |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for metric, record in sorted(newest.items()):
+        about = f"{record['nimg']:,} | {record['weights']} | {record['features']}"
+        for name, value in record.items():
+            if name.startswith(metric) and isinstance(value, float | int):
+                rows.append(f"| {name} | {value:.5g} | {about} |")
+    return "\n".join([*rows, ""])
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole records; a kill may have left half a line."""
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+            if {"metric", "nimg", "weights", "features"} <= record.keys():
+                yield record
+        except (ValueError, AttributeError):
+            continue

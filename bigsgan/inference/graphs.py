@@ -1,0 +1,250 @@
+"""A trained generator as a graph of torch's operations or ONNX's, which runs without bigsgan.
+
+Evaluation mode: statistics are the network's own, a StyleGAN2's noise maps are its constant ones, and spectrally
+normalised weights are divided by their norms once. The graph computes in float32 and takes any number of images.
+
+Shapes: N samples, Z numbers in a latent, C channels, R x R pixels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from bigsgan.config import Recipe
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError, reason
+from bigsgan.inference.sheets import set_styles
+from bigsgan.models.network import LayerStack
+from bigsgan.models.precision import compute_as_suits
+from bigsgan.models.stylegan2 import Mapping as StyleMapping
+from bigsgan.runtime.atomic import fsync
+
+SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
+BOUND = 1e-3
+"""Largest difference from our own images that a graph may have: 1/8 of a grey level, or that share of the largest
+number in an image, if it is above 1."""
+HEADER_FILE = "bigsgan.json"
+"""In a file of torch.export: what ONNX has as metadata."""
+
+_TRACED, _CHECKED = 2, (3, 1)
+"""Images of the trace, and of the checks."""
+_PSI = 0.7
+_LARGEST_ONNX = 1_900_000_000
+"""Bytes of weights that one ONNX file, at most 2 GB, holds; more lie in a file beside it."""
+
+_REMEDY = "use --format safetensors or hub"
+
+Inputs = Mapping[str, Tensor]
+"""Of a graph, by name and in order: z or x, y, psi."""
+Run = Callable[[Inputs], Tensor]
+
+
+class _Latents(nn.Module):
+    """A generator without classes: latents (N, Z) -> images (N, C, R, R)."""
+
+    def __init__(self, network: LayerStack) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.network(z, _zeros(z))
+
+
+class _Classes(nn.Module):
+    """Latents (N, Z), labels (N,) int64 -> images (N, C, R, R)."""
+
+    def __init__(self, network: LayerStack) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.network(z, y)
+
+
+class _Translated(nn.Module):
+    """Input images (N, C_in, R, R) in [-1, 1] -> images (N, C, R, R)."""
+
+    def __init__(self, network: LayerStack) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x, _zeros(x), _zeros(x))
+
+
+class _ClassStyles(nn.Module):
+    """Latents (N, Z), labels (N,) int64, truncation psi () -> images (N, C, R, R)."""
+
+    def __init__(self, network: LayerStack) -> None:
+        super().__init__()
+        self.mapping, self.synthesis = network.part(0, 1), network.part(1, len(network.layers))
+
+    def forward(self, z: Tensor, y: Tensor, psi: Tensor) -> Tensor:
+        ws, seeds = self.mapping.fold(z, y, _zeros(z))
+        mapping: Any = next(iter(self.mapping.layers.values()))
+        return self.synthesis(mapping.w_avg.lerp(ws, psi), seeds)
+
+
+class _Styles(nn.Module):
+    """Latents (N, Z), truncation psi () -> images (N, C, R, R)."""
+
+    def __init__(self, network: LayerStack) -> None:
+        super().__init__()
+        self.network = _ClassStyles(network)
+
+    def forward(self, z: Tensor, psi: Tensor) -> Tensor:
+        return self.network(z, _zeros(z), psi)
+
+
+def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[str, str], out: Path) -> float:
+    """Write a generator as ``onnx`` or ``torch-export``, after what was written is found to make the same images.
+
+    ``network`` is left changed.
+
+    Returns:
+        The largest difference from the images of ``network``.
+
+    Raises:
+        UserError: torch cannot export it, the file cannot be written, or its images differ by more than ``BOUND``.
+    """
+    compute_as_suits(network.cpu(), "cpu")
+    set_styles(network, "const", None)
+    network.checkpointing = False
+    for layer in network.spectral_layers():
+        layer.orthogonal = 0.0
+    network.eval()
+    checks = [_inputs(recipe, num) for num in _CHECKED]
+    wanted = [_expected(recipe, network, inputs) for inputs in checks]
+    for layer in network.spectral_layers():
+        layer.fold()
+    save, opened = {"onnx": (_save_onnx, _open_onnx), "torch-export": (_save_program, _open_program)}[form]
+    try:
+        with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=f".{out.name}.") as place:
+            written = Path(place, out.name)
+            try:
+                save(_traced(recipe, network), header, written)
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:  # torch's exporters raise errors of many types
+                problem = f"cannot hold this generator of family {recipe.generator.family}"
+                raise UserError(
+                    "--format", form, problem, _REMEDY, f"{type(error).__name__}: {reason(error)}"
+                ) from error
+            run = opened(written)
+            images = [run(inputs) for inputs in checks]
+            difference = check_images(images, wanted, form)
+            for path in sorted(Path(place).iterdir(), reverse=True):  # weights beside the graph go first
+                fsync(path)
+                os.replace(path, out.parent / path.name)
+    except OSError as error:
+        raise UserError("--out", str(out), f"cannot be written: {reason(error, out)}", "give a writable path") from None
+    return difference
+
+
+def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
+    if recipe.data.paired:
+        return _Translated(network)
+    if recipe.generator.has_styles:
+        return (_ClassStyles if recipe.data.num_classes else _Styles)(network)
+    return (_Classes if recipe.data.num_classes else _Latents)(network)
+
+
+def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
+    """Inputs of a graph by name, of ``num`` images."""
+    data, draws = recipe.data, Draws(recipe.seed)
+    if data.paired:
+        shape = (data.input_channels, data.resolution, data.resolution)
+        pixels = draws.normal("graph", (0,), 0, num, shape[0] * shape[1] * shape[2])
+        return {"x": torch.from_numpy(pixels).view(num, *shape).clamp(-1, 1)}
+    inputs = {"z": torch.from_numpy(draws.normal("graph", (0,), 0, num, recipe.latent_size))}
+    if data.num_classes:
+        inputs["y"] = torch.from_numpy(draws.integers("graph/label", (0,), 0, num, data.num_classes))
+    if recipe.generator.has_styles:
+        inputs["psi"] = torch.tensor(_PSI)
+    return inputs
+
+
+@torch.no_grad()
+def _expected(recipe: Recipe, network: LayerStack, inputs: Inputs) -> Tensor:
+    """The network's own images, as `bigsgan.load` makes them."""
+    first = inputs["x" if recipe.data.paired else "z"]
+    for layer in network.modules():
+        if isinstance(layer, StyleMapping):
+            layer.truncation_psi = _PSI
+    rest = [_zeros(first)] if recipe.generator.draws else []
+    try:
+        return network(first, inputs.get("y", _zeros(first)), *rest)
+    finally:
+        for layer in network.modules():
+            if isinstance(layer, StyleMapping):
+                layer.truncation_psi = 1.0
+
+
+def _traced(recipe: Recipe, network: LayerStack) -> ExportedProgram:
+    inputs = _inputs(recipe, _TRACED)
+    num = Dim("num")
+    shapes = {name: {} if name == "psi" else {0: num} for name in inputs}
+    with torch.no_grad():
+        module = _module(recipe, network).eval()
+        return torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes)
+
+
+def _save_program(program: ExportedProgram, header: Mapping[str, str], path: Path) -> None:
+    with path.open("wb") as file:
+        torch.export.save(program, file, extra_files={HEADER_FILE: json.dumps(dict(header))})
+
+
+def _open_program(path: Path) -> Run:
+    file: BinaryIO
+    with path.open("rb") as file:
+        module = torch.export.load(file).module()
+    return lambda inputs: module(*inputs.values())
+
+
+def _save_onnx(program: ExportedProgram, header: Mapping[str, str], path: Path) -> None:
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    converted: Any = torch.onnx.export(program, dynamo=True, input_names=names, output_names=["images"], verbose=False)
+    converted.model.metadata_props.update(header)
+    size = sum(tensor.nbytes for tensor in program.state_dict.values())
+    converted.save(path, external_data=size > _LARGEST_ONNX)
+
+
+def _open_onnx(path: Path) -> Run:
+    runtime = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(inputs: Inputs) -> Tensor:
+        (images,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        return torch.from_numpy(images)
+
+    return run
+
+
+def check_images(found: Sequence[Tensor], wanted: Sequence[Tensor], form: str) -> float:
+    """Compare a graph's batches of images with our own, and return the largest difference.
+
+    Raises:
+        UserError: It is above ``BOUND``.
+    """
+    pairs = zip(found, wanted, strict=True)
+    difference = torch.stack([(images.detach() - ours).abs().max() for images, ours in pairs]).max().item()
+    bound = BOUND * max(1.0, *(ours.abs().max().item() for ours in wanted))
+    if not difference <= bound:  # nor if it is no number
+        problem = f"makes images that differ by up to {difference:.3g} from this generator's, above {bound:.3g}"
+        raise UserError("--format", form, problem, _REMEDY)
+    return difference
+
+
+def _zeros(like: Tensor) -> Tensor:
+    """Labels or seeds (N,) int64 of 0."""
+    return like.new_zeros(like.shape[0], dtype=torch.int64)

@@ -1,0 +1,33 @@
+"""A run directory without training: tiny networks and a checkpoint of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bigsgan.config import NETWORKS
+from bigsgan.config.run_directory import write_recipe
+from bigsgan.models.build import build_network
+from bigsgan.models.network import LayerStack, initialize
+from tests.alone import save, whole
+from tests.tiny import awake, tiny_recipe
+
+
+def make_run(directory: Path, *overrides: str, nimg: int = 64) -> tuple[Path, dict[str, LayerStack]]:
+    """A run of the tiny recipe, and its networks by entry; nothing in the EMA is at a special value such as 0 or 1."""
+    recipe = tiny_recipe(directory, *overrides)
+    networks = {}
+    with awake():
+        for seed, name in enumerate((*NETWORKS, "average")):
+            networks[name] = build_network(recipe, "generator" if name == "average" else name)
+            initialize(networks[name], seed)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, tensor in networks["average"].state_dict().items():
+            if not name.endswith("resample_filter"):
+                tensor.add_(0.1 * torch.rand(tensor.shape, generator=generator))
+    run = directory / "run"
+    write_recipe(recipe, run, {})
+    assert save(run / "checkpoints", nimg, {name: whole(network) for name, network in networks.items()})
+    return run, networks

@@ -1,0 +1,311 @@
+"""`bigsgan export` to safetensors and for the Hub: every number of the files, and what opens them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import bigsgan
+from bigsgan import cli
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+from bigsgan.images.grids import image_grid
+from bigsgan.inference.trained import open_trained
+from bigsgan.runtime.extras import PACKAGES
+from bigsgan.training.sampling import generator_inputs, stand_statistics, standing_batches
+from tests import REPOSITORY
+from tests.alone import save, whole
+from tests.runs import make_run
+from tests.tiny import FAMILIES
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def export(run: Path, out: Path | str, *more: str) -> Path:
+    assert cli.main(["export", "--run", str(run), "--out", str(out), "--batch", "25", *more]) == 0
+    return Path(out)
+
+
+def header_of(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+def inputs_of(module: torch.nn.Module, num: int = 4) -> tuple[torch.Tensor, ...]:
+    generator, data = torch.Generator().manual_seed(7), module.recipe.data
+    if data.paired:
+        return (torch.rand(num, data.input_channels, data.resolution, data.resolution, generator=generator) * 2 - 1,)
+    return torch.randn(num, module.recipe.latent_size, generator=generator), torch.arange(num)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return make_run(tmp_path)
+
+
+def test_the_format_follows_from_nothing_but_a_suffix(run):
+    """Without standing statistics the file is the EMA, bit for bit."""
+    directory, networks = run
+    for more in ([], ["--format", "safetensors"]):
+        state = load_file(export(directory, "x", "--no-standing", *more))
+        wanted = networks["average"].state_dict()
+        assert state.keys() == wanted.keys()
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+    header = header_of(Path("x"))
+    assert {name: header[name] for name in header if name != "recipe"} == {
+        "network": "generator",
+        "weights": "ema",
+        "statistics": "as trained",
+        "dtype": "fp32",
+        "nimg": "64",
+    }
+
+
+def test_both_formats_have_standing_statistics(run):
+    directory, _ = run
+    trained = open_trained(directory, "generator", False, None, CPU)
+    stand_statistics(trained.network, trained.infer, standing_batches(trained.recipe, None, 25, CPU))
+    wanted = trained.network.state_dict()
+    for out, file in (("x.safetensors", "x.safetensors"), ("folder", "folder/model.safetensors")):
+        state = load_file(export(directory, out, *(["--format", "hub"] if out == "folder" else [])) and file)
+        assert state.keys() == wanted.keys()
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+    assert header_of(Path("folder/model.safetensors")) == {"format": "pt", **header_of(Path("x.safetensors"))}
+
+
+def rounded(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    """To the nearest number of a type, by numpy and by bits, as float32."""
+    array = values.numpy()
+    if dtype == "fp16":
+        return torch.from_numpy(array.astype(np.float16).astype(np.float32))
+    bits = array.view(np.uint32)
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)  # ties to even
+    return torch.from_numpy(nearest.view(np.float32))
+
+
+@pytest.mark.parametrize("form", ["safetensors", "hub"])
+@pytest.mark.parametrize("dtype, kind", [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_parameters_are_rounded_and_buffers_stay(dtype, kind, form, run):
+    directory, networks = run
+    full = load_file(export(directory, "full"))
+    out = export(directory, "half", "--dtype", dtype, "--format", form)
+    half = load_file(out / "model.safetensors" if form == "hub" else out)
+    parameters = dict(networks["average"].named_parameters())
+    assert half.keys() == full.keys()
+    for name, value in half.items():
+        assert value.dtype == (kind if name in parameters else torch.float32)
+        assert torch.equal(value.float(), rounded(full[name], dtype) if name in parameters else full[name]), name
+    opened = bigsgan.load(out)
+    assert opened.header["dtype"] == dtype
+    assert {p.dtype for p in opened.parameters()} == {torch.float32}
+    assert all(torch.equal(value, half[name].float()) for name, value in opened.network.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["biggan", "dcgan", "r3gan", "stylegan2", "pix2pix_resnet", "mlp"])
+def test_a_loaded_network_computes_in_the_type_that_is_asked_for(family, tmp_path):
+    run, _ = make_run(tmp_path, *FAMILIES.get(family, []))
+    file = export(run, tmp_path / "x", "--dtype", "bf16", "--no-standing")
+    exact = bigsgan.load(file)
+    inputs = inputs_of(exact)
+    with torch.no_grad():
+        images = exact(*inputs)
+        half = bigsgan.load(file, dtype="bf16")
+        found = half(*inputs)
+        assert torch.equal(bigsgan.load(file, dtype="fp32")(*inputs), images)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    assert {b.dtype for b in half.buffers()} <= {torch.float32}
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, images)
+    assert (found - images).square().mean() < 0.02 * images.square().mean()
+
+
+def test_elsewhere_the_type_is_that_of_the_file(run):
+    directory, _ = run
+    file = export(directory, "x", "--dtype", "fp16", "--no-standing")
+    for dtype, wanted in ((None, torch.float16), ("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        opened = bigsgan.load(file, "meta", dtype)
+        assert {p.dtype for p in opened.parameters()} == {wanted}
+        assert {b.dtype for b in opened.buffers()} == {torch.float32}
+    with pytest.raises(UserError, match=r"^dtype: must be one of fp32, bf16, fp16, got 'int8'; choose one of these$"):
+        bigsgan.load(file, dtype="int8")
+
+
+def test_a_type_that_cannot_hold_the_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run, networks = make_run(tmp_path, *FAMILIES["mlp"])
+    name = next(iter(networks["average"].state_dict()))
+    with torch.no_grad():
+        networks["average"].state_dict()[name].view(-1)[0] = 1e5
+    assert save(run / "checkpoints", 128, {"average": whole(networks["average"])})
+    assert cli.main(["export", "--run", str(run), "--out", "x", "--dtype", "fp16"]) == 2
+    message = f"--dtype: 'fp16' cannot hold {name}, which has numbers up to 1e+05; use --dtype bf16"
+    assert message in capsys.readouterr().err
+    assert not Path("x").exists()
+    export(run, "x", "--dtype", "bf16")
+
+
+def write_records(run: Path) -> None:
+    """Two evaluations, one of a later checkpoint, and half a line."""
+    common = {"weights": "ema", "features": "digits", "time": "now"}
+    lines = [
+        {"metric": "fid2k", "fid2k": 30.5, "nimg": 32, **common},
+        {"metric": "fid2k", "fid2k": 20.25, "nimg": 64, **common},
+        {"metric": "pr2k", "pr2k_precision": 0.5, "pr2k_recall": None, "nimg": 64, **common},
+        {"metric": "fid2k", "fid2k": 10.125, "nimg": 128, **common},
+    ]
+    (run / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"metric": "fid')
+
+
+@pytest.mark.smoke
+def test_a_folder_for_the_hub(run, capsys):
+    directory, _ = run
+    write_records(directory)
+    folder, file = export(directory, "folder", "--format", "hub"), export(directory, "x.safetensors")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "samples.png",
+    ]
+    config = json.loads((folder / "config.json").read_text())
+    opened, plain = bigsgan.load(folder), bigsgan.load(file)
+    assert config["recipe"] == json.loads(plain.header["recipe"])
+    assert (config["library_name"], config["network"], config["nimg"]) == ("bigsgan", "generator", 64)
+    inputs = inputs_of(plain)
+    with torch.no_grad():
+        assert torch.equal(opened(*inputs), plain(*inputs))
+        assert torch.equal(bigsgan.from_pretrained(folder)(*inputs), plain(*inputs))
+        labels = torch.arange(100) % 10
+        made = opened(*generator_inputs(opened.recipe, Draws(0), "sample", 0, labels, None, CPU))
+    shown = np.asarray(Image.open(folder / "samples.png")).astype(int)
+    assert np.abs(shown - image_grid(made, 10)[0].numpy().astype(int)).max() <= 1
+    _, front, card = (folder / "README.md").read_text().split("---\n", 2)
+    front = yaml.safe_load(front)
+    assert front == {
+        "library_name": "bigsgan",
+        "pipeline_tag": "unconditional-image-generation",
+        "tags": ["gan", "biggan"],
+    }
+    for line in (
+        "![Samples](samples.png)",
+        "| images | 16 x 16, grey |",
+        "| training data | `digits` |",
+        "| real images seen | 64 |",
+        "| fid2k | 20.25 | 64 | ema | digits |",
+        "| pr2k_precision | 0.5 | 64 | ema | digits |",
+        'G = bigsgan.from_pretrained("FOLDER_OR_REPOSITORY")',
+        "images = G(torch.randn(4, 12), torch.tensor([0, 1, 2, 3]) % 10)",
+    ):
+        assert line in card, line
+    assert "fid2k | 10" not in card
+    assert "recall" not in card
+    recipe = yaml.safe_load(card.partition("```yaml\n")[2].partition("```")[0])
+    assert type(opened.recipe).model_validate(recipe) == opened.recipe
+
+
+def test_a_card_of_pairs_shows_no_images_of_the_data_set(tmp_path):
+    run, _ = make_run(tmp_path, *FAMILIES["pix2pix_resnet"])
+    folder = export(run, tmp_path / "folder", "--format", "hub")
+    assert not (folder / "samples.png").exists()
+    card = (folder / "README.md").read_text()
+    assert "samples.png" not in card
+    assert "pipeline_tag: image-to-image" in card
+    assert "images = G(inputs)  # (n, 3, 16, 16) -> (n, 3, 16, 16), both in [-1, 1]" in card
+    assert bigsgan.load(folder)(*inputs_of(bigsgan.load(folder))).shape == (4, 3, 16, 16)
+
+
+def test_truncation_travels_in_the_folder(tmp_path):
+    run, _ = make_run(tmp_path, *FAMILIES["stylegan2"])
+    plain = bigsgan.load(export(run, tmp_path / "plain", "--format", "hub"))
+    folder = export(run, tmp_path / "folder", "--format", "hub", "--truncation", "0.5")
+    assert json.loads((folder / "config.json").read_text())["truncation"] == 0.5
+    opened = bigsgan.load(folder)
+    assert (opened.network.layers["0"].truncation_psi, plain.network.layers["0"].truncation_psi) == (0.5, 1.0)
+    assert not torch.equal(opened(*inputs_of(opened)), plain(*inputs_of(plain)))
+
+
+BROKEN = {
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "no mapping": lambda folder: (folder / "config.json").write_text("[1]"),
+    "brackets": lambda folder: (folder / "config.json").write_text("[" * 100_000),
+    "large": lambda folder: (folder / "config.json").write_text(" " * 2_000_000),
+    "another network": lambda folder: edit(folder, lambda config: config.update(network="both")),
+    "another type": lambda folder: edit(folder, lambda config: config.update(dtype="int4")),
+    "a type that is no text": lambda folder: edit(folder, lambda config: config.update(dtype=["fp32"])),
+    "another width": lambda folder: edit(folder, lambda config: config["recipe"]["generator"].update(channels=3)),
+    "unknown key": lambda folder: edit(folder, lambda config: config["recipe"].update(auto_map="model.py")),
+}
+
+
+def edit(folder, change):
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_broken_folders(run):
+    directory, _ = run
+    for name, damage in BROKEN.items():
+        folder = export(directory, name.replace(" ", "_"), "--format", "hub", "--no-standing")
+        bigsgan.load(folder)
+        damage(folder)
+        with pytest.raises(UserError, match=r"must be an exported network: .*; give a file that `bigsgan export` wrot"):
+            bigsgan.load(folder)
+
+
+def test_a_card_that_was_edited_is_not_replaced(run, capsys):
+    directory, _ = run
+    folder = export(directory, "folder", "--format", "hub")
+    (folder / "README.md").write_text("license: mine")
+    capsys.readouterr()
+    assert cli.main(["export", "--run", "run", "--out", "folder", "--format", "hub"]) == 2
+    assert "--out: must be a new directory, or one without these files, got 'folder' (it holds model.safetensors, " in (
+        capsys.readouterr().err
+    )
+    assert (folder / "README.md").read_text() == "license: mine"
+
+
+@pytest.mark.parametrize("package", PACKAGES["onnx"])
+def test_onnx_without_its_packages(package, run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    for found in PACKAGES["onnx"]:
+        if found != package:
+            monkeypatch.setitem(sys.modules, found, yaml)  # any module that is there
+    assert cli.main(["export", "--run", "run", "--out", "x.onnx"]) == 2
+    assert capsys.readouterr().err == (
+        f"bigsgan: --format: 'onnx' needs the package {package}, which is not installed; install the extra `onnx` "
+        "(`pip install 'bigsgan[onnx]'`)\n"
+    )
+
+
+def test_the_hub_without_its_package(run, monkeypatch):
+    """A folder is made and opened without it."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    folder = export(run[0], "folder", "--format", "hub", "--no-standing")
+    assert bigsgan.from_pretrained(str(folder)).recipe.data.kind == "digits"
+    missing = r"'user/name' needs the package huggingface_hub, which is not installed; install the extra `hub` "
+    with pytest.raises(UserError, match=rf"^from_pretrained: {missing}"):
+        bigsgan.from_pretrained("user/name")
+    with pytest.raises(UserError, match=rf"^push_to_hub: {missing}"):
+        bigsgan.push_to_hub(folder, "user/name")
+
+
+def test_the_extras_bring_what_is_asked_for():
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    for extra, packages in PACKAGES.items():
+        listed = re.search(rf"^{extra} = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+        assert re.findall(r'"([\w-]+)', listed[1]) == list(packages)

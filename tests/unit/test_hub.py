@@ -1,0 +1,174 @@
+"""A folder goes to a Hub and back by huggingface_hub itself, and then comes out of its cache without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bigsgan
+from bigsgan import cli
+from tests import REPOSITORY
+from tests.runs import make_run
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "user/name"
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The requests of the Hub's public interface that an upload and a download make, for one repository."""
+
+    protocol_version = "HTTP/1.1"
+    files: dict[str, bytes]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        path = self.path.partition("?")[0]
+        if path == "/api/repos/create":
+            self.answer({"url": f"http://{self.headers['Host']}/{NAME}"})
+        elif path == "/api/validate-yaml":
+            self.answer({"errors": [], "warnings": []})
+        elif path == f"/api/models/{NAME}/preupload/main":
+            listed = json.loads(body)["files"]
+            self.answer(
+                {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in listed]}
+            )
+        elif path == f"/api/models/{NAME}/commit/main":
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            url = f"http://{self.headers['Host']}/{NAME}/commit/{COMMIT}"
+            self.answer({"success": True, "commitOid": COMMIT, "commitUrl": url, "hookOutput": ""})
+        else:
+            self.answer({"error": f"unexpected {path}"}, status=404)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        name = path.rpartition("/")[2]
+        if path in (f"/api/models/{NAME}/revision/main", f"/api/models/{NAME}"):
+            siblings = [{"rfilename": name} for name in self.files]
+            self.answer({"_id": "1", "id": NAME, "modelId": NAME, "sha": COMMIT, "siblings": siblings})
+        elif path.startswith(f"/api/models/{NAME}/tree/"):
+            listed = [
+                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                for name, content in self.files.items()
+            ]
+            self.answer(listed)
+        elif path.startswith(f"/{NAME}/resolve/") and name in self.files:
+            content = self.files[name]
+            self.answer(content, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'})
+        else:
+            self.answer({"error": f"unexpected {path}"}, status=404)
+
+    do_HEAD = do_GET  # noqa: N815 - the server's name
+
+    def answer(self, content: Any, headers: dict[str, str] | None = None, status: int = 200) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[ThreadingHTTPServer]:
+    Hub.files = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def python(tmp_path: Path, code: str, **environment: str) -> str:
+    """Output of a process of its own, with a home and a cache in ``tmp_path``."""
+    begin = "import bigsgan, torch; from safetensors.torch import save_file; torch.set_num_threads(1)\n"
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith("HF_") and "proxy" not in name.lower()
+    }
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    home = {
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_TOKEN": "hf_none",
+        "PYTHONPATH": path,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", begin + code],
+        cwd=tmp_path,
+        env={**kept, **home, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SAVE = """
+torch.manual_seed(0)
+G = bigsgan.from_pretrained("user/name")
+save_file({"images": G(torch.randn(3, 12), torch.arange(3)).detach().contiguous()}, FILE)
+"""
+
+
+def test_up_down_and_out_of_the_cache(hub, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    run, _ = make_run(tmp_path)
+    folder = tmp_path / "folder"
+    words = ["export", "--run", str(run), "--out", str(folder), "--format", "hub", "--batch", "25"]
+    assert cli.main(words) == 0
+    (folder / "private.txt").write_text("not for others")
+    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+    printed = python(tmp_path, "print(bigsgan.push_to_hub('folder', 'user/name'))", HF_ENDPOINT=endpoint)
+    assert printed.splitlines()[-1] == f"{endpoint}/{NAME}/commit/{COMMIT}"
+    assert Hub.files == {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "private.txt"}
+    Hub.files["evil.py"] = b"raise SystemExit(1)"
+    python(tmp_path, SAVE.replace("FILE", "'online'"), HF_ENDPOINT=endpoint)
+    cached = sorted(path.name for path in (tmp_path / "home").rglob("snapshots/*/*"))
+    assert cached == ["config.json", "model.safetensors"]
+    Hub.files.clear()
+    python(tmp_path, SAVE.replace("FILE", "'offline'"), HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="1")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        wanted = bigsgan.load(folder)(torch.randn(3, 12), torch.arange(3))
+    for name in ("online", "offline"):
+        assert torch.equal(load_file(tmp_path / name)["images"], wanted), name
+
+
+def test_what_is_not_there(hub, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    code = """
+for name in ("user/other", "no/repository/name"):
+    try:
+        bigsgan.from_pretrained(name)
+    except bigsgan.errors.UserError as error:
+        print(error)
+"""
+    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+    for offline in ("0", "1"):
+        lines = python(tmp_path, code, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE=offline).splitlines()[-2:]
+        for line, name in zip(lines, ("user/other", "no/repository/name"), strict=True):
+            assert line.startswith(f"from_pretrained: '{name}' cannot be downloaded: ")
+            assert line.endswith("; give a folder, or a repository that you can read")
