@@ -32,14 +32,14 @@ The generator of a GAN of family `{family}`, trained with bigsgan.
 | classes | {classes} |
 | parameters | {parameters} |
 | weights | {weights}, {dtype} |
-| statistics of batch norm | {statistics} |
+| statistics | {statistics} |
 | real images seen | {nimg} |
 | training data | {data} |
 
 ## Use
 
 ```python
-import bigsgan
+{imports}
 
 G = bigsgan.from_pretrained("FOLDER_OR_REPOSITORY")
 {use}
@@ -101,9 +101,13 @@ def model_card(subject: Subject) -> str:
         statistics=header["statistics"],
         nimg=f"{subject.nimg:,}",
         data=" ".join(f"`{part}`" for part in (data.kind, data.dataset, data.root) if part),
-        use=use if data.paired else f"import torch\n\n{use}",
+        imports="import bigsgan" if data.paired else "import bigsgan\nimport torch",
+        use=use,
     )
-    settings = dump_yaml(recipe.model_dump(mode="json", exclude_defaults=True))
+    tree = recipe.model_dump(mode="json", exclude_defaults=True)
+    for section, key in (("data", "kind"), ("generator", "family"), ("discriminator", "family")):
+        tree[section] = {key: getattr(getattr(recipe, section), key), **tree[section]}
+    settings = dump_yaml(tree)
     parts = [
         head,
         _metrics(subject),

@@ -133,15 +133,14 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
             written = Path(place, out.name)
             try:
                 save(_traced(recipe, network), header, written)
+                images = list(map(opened(written), checks))
             except (OSError, MemoryError):
                 raise
-            except Exception as error:  # torch's exporters raise errors of many types
+            except Exception as error:  # exporters and runtimes raise errors of many types
                 problem = f"cannot hold this generator of family {recipe.generator.family}"
                 raise UserError(
                     "--format", form, problem, _REMEDY, f"{type(error).__name__}: {reason(error)}"
                 ) from error
-            run = opened(written)
-            images = [run(inputs) for inputs in checks]
             difference = check_images(images, wanted, form)
             for path in sorted(Path(place).iterdir(), reverse=True):  # weights beside the graph go first
                 fsync(path)

@@ -17,16 +17,18 @@ from safetensors.torch import load_file
 
 import bigsgan
 from bigsgan import cli
+from bigsgan.config import load_recipe
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid
+from bigsgan.inference.card import Subject, model_card
 from bigsgan.inference.trained import open_trained
 from bigsgan.runtime.extras import PACKAGES
 from bigsgan.training.sampling import generator_inputs, stand_statistics, standing_batches
 from tests import REPOSITORY
 from tests.alone import save, whole
 from tests.runs import make_run
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, tiny_recipe
 
 CPU = torch.device("cpu")
 
@@ -212,8 +214,17 @@ def test_a_folder_for_the_hub(run, capsys):
         assert line in card, line
     assert "fid2k | 10" not in card
     assert "recall" not in card
-    recipe = yaml.safe_load(card.partition("```yaml\n")[2].partition("```")[0])
-    assert type(opened.recipe).model_validate(recipe) == opened.recipe
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_recipe_of_a_card_is_that_of_the_run(family, tmp_path):
+    recipe = tiny_recipe(tmp_path, *FAMILIES[family])
+    header = {"weights": "live", "dtype": "fp32", "statistics": "as trained"}
+    card = model_card(Subject(tmp_path / "run", recipe, 8, header, 1000, None))
+    (tmp_path / "card.yaml").write_text(card.partition("```yaml\n")[2].partition("```")[0])
+    assert load_recipe(tmp_path / "card.yaml", []) == recipe
+    assert f"- {recipe.generator.family}\n" in card
+    assert yaml.safe_load((tmp_path / "card.yaml").read_text())["generator"]["family"] == recipe.generator.family
 
 
 def test_a_card_of_pairs_shows_no_images_of_the_data_set(tmp_path):

@@ -170,11 +170,12 @@ def test_the_bound_of_images():
             graphs.check_images([ours[0], ours[1] + wrong], ours, "onnx")
 
 
-def test_what_torch_cannot_export_is_refused(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("step", ["export", "load"])
+def test_what_torch_cannot_export_is_refused(step, tmp_path, monkeypatch, capsys):
     def fail(*arguments, **keywords):
         raise NotImplementedError("no rule\nfor this")
 
-    monkeypatch.setattr(torch.export, "export", fail)
+    monkeypatch.setattr(torch.export, step, fail)
     run, _ = make_run(tmp_path, *FAMILIES["mlp"])
     before = sorted(tmp_path.iterdir())
     assert cli.main(["export", "--run", str(run), "--out", str(tmp_path / "x.pt2")]) == 2
