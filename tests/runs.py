@@ -26,7 +26,7 @@ def make_run(directory: Path, *overrides: str, nimg: int = 64) -> tuple[Path, di
     with torch.no_grad():
         for name, tensor in networks["average"].state_dict().items():
             if not name.endswith("resample_filter"):
-                tensor.add_(0.1 * torch.rand(tensor.shape, generator=generator))
+                tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))
     run = directory / "run"
     write_recipe(recipe, run, {})
     assert save(run / "checkpoints", nimg, {name: whole(network) for name, network in networks.items()})
