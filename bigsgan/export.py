@@ -1,8 +1,9 @@
-"""`bigsgan export`: one network's consolidated weights, or the generator as a graph that needs no bigsgan."""
+"""`bigsgan export`: one network's consolidated weights, a checkpoint for DeepSpeed, or the generator as a graph."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bigsgan import checkpoint
 from bigsgan.checkpoint.files import first_not_finite
-from bigsgan.config.run_directory import refuse_output
+from bigsgan.checkpoint.universal import write_universal
+from bigsgan.config.run_directory import read_saved_recipe, refuse_directory, refuse_output
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError, reason
 from bigsgan.images.grids import image_grid
@@ -21,6 +24,7 @@ from bigsgan.inference.graphs import SUFFIXES, write_graph
 from bigsgan.inference.hub import GRID_FILE, refuse_folder, write_folder
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
+from bigsgan.models.build import build_network
 from bigsgan.runtime import memory
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.extras import require
@@ -33,6 +37,8 @@ from bigsgan.training.sampling import (
     stand_statistics,
     standing_batches,
 )
+
+UNIVERSAL = "universal"
 
 
 class Options(NamedTuple):
@@ -47,7 +53,8 @@ class Options(NamedTuple):
             images in evaluation mode; None means yes. Otherwise its buffers are as training left them.
         truncation: Threshold of the latents of standing statistics, or psi of a generator with styles; None for none.
         batch: Images computed at a time.
-        form: ``safetensors``, ``hub``, ``onnx`` or ``torch-export``; None for what the output's suffix says.
+        form: ``safetensors``, ``hub``, ``onnx``, ``torch-export`` or ``universal``; None for what the output's suffix
+            says.
         dtype: Type of the parameters that are written: ``fp32``, ``bf16`` or ``fp16``.
     """
 
@@ -75,6 +82,9 @@ def main(run: Path, out: Path, options: Options) -> None:
             package is missing, or torch cannot export the generator.
     """
     form = options.form or {suffix: form for form, suffix in SUFFIXES.items()}.get(out.suffix, "safetensors")
+    if form == UNIVERSAL:
+        _write_universal(run, out, options)
+        return
     _check(options, form, out)
     network, standing = options.network, options.stands
     remedy = (
@@ -108,6 +118,35 @@ def main(run: Path, out: Path, options: Options) -> None:
             _write(_rounded(trained, state, options.dtype), header, out)
     about = f"{header['weights']} {network} at {trained.nimg} images seen"
     print(f"{out}: {about}, {_num_parameters(trained) / 1e6:.2f} M parameters, {text}")
+
+
+def _write_universal(run: Path, out: Path, options: Options) -> None:
+    """The network being trained, with its optimizer's state, as DeepSpeed reads it."""
+    others = {
+        "--ema": options.live is False,
+        "--ema-width": options.width is not None,
+        "--standing": options.standing is True,
+        "--truncation": options.truncation is not None,
+        "--dtype": options.dtype != "fp32",
+    }
+    for flag in [flag for flag, given in others.items() if given]:
+        detail = "it holds the live weights in float32, and the optimizer's state"
+        raise UserError(flag, None, f"cannot be combined with --format {UNIVERSAL}", "remove the option", detail)
+    refuse_directory(out, "--out")
+    if os.path.lexists(out):
+        raise UserError("--out", str(out), "already exists", "give a new directory")
+    recipe = read_saved_recipe(run)
+    found = checkpoint.find_intact(run, options.nimg, lambda found: checkpoint.files_with(found, options.network))
+    with torch.device("meta"):
+        network = build_network(recipe, options.network)
+    with memory.naming_remedy(f"while the {options.network} was exported", "use a machine with more memory"):
+        told = {"nimg": found.nimg, "recipe": recipe.model_dump()}
+        try:
+            num_bytes = write_universal(found, options.network, network, out, told)
+        except OSError as error:
+            raise _unwritten(out, error) from None
+    about = f"live {options.network} at {found.nimg} images seen"
+    print(f"{out}: {about}, {num_bytes / 2**20:.1f} MiB of weights and optimizer state, {UNIVERSAL}")
 
 
 def _check(options: Options, form: str, out: Path) -> None:
@@ -172,7 +211,11 @@ def _write(state: dict[str, Tensor], header: dict[str, str], out: Path) -> None:
         with replacing(out) as unfinished:
             save_file(state, unfinished, metadata=header)
     except (OSError, SafetensorError) as error:
-        raise UserError("--out", str(out), f"cannot be written: {reason(error, out)}", "give a writable path") from None
+        raise _unwritten(out, error) from None
+
+
+def _unwritten(out: Path, error: Exception) -> UserError:
+    return UserError("--out", str(out), f"cannot be written: {reason(error, out)}", "give a writable path")
 
 
 def _write_folder(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from bigsgan.checkpoint.reader import Reader, SavedValues
 from bigsgan.checkpoint.tags import Checkpoint
+from bigsgan.errors import UserError
 from bigsgan.runtime.atomic import write_text
 
 _VERSION = 0.4
@@ -63,6 +64,9 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
         directory.mkdir(parents=True)
         for kind, file in kinds.items():
             value = _whole(saved, kind, name, parameter)
+            if not value.isfinite().all():
+                problem = f"has a {entry} at {found.nimg} images with non-finite values in {name}"
+                raise UserError(str(found.path), None, problem, "choose an older checkpoint by --nimg")
             torch.save({"param": value}, directory / f"{file}.pt")
             num_bytes += value.nbytes
         if step is not None:

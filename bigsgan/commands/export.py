@@ -8,15 +8,17 @@ from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_width
 
+FORMATS = ["safetensors", "hub", "onnx", "torch-export", "universal"]
+
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("export", help="write a network's weights as safetensors, for the Hub, or as a graph")
     add_run(command)
     add_width(command)
-    command.add_argument("--out", required=True, help="file to write; a new directory with --format hub")
+    command.add_argument("--out", required=True, help="file to write; a directory with --format hub or universal")
     text = "default: onnx for a file .onnx, torch-export for .pt2, else safetensors"
-    command.add_argument("--format", dest="form", choices=["safetensors", "hub", "onnx", "torch-export"], help=text)
+    command.add_argument("--format", dest="form", choices=FORMATS, help=text)
     text = "type of the weights in safetensors and hub (default fp32)"
     command.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help=text)
     command.add_argument("--network", choices=["generator", "discriminator"], default="generator")

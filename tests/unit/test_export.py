@@ -320,3 +320,29 @@ def test_the_extras_bring_what_is_asked_for():
     for extra, packages in PACKAGES.items():
         listed = re.search(rf"^{extra} = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
         assert re.findall(r'"([\w-]+)', listed[1]) == list(packages)
+
+
+def test_a_checkpoint_for_deepspeed(run, capsys):
+    """What an engine makes of it stands in tests/distributed/test_universal.py."""
+    directory, _ = run
+    out = export(directory, "universal", "--live", "--network", "discriminator", "--format", "universal")
+    tag = (out / "latest_universal").read_text()
+    network = open_trained(directory, "discriminator", True, None, CPU).network
+    for name, parameter in network.named_parameters():
+        saved = torch.load(out / tag / "zero" / name / "fp32.pt")["param"]
+        assert torch.equal(saved, parameter)
+    state = torch.load(out / tag / "mp_rank_00_model_states.pt")
+    assert state["nimg"] == int(tag)
+    assert {name: value.tolist() for name, value in state["buffers"].items()} == {
+        name: value.tolist() for name, value in network.named_buffers()
+    }
+    capsys.readouterr()
+    for flags, text in {
+        ("--ema",): "--ema: cannot be combined with --format universal",
+        ("--dtype", "bf16"): "--dtype: cannot be combined",
+        ("--standing",): "--standing: cannot be combined",
+        (): "--out: 'universal' already exists",
+    }.items():
+        arguments = ["export", "--run", str(directory), "--out", "universal", "--format", "universal", *flags]
+        assert cli.main(arguments) == 2
+        assert capsys.readouterr().err.startswith(f"bigsgan: {text}")
