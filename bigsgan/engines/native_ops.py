@@ -84,6 +84,23 @@ def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECOND
         time.sleep(POLL_SECONDS)
 
 
+def build_directories() -> list[Path]:
+    """Directories of all ops that were built, or begun, on this machine."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")  # torch puts a directory for its version between, if it is not
+    root = Path(given or cpp_extension.get_default_build_root())
+    return sorted(path for path in root.glob("*" if given else "*/*") if path.is_dir())
+
+
+def is_left_behind(build_directory: Path) -> bool:
+    """Whether the lock in a build directory is that of a killed build, for which every run would wait."""
+    lock = build_directory / "lock"
+    try:
+        age = time.time() - lock.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    return _FILE_IS_LOCK and age > GRACE_SECONDS and not _is_building(build_directory)
+
+
 def _build(builder: OpBuilder, names: list[str], field: str, value: object, remedy: str) -> None:
     """Have local rank 0 build, and the others wait; ``names`` are the ops that the builder builds, in their order."""
     wait_for_all = comm.patient_barrier()

@@ -1,0 +1,79 @@
+"""`bigsgan doctor`: checks of this machine, of a recipe on it, or of a run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from bigsgan.commands.parsing import Commands, logs_aside, recipe_path
+from bigsgan.config import load_recipe, plan_run
+from bigsgan.config.run_directory import RECIPE_FILE
+from bigsgan.doctor.registry import chosen
+from bigsgan.doctor.report import Collected, Printed, listed
+from bigsgan.errors import UserError
+from bigsgan.runtime import launched
+from bigsgan.runtime.slurm import launcher_variables
+
+
+def add(commands: Commands) -> None:
+    """Add the command and its options."""
+    text = "check a machine, a recipe on it, or a run; on all ranks of a launcher"
+    command = commands.add_parser("doctor", help=text)
+    text = "recipe to check on this machine: a YAML file, or the name of a built-in one"
+    command.add_argument("--config", type=recipe_path, help=text)
+    command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
+    text = "run directory, whose checkpoints and reports are checked"
+    command.add_argument("--run", dest="run_directory", metavar="DIR", help=text)
+    text = "check to run, or the part before its point, such as environment; may be repeated (default: all)"
+    command.add_argument("--only", action="append", default=[], metavar="NAME", help=text)
+    command.add_argument("--list", action="store_true", help="print the checks, with what they show, need and take")
+    form = command.add_mutually_exclusive_group()
+    for name, text in (("json", "print all numbers as JSON"), ("markdown", "print the report as Markdown")):
+        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run checks, and print what they find."""
+    os.environ.update(launcher_variables(os.environ))
+    directory = None if options.run_directory is None else Path(options.run_directory)
+    checks = chosen(options.only, directory is not None)
+    if options.list:
+        print(listed(checks))
+        return 0
+    if options.overrides and options.config is None:
+        raise UserError("argument", options.overrides[0], "needs a recipe", "add --config, or remove it")
+    if directory is not None and options.config is not None:
+        raise UserError("--config", None, "cannot be combined with --run, which has a recipe", "give only one of them")
+    if directory is not None and not os.path.isdir(directory):
+        detail = f"it has no {RECIPE_FILE}"
+        raise UserError("--run", str(directory), "must be a run directory", "give the `out` of a run", detail)
+    plan = None
+    if options.config is not None:
+        path = Path(options.config)
+        plan = plan_run(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
+    launched.check_launcher()
+    words = _command(options)
+    report = Collected(options.form, sys.stdout, words) if options.form else Printed(sys.stdout, words)
+    with logs_aside():
+        module = importlib.import_module("bigsgan.doctor.examine")
+    return int(module.main(checks, plan, directory, report))
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    """What runs the doctor so again, under the same launcher where this host has all ranks."""
+    num_ranks, local_size = launched.world_size(), os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE")
+    words: list[str] = []
+    if os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        words = ["srun", "--ntasks", str(num_ranks)]
+    elif num_ranks > 1 and local_size == str(num_ranks):
+        words = ["deepspeed", "--num_gpus", str(num_ranks), "--no_python"]
+        if os.environ.get("TORCHELASTIC_RUN_ID"):
+            words = ["torchrun", "--nproc_per_node", str(num_ranks), "--no-python", "--"]
+    words += ["bigsgan", "doctor"]
+    if options.config is not None:
+        words += ["--config", options.config, *options.overrides]
+    return words + (["--run", options.run_directory] if options.run_directory is not None else [])

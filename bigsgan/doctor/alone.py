@@ -1,0 +1,48 @@
+"""One process, which examines by itself. No torch here."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bigsgan.doctor.watch import Watch
+
+
+class Alone:
+    """The ranks of a job of one; see ``Job``."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
+        self.hosts: Sequence[str] = [socket.gethostname()]
+        self._patience = 0.0
+        self._watch = Watch(self._speak)
+
+    @contextmanager
+    def check(self, name: str, patience: float) -> Iterator[None]:
+        """Begin a check."""
+        self._patience = patience
+        with self._watch.over(name, patience):
+            yield
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the value, as that of all ranks."""
+        return [value]
+
+    def collect(self, value: Any) -> list[tuple[int, Any]]:
+        """Return the value, with its rank."""
+        return [(0, value)]
+
+    def share(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def leave(self) -> None:
+        """End the watch."""
+        self._watch.close()
+
+    def _speak(self, check: str, signal_name: str) -> None:
+        text = f"no answer within {self._patience:.0f} s; the doctor ends here"
+        print(f"bigsgan doctor: {check}: {text}", file=sys.stderr, flush=True)

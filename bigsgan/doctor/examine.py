@@ -1,0 +1,205 @@
+"""Runs checks on all ranks, one after the other, and tells what they found."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from bigsgan.config import RunPlan
+from bigsgan.doctor.alone import Alone
+from bigsgan.doctor.checks import GROUP_SECONDS, NEEDS, Check, Finding, Need, Ranks, Subject, not_applicable
+from bigsgan.errors import EXIT_FAILED, UserError, end_process
+from bigsgan.runtime import launched
+
+_LONGEST = 400
+_log = logging.getLogger(__name__)
+
+
+class Meeting(Ranks, Protocol):
+    """The ranks, as the doctor itself needs them; ``Job`` says what its methods do."""
+
+    def check(self, name: str, patience: float) -> contextlib.AbstractContextManager[None]:
+        """Begin a check."""
+        ...
+
+    def collect(self, value: Any) -> list[tuple[int, Any]] | None:
+        """End it with a value."""
+        ...
+
+    def share(self, value: Any) -> Any:
+        """Tell rank 0's value to all ranks."""
+        ...
+
+    def leave(self) -> None:
+        """Part."""
+        ...
+
+
+class Report(Protocol):
+    """What shows results, on rank 0."""
+
+    def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
+        """Print what comes before the first result."""
+        ...
+
+    def add(self, result: Result) -> None:
+        """Print a result."""
+        ...
+
+    def end(self) -> None:
+        """Print what comes behind the last."""
+        ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What all ranks found in one check.
+
+    Attributes:
+        check: The check.
+        finding: The worst.
+        rank: That found it.
+        findings: By rank.
+        seconds: That the slowest took.
+    """
+
+    check: Check
+    finding: Finding
+    rank: int
+    findings: list[Finding]
+    seconds: float
+
+
+@dataclass
+class Group:
+    """torch's process group, made where the first check needs it.
+
+    Attributes:
+        broken_by: The check in which ranks lost each other in a collective.
+    """
+
+    is_made: bool = False
+    broken_by: str = ""
+
+    def make(self) -> None:
+        """Make it."""
+        if not self.is_made:
+            importlib.import_module("bigsgan.runtime.comm").initialize(GROUP_SECONDS)
+            self.is_made = True
+
+
+@dataclass
+class Examiner:
+    """Runs checks, on every rank.
+
+    Attributes:
+        subject: What is examined.
+        ranks: The subject's, with what the doctor needs of them.
+        report: What shows the results.
+        results: Of the checks so far, on rank 0.
+    """
+
+    subject: Subject
+    ranks: Meeting
+    report: Report
+    results: list[Result] = field(default_factory=list)
+    _group: Group = field(default_factory=Group)
+
+    def examine(self, checks: Sequence[Check]) -> bool:
+        """Run checks, and return whether none failed."""
+        if self.ranks.rank == 0:
+            self.report.begin(self.ranks, checks)
+        is_well = True
+        for check in checks:
+            with self.ranks.check(check.name, check.patience):
+                start = time.monotonic()
+                finding = self._find(check)
+                found = self.ranks.collect((finding, time.monotonic() - start))
+                status, broke = self.ranks.share(self._conclude(check, found) if found else None)
+            is_well &= status != "fail"
+            if broke and self._group.is_made:
+                self._group.broken_by = check.name
+        if self.ranks.rank == 0:
+            self.report.end()
+        return is_well
+
+    def _find(self, check: Check) -> Finding:
+        """Run a check on this rank."""
+        try:
+            lacking = self._lacking(check.needs)
+            if lacking:
+                return not_applicable(lacking)
+            module, _, function = check.run.partition(":")
+            found: Finding = getattr(importlib.import_module(f"bigsgan.doctor.{module}"), function)(self.subject)
+            return found
+        except Exception as error:
+            _log.info("check %s raised", check.name, exc_info=True)
+            if isinstance(error, UserError):
+                return Finding("fail", f"{error.field}: {error.problem}", remedy=error.remedy, raised=True)
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            remedy = "run the command below for this check alone, and look at the messages of the library that it names"
+            return Finding("fail", said[:_LONGEST], remedy=remedy, raised=True)
+
+    def _lacking(self, needs: Sequence[Need]) -> str:
+        """What a check needs and this rank has not."""
+        present = {
+            "config": self.subject.plan is not None,
+            "run": self.subject.run is not None,
+            "ranks": self.ranks.size > 1,
+            "hosts": len(set(self.ranks.hosts)) > 1,
+        }
+        for need in needs:
+            if not present.get(need, True):
+                return f"needs {NEEDS[need]}"
+        if "gpu" in needs and not importlib.import_module("torch").cuda.is_available():
+            return f"needs {NEEDS['gpu']}"
+        if "group" in needs:
+            if self._group.broken_by:
+                return f"the ranks lost their connection in {self._group.broken_by}"
+            self._group.make()
+        return ""
+
+    def _conclude(self, check: Check, found: Sequence[tuple[int, tuple[Finding, float]]]) -> tuple[str, bool]:
+        """Show the worst of what the ranks found; return its status, and whether some raised and others not."""
+        order = ("not applicable", "pass", "fail")
+        status = max((finding.status for _, (finding, _) in found), key=order.index)
+        having = [(rank, finding) for rank, (finding, _) in found if finding.status == status]
+        raised = [(rank, finding) for rank, finding in having if finding.raised]
+        if raised:  # the first; others may have failed because of it
+            rank, worst = raised[0]
+        else:
+            rank, worst = max(sorted(having, key=lambda each: each[0]), key=lambda each: each[1].severity)
+        others = len(having) - 1
+        if self.ranks.size > 1 and status == "fail":
+            more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
+            worst = replace(worst, said=f"rank {rank} on {self.ranks.hosts[rank]}{more}: {worst.said}")
+        by_rank = {rank: finding for rank, (finding, _) in found}
+        seconds = max(seconds for _, (_, seconds) in found)
+        result = Result(check, worst, rank, [by_rank[rank] for rank in range(self.ranks.size)], seconds)
+        self.results.append(result)
+        self.report.add(result)
+        return status, bool(raised) and "group" in check.needs
+
+
+def main(checks: Sequence[Check], plan: RunPlan | None, run: Path | None, report: Report) -> int:
+    """Run checks, print the results on rank 0, and return the exit status: 0, or 1 where one failed."""
+    size = launched.world_size()
+    ranks: Meeting = importlib.import_module("bigsgan.doctor.ranks").meet() if size > 1 else Alone()
+    out = run or (Path(plan.recipe.out) if plan else Path())
+    local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    subject = Subject(ranks, int(os.environ.get("LOCAL_RANK") or 0), local_size, plan, run, out)
+    with contextlib.redirect_stdout(sys.stderr):  # where libraries print; the report has kept standard output
+        is_well = Examiner(subject, ranks, report).examine(checks)
+    ranks.leave()
+    status = 0 if is_well else EXIT_FAILED
+    if size > 1:
+        end_process(status)  # a group whose ranks have lost each other cannot be taken down
+    return status

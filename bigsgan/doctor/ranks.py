@@ -1,0 +1,187 @@
+"""How the ranks hear of each other's findings: through the store that they meet at, with no collective of torch.
+
+So a check of collectives can fail, hang or die, and rank 0 still knows which ranks have answered.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from bigsgan.doctor.watch import Watch
+from bigsgan.errors import EXIT_FAILED, end_process
+from bigsgan.runtime import launched, roll_call
+
+_MEETING = timedelta(minutes=5)
+_POLL_SECONDS = 0.01
+_SIGN_SECONDS = 1.5
+"""How long ranks that a launcher ends have to show that they live, so that the one that died is told from them."""
+
+_LATER_SECONDS = 10.0
+"""Rank 0 speaks first where all hang."""
+
+_MOST_NAMED = 8
+
+
+class RankLeftError(Exception):
+    """Another rank has ended a check in the middle, by an exception of its own."""
+
+
+class Job:
+    """The ranks of a job. All make the same calls in the same order, but for a check that raises on some."""
+
+    def __init__(self, store: Any, watching: Any, rank: int, size: int) -> None:
+        """Meet the others.
+
+        Args:
+            store: torch's, of all ranks; it takes bytes, which its annotations do not know.
+            watching: The same, over a connection of its own: the first may be waiting.
+            rank: Of this process.
+            size: Number of ranks.
+        """
+        self.rank, self.size = rank, size
+        self._store, self._watching = store, watching
+        self._check, self._num_checks, self._num_gathers, self._patience = "the meeting", 0, 0, _MEETING.total_seconds()
+        self._watch = Watch(self._speak, (signal.SIGTERM,))
+        self.hosts: Sequence[str] = [str(rank) for rank in range(size)]
+        with self.check("the meeting of the ranks", _MEETING.total_seconds()):
+            self.hosts = self.gather(socket.gethostname())
+
+    @contextmanager
+    def check(self, name: str, patience: float) -> Iterator[None]:
+        """Begin a check: its gathers, and what is collected at its end."""
+        self._check, self._patience = name, patience
+        self._num_checks, self._num_gathers = self._num_checks + 1, 0
+        with self._watch.over(name, patience + (_LATER_SECONDS if self.rank else 0)):
+            yield
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return all ranks' values, by rank.
+
+        Raises:
+            RankLeftError: A rank has ended the check.
+        """
+        self._num_gathers += 1
+        key = f"{self._num_checks}/gather{self._num_gathers}"
+        self._store.set(f"{key}/{self.rank}", pickle.dumps(value))
+        self._store.add(f"{key}/num", 1)
+        if self.rank == 0:
+            self._wait_for_count(f"{key}/num", left=f"{self._num_checks}/found/num")
+            values = [pickle.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.size)]
+            self._store.set(f"{key}/all", pickle.dumps(values))
+        else:
+            self._wait_for_key(f"{key}/all", left=f"{self._num_checks}/found/num")
+        return list(pickle.loads(self._store.get(f"{key}/all")))
+
+    def collect(self, value: Any) -> list[tuple[int, Any]] | None:
+        """End a check: return all ranks with their values, in the order in which they came, on rank 0."""
+        key = f"{self._num_checks}/found"
+        place = self._store.add(f"{key}/num", 1)
+        self._store.set(f"{key}/{place}", pickle.dumps((self.rank, value)))
+        self._store.set(f"{key}/of{self.rank}", b"1")
+        if self.rank:
+            return None
+        self._wait_for_count(f"{key}/num")
+        return [pickle.loads(self._store.get(f"{key}/{place}")) for place in range(1, self.size + 1)]
+
+    def share(self, value: Any) -> Any:
+        """Return rank 0's value on all ranks, at the end of a check."""
+        key = f"{self._num_checks}/said"
+        if self.rank == 0:
+            self._store.set(key, pickle.dumps(value))
+            return value
+        self._wait_for_key(key)
+        return pickle.loads(self._store.get(key))
+
+    def leave(self) -> None:
+        """Wait until all ranks are done with the store, which rank 0 may keep."""
+        self._store.add("left", 1)
+        if self.rank == 0:
+            self._wait_for_count("left")
+        self._watch.close()
+
+    def _wait_for_count(self, key: str, left: str = "") -> None:
+        while self._store.add(key, 0) < self.size:
+            self._pause(left)
+
+    def _wait_for_key(self, key: str, left: str = "") -> None:
+        try:
+            while not self._store.check([key]):
+                self._pause(left)
+        except RuntimeError:
+            self._end_without_store()
+
+    def _pause(self, left: str) -> None:
+        if left and self._store.add(left, 0):
+            raise RankLeftError(f"rank {self._first_to_leave(left)} has ended the check")
+        time.sleep(_POLL_SECONDS)
+
+    def _first_to_leave(self, left: str) -> int:
+        return int(pickle.loads(self._store.get(f"{left.removesuffix('num')}1"))[0])
+
+    def _end_without_store(self) -> None:
+        """Rank 0, which keeps the store, is gone; rank 1 says so."""
+        if self.rank == 1:
+            _print(self._check, f"rank 0 on {self.hosts[0]} died")
+        else:
+            time.sleep(_SIGN_SECONDS)
+        end_process(EXIT_FAILED)
+
+    def _speak(self, check: str, signal_name: str) -> None:
+        """Print the last line, on the first rank that comes to it: which ranks have died, or have not answered."""
+        key = f"{self._num_checks}/found/of"
+        try:
+            if signal_name:
+                self._watching.set(f"alive/{self.rank}", b"1")
+            if self._watching.add("speaker", 1) > 1:
+                time.sleep(2 * _SIGN_SECONDS)
+                return
+            if signal_name:
+                time.sleep(_SIGN_SECONDS)
+            silent = [rank for rank in range(self.size) if not self._watching.check([f"{key}{rank}"])]
+            dead = [rank for rank in silent if signal_name and not self._watching.check([f"alive/{rank}"])]
+        except RuntimeError:
+            if self.rank == 1:
+                _print(check, f"rank 0 on {self.hosts[0]} died")
+            return
+        if dead:
+            _print(check, f"{self._named(dead)} died")
+        elif signal_name:
+            _print(check, f"ended by {signal_name} without an answer from {self._named(silent)}")
+        else:
+            _print(check, f"no answer from {self._named(silent)} within {self._patience:.0f} s")
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        shown = [f"{rank} on {self.hosts[rank]}" for rank in ranks[:_MOST_NAMED]]
+        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{more}"
+
+
+def meet() -> Job:
+    """Meet the other ranks at the address that the launcher describes."""
+    host, port, rank = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), launched.rank()
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+    def connect(is_master: bool) -> dist.Store:
+        store = dist.TCPStore(
+            host, port, is_master=is_master, wait_for_workers=False, timeout=_MEETING, multi_tenant=True
+        )
+        return dist.PrefixStore(f"bigsgan/doctor/{restart}", store)
+
+    with roll_call.taken():
+        return Job(connect(serves), connect(False), rank, launched.world_size())
+
+
+def _print(check: str, text: str) -> None:
+    print(f"bigsgan doctor: {check}: {text}; the doctor ends here", file=sys.stderr, flush=True)

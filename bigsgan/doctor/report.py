@@ -1,0 +1,166 @@
+"""The doctor's report: lines of a table as they come, JSON, or Markdown. No torch here."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TextIO
+
+from bigsgan.doctor.checks import NEEDS, Check, Ranks
+from bigsgan.doctor.examine import Result
+from bigsgan.preflight import versions
+from bigsgan.table import aligned
+
+_SHORT = {"pass": "pass", "fail": "FAIL", "not applicable": "n/a"}
+
+
+class Printed:
+    """Prints each result as a line of a table, with remedy and command below a fail."""
+
+    def __init__(self, file: TextIO, command: Sequence[str]) -> None:
+        """Print to ``file``; ``command`` is what reproduces a check, but for its name."""
+        self._file, self._command, self._width = file, command, 0
+        self._statuses: list[str] = []
+
+    def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
+        """Print where this is, and the headings."""
+        self._width = max(len(check.name) for check in checks)
+        self._print(describe(about(ranks)))
+        self._print(f"\n{'check':{self._width}}  result  seconds  found")
+
+    def add(self, result: Result) -> None:
+        """Print a line, and what to do."""
+        self._statuses.append(result.finding.status)
+        head = f"{result.check.name:{self._width}}  {_SHORT[result.finding.status]:6}  {result.seconds:7.1f}"
+        self._print(f"{head}  {result.finding.said}")
+        if result.finding.status == "fail":
+            indent = " " * (self._width + 19)
+            self._print(f"{indent}remedy: {result.finding.remedy}")
+            self._print(f"{indent}again:  {again(self._command, result)}")
+
+    def end(self) -> None:
+        """Print how many checks ended how."""
+        self._print(f"\n{tally(self._statuses)}")
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._file, flush=True)
+
+
+class Collected:
+    """Prints all results at the end, as JSON or Markdown; lines go to standard error meanwhile."""
+
+    def __init__(self, form: str, file: TextIO, command: Sequence[str]) -> None:
+        """Print to ``file``, in the ``form`` "json" or "markdown"."""
+        self._form, self._file, self._command = form, file, command
+        self._lines = Printed(sys.stderr, command)
+        self._about: dict[str, Any] = {}
+        self._results: list[Result] = []
+
+    def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
+        """Note where this is."""
+        self._about = about(ranks)
+        self._lines.begin(ranks, checks)
+
+    def add(self, result: Result) -> None:
+        """Note a result."""
+        self._results.append(result)
+        self._lines.add(result)
+
+    def end(self) -> None:
+        """Print them."""
+        text = self._json() if self._form == "json" else self._markdown()
+        print(text, file=self._file, flush=True)
+
+    def _json(self) -> str:
+        checks = [as_record(result, again(self._command, result)) for result in self._results]
+        record = {**self._about, "failed": [c["name"] for c in checks if c["status"] == "fail"], "checks": checks}
+        return json.dumps(_finite(record), indent=2, allow_nan=False, default=str)
+
+    def _markdown(self) -> str:
+        lines = [describe(self._about), "", "| check | result | seconds | found |", "| --- | --- | ---: | --- |"]
+        for result in self._results:
+            said = _cell(result.finding.said)
+            lines.append(f"| `{result.check.name}` | {result.finding.status} | {result.seconds:.1f} | {said} |")
+        failed = [result for result in self._results if result.finding.status == "fail"]
+        lines += ["", tally([result.finding.status for result in self._results])]
+        lines += ["" for _ in failed[:1]]
+        for result in failed:
+            command = again(self._command, result)
+            lines.append(f"- `{result.check.name}`: {result.finding.remedy}. Again: `{command}`")
+        return "\n".join(lines)
+
+
+def as_record(result: Result, command: str) -> dict[str, Any]:
+    """A result with all numbers of all ranks."""
+    ranks = [
+        {"rank": rank, "status": each.status, "said": each.said, "numbers": dict(each.numbers)}
+        for rank, each in enumerate(result.findings)
+    ]
+    return {
+        "name": result.check.name,
+        "proves": result.check.proves,
+        "status": result.finding.status,
+        "said": result.finding.said,
+        "rank": result.rank,
+        "remedy": result.finding.remedy,
+        "command": command,
+        "seconds": result.seconds,
+        "ranks": ranks,
+    }
+
+
+def listed(checks: Sequence[Check]) -> str:
+    """Checks with what they prove, for ``--list``."""
+    rows = [["check", "shows that", "needs", "seconds"]]
+    for check in checks:
+        rows.append([check.name, check.proves, ", ".join(NEEDS[need] for need in check.needs), f"{check.seconds:g}"])
+    return "\n".join(aligned(rows, num_texts=3))
+
+
+def about(ranks: Ranks) -> dict[str, Any]:
+    """Where and with what this was found."""
+    return {
+        "date": datetime.now().astimezone().isoformat(" ", "seconds"),
+        "hosts": sorted(set(ranks.hosts)),
+        "ranks": ranks.size,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        **versions(),
+    }
+
+
+def describe(facts: dict[str, Any]) -> str:
+    """``about`` as a line."""
+    num_hosts, ranks = len(facts["hosts"]), facts["ranks"]
+    where = facts["hosts"][0] if num_hosts == 1 else f"{num_hosts} hosts"
+    packages = ", ".join(f"{name} {facts.get(name, 'not installed')}" for name in ("bigsgan", "torch", "deepspeed"))
+    return f"{facts['date']}: {where}, {ranks} rank{'s' if ranks > 1 else ''}, {packages}, Python {facts['python']}"
+
+
+def tally(statuses: Sequence[str]) -> str:
+    """How many checks ended how."""
+    counts = {status: statuses.count(status) for status in _SHORT}
+    return f"{counts['pass']} passed, {counts['fail']} failed, {counts['not applicable']} not applicable"
+
+
+def again(command: Sequence[str], result: Result) -> str:
+    """The command that runs a check alone."""
+    return shlex.join([*command, "--only", result.check.name])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no nan: null stands for them."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,78 @@
+"""Ends the process where a check takes too long, or where the launcher ends it in the middle of one."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from bigsgan.errors import EXIT_FAILED
+
+_POLL_SECONDS = 0.2
+
+
+class Watch:
+    """A thread that looks at the clock, and at signals, while the main thread may be stuck in a library."""
+
+    def __init__(self, speak: Callable[[str, str], None], signals: tuple[signal.Signals, ...] = ()) -> None:
+        """Begin to watch. Called on the main thread.
+
+        Args:
+            speak: Given the check's name and what happened, prints the doctor's last line.
+            signals: That end the process so.
+        """
+        self._speak, self._signals = speak, signals
+        self._lock = threading.Lock()
+        self._check, self._until = "", float("inf")
+        self._over = threading.Event()
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+        self._before = {number: signal.signal(number, lambda *_: None) for number in signals}
+        if signals:
+            signal.set_wakeup_fd(self._writer)  # which gets a signal's number even while no handler in Python runs
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def over(self, check: str, patience: float) -> Iterator[None]:
+        """Watch over a check that may take so many seconds, with what the ranks say to each other about it."""
+        with self._lock:
+            self._check, self._until = check, time.monotonic() + patience
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._until = float("inf")
+
+    def close(self) -> None:
+        """End the watch."""
+        if self._signals:
+            signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._over.set()
+        self._thread.join()
+        for end in (self._reader, self._writer):
+            os.close(end)
+
+    def _look(self) -> None:
+        while not self._over.is_set():
+            ready, _, _ = select.select([self._reader], [], [], _POLL_SECONDS)
+            came = []
+            with suppress(BlockingIOError):
+                came = [number for number in os.read(self._reader, 64) if number in self._signals] if ready else []
+            with self._lock:
+                check, is_late = self._check, time.monotonic() > self._until
+            if came or is_late:
+                self._end(check, signal.Signals(came[0]).name if came else "")
+
+    def _end(self, check: str, signal_name: str) -> None:
+        try:
+            self._speak(check, signal_name)
+        finally:
+            os._exit(EXIT_FAILED)
