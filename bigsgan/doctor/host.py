@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import resource
+from collections.abc import Sequence
+from pathlib import Path
 
-from bigsgan.doctor.checks import Finding, Subject, failed, passed
+from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+
+SHARED_MEMORY = Path("/dev/shm")
+LEAST_SHARED_BYTES = 256 << 20
+"""Of /dev/shm for each rank, where no recipe tells: torch's loading processes and NCCL pass data through it."""
+
+INFINIBAND = Path("/sys/class/infiniband")
+NODES = Path("/sys/devices/system/node")
 
 
 def open_files(subject: Subject) -> Finding:
@@ -21,6 +31,100 @@ def open_files(subject: Subject) -> Finding:
             remedy = f"ask the administrator for a `nofile` of {least} or more in limits.conf"
         return failed(f"{soft} files may be open at once, {least} are needed", remedy, numbers, -soft)
     return passed(f"{_shown(soft)} files may be open at once", numbers, -soft)
+
+
+def locked_memory(subject: Subject) -> Finding:
+    """The limit of memory that stays in place, which InfiniBand's buffers do."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    devices = _names(INFINIBAND)
+    numbers = {"soft": soft, "infiniband": devices}
+    if not devices:
+        return not_applicable("no InfiniBand here", numbers)
+    if soft != resource.RLIM_INFINITY:
+        remedy = "run `ulimit -l unlimited` before the launcher; for Slurm set LimitMEMLOCK=infinity of slurmd"
+        text = f"{soft // 1024} KiB may be locked, and {devices[0]} needs it unlimited"
+        return failed(text, remedy, numbers, -soft)
+    return passed(f"locked memory is unlimited, for {', '.join(devices)}", numbers)
+
+
+def shared_memory(subject: Subject) -> Finding:
+    """Free bytes of /dev/shm against what the ranks of this host pass through it."""
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError as error:
+        return failed(f"{SHARED_MEMORY} cannot be used: {error.strerror}", f"mount a tmpfs at {SHARED_MEMORY}")
+    free, needed = found.f_bavail * found.f_frsize, subject.local_size * _shared_bytes(subject)
+    numbers = {"free_bytes": free, "needed_bytes": needed, "total_bytes": found.f_blocks * found.f_frsize}
+    text = f"{free >> 20} MiB of {SHARED_MEMORY} are free"
+    if free < needed:
+        remedy = "give the container more (docker run --shm-size)"
+        if subject.plan is not None:
+            remedy += ", or lower data.num_workers or data.prefetch"
+        return failed(f"{text}, {-(-needed // 2**20)} MiB are needed", remedy, numbers, -free)
+    return passed(text, numbers, -free)
+
+
+def _shared_bytes(subject: Subject) -> int:
+    """Of one rank: the micro-batches that its loading processes prefetch, and the one that it has taken."""
+    if subject.plan is None:
+        return LEAST_SHARED_BYTES
+    data, plan = subject.plan.recipe.data, subject.plan
+    pixels = (data.crop_from or data.resolution) ** 2 * (data.image_channels + data.paired * data.input_channels)
+    return (data.num_workers * data.prefetch + 1) * plan.engines["discriminator"].micro_batch_size * pixels
+
+
+def cores(subject: Subject) -> Finding:
+    """Cores of each rank: enough on each host, and shared by all ranks or by none."""
+    own = sorted(os.sched_getaffinity(0))
+    by_rank: list[list[int]] = subject.ranks.gather(own)
+    here, me = subject.same_host(), subject.ranks.rank
+    num = len(set().union(*(by_rank[rank] for rank in here)))
+    numbers = {"cores": own, "cores_of_host": num, "ranks_of_host": len(here), "nodes": nodes_of(own)}
+    if num < len(here):
+        remedy = "start fewer ranks there, or give the job more cores (Slurm: --cpus-per-task; docker run --cpus)"
+        return failed(f"{len(here)} ranks share {_cores(num)}", remedy, numbers, len(here) / num)
+    for other in here:
+        if other != me and set(by_rank[other]) & set(own) and by_rank[other] != own:
+            both = sorted(set(by_rank[other]) & set(own))
+            text = f"shares {_cores(len(both))} ({_ranges(both)}) with rank {other}, and has others alone"
+            remedy = "bind ranks to separate cores, or none (Slurm: --cpu-bind=cores or --cpu-bind=none)"
+            return failed(text, remedy, numbers, len(both))
+    sharing = [rank for rank in here if rank != me and by_rank[rank] == own]
+    with_whom = f", with {len(sharing)} other ranks" if sharing else ""
+    return passed(f"{_cores(len(own))} for this rank{with_whom}", numbers, -len(own) / (1 + len(sharing)))
+
+
+def nodes_of(cpus: Sequence[int]) -> list[int]:
+    """NUMA nodes that some cores are on; none where the system does not tell."""
+    found = []
+    for directory in NODES.glob("node[0-9]*"):
+        listed = (directory / "cpulist").read_text().strip()
+        if set(cpus) & set(read_ranges(listed)):
+            found.append(int(directory.name.removeprefix("node")))
+    return sorted(found)
+
+
+def read_ranges(text: str) -> list[int]:
+    """Numbers of a list such as ``0-3,8``."""
+    bounds = [part.split("-") for part in text.split(",") if part]
+    return [number for bound in bounds for number in range(int(bound[0]), int(bound[-1]) + 1)]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def _cores(num: int) -> str:
+    return f"{num} core{'s' if num != 1 else ''}"
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
 
 
 def _below(limit: int, least: int) -> bool:

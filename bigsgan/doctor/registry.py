@@ -8,9 +8,20 @@ from bigsgan.doctor.checks import Check
 from bigsgan.errors import UserError
 
 CHECKS = (
-    Check("environment.versions", "Python, torch, deepspeed and the driver are supported", 1, "versions:versions"),
-    Check("environment.locks", "no killed build blocks the compilation of ops", 1, "builds:stale_locks"),
     Check("environment.files", "enough files can be open at once", 0.1, "host:open_files"),
+    Check("environment.locked", "InfiniBand may lock memory", 0.1, "host:locked_memory"),
+    Check("environment.shared", "/dev/shm holds what processes pass through it", 0.1, "host:shared_memory"),
+    Check("environment.cores", "ranks have cores, and do not get in each other's way", 0.1, "host:cores"),
+    Check("environment.paths", "all ranks see the data, and what rank 0 writes", 0.2, "storage:paths"),
+    Check("environment.locks", "a lock in `out` keeps a second process out", 0.2, "storage:locks"),
+    Check("environment.clocks", "clocks of all hosts agree", 0.1, "alike:clocks", ("ranks",)),
+    Check("environment.alike", "all ranks have the same packages and recipe", 0.2, "alike:same_files", ("ranks",)),
+    Check("environment.versions", "Python, torch, deepspeed and the driver are supported", 2, "versions:versions"),
+    Check("environment.devices", "each rank has a GPU that computes, with its memory free", 2, "devices:devices"),
+    Check("environment.numa", "each rank's cores are near its GPU", 0.1, "devices:numa", ("gpu",)),
+    Check("environment.builds", "no killed build blocks the compilation of ops", 2, "builds:stale_locks"),
+    Check("environment.compilers", "what the recipe compiles can be compiled", 3, "recipes:compilers", ("config",)),
+    Check("environment.room", "checkpoints of the recipe fit on the disk", 1, "recipes:room", ("config",)),
 )
 
 

@@ -20,6 +20,7 @@ from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed.ops.op_builder.pin_memory import PinMemoryBuilder
 from torch.utils import cpp_extension
 
+from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 
@@ -82,6 +83,21 @@ def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECOND
         else:
             return
         time.sleep(POLL_SECONDS)
+
+
+def builders(file: DeepSpeedFile) -> list[OpBuilder]:
+    """What builds the ops that a DeepSpeed file asks for."""
+    found: list[OpBuilder] = []
+    if needs_cpu_adam(file):
+        found.append(CPUAdamBuilder())
+    if file.uses_nvme:
+        found += [PinMemoryBuilder(), AsyncIOBuilder()]
+    return found
+
+
+def needs_cpu_adam(file: DeepSpeedFile) -> bool:
+    """Whether the file asks for DeepSpeed's own Adam of the host."""
+    return file.offload_optimizer != "none" and bool(file.content.get("zero_force_ds_cpu_optimizer", False))
 
 
 def build_directories() -> list[Path]:

@@ -11,7 +11,7 @@ from torch.optim.adam import adam
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
-from bigsgan.engines.native_ops import build_cpu_adam
+from bigsgan.engines.native_ops import build_cpu_adam, needs_cpu_adam
 from bigsgan.models.network import LayerStack
 
 Parameters: TypeAlias = "list[nn.Parameter] | list[dict[str, list[nn.Parameter]]]"
@@ -31,7 +31,7 @@ def build_optimizer(
     parameters: Parameters = list(stack.parameters())
     if at_a_time is not None:
         parameters = [{"params": group} for group in grouped(stack.parameters(), at_a_time)]
-    if section.kind == "adam" and _is_deepspeeds(file):
+    if section.kind == "adam" and needs_cpu_adam(file):
         return build_cpu_adam()(parameters, **_adam_options(section), adamw_mode=False)
     if _has_no_momentum(section, file):
         return AdamWithoutMomentum(parameters, **_adam_options(section), fused=True)
@@ -73,18 +73,13 @@ def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
     return (section.kind == "rmsprop") + (section.momentum > 0)
 
 
-def _is_deepspeeds(file: DeepSpeedFile) -> bool:
-    """Whether the file asks for DeepSpeed's own Adam of the host."""
-    return file.offload_optimizer != "none" and bool(file.content.get("zero_force_ds_cpu_optimizer", False))
-
-
 def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
     """Whether Adam's first moment is the gradient; DeepSpeed's own Adam and its swapping to NVMe keep one anyway.
 
     Weight decay is added to the gradient, which would stay in buffers of DeepSpeed's that are not always rewritten.
     """
     is_gradient = section.kind == "adam" and section.betas[0] == 0 and section.weight_decay == 0
-    return is_gradient and not _is_deepspeeds(file) and not file.uses_nvme
+    return is_gradient and not needs_cpu_adam(file) and not file.uses_nvme
 
 
 class AdamWithoutMomentum(torch.optim.Adam):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 
 import pytest
 import torch.distributed as dist
@@ -11,7 +14,10 @@ from bigsgan.doctor import examine
 from bigsgan.doctor import ranks as doctor_ranks
 from bigsgan.doctor.checks import Subject
 from bigsgan.runtime import comm
+from tests import REPOSITORY
+from tests.distributed.launching import TIMEOUT, needs_two_devices
 from tests.planted import plant
+from tests.ports import free_port
 
 
 class Kept:
@@ -67,3 +73,70 @@ def test_an_exception_fails_its_check_and_the_doctor_goes_on(ranks, faulty):
     more = " (and 1 more rank)"
     assert before[1:3] == ("fail", said.replace(":", f"{more}:", 1))
     assert after[1:3] == ("pass", "added")
+
+
+def launched(launcher, faulty, *names):
+    """The doctor with planted checks on two ranks of a launcher."""
+    ranks = ["--num_gpus", "2", "--no_python"] if launcher == "deepspeed" else ["--nproc_per_node", "2", "--no-python"]
+    if launcher == "none":
+        return by_hand(faulty, *names)
+    command = [launcher, *ranks, "--master_port", str(free_port()), sys.executable, "-m", "tests.planted"]
+    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    env |= {"PYTHONPATH": str(REPOSITORY), "PATH": f"{os.path.dirname(sys.executable)}:{env['PATH']}"}
+    return subprocess.run([*command, str(faulty), *names], env=env, text=True, capture_output=True, timeout=TIMEOUT)
+
+
+def by_hand(faulty, *names):
+    """The same with ranks whose launcher ends none of them."""
+    port, processes = str(free_port()), []
+    for rank in map(str, range(2)):
+        env = {**os.environ, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(REPOSITORY)}
+        command = [sys.executable, "-m", "tests.planted", str(faulty), *names]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        processes.append(subprocess.Popen(command, env=env, text=True, **pipes))
+    outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
+    statuses = [process.returncode for process in processes]
+    return subprocess.CompletedProcess(statuses, max(statuses), *map("".join, zip(*outputs, strict=True)))
+
+
+def last_words(done):
+    return [line for line in done.stderr.splitlines() if line.startswith("bigsgan doctor: ")]
+
+
+@pytest.mark.slow
+@needs_two_devices
+@pytest.mark.parametrize("faulty", [0, 1])
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun", "none"])
+def test_a_rank_that_dies_ends_the_doctor_with_one_line(launcher, faulty):
+    done = launched(launcher, faulty, "good", "dies", "good")
+    assert last_words(done) == [f"bigsgan doctor: planted.dies: {host(faulty)} died; the doctor ends here"], done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines() if line.startswith("planted")] in (
+        [["planted.good", "pass"]],
+        [],  # rank 0 is the one that prints
+    )
+    assert done.returncode != 0
+
+
+@pytest.mark.slow
+@needs_two_devices
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_a_rank_that_hangs_ends_the_doctor_with_one_line(faulty):
+    start = time.monotonic()
+    done = launched("none", faulty, "good", "hangs", "good")
+    said = f"bigsgan doctor: planted.hangs: no answer from {host(faulty)} within 5 s; the doctor ends here"
+    assert last_words(done) == [said], done.stderr
+    assert done.args[0] == done.args[1] == 1
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.slow
+@needs_two_devices
+@pytest.mark.parametrize("names, status", [(["good", "collective"], 0), (["good", "fails"], 1)])
+def test_the_exit_status_says_whether_all_passed(names, status):
+    done = launched("torchrun", 1, *names)
+    assert done.returncode == status, done.stderr
+    assert f"{2 - status} passed, {status} failed, 0 not applicable" in done.stdout
+    assert ("remedy: mend it" in done.stdout) == bool(status)
+    again = "torchrun --nproc_per_node 2 --no-python -- bigsgan doctor --only planted.fails"
+    assert (again in done.stdout) == bool(status)

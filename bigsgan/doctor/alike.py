@@ -1,0 +1,80 @@
+"""Checks that hosts are alike: clocks, the package's files, versions, recipe and DeepSpeed files. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import bigsgan
+from bigsgan.config import NETWORKS
+from bigsgan.config.run_directory import flat
+from bigsgan.doctor.checks import Finding, Subject, failed, passed
+from bigsgan.preflight import versions
+
+MOST_SKEW_SECONDS = 5.0
+"""More makes the times in logs and of files misleading; NTP keeps hosts within milliseconds."""
+
+_TRIES = 3
+PACKAGE = Path(bigsgan.__file__).parent
+OWN_KEYS = frozenset({"data.root", "data.input_root", "data.num_workers", "data.prefetch"})
+"""Keys of a recipe that may differ between hosts; see training/alike.py."""
+
+
+def clocks(subject: Subject) -> Finding:
+    """Ask all ranks for the time at once, and compare with rank 0's; the least difference of a few tries counts."""
+    found = []
+    for _ in range(_TRIES):
+        subject.ranks.gather(None)  # they leave it within milliseconds of each other
+        times = subject.ranks.gather(time.time())
+        found.append(times[subject.ranks.rank] - times[0])
+    skew = min(found, key=abs)
+    numbers = {"seconds_ahead_of_rank_0": skew}
+    if abs(skew) > MOST_SKEW_SECONDS:
+        text = f"the clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} that of rank 0"
+        return failed(text, "run an NTP client, such as chrony, on all hosts", numbers, abs(skew))
+    return passed(f"clocks are within {abs(skew):.2f} s of rank 0's", numbers, abs(skew))
+
+
+def same_files(subject: Subject) -> Finding:
+    """Compare versions, the package's files, recipe and DeepSpeed files with rank 0's."""
+    own = _told(subject)
+    own["files of bigsgan"] = _digest(json.dumps(files := _files()).encode())
+    first, *_ = by_rank = subject.ranks.gather(own)
+    differs = any(told != first for told in by_rank)
+    first_files = subject.ranks.gather(files)[0] if differs else files
+    names = [key for key in first.keys() | own.keys() if first.get(key) != own.get(key)]
+    others = [name for name in first_files.keys() | files.keys() if first_files.get(name) != files.get(name)]
+    numbers = {"differs": sorted(names), "files": sorted(others), "digest": own["files of bigsgan"]}
+    if names:
+        key = sorted(names)[0]
+        what = f"bigsgan/{sorted(others)[0]}" if others else f"{key}: {own.get(key)!r}, {first.get(key)!r} there"
+        more = f" and {len(names) + len(others) - 1 - bool(others)} more" if len(names) > 1 or len(others) > 1 else ""
+        text = f"differs from rank 0 in {what}{more}"
+        return failed(text, "install the same packages and copy the same files to all hosts", numbers, len(names))
+    num = len(files)
+    return passed(f"{num} files of bigsgan, {len(own) - 1} versions and keys are the same on all ranks", numbers)
+
+
+def _told(subject: Subject) -> dict[str, Any]:
+    """What has to be the same, by name."""
+    told: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
+    told["version of Python"] = platform.python_version()
+    if subject.plan is not None:
+        recipe = flat(subject.plan.recipe.model_dump(mode="json"))
+        told |= {key: value for key, value in recipe.items() if key not in OWN_KEYS}
+        for network in NETWORKS:
+            told[f"engines.{network}.ds_config"] = subject.plan.engines[network].file.content
+    return told
+
+
+def _files() -> dict[str, str]:
+    paths = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".yaml", ".json", ".sh"))
+    return {str(path.relative_to(PACKAGE)): _digest(path.read_bytes()) for path in paths if path.is_file()}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

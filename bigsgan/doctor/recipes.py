@@ -1,0 +1,100 @@
+"""Checks of what a recipe needs of this machine: room for checkpoints, compilers, ops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import torch
+
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.doctor.storage import directory_of
+from bigsgan.engines.compiling import check_compiler
+from bigsgan.engines.native_ops import builders
+from bigsgan.engines.optimizer import num_state_tensors
+from bigsgan.models.build import build_network
+from bigsgan.runtime.memory import size
+
+_FLOAT = 4
+_COMPILING_SECONDS = 60
+_PROGRAM = "#include <Python.h>\n#include <vector>\nint main() { return std::vector<int>(1).size() - 1; }\n"
+
+
+def checkpoint_bytes(plan: RunPlan) -> int:
+    """Bytes of a checkpoint of all ranks: float32 weights and optimizer state of both networks, the EMA, buffers."""
+    total = 0
+    with torch.device("meta"):
+        networks = {network: build_network(plan.recipe, network) for network in NETWORKS}
+    for network, stack in networks.items():
+        engine = plan.engines[network]
+        numel = sum(parameter.numel() for parameter in stack.parameters())
+        buffers = sum(buffer.nbytes for buffer in stack.buffers())
+        tensors = 1 + num_state_tensors(engine.optimizer, engine.file) + (network == "generator")
+        total += numel * _FLOAT * tensors + buffers * (1 + (network == "generator"))
+    return total
+
+
+def room(subject: Subject) -> Finding:
+    """Free bytes where ``out`` is, against the checkpoints that the recipe keeps and the one that is being written."""
+    plan = subject.recipe_plan()
+    each, section = checkpoint_bytes(plan), plan.recipe.checkpoints
+    kept = section.keep + bool(section.keep_best) + 1
+    if section.keep_every_nimg:
+        kept += plan.recipe.total_nimg // section.keep_every_nimg
+    directory = directory_of(subject.out)
+    found = os.statvfs(directory)
+    free, written = found.f_bavail * found.f_frsize, _bytes_below(subject.out / "checkpoints")
+    needed = max(each, kept * each - written)
+    numbers = {"free_bytes": free, "checkpoint_bytes": each, "checkpoints": kept, "needed_bytes": needed}
+    text = f"{size(free)} free in {directory}; {kept} checkpoints of {size(each)}"
+    if free < needed:
+        remedy = "free some space, give another `out`, or lower checkpoints.keep"
+        return failed(f"{text} need {size(needed)} more", remedy, numbers, needed - free)
+    return passed(f"{text} fit", numbers, needed - free)
+
+
+def compilers(subject: Subject) -> Finding:
+    """Compile a program where torch.compile or an op of DeepSpeed needs a compiler."""
+    plan = subject.recipe_plan()
+    for network in NETWORKS:
+        check_compiler(plan, network)
+    ops = {builder.NAME: builder for network in NETWORKS for builder in builders(plan.engines[network].file)}
+    compiles = any(plan.engines[network].section.compile != "none" for network in NETWORKS)
+    numbers = {"compile": compiles, "ops": list(ops)}
+    if not (ops or compiles):
+        return not_applicable("the recipe compiles nothing", numbers)
+    compiler = os.environ.get("CXX", "g++")
+    if problem := _does_not_compile(compiler):
+        remedy = "install a C++ compiler and Python's headers (apt install g++ python3-dev), or name a compiler in CXX"
+        return failed(f"{compiler} {problem}", remedy, numbers)
+    if ops and shutil.which("ninja") is None:
+        return failed(f"no ninja, which DeepSpeed builds {', '.join(ops)} with", "run `pip install ninja`", numbers)
+    for name, builder in ops.items():
+        if not builder.is_compatible(verbose=True):
+            remedy = "see the messages above; `ds_report` shows what DeepSpeed's ops lack"
+            return failed(f"DeepSpeed's {name} cannot be built here", remedy, numbers)
+    what = [*(["torch.compile"] if compiles else []), *ops]
+    return passed(f"{compiler} compiles, for {', '.join(what)}", numbers)
+
+
+def _does_not_compile(compiler: str) -> str:
+    """Why a compiler makes no program with Python's headers; empty if it does."""
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory, "program.cpp")
+        source.write_text(_PROGRAM)
+        command = [compiler, "-fopenmp", f"-I{sysconfig.get_path('include')}", "-c", str(source), "-o", f"{source}.o"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILING_SECONDS)
+        except OSError as error:
+            return f"cannot be run: {error.strerror}"
+    said = done.stderr.strip().splitlines() or ["no reason given"]
+    return f"does not compile: {said[0]}" if done.returncode else ""
+
+
+def _bytes_below(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -1,0 +1,130 @@
+"""Checks of the file systems that a run writes to and reads from. No torch here."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from bigsgan.doctor.checks import Finding, Subject, failed, passed
+from bigsgan.errors import reason
+
+SHARED_SECONDS = 10.0
+"""How long a new file may take to be seen from another host."""
+
+_POLL_SECONDS = 0.1
+_LOCK_SECONDS = 30
+_HELD = 11
+_TRY = f"""
+import fcntl, sys
+with open(sys.argv[1]) as file:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit({_HELD})
+"""
+
+
+def directory_of(out: Path) -> Path:
+    """The directory that exists of those that a run would write to: ``out`` or the nearest above it."""
+    out = out.absolute()
+    return next(path for path in (out, *out.parents) if os.path.isdir(path))
+
+
+def paths(subject: Subject) -> Finding:
+    """All ranks see the files that a run reads, may write to ``out``, and see there what rank 0 writes."""
+    directory, me = directory_of(subject.out), subject.ranks.rank
+    marker, problem = directory / f".doctor-{uuid.uuid4().hex}", ""
+    if me == 0:
+        try:
+            marker.write_text(marker.name)
+        except OSError as error:
+            problem = f"{directory} cannot be written: {reason(error, directory)}"
+    marker, writing = subject.ranks.gather((marker, problem))[0]
+    missing = [f"{key} ({path})" for key, path in _read(subject) if not os.path.exists(path)]
+    is_seen = not writing and _appears(marker)
+    subject.ranks.gather(None)
+    if me == 0:
+        with suppress(OSError):
+            marker.unlink()
+    numbers = {"directory": str(directory), "missing": missing, "sees_rank_0": is_seen}
+    if missing:
+        return failed(f"{missing[0]} does not exist", "copy it to this host, or give a path on all hosts", numbers)
+    if problem:
+        return failed(problem, "give another `out`, or fix its permissions", numbers)
+    if not writing and not is_seen:
+        text = f"{marker.parent} has not what rank 0 writes there"
+        return failed(text, "give an `out` on a file system that all hosts share", numbers)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return failed(f"{directory} cannot be written", "give another `out`, or fix its permissions", numbers)
+    return passed(f"{directory} is writable" + (", and one to all ranks" if subject.ranks.size > 1 else ""), numbers)
+
+
+def locks(subject: Subject) -> Finding:
+    """A lock in ``out`` that rank 0 holds keeps all other processes out; see runtime/locking.py."""
+    path, problem, descriptor = directory_of(subject.out) / f".doctor-{uuid.uuid4().hex}", "", -1
+    if subject.ranks.rank == 0:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            problem = f"{path.parent} keeps no locks: {reason(error, path)}"
+    path, problem = subject.ranks.gather((path, problem))[0]
+    is_kept_out = bool(problem) or _is_kept_out(path, in_process=subject.ranks.rank > 0)
+    subject.ranks.gather(None)
+    if descriptor >= 0:
+        os.close(descriptor)
+        with suppress(OSError):
+            path.unlink()
+    numbers = {"directory": str(path.parent)}
+    remedy = "mount it with locks (Lustre: -o flock), or give another `out`, and start no second job in it"
+    if problem:
+        return failed(problem, remedy, numbers)
+    if not is_kept_out:
+        return failed(f"a second process got a lock in {path.parent} that is held", remedy, numbers)
+    return passed(f"a lock in {path.parent} keeps a second process out", numbers)
+
+
+def _is_kept_out(path: Path, in_process: bool) -> bool:
+    """Whether a lock that another process holds is refused, or its file is not there; asked for by a new process."""
+    if not in_process:
+        done = subprocess.run([sys.executable, "-c", _TRY, str(path)], timeout=_LOCK_SECONDS, stdin=subprocess.DEVNULL)
+        return done.returncode == _HELD
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:  # not a shared file system, which is for ``paths`` to tell
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _read(subject: Subject) -> list[tuple[str, str]]:
+    """Paths that a recipe names, by their keys."""
+    if subject.plan is None:
+        return []
+    recipe = subject.plan.recipe
+    named = [("data.root", recipe.data.root), ("data.input_root", recipe.data.input_root)]
+    if recipe.init_from:
+        named.append(("init_from.run", recipe.init_from.run))
+    return [(key, str(path)) for key, path in named if path]
+
+
+def _appears(path: Path) -> bool:
+    until = time.monotonic() + SHARED_SECONDS
+    while time.monotonic() < until:
+        with suppress(OSError):
+            if path.read_text() == path.name:
+                return True
+        time.sleep(_POLL_SECONDS)
+    return False
