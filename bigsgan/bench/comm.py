@@ -78,8 +78,13 @@ class Traffic(TorchDispatchMode):
             num_bytes = sum(tensor.nbytes for tensor in tree_leaves(args[where]))
             self.calls[kind] += 1
             self.payload[kind] += num_bytes
-            self.wire[kind] += times * num_bytes * (num - 1) // num
+            self.wire[kind] += sent_in_ring(times, num_bytes, num)
         return func(*args, **(kwargs or {}))
+
+
+def sent_in_ring(times: int, num_bytes: int, num: int) -> int:
+    """Bytes that each of ``num`` ranks sends of a whole tensor that goes around so many times."""
+    return times * num_bytes * (num - 1) // num
 
 
 def _group_size(args: Sequence[Any]) -> int:

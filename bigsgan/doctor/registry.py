@@ -22,6 +22,18 @@ CHECKS = (
     Check("environment.builds", "no killed build blocks the compilation of ops", 2, "builds:stale_locks"),
     Check("environment.compilers", "what the recipe compiles can be compiled", 3, "recipes:compilers", ("config",)),
     Check("environment.room", "checkpoints of the recipe fit on the disk", 1, "recipes:room", ("config",)),
+    Check("speed.disk", "the disk of `out` takes a checkpoint in time", 10, "speed:disk"),
+    Check("speed.memory", "how fast memory is copied", 2, "speed:memory"),
+    Check("speed.product", "how fast matrices are multiplied", 3, "speed:product"),
+    Check("speed.collectives", "how fast ranks talk, by size", 5, "speed:collectives", ("ranks", "group")),
+    Check("speed.data", "images are read as fast as updates take them", 10, "speed:data", ("config",)),
+    Check("run.checkpoints", "checkpoints are complete, and the newest intact", 10, "health:checkpoints", ("run",)),
+    Check("run.finite", "the latest reports have finite values", 0.1, "health:finite", ("run",)),
+    Check("run.alarms", "the latest reports show no training failure", 0.1, "health:alarms", ("run",)),
+    Check("run.skips", "few updates are skipped, and the loss scale holds", 0.1, "health:skips", ("run",)),
+    Check("run.speed", "images a second do not fall", 0.1, "health:speed", ("run",)),
+    Check("run.age", "a run that goes on reports", 0.1, "health:age", ("run",)),
+    Check("run.room", "the disk has room for two more checkpoints", 0.1, "health:room", ("run",)),
 )
 
 

@@ -1,0 +1,220 @@
+"""Checks of a run's health, from the files in its directory: checkpoints, reports, room."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from bigsgan.checkpoint import tags
+from bigsgan.checkpoint.files import checksum, unnoticed
+from bigsgan.config import NETWORKS, Recipe
+from bigsgan.config.run_directory import read_saved_recipe
+from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.doctor.rows import reports
+from bigsgan.doctor.storage import directory_of
+from bigsgan.runtime.memory import size
+from bigsgan.training.doctor import Doctor
+
+LATEST = 20
+"""Reports that tell of a run's present state."""
+
+MOST_HASHED_BYTES = 16 << 30
+MOST_SKIPPED = 0.1
+"""Share of updates that fp16 may skip; in float32 and bf16 none is."""
+
+LOST_SCALE = 2.0**-8
+SLOWER = 0.7
+WAITS = 0.2
+"""Share of the time that ranks wait for images, from which on the data is to blame."""
+
+LATE = 10
+"""Times that reports usually take, after which a run that goes on is late."""
+
+
+def checkpoints(subject: Subject) -> Finding:
+    """All tags are complete, and the newest one's files have the checksums of its manifest."""
+    directory, told = subject.run_directory() / "checkpoints", _Told()
+    logging.getLogger(tags.__name__).addHandler(told)
+    try:
+        found = list(tags.complete(directory))
+    finally:
+        logging.getLogger(tags.__name__).removeHandler(told)
+    partial = sorted(path.name for path in directory.glob(f"*{tags.PARTIAL}"))
+    numbers: dict[str, Any] = {"complete": [c.nimg for c in found], "damaged": told.lines, "partial": partial}
+    remedy = "remove that directory, or restore an intact copy; a run resumes from the newest that is intact"
+    if told.lines:
+        return failed(told.lines[0].removeprefix("skipping "), remedy, numbers, len(told.lines))
+    if not found:
+        return not_applicable("no checkpoint yet", numbers)
+    newest = found[0]
+    if subject.ranks.rank == 0:
+        hashed = 0
+        for name, described in newest.manifest["files"].items():
+            if hashed + described["bytes"] > MOST_HASHED_BYTES:
+                break
+            if checksum(newest.path / name, unnoticed) != described["sha256"]:
+                return failed(f"{newest.path / name} has not the checksum of its manifest", remedy, numbers)
+            hashed += described["bytes"]
+        numbers["hashed_bytes"] = hashed
+    total = _bytes_of(newest)
+    return passed(f"{len(found)} complete, the newest of {newest.nimg} images and {size(total)}", numbers)
+
+
+def finite(subject: Subject) -> Finding:
+    """The latest reports have no value that is not finite, which stands there as null."""
+    rows = _latest(subject)
+    if not rows:
+        return not_applicable("no report yet")
+    found = {name: row["nimg"] for row in rows for name, value in row.items() if value is None}
+    if found:
+        name, nimg = next(iter(found.items()))
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        remedy = "look at logs/ for the first layer that was not finite; lower the learning rates, or use bf16 for fp16"
+        return failed(f"{name}{more} not finite at {nimg} images", remedy, {"not_finite": found}, len(found))
+    return passed(f"all values of the latest {len(rows)} reports are finite", {"reports": len(rows)})
+
+
+def alarms(subject: Subject) -> Finding:
+    """The alarms of training failure that the latest reports raise, found anew with all reports before them."""
+    rows = reports(subject.run_directory())
+    if not rows:
+        return not_applicable("no report yet")
+    doctor, raised = Doctor(), dict[str, tuple[int, str]]()
+    for i, row in enumerate(rows):
+        known = {name: value for name, value in row.items() if isinstance(value, (int, float))}
+        for name, text in doctor.examine(known).items():
+            if i >= len(rows) - LATEST:
+                raised[name] = row["nimg"], text
+    if raised:
+        name, (nimg, text) = list(raised.items())[-1]
+        seen, _, remedy = text.partition(": ")
+        numbers = {"alarms": {name: {"nimg": nimg, "text": text} for name, (nimg, text) in raised.items()}}
+        return failed(f"{name} at {nimg} images: {seen}", remedy, numbers, len(raised))
+    return passed(f"no alarm in the latest {min(LATEST, len(rows))} reports")
+
+
+def skips(subject: Subject) -> Finding:
+    """Updates that were skipped in the latest reports, and the loss scale of fp16."""
+    rows, recipe = _latest(subject), read_saved_recipe(subject.run_directory())
+    shares = {network: _skipped(rows, network, recipe) for network in NETWORKS}
+    scales = {n: [row[f"loss_scale/{n}"] for row in rows if row.get(f"loss_scale/{n}")] for n in NETWORKS}
+    if not rows:
+        return not_applicable("no report yet")
+    numbers = {"skipped_share": shares, "loss_scale": scales}
+    for network, share in shares.items():
+        is_scaled = any(scale != 1 for scale in scales[network])
+        if share > (MOST_SKIPPED if is_scaled else 0):
+            remedy = f"lower optimizer.{network}.lr, or set clip_norm; see logs/ for the layer that was not finite"
+            text = f"{share:.1%} of the {network}'s latest updates were skipped"
+            return failed(text, remedy, numbers, share)
+        if scales[network] and scales[network][-1] <= max(scales[network]) * LOST_SCALE:
+            text = f"the {network}'s loss scale fell from {max(scales[network]):g} to {scales[network][-1]:g}"
+            return failed(text, f"lower optimizer.{network}.lr, or use bf16", numbers)
+    return passed(f"{max(shares.values()):.1%} of the latest updates were skipped", numbers)
+
+
+def speed(subject: Subject) -> Finding:
+    """Images a second of the latest reports against those before."""
+    rows = [row for row in reports(subject.run_directory()) if row.get("images_per_second")]
+    rates = [row["images_per_second"] for row in rows]
+    if len(rates) < 10:
+        return not_applicable("fewer than 10 reports")
+    now, before = statistics.median(rates[-5:]), statistics.median(rates[:-5])
+    waits = statistics.median(row.get("data_wait") or 0 for row in rows[-5:])
+    numbers = {"images_per_second": now, "before": before, "data_wait": waits}
+    text = f"{now:.4g} images/s, {before:.4g} before; waits for images {waits:.0%} of the time"
+    if now < SLOWER * before:
+        remedy = "look for other processes on the hosts, hot GPUs (nvidia-smi -q -d PERFORMANCE) and a slow disk"
+        if waits > WAITS:
+            remedy = "raise data.num_workers, or look at the disk or network that holds the data"
+        return failed(text, remedy, numbers, before / now)
+    return passed(text, numbers)
+
+
+def age(subject: Subject) -> Finding:
+    """How old the newest report is, where a process has the run open; a run that has ended or stopped has no hurry."""
+    run = subject.run_directory()
+    rows, recipe = reports(run), read_saved_recipe(run)
+    if not rows:
+        return not_applicable("no report yet")
+    seconds = time.time() - os.stat(run / "metrics.jsonl").st_mtime
+    rates = [row["images_per_second"] for row in rows if row.get("images_per_second")]
+    usual = recipe.report_nimg / statistics.median(rates[-LATEST:]) if rates else 0.0
+    most = max(recipe.hang_timeout_seconds, LATE * usual)
+    nimg, is_running = rows[-1]["nimg"], _is_held(run / ".lock")
+    numbers = {"nimg": nimg, "age_seconds": seconds, "usual_seconds": usual, "is_running": is_running}
+    if is_running and seconds > most:
+        text = f"the newest report is {_span(seconds)} old, they usually take {_span(usual)}"
+        remedy = "look at logs/ of all ranks: one may hang, compile, or wait for a file system"
+        return failed(text, remedy, numbers, seconds)
+    state = "runs" if is_running else "is complete" if nimg >= recipe.total_nimg else "is stopped"
+    return passed(f"{state} at {nimg} of {recipe.total_nimg} images, newest report {_span(seconds)} ago", numbers)
+
+
+def room(subject: Subject) -> Finding:
+    """Free bytes, against two more checkpoints as large as the newest."""
+    run = subject.run_directory()
+    newest = tags.newest_or_none(run / "checkpoints")
+    found = os.statvfs(directory_of(run))
+    free, each = found.f_bavail * found.f_frsize, _bytes_of(newest) if newest else 0
+    numbers = {"free_bytes": free, "checkpoint_bytes": each}
+    text = f"{size(free)} free, a checkpoint takes {size(each)}"
+    if free < max(2 * each, 1 << 20):
+        return failed(text, "free some space, or lower checkpoints.keep", numbers)
+    return passed(text, numbers)
+
+
+class _Told(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.lines.append(record.getMessage())
+
+
+def _latest(subject: Subject) -> list[dict[str, Any]]:
+    return reports(subject.run_directory())[-LATEST:]
+
+
+def _skipped(rows: list[dict[str, Any]], network: str, recipe: Recipe) -> float:
+    """Share of a network's updates that were skipped over some reports."""
+    known = [(row["nimg"], row[f"skipped/{network}"]) for row in rows if row.get(f"skipped/{network}") is not None]
+    if len(known) < 2 or known[-1][0] <= known[0][0]:
+        return 0.0
+    updates = (known[-1][0] - known[0][0]) / recipe.batch
+    updates *= recipe.objective.d_steps if network == "discriminator" else 1
+    return max(0.0, float(known[-1][1] - known[0][1])) / updates
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _bytes_of(checkpoint: tags.Checkpoint) -> int:
+    return sum(int(file["bytes"]) for file in checkpoint.manifest["files"].values())
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

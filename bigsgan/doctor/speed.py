@@ -1,0 +1,176 @@
+"""How fast this host writes, reads, copies, multiplies and talks. Bounds are for the disk and the data alone."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bigsgan.bench.arithmetic import matrix_flops_per_second
+from bigsgan.bench.comm import sent_in_ring
+from bigsgan.data import RealImages, Slice, build_training_dataset
+from bigsgan.doctor.checks import Finding, Subject, failed, passed
+from bigsgan.doctor.recipes import checkpoint_bytes
+from bigsgan.doctor.rows import reports
+from bigsgan.doctor.storage import directory_of
+from bigsgan.draws import Draws
+from bigsgan.errors import reason
+from bigsgan.runtime import comm
+from bigsgan.runtime.memory import size
+
+LEAST_DISK_RATE = 20e6
+"""Bytes a second that a rank writes where no recipe tells how many it has to."""
+
+MOST_CHECKPOINT_SECONDS = 600.0
+"""That all ranks together may take for a checkpoint."""
+
+_PIECE, _MOST_PIECES, _DISK_SECONDS = 32 << 20, 8, 5.0
+_COPIED, _REPEATS = 256 << 20, 5
+_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
+_READING_SECONDS = 4.0
+
+
+def disk(subject: Subject) -> Finding:
+    """Write to the disk of ``out`` and read again, all ranks at once, each a file of up to 256 MiB."""
+    directory = directory_of(subject.out)
+    try:
+        own = _write_and_read(directory / f".doctor-{uuid.uuid4().hex}")
+        problem = ""
+    except OSError as error:
+        own, problem = (0.0, 0.0), f"{directory} cannot be written: {reason(error, directory)}"
+    by_rank = subject.ranks.gather(own)
+    written, read = (sum(rates) for rates in zip(*by_rank, strict=True))
+    numbers: dict[str, Any] = {"write_bytes_per_second": own[0], "read_bytes_per_second": own[1]}
+    numbers |= {"all_write_bytes_per_second": written, "all_read_bytes_per_second": read}
+    if problem:
+        return failed(problem, "free some space, fix its permissions, or give another `out`", numbers)
+    text = f"writes {own[0] / 1e6:.0f} MB/s, reads {own[1] / 1e6:.0f} MB/s in {directory}"
+    remedy = "give an `out` on a faster file system"
+    if subject.plan is not None:
+        saved = checkpoint_bytes(subject.plan)
+        seconds = numbers["checkpoint_seconds"] = saved / written
+        text += f"; a checkpoint of {size(saved)} takes {seconds:.0f} s"
+        if seconds > MOST_CHECKPOINT_SECONDS:
+            return failed(f"{text}, more than {MOST_CHECKPOINT_SECONDS:.0f} s", remedy, numbers, -own[0])
+    elif own[0] < LEAST_DISK_RATE:
+        return failed(f"{text}, less than {LEAST_DISK_RATE / 1e6:.0f} MB/s", remedy, numbers, -own[0])
+    return passed(text, numbers, -own[0])
+
+
+def _write_and_read(path: Path) -> tuple[float, float]:
+    """Bytes a second of writing a file to the disk, and of reading it with nothing kept in memory."""
+    piece = os.urandom(_PIECE)  # a file system may compress
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            written, start = 0, time.perf_counter()
+            while written < _MOST_PIECES * _PIECE and time.perf_counter() - start < _DISK_SECONDS:
+                written += os.write(descriptor, piece)
+                os.fdatasync(descriptor)
+            writing = time.perf_counter() - start
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            read, start = 0, time.perf_counter()
+            while (some := len(os.read(descriptor, _PIECE))) and time.perf_counter() - start < _DISK_SECONDS:
+                read += some
+            return written / writing, read / (time.perf_counter() - start)
+        finally:
+            os.close(descriptor)
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def memory(subject: Subject) -> Finding:
+    """Copy within the memory of the host, and of the device, all ranks at once."""
+    places = {"host": torch.device("cpu"), **({"device": comm.device()} if torch.cuda.is_available() else {})}
+    found = {}
+    for name, device in places.items():
+        source, target = (torch.ones(_COPIED // 4, device=device) for _ in range(2))
+        subject.ranks.gather(None)
+        seconds = _fastest(lambda target=target, source=source: target.copy_(source))  # type: ignore[misc]
+        found[f"{name}_bytes_per_second"] = 2 * _COPIED / seconds
+    texts = [f"{name.partition('_')[0]} {rate / 1e9:.1f} GB/s" for name, rate in found.items()]
+    return passed(f"{', '.join(texts)}, read and written", found, -found["host_bytes_per_second"])
+
+
+def product(subject: Subject) -> Finding:
+    """Multiply matrices in each precision, all ranks at once."""
+    found = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        subject.ranks.gather(None)
+        found[f"{name}_flops_per_second"] = matrix_flops_per_second(dtype, comm.device())
+    texts = [f"{rate / 1e12:.3g} TFLOP/s in {name.partition('_')[0]}" for name, rate in found.items()]
+    return passed(", ".join(texts), found, -found["fp32_flops_per_second"])
+
+
+def collectives(subject: Subject) -> Finding:
+    """All-reduce and all-gather tensors of several sizes: seconds, and what each rank sends in a ring a second."""
+    num, device = comm.world_size(), comm.device()
+    found: list[dict[str, Any]] = []
+    for num_bytes in _SIZES:
+        whole = torch.ones(num_bytes // 4 // num * num, device=device)
+        part = torch.ones(whole.numel() // num, device=device)
+        operations: dict[str, tuple[int, Callable[[], Any]]] = {
+            "all-reduce": (2, lambda whole=whole: dist.all_reduce(whole.zero_())),  # type: ignore[misc]
+            "all-gather": (1, lambda whole=whole, part=part: dist.all_gather_into_tensor(whole, part)),  # type: ignore[misc]
+        }
+        for name, (times, operation) in operations.items():
+            seconds = _fastest(operation)
+            sent = sent_in_ring(times, whole.nbytes, num)
+            found.append({"collective": name, "bytes": whole.nbytes, "seconds": seconds, "rate": sent / seconds})
+    largest = {each["collective"]: each["rate"] for each in found[-len(operations) :]}
+    latency, backend = min(each["seconds"] for each in found), dist.get_backend()
+    text = ", ".join(f"{name} {rate / 1e9:.2f} GB/s" for name, rate in largest.items())
+    text += f", at least {1e6 * latency:.0f} us, over {backend}"
+    return passed(text, {"backend": backend, "sizes": found}, -min(largest.values()))
+
+
+def data(subject: Subject) -> Finding:
+    """Read real images as a run does, all ranks at once, against what updates took if ``out`` has reports."""
+    plan, start = subject.recipe_plan(), 0.0
+    recipe, place = plan.recipe, plan.placement("discriminator")
+    rank, num = subject.ranks.rank, 0
+    part = Slice(recipe.batch, recipe.accumulation_of("discriminator"), place.replica(rank), place.num_replicas)
+    dataset, reads = build_training_dataset(recipe.data), place.stage(rank) == 0
+    reals = RealImages(dataset, recipe.data, Draws(recipe.seed), part, torch.device("cpu"), reads=reads)
+    try:
+        if reads:
+            reals.next_phase()  # its time is that of starting processes
+        subject.ranks.gather(None)
+        start = time.perf_counter()
+        while reads and time.perf_counter() - start < _READING_SECONDS:
+            num += sum(len(each.images) for each in reals.next_phase())
+        rate = num / (time.perf_counter() - start)
+    finally:
+        reals.close()
+    rates = subject.ranks.gather(rate)
+    known = [row["images_per_second"] for row in reports(subject.out) if row.get("images_per_second")]
+    needed = recipe.objective.d_steps * max(known) if known else None
+    numbers = {"images_per_second": rate, "all_images_per_second": sum(rates), "needed_images_per_second": needed}
+    text = f"{sum(rates):.0f} images/s over all ranks"
+    if needed is None:
+        return passed(f"{text}; what updates need is not known before a run", numbers, -rate)
+    if sum(rates) < needed:
+        remedy = "raise data.num_workers, pack the images (`bigsgan data prepare`), or copy them to a local disk"
+        return failed(f"{text}, updates of this run took {needed:.0f}", remedy, numbers, -rate)
+    return passed(f"{text}, updates took {needed:.0f}", numbers, -rate)
+
+
+def _fastest(operation: Callable[[], Any]) -> float:
+    """Seconds of the fastest of a few, after one that is not timed."""
+    found = []
+    for _ in range(1 + _REPEATS):
+        comm.synchronize()
+        start = time.perf_counter()
+        operation()
+        comm.synchronize()
+        found.append(time.perf_counter() - start)
+    return min(found[1:])
