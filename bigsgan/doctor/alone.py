@@ -39,6 +39,10 @@ class Alone:
         """Return the value."""
         return value
 
+    def is_lost(self, error: Exception) -> bool:
+        """Return False: there is nobody else."""
+        return False
+
     def leave(self) -> None:
         """End the watch."""
         self._watch.close()

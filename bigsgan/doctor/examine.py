@@ -42,6 +42,10 @@ class Meeting(Ranks, Protocol):
         """Part."""
         ...
 
+    def is_lost(self, error: Exception) -> bool:
+        """Whether the ranks can no longer hear of each other."""
+        ...
+
 
 class Report(Protocol):
     """What shows results, on rank 0."""
@@ -141,6 +145,8 @@ class Examiner:
             found: Finding = getattr(importlib.import_module(f"bigsgan.doctor.{module}"), function)(self.subject)
             return found
         except Exception as error:
+            if self.ranks.is_lost(error):
+                raise
             _log.info("check %s raised", check.name, exc_info=True)
             if isinstance(error, UserError):
                 return Finding("fail", f"{error.field}: {error.problem}", remedy=error.remedy, raised=True)

@@ -10,6 +10,7 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,18 +52,20 @@ class Job:
         """
         self.rank, self.size = rank, size
         self._store, self._watching = store, watching
-        self._check, self._num_checks, self._num_gathers, self._patience = "the meeting", 0, 0, _MEETING.total_seconds()
-        self._watch = Watch(self._speak, (signal.SIGTERM,))
-        self.hosts: Sequence[str] = [str(rank) for rank in range(size)]
+        self._num_checks, self._num_gathers, self._patience = 0, 0, 0.0
+        self._speech = threading.Lock()
+        self._watch = Watch(self._speak, (signal.SIGTERM,), self._is_over)
+        self.hosts: Sequence[str] = [socket.gethostname()] * size
         with self.check("the meeting of the ranks", _MEETING.total_seconds()):
             self.hosts = self.gather(socket.gethostname())
 
     @contextmanager
     def check(self, name: str, patience: float) -> Iterator[None]:
-        """Begin a check: its gathers, and what is collected at its end."""
-        self._check, self._patience = name, patience
-        self._num_checks, self._num_gathers = self._num_checks + 1, 0
-        with self._watch.over(name, patience + (_LATER_SECONDS if self.rank else 0)):
+        """Begin a check, once all ranks have come to it: its gathers, and what is collected at its end."""
+        self._patience, self._num_checks, self._num_gathers = patience, self._num_checks + 1, 0
+        with self._watch.over(name, patience + (_LATER_SECONDS if self.rank else 0)), self._ending(name):
+            self._store.add(f"{self._num_checks}/begun", 1)
+            self._wait_for_count(f"{self._num_checks}/begun")
             yield
 
     def gather(self, value: Any) -> list[Any]:
@@ -72,23 +75,25 @@ class Job:
             RankLeftError: A rank has ended the check.
         """
         self._num_gathers += 1
-        key = f"{self._num_checks}/gather{self._num_gathers}"
+        key, left = f"{self._num_checks}/gather{self._num_gathers}", f"{self._num_checks}/found/num"
         self._store.set(f"{key}/{self.rank}", pickle.dumps(value))
+        self._store.add(f"{self._num_checks}/gathers/of{self.rank}", 1)
         self._store.add(f"{key}/num", 1)
         if self.rank == 0:
-            self._wait_for_count(f"{key}/num", left=f"{self._num_checks}/found/num")
+            self._wait_for_count(f"{key}/num", left)
             values = [pickle.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.size)]
             self._store.set(f"{key}/all", pickle.dumps(values))
         else:
-            self._wait_for_key(f"{key}/all", left=f"{self._num_checks}/found/num")
+            self._wait_for_key(f"{key}/all", left)
         return list(pickle.loads(self._store.get(f"{key}/all")))
 
     def collect(self, value: Any) -> list[tuple[int, Any]] | None:
         """End a check: return all ranks with their values, in the order in which they came, on rank 0."""
         key = f"{self._num_checks}/found"
-        place = self._store.add(f"{key}/num", 1)
+        place = self._store.add(f"{key}/place", 1)
         self._store.set(f"{key}/{place}", pickle.dumps((self.rank, value)))
         self._store.set(f"{key}/of{self.rank}", b"1")
+        self._store.add(f"{key}/num", 1)
         if self.rank:
             return None
         self._wait_for_count(f"{key}/num")
@@ -103,63 +108,93 @@ class Job:
         self._wait_for_key(key)
         return pickle.loads(self._store.get(key))
 
+    def is_lost(self, error: Exception) -> bool:
+        """Whether an error says that the store is gone, and not that a collective of torch failed."""
+        if not isinstance(error, dist.DistError):
+            return False
+        try:
+            self._store.check(["0"])
+        except dist.DistError:
+            return True
+        return False
+
     def leave(self) -> None:
         """Wait until all ranks are done with the store, which rank 0 may keep."""
+        self._watch.close()
         self._store.add("left", 1)
         if self.rank == 0:
             self._wait_for_count("left")
-        self._watch.close()
 
     def _wait_for_count(self, key: str, left: str = "") -> None:
         while self._store.add(key, 0) < self.size:
             self._pause(left)
 
     def _wait_for_key(self, key: str, left: str = "") -> None:
-        try:
-            while not self._store.check([key]):
-                self._pause(left)
-        except RuntimeError:
-            self._end_without_store()
+        while not self._store.check([key]):
+            self._pause(left)
 
     def _pause(self, left: str) -> None:
         if left and self._store.add(left, 0):
-            raise RankLeftError(f"rank {self._first_to_leave(left)} has ended the check")
+            first = pickle.loads(self._store.get(left.replace("num", "1")))[0]
+            raise RankLeftError(f"rank {first} has ended the check")
         time.sleep(_POLL_SECONDS)
 
-    def _first_to_leave(self, left: str) -> int:
-        return int(pickle.loads(self._store.get(f"{left.removesuffix('num')}1"))[0])
+    @contextmanager
+    def _ending(self, check: str) -> Iterator[None]:
+        """End the process where the store is gone."""
+        try:
+            yield
+        except dist.DistError:
+            self._end_without_store(check)
+            end_process(EXIT_FAILED)
 
-    def _end_without_store(self) -> None:
+    def _end_without_store(self, check: str) -> None:
         """Rank 0, which keeps the store, is gone; rank 1 says so."""
+        self._speech.acquire()  # never released: one thread speaks
         if self.rank == 1:
-            _print(self._check, f"rank 0 on {self.hosts[0]} died")
+            _print(check, f"rank 0 on {self.hosts[0]} died")
         else:
             time.sleep(_SIGN_SECONDS)
-        end_process(EXIT_FAILED)
+
+    def _is_over(self) -> bool:
+        """Whether a rank has printed the last line."""
+        try:
+            return bool(self._watching.check(["spoken"]))
+        except dist.DistError:
+            return False  # for the main thread, or the end of its patience
 
     def _speak(self, check: str, signal_name: str) -> None:
         """Print the last line, on the first rank that comes to it: which ranks have died, or have not answered."""
-        key = f"{self._num_checks}/found/of"
+        self._speech.acquire()
         try:
             if signal_name:
                 self._watching.set(f"alive/{self.rank}", b"1")
-            if self._watching.add("speaker", 1) > 1:
-                time.sleep(2 * _SIGN_SECONDS)
-                return
-            if signal_name:
-                time.sleep(_SIGN_SECONDS)
-            silent = [rank for rank in range(self.size) if not self._watching.check([f"{key}{rank}"])]
-            dead = [rank for rank in silent if signal_name and not self._watching.check([f"alive/{rank}"])]
-        except RuntimeError:
-            if self.rank == 1:
-                _print(check, f"rank 0 on {self.hosts[0]} died")
-            return
+            if self._watching.add("speaker", 1) == 1:
+                self._speak_first(check, signal_name)
+            time.sleep(2 * _SIGN_SECONDS)  # for the others to see that it is over, while the store is there
+        except dist.DistError:
+            self._speech.release()
+            self._end_without_store(check)
+
+    def _speak_first(self, check: str, signal_name: str) -> None:
+        if signal_name:
+            time.sleep(_SIGN_SECONDS)
+        silent = self._silent()
+        dead = [rank for rank in silent if signal_name and not self._watching.check([f"alive/{rank}"])]
         if dead:
             _print(check, f"{self._named(dead)} died")
         elif signal_name:
             _print(check, f"ended by {signal_name} without an answer from {self._named(silent)}")
         else:
             _print(check, f"no answer from {self._named(silent)} within {self._patience:.0f} s")
+        self._watching.set("spoken", b"1")
+
+    def _silent(self) -> list[int]:
+        """Ranks that have not answered; of those that wait for each other, the ones that are furthest behind."""
+        key = f"{self._num_checks}/found/of"
+        silent = [rank for rank in range(self.size) if not self._watching.check([f"{key}{rank}"])]
+        come = {rank: self._watching.add(f"{self._num_checks}/gathers/of{rank}", 0) for rank in silent}
+        return [rank for rank in silent if come[rank] == min(come.values())]
 
     def _named(self, ranks: Sequence[int]) -> str:
         shown = [f"{rank} on {self.hosts[rank]}" for rank in ranks[:_MOST_NAMED]]

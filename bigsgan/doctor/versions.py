@@ -31,7 +31,7 @@ TESTED = {
 OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
 """NVIDIA's driver by CUDA's major version (NVIDIA, CUDA Compatibility, minor version compatibility)."""
 
-_DRIVER = Path("/proc/driver/nvidia/version")
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def versions(subject: Subject) -> Finding:
@@ -64,10 +64,10 @@ def installed() -> dict[str, str]:
     return found
 
 
-def driver_version(path: Path = _DRIVER) -> str | None:
+def driver_version() -> str | None:
     """Version of NVIDIA's driver; None without one."""
     with suppress(OSError):
-        if found := re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", path.read_text()):
+        if found := re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", DRIVER.read_text()):
             return found[1]
     return None
 

@@ -13,19 +13,26 @@ from contextlib import contextmanager, suppress
 from bigsgan.errors import EXIT_FAILED
 
 _POLL_SECONDS = 0.2
+_ASKING_SECONDS = 0.8
 
 
 class Watch:
     """A thread that looks at the clock, and at signals, while the main thread may be stuck in a library."""
 
-    def __init__(self, speak: Callable[[str, str], None], signals: tuple[signal.Signals, ...] = ()) -> None:
+    def __init__(
+        self,
+        speak: Callable[[str, str], None],
+        signals: tuple[signal.Signals, ...] = (),
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Begin to watch. Called on the main thread.
 
         Args:
             speak: Given the check's name and what happened, prints the doctor's last line.
             signals: That end the process so.
+            is_over: Asked about once a second: whether another rank has printed the last line, so that this one ends.
         """
-        self._speak, self._signals = speak, signals
+        self._speak, self._signals, self._is_over = speak, signals, is_over
         self._lock = threading.Lock()
         self._check, self._until = "", float("inf")
         self._over = threading.Event()
@@ -61,6 +68,7 @@ class Watch:
             os.close(end)
 
     def _look(self) -> None:
+        asked = time.monotonic()
         while not self._over.is_set():
             ready, _, _ = select.select([self._reader], [], [], _POLL_SECONDS)
             came = []
@@ -70,6 +78,10 @@ class Watch:
                 check, is_late = self._check, time.monotonic() > self._until
             if came or is_late:
                 self._end(check, signal.Signals(came[0]).name if came else "")
+            if time.monotonic() > asked + _ASKING_SECONDS:
+                asked = time.monotonic()
+                if self._is_over():
+                    os._exit(EXIT_FAILED)
 
     def _end(self, check: str, signal_name: str) -> None:
         try:

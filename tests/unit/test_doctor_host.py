@@ -1,0 +1,289 @@
+"""The doctor finds faults of a host that are planted where it looks, and nothing without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bigsgan.config import load_recipe, plan_run
+from bigsgan.doctor import alike, builds, devices, host, versions
+from bigsgan.engines import native_ops
+from bigsgan.runtime import idle_gpus
+from tests import REPOSITORY
+from tests.examined import alone, examined
+from tests.tiny import tiny_recipe
+
+
+def statuses(findings):
+    return [finding.status for finding in findings]
+
+
+@pytest.mark.parametrize("limit, status, result", [(300, 1, "fail"), (4096, 0, "pass")])
+def test_a_low_limit_of_open_files(limit, status, result):
+    code = f"import resource as r; r.setrlimit(r.RLIMIT_NOFILE, ({limit}, 4096)); from bigsgan.cli import main; "
+    code += "raise SystemExit(main(['doctor', '--only', 'environment.files', '--json']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == status
+    record = json.loads(done.stdout)
+    (check,) = record["checks"]
+    assert (check["name"], check["status"]) == ("environment.files", result)
+    assert check["ranks"][0]["numbers"] == {"soft": limit, "hard": 4096, "least": 520}
+    assert record["failed"] == (["environment.files"] if status else [])
+    if status:
+        assert "remedy: run `ulimit -n 520` before the launcher" in done.stderr
+        assert check["command"] == "bigsgan doctor --only environment.files"
+        assert subprocess.run(["bash", "-c", "ulimit -Sn 520; ulimit -n"], capture_output=True).stdout == b"520\n"
+
+
+def test_locked_memory_matters_to_infiniband(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "INFINIBAND", tmp_path)
+    assert alone(host.locked_memory).status == "not applicable"
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(host.resource, "getrlimit", lambda which: (65536, 65536))
+    found = alone(host.locked_memory)
+    assert (found.status, found.said) == ("fail", "64 KiB may be locked, and mlx5_0 needs it unlimited")
+    monkeypatch.setattr(host.resource, "getrlimit", lambda which: (host.resource.RLIM_INFINITY,) * 2)
+    assert alone(host.locked_memory).status == "pass"
+
+
+def test_shared_memory_of_a_container(monkeypatch, tmp_path, tmp_path_factory):
+    """A file system of 64 MiB, as Docker's /dev/shm."""
+    place = tmp_path_factory.mktemp("recipe")
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "doctor", tmp_path]).returncode:
+        pytest.skip("may not mount a file system here")
+    monkeypatch.setattr(host, "SHARED_MEMORY", tmp_path)
+    try:
+        found = alone(host.shared_memory)
+        assert found.status == "fail"
+        assert found.said == f"64 MiB of {tmp_path} are free, 256 MiB are needed"
+        assert "docker run --shm-size" in found.remedy
+        # 4 x 4 micro-batches of 8 and one that is taken, of 16 x 16 pixels: 34 KiB.
+        plan = plan_run(tiny_recipe(place), 1)
+        fits = alone(host.shared_memory, plan=plan)
+        assert (fits.status, fits.numbers["needed_bytes"]) == ("pass", 17 * 8 * 256)
+        (tmp_path / "taken").write_bytes(bytes(64 * 2**20 - 40000))
+        assert alone(host.shared_memory, plan=plan).status == "pass"
+        (tmp_path / "more").write_bytes(bytes(12288))
+        assert alone(host.shared_memory, plan=plan).status == "fail"
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_cores_of_ranks(monkeypatch):
+    def found(*by_rank):
+        sets = iter(by_rank)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: next(sets))
+        return examined(host.cores, hosts=["a"] * len(by_rank))
+
+    assert statuses(found({0, 1}, {0, 1})) == ["pass", "pass"]
+    assert statuses(found({0, 1}, {2, 3})) == ["pass", "pass"]
+    both = found({0}, {0})
+    assert statuses(both) == ["fail", "fail"]
+    assert both[0].said == "2 ranks share 1 core"
+    crossing = found({0, 1, 2, 3}, {2, 3, 4, 5})
+    assert statuses(crossing) == ["fail", "fail"]
+    assert {finding.said[:23] for finding in crossing} == {"shares 2 cores (2-3) wi"}
+
+
+def test_ranks_of_other_hosts_have_other_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert statuses(examined(host.cores, hosts=["a", "b"])) == ["pass", "pass"]
+
+
+def test_nodes_of_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "NODES", tmp_path)
+    for node, cpus in (("node0", "0-3,8"), ("node1", "4-7")):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "cpulist").write_text(f"{cpus}\n")
+    assert host.nodes_of([3]) == [0]
+    assert host.nodes_of([8, 4]) == [0, 1]
+    assert host.nodes_of([9]) == []
+
+
+@pytest.mark.parametrize("node, status", [(0, "pass"), (1, "fail"), (-1, "not applicable")])
+def test_a_gpu_on_another_node_than_its_cores(monkeypatch, tmp_path, node, status):
+    place = tmp_path / "pci" / "0000:1b:00.0"
+    place.mkdir(parents=True)
+    (place / "numa_node").write_text(f"{node}\n")
+    (tmp_path / "nodes" / "node0").mkdir(parents=True)
+    (tmp_path / "nodes" / "node0" / "cpulist").write_text("0-3\n")
+    monkeypatch.setattr(host, "NODES", tmp_path / "nodes")
+    monkeypatch.setattr(devices, "PCI", tmp_path / "pci")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=27, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert alone(devices.numa).status == status
+
+
+@pytest.mark.parametrize(
+    "name, number, status, said",
+    [
+        ("torch", "2.7.1", "fail", "torch 2.7.1 is older than 2.8"),
+        ("torch", "2.8.0+cu126", "pass", "torch 2.8.0+cu126"),
+        ("torch", "2.16.0", "pass", "newer than tested: torch"),
+        ("deepspeed", "0.19.7", "fail", "deepspeed 0.19.7 is older than 0.19.8"),
+        ("deepspeed", "0.19.12", "pass", "deepspeed 0.19.12"),
+        ("deepspeed", "0.20.0", "pass", "newer than tested: deepspeed"),
+    ],
+)
+def test_versions(monkeypatch, name, number, status, said):
+    real = versions.version
+    monkeypatch.setattr(versions, "version", lambda package: number if package == name else real(package))
+    found = alone(versions.versions)
+    assert found.status == status
+    assert said in found.said
+    assert ("newer" in found.said) == ("newer" in said)
+
+
+def test_the_tested_versions_are_those_of_the_package():
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    oldest = {name: tested.oldest for name, tested in versions.TESTED.items()}
+    assert f'requires-python = ">={oldest["Python"]},' in text
+    assert f'"torch>={oldest["torch"]}"' in text
+    assert f'"deepspeed>={oldest["deepspeed"]},' in text
+    assert not versions.newer_than(torch.__version__, versions.TESTED["torch"].newest), "raise TESTED"
+
+
+def test_a_driver_that_is_too_old(monkeypatch, tmp_path):
+    text = "NVRM version: NVIDIA UNIX {}x86_64 Kernel Module{}  {}  Thu Jun  5 2025\nGCC version:  gcc 12\n"
+    path = tmp_path / "version"
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    for words, number in ((("", ""), "520.61.05"), (("Open ", " for x86_64"), "520.61.05")):
+        path.write_text(text.format(*words, number))
+        monkeypatch.setattr(versions, "DRIVER", path)
+        assert versions.driver_version() == number
+    monkeypatch.setattr(versions, "DRIVER", path)
+    found = alone(versions.versions)
+    assert (found.status, found.said) == ("fail", "driver 520.61.05 is older than 525.60.13, which CUDA 12.6 needs")
+    path.write_text(text.format("", "", "575.57.08"))
+    assert alone(versions.versions).status == "pass"
+    path.unlink()
+    assert versions.driver_version() is None
+
+
+def test_a_lock_of_a_killed_build(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(native_ops, "_FILE_IS_LOCK", True)
+    op = tmp_path / "cpu_adam"
+    op.mkdir()
+    assert alone(builds.stale_locks).status == "pass"
+    (op / "lock").touch()
+    assert alone(builds.stale_locks).status == "pass"  # a build that begins
+    long_ago = time.time() - 2 * native_ops.GRACE_SECONDS
+    os.utime(op / "lock", (long_ago, long_ago))
+    found = alone(builds.stale_locks)
+    assert (found.status, found.said) == ("fail", f"a killed build left {op / 'lock'} behind")
+    assert found.remedy.endswith(f"rm {op / 'lock'}")
+    with subprocess.Popen(["sleep", "60"], cwd=op) as builder:
+        assert alone(builds.stale_locks).status == "pass"
+        builder.kill()
+    monkeypatch.setattr(native_ops, "_FILE_IS_LOCK", False)
+    assert alone(builds.stale_locks).status == "pass"
+
+
+def test_gpus_that_torch_cannot_use(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(idle_gpus, "DEVICES", tmp_path)
+    assert alone(devices.devices).status == "not applicable"
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(idle_gpus.UserError, match="this machine has NVIDIA GPUs"):  # a fail; see test_doctor_frame.py
+        alone(devices.devices)
+
+
+def plant_gpus(monkeypatch, uuids, free=0.99, total=2**30):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=uuids[i]))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "a GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: (int(free * total), total))
+    real = torch.full
+    monkeypatch.setattr(torch, "full", lambda size, value, **device: real(size, value))
+
+
+def test_ranks_with_gpus(monkeypatch):
+    ranks = [{"local_rank": 0}, {"local_rank": 1}]
+    plant_gpus(monkeypatch, ["x", "y"])
+    assert statuses(examined(devices.devices, ["a", "a"], ranks)) == ["pass", "pass"]
+    plant_gpus(monkeypatch, ["x", "x"])  # as two tasks that are each shown the same one
+    found = examined(devices.devices, ["a", "a"], ranks)
+    assert [(f.status, f.said) for f in found] == [("fail", "GPU x is rank 1's too"), ("fail", "GPU x is rank 0's too")]
+    plant_gpus(monkeypatch, ["x"])
+    first, second = examined(devices.devices, ["a", "a"], ranks)
+    assert (first.status, second.said) == ("pass", "local rank 1 has none of the 1 GPUs that it sees")
+    plant_gpus(monkeypatch, ["x"], free=0.5)
+    assert alone(devices.devices).said == "50% of the memory of a GPU is in use"
+
+
+def test_clocks(monkeypatch):
+    ahead = {"0": 0.0, "1": 30.0}
+    real = time.time
+
+    def shifted():
+        rank = sys._getframe(1).f_locals["subject"].ranks.rank
+        return real() + ahead[str(rank)]
+
+    monkeypatch.setattr(alike.time, "time", shifted)
+    first, second = examined(alike.clocks, ["a", "b"])
+    assert (first.status, second.status) == ("pass", "fail")
+    assert second.said in {f"the clock is {x} s ahead of that of rank 0" for x in ("29.9", "30.0", "30.1")}
+    ahead["1"] = -30.0
+    assert "behind" in examined(alike.clocks, ["a", "b"])[1].said
+    ahead["1"] = 1.0
+    assert statuses(examined(alike.clocks, ["a", "b"])) == ["pass", "pass"]
+
+
+def test_files_that_differ(monkeypatch, tmp_path):
+    places = [tmp_path / name for name in ("first", "second")]
+    for place in places:
+        (place / "room").mkdir(parents=True)
+        (place / "room" / "one.py").write_text("1\n")
+
+    def found():
+        class Package:
+            def rglob(self, pattern):
+                return own().rglob(pattern)
+
+        def own():
+            frame = sys._getframe()
+            while "subject" not in frame.f_locals:
+                frame = frame.f_back
+            return places[frame.f_locals["subject"].ranks.rank]
+
+        monkeypatch.setattr(alike, "PACKAGE", Package())
+        monkeypatch.setattr(Path, "relative_to", lambda self, other: "/".join(self.parts[-2:]))
+        return examined(alike.same_files, ["a", "b"])
+
+    assert statuses(found()) == ["pass", "pass"]
+    (places[1] / "room" / "one.py").write_text("2\n")
+    first, second = found()
+    assert (first.status, second.status) == ("pass", "fail")
+    assert second.said == "differs from rank 0 in bigsgan/room/one.py"
+
+
+def test_recipes_that_differ(tmp_path):
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, bucket in zip(paths, (1000, 2000), strict=True):
+        path.write_text(json.dumps({"zero_optimization": {"stage": 2, "reduce_bucket_size": bucket}}))
+
+    def plans(*overrides):
+        by_rank = []
+        for own in overrides:
+            recipe = load_recipe(REPOSITORY / "launch" / "recipes" / "digits.yaml", own)
+            by_rank.append({"plan": plan_run(recipe, 2, tmp_path)})
+        return examined(alike.same_files, ["a", "b"], by_rank)
+
+    assert statuses(plans(["data.num_workers=1"], ["data.num_workers=2"])) == ["pass", "pass"]
+    said = plans([], ["seed=5"])[1].said
+    assert said == "differs from rank 0 in seed: 5, 0 there"
+    names = [[f"engines.generator.ds_config={path}"] for path in paths]
+    assert plans(*names)[1].said.startswith("differs from rank 0 in engines.generator.ds_config: ")
