@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bigsgan.doctor.checks import Finding, Subject
 
@@ -49,3 +55,16 @@ def alone(check: Callable[[Subject], Finding], **fields: Any) -> Finding:
     """What one rank finds."""
     (finding,) = examined(check, **fields)
     return finding
+
+
+@contextmanager
+def small_disk(directory: Path, size: object) -> Iterator[None]:
+    """Make a directory that is a file system of its own, of ``size`` bytes; skip the test where that is not allowed."""
+    directory.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "doctor", str(directory)]
+    if os.geteuid() or subprocess.run(command).returncode:
+        pytest.skip("may not mount a file system here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", directory], check=True)

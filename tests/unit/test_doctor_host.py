@@ -18,7 +18,7 @@ from bigsgan.doctor import alike, builds, devices, host, versions
 from bigsgan.engines import native_ops
 from bigsgan.runtime import idle_gpus
 from tests import REPOSITORY
-from tests.examined import alone, examined
+from tests.examined import alone, examined, small_disk
 from tests.tiny import tiny_recipe
 
 
@@ -54,27 +54,21 @@ def test_locked_memory_matters_to_infiniband(monkeypatch, tmp_path):
     assert alone(host.locked_memory).status == "pass"
 
 
-def test_shared_memory_of_a_container(monkeypatch, tmp_path, tmp_path_factory):
+def test_shared_memory_of_a_container(monkeypatch, tmp_path):
     """A file system of 64 MiB, as Docker's /dev/shm."""
-    place = tmp_path_factory.mktemp("recipe")
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "doctor", tmp_path]).returncode:
-        pytest.skip("may not mount a file system here")
-    monkeypatch.setattr(host, "SHARED_MEMORY", tmp_path)
-    try:
+    plan, place = plan_run(tiny_recipe(tmp_path), 1), tmp_path / "shm"
+    monkeypatch.setattr(host, "SHARED_MEMORY", place)
+    with small_disk(place, "64m"):
         found = alone(host.shared_memory)
-        assert found.status == "fail"
-        assert found.said == f"64 MiB of {tmp_path} are free, 256 MiB are needed"
+        assert (found.status, found.said) == ("fail", f"64 MiB of {place} are free, 256 MiB are needed")
         assert "docker run --shm-size" in found.remedy
         # 4 x 4 micro-batches of 8 and one that is taken, of 16 x 16 pixels: 34 KiB.
-        plan = plan_run(tiny_recipe(place), 1)
         fits = alone(host.shared_memory, plan=plan)
         assert (fits.status, fits.numbers["needed_bytes"]) == ("pass", 17 * 8 * 256)
-        (tmp_path / "taken").write_bytes(bytes(64 * 2**20 - 40000))
+        (place / "taken").write_bytes(bytes((64 << 20) - (36 << 10)))
         assert alone(host.shared_memory, plan=plan).status == "pass"
-        (tmp_path / "more").write_bytes(bytes(12288))
+        (place / "more").write_bytes(bytes(8 << 10))
         assert alone(host.shared_memory, plan=plan).status == "fail"
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_cores_of_ranks(monkeypatch):

@@ -1,0 +1,155 @@
+"""The doctor's command: what it lists, chooses, refuses and prints, and what an exception in a check becomes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bigsgan.cli import main
+from bigsgan.doctor import examine, registry
+from bigsgan.doctor.checks import NEEDS, Subject
+from bigsgan.runtime import idle_gpus
+from tests import REPOSITORY
+from tests.planted import plant
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    return lambda *names, faulty=0: monkeypatch.setattr(registry, "CHECKS", tuple(plant(list(names), faulty)))
+
+
+def test_every_check_of_the_list_exists():
+    assert len({check.name for check in registry.CHECKS}) == len(registry.CHECKS)
+    for check in registry.CHECKS:
+        module, _, name = check.run.partition(":")
+        function = getattr(importlib.import_module(f"bigsgan.doctor.{module}"), name)
+        assert list(inspect.signature(function).parameters) == ["subject"]
+        assert function.__doc__
+        assert set(check.needs) <= set(NEEDS)
+        assert "." in check.name
+    assert sum(check.seconds for check in registry.CHECKS) < 180
+
+
+def test_the_list_is_printed_without_torch():
+    code = "import sys; from bigsgan.cli import main; main(['doctor', '--list']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [
+        check.name for check in registry.CHECKS if "run" not in check.needs
+    ]
+
+
+def test_checks_of_the_host_need_no_torch():
+    code = "import sys; from bigsgan.cli import main; main({}); assert 'torch' not in sys.modules"
+    names = ("files", "locked", "shared", "cores", "paths", "locks", "clocks", "alike")
+    words = ["doctor", *(word for name in names for word in ("--only", f"environment.{name}"))]
+    subprocess.run([sys.executable, "-c", code.format(words)], cwd=REPOSITORY, capture_output=True, check=True)
+
+
+@pytest.mark.parametrize(
+    "only, examines_run, names",
+    [
+        (["environment.files"], False, ["environment.files"]),
+        (["run.age", "environment.files"], False, ["environment.files", "run.age"]),
+        (["speed"], False, [check.name for check in registry.CHECKS if check.name.startswith("speed.")]),
+        ([], True, [check.name for check in registry.CHECKS if check.name.startswith("run.")]),
+    ],
+)
+def test_the_choice(only, examines_run, names):
+    assert [check.name for check in registry.chosen(only, examines_run)] == names
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--only", "env"], "--only: must be the name of a check, or the part before its point, got 'env'; see"),
+        (["--only", "environment.files.x"], "--only: must be the name of a check"),
+        (["--run", "no/such"], "--run: must be a run directory, got 'no/such'"),
+        (["batch=3"], "argument: 'batch=3' needs a recipe; add --config, or remove it"),
+        (["--run", ".", "--config", "digits"], "--config: cannot be combined with --run, which has a recipe"),
+        (["--config", "digits", "batch=-3"], "batch: must be"),
+        (["--config", "no_such.yaml"], "--config: "),
+        (["--json", "--markdown"], "--markdown: "),
+    ],
+)
+def test_wrong_input(words, message, capsys):
+    assert main(["doctor", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"bigsgan: {message}")
+
+
+def test_the_table(planted, capsys):
+    planted("good", "fails", "is_not_for_some", "raises", faulty=0)
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    table = [line.split(maxsplit=3) for line in lines if line.startswith("planted.")]
+    assert [(name, result, said) for name, result, _, said in table] == [
+        ("planted.good", "pass", "all is well"),
+        ("planted.fails", "FAIL", "it is broken"),
+        ("planted.is_not_for_some", "pass", "all is well"),
+        ("planted.raises", "FAIL", "ValueError: a planted error"),
+    ]
+    assert "remedy: mend it" in lines[lines.index(next(line for line in lines if "it is broken" in line)) + 1]
+    assert lines[-1] == "2 passed, 2 failed, 0 not applicable"
+
+
+def test_json_alone_goes_to_standard_output(planted, capsys):
+    planted("good", "fails", faulty=0)
+    assert main(["doctor", "--json"]) == 1
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    assert record["failed"] == ["planted.fails"]
+    assert [check["status"] for check in record["checks"]] == ["pass", "fail"]
+    assert record["checks"][1]["remedy"] == "mend it"
+    assert record["checks"][1]["ranks"] == [
+        {"rank": 0, "status": "fail", "said": "it is broken", "numbers": {"number": 5}}
+    ]
+    assert "planted.good" in err
+
+
+def test_markdown(planted, capsys):
+    planted("good", "fails", faulty=0)
+    assert main(["doctor", "--markdown"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "| `planted.good` | pass | 0.0 | all is well |" in lines
+    assert "- `planted.fails`: mend it. Again: `bigsgan doctor --only planted.fails`" in lines
+
+
+@pytest.mark.slow
+def test_a_check_that_hangs_alone():
+    code = "from tests import planted; from bigsgan.doctor import registry; from bigsgan.cli import main; "
+    code += (
+        "registry.CHECKS = tuple(planted.plant(['good', 'hangs', 'good'], 0, 1.0)); raise SystemExit(main(['doctor']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("bigsgan doctor")]
+    assert line == "bigsgan doctor: planted.hangs: no answer within 1 s; the doctor ends here"
+
+
+def test_what_the_user_can_fix_fails_its_check(monkeypatch, tmp_path, capsys):
+    for name in ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(idle_gpus, "DEVICES", tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["doctor", "--only", "environment.devices"]) == 1
+    out = capsys.readouterr().out
+    assert "this machine has NVIDIA GPUs" in out
+    assert "DS_ACCELERATOR=cpu" in out
+
+
+def test_what_lacks_is_said():
+    examiner = examine.Examiner(Subject(None), None, None)
+    assert os.environ.get("WORLD_SIZE", "1") == "1"
+    for need, flag in (("config", "--config"), ("run", "--run")):
+        examiner.ranks = type("Ranks", (), {"size": 1, "hosts": ["a"]})()
+        assert examiner._lacking([need]) == f"needs {flag}"
+    assert examiner._lacking(["ranks"]) == "needs several ranks"
+    assert examiner._lacking(["hosts"]) == "needs several hosts"

@@ -1,0 +1,183 @@
+"""The doctor finds what is wrong with a run's files, and nothing in a healthy run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import time
+
+import pytest
+import torch
+
+from bigsgan.config import plan_run
+from bigsgan.config.run_directory import write_recipe
+from bigsgan.doctor import health
+from bigsgan.doctor.registry import CHECKS, chosen
+from tests.alone import entry, save
+from tests.examined import alone, small_disk
+from tests.tiny import tiny_recipe
+
+HEALTHY = {
+    "accuracy/real": 0.7, "accuracy/fake": 0.6, "grad_norm/generator": 1.0, "grad_norm/discriminator": 2.0,
+    "skipped/generator": 0, "skipped/discriminator": 0, "loss_scale/generator": 1.0, "loss_scale/discriminator": 1.0,
+    "images_per_second": 100.0, "data_wait": 0.01, "diversity/ema": 0.9,
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with 40 reports of 80 images each, and two checkpoints."""
+    out = tmp_path / "run"
+    recipe = tiny_recipe(tmp_path, "report_nimg=80")
+    write_recipe(recipe, out, plan_run(recipe, 1, tmp_path).engines)
+    for nimg in (1600, 3200):
+        save(out / "checkpoints", nimg, {"one": entry({"value": torch.arange(1000.0)})})
+    report(out)
+    return out
+
+
+def report(out, latest=1, **changes):
+    """Write the reports; the ``latest`` have other values of some names."""
+    rows = [{"nimg": 80 * (i + 1), **HEALTHY, **(changes if i >= 40 - latest else {})} for i in range(40)]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def look(name, run):
+    return alone(getattr(health, name), run=run, out=run)
+
+
+def test_a_healthy_run(run):
+    names = [check.run.partition(":")[2] for check in chosen([], examines_run=True)]
+    assert len(names) == 7
+    assert {name: look(name, run).status for name in names} == dict.fromkeys(names, "pass")
+    assert look("age", run).said.startswith("is stopped at 3200 of 1000000 images")
+    assert look("checkpoints", run).numbers["complete"] == [3200, 1600]
+
+
+def test_a_run_that_begins(run):
+    (run / "metrics.jsonl").unlink()
+    for name in ("finite", "alarms", "skips", "age", "speed"):
+        assert look(name, run).status == "not applicable"
+
+
+def test_a_changed_byte(run):
+    (path,) = (run / "checkpoints").glob("*3200/*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    found = look("checkpoints", run)
+    assert (found.status, found.said) == ("fail", f"{path} has not the checksum of its manifest")
+
+
+@pytest.mark.parametrize("nimg", ["000000001600", "000000003200"])
+def test_a_file_that_is_cut(run, nimg):
+    (path,) = (run / "checkpoints" / nimg).glob("*.safetensors")
+    os.truncate(path, 100)
+    found = look("checkpoints", run)
+    assert (found.status, found.said) == ("fail", f"{path.parent}: its files differ from its manifest")
+    assert len(found.numbers["complete"]) == 1
+
+
+def test_a_manifest_that_is_gone(run):
+    (run / "checkpoints" / "000000003200" / "manifest.json").unlink()
+    assert "it is not complete" in look("checkpoints", run).said
+
+
+def test_a_value_that_is_not_finite(run):
+    report(run, 2, **{"loss/generator": None})
+    found = look("finite", run)
+    assert (found.status, found.said) == ("fail", "loss/generator not finite at 3200 images")
+    assert found.numbers == {"not_finite": {"loss/generator": 3200}}
+
+
+@pytest.mark.parametrize(
+    "latest, changes, name, remedy",
+    [
+        (5, {"accuracy/real": 1.0, "accuracy/fake": 1.0}, "discriminator_wins", "objective.r1.weight"),
+        (1, {"grad_norm/generator": 1e4}, "gradients_explode/generator", "lower optimizer.generator.lr"),
+        (1, {"diversity/ema": 0.01}, "low_diversity", "resume from an older checkpoint"),
+    ],
+)
+def test_an_alarm(run, latest, changes, name, remedy):
+    report(run, latest, **changes)
+    found = look("alarms", run)
+    assert found.status == "fail"
+    assert found.said.startswith(f"{name} at 3200 images: ")
+    assert remedy in found.remedy
+
+
+def test_an_alarm_of_long_ago_is_over(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows[10]["diversity/ema"] = 0.01
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert look("alarms", run).status == "pass"
+
+
+@pytest.mark.parametrize(
+    "skipped, scale, status",
+    [
+        (0, 1.0, "pass"),
+        (1, 1.0, "fail"),  # without fp16 none is
+        (10, 1024.0, "pass"),  # of 19 reports of 10 updates
+        (30, 1024.0, "fail"),
+    ],
+)
+def test_skipped_updates(run, skipped, scale, status):
+    report(run, 40, **{"loss_scale/generator": scale})
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["skipped/generator"] = skipped
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = look("skips", run)
+    assert found.status == status
+    assert found.numbers["skipped_share"]["generator"] == pytest.approx(skipped / 190)
+
+
+@pytest.mark.parametrize("scale, status", [(32768.0, "pass"), (64.0, "fail")])
+def test_a_loss_scale_that_falls(run, scale, status):
+    report(run, 20, **{"loss_scale/generator": 65536.0})
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["loss_scale/generator"] = scale
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert look("skips", run).status == status
+
+
+@pytest.mark.parametrize(
+    "rate, wait, status, remedy",
+    [(90.0, 0.0, "pass", ""), (50.0, 0.0, "fail", "other processes"), (50.0, 0.6, "fail", "data.num_workers")],
+)
+def test_a_run_that_gets_slower(run, rate, wait, status, remedy):
+    report(run, 5, images_per_second=rate, data_wait=wait)
+    found = look("speed", run)
+    assert found.status == status
+    assert remedy in found.remedy
+
+
+def test_a_run_that_reports_no_more(run):
+    long_ago = time.time() - 7200
+    os.utime(run / "metrics.jsonl", (long_ago, long_ago))
+    assert look("age", run).status == "pass"  # nobody has it open
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = look("age", run)
+        assert (found.status, found.said) == (
+            "fail",
+            "the newest report is 2 hours old, they usually take 1 s",
+        )
+        os.utime(run / "metrics.jsonl")
+        assert look("age", run).said.startswith("runs at 3200 of 1000000 images")
+
+
+def test_a_disk_that_is_nearly_full(run, tmp_path):
+    with small_disk(tmp_path / "disk", "2m"):
+        moved = tmp_path / "disk" / "run"
+        subprocess.run(["cp", "-a", run, moved], check=True)
+        assert look("room", moved).status == "pass"
+        (moved / "samples").write_bytes(bytes(1500 << 10))
+        assert look("room", moved).status == "fail"
+
+
+def test_all_of_them_are_in_the_list():
+    listed = {check.run for check in CHECKS if check.name.startswith("run.")}
+    assert listed == {f"health:{name}" for name in ("checkpoints", "finite", "alarms", "skips", "speed", "age", "room")}

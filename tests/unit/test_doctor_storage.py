@@ -1,0 +1,179 @@
+"""The doctor finds faults of file systems, and of what a recipe needs, that are planted where it looks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bigsgan.config import load_recipe, plan_run
+from bigsgan.doctor import recipes, speed, storage
+from tests import REPOSITORY
+from tests.examined import alone, examined, small_disk
+from tests.tiny import tiny_recipe
+
+
+def plan_of(directory, *overrides):
+    return plan_run(tiny_recipe(directory, *overrides), 1, directory)
+
+
+def is_empty(directory):
+    return list(directory.iterdir()) == []
+
+
+def test_a_healthy_directory(tmp_path):
+    for check in (storage.paths, storage.locks):
+        found = examined(check, ["a", "a"], out=tmp_path / "not" / "yet")
+        assert [finding.status for finding in found] == ["pass", "pass"]
+        assert found[0].numbers["directory"] == str(tmp_path)
+        assert is_empty(tmp_path)
+
+
+def test_a_directory_that_hosts_do_not_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "SHARED_SECONDS", 0.3)
+    real = Path.read_text
+
+    def read(self, *arguments):
+        if sys._getframe(2).f_locals["me"] == 1:
+            raise FileNotFoundError(errno.ENOENT, "", str(self))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    first, second = examined(storage.paths, ["a", "b"], out=tmp_path)
+    assert (first.status, second.status) == ("pass", "fail")
+    assert second.said == f"{tmp_path} has not what rank 0 writes there"
+    assert is_empty(tmp_path)
+
+
+def test_data_that_a_host_lacks(tmp_path):
+    (tmp_path / "here").mkdir()
+    overrides = ["data.kind=folder", "data.resolution=16"]
+    plans = [{"plan": plan_of(tmp_path, *overrides, f"data.root={tmp_path / name}")} for name in ("here", "gone")]
+    first, second = examined(storage.paths, ["a", "b"], plans, out=tmp_path)
+    assert (first.status, second.said) == ("pass", f"data.root ({tmp_path / 'gone'}) does not exist")
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(self, text):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    found = alone(storage.paths, out=tmp_path)
+    assert found.status == "fail"
+    assert found.said.startswith(f"{tmp_path} cannot be written: Read-only file system")
+
+
+def test_a_file_system_whose_locks_keep_nobody_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda file, how: None)  # here alone: a second process asks the kernel
+    found = alone(storage.locks, out=tmp_path)
+    assert (found.status, found.said) == ("fail", f"a second process got a lock in {tmp_path} that is held")
+    assert is_empty(tmp_path)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    found = alone(storage.locks, out=tmp_path)
+    assert (found.status, found.said) == ("fail", f"{tmp_path} keeps no locks: No locks available")
+    assert is_empty(tmp_path)
+
+
+def test_room_for_checkpoints(tmp_path):
+    plan = plan_of(tmp_path, "checkpoints.keep=2")
+    each = recipes.checkpoint_bytes(plan)
+    with small_disk(tmp_path / "disk", 1 << 20):
+        out = tmp_path / "disk" / "run"
+        found = alone(recipes.room, plan=plan, out=out)
+        assert (found.status, found.numbers["checkpoints"]) == ("pass", 3)
+        (tmp_path / "disk" / "other").write_bytes(bytes((1 << 20) - 2 * each // 4096 * 4096 - 4096))
+        found = alone(recipes.room, plan=plan, out=out)
+        assert found.status == "fail"
+        assert found.numbers["free_bytes"] < 3 * each == found.numbers["needed_bytes"]
+        full = alone(speed.disk, out=out)
+        assert (full.status, full.said) == (
+            "fail",
+            f"{tmp_path / 'disk'} cannot be written: No space left on device",
+        )
+        assert [path.name for path in (tmp_path / "disk").iterdir()] == ["other"]
+
+
+@pytest.mark.slow
+def test_the_size_of_a_checkpoint(tmp_path):
+    """Of a run of this recipe, without the header of its file."""
+    code = "from bigsgan.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", code, "train", "--config", "digits", f"out={tmp_path / 'run'}"]
+    subprocess.run([*command, "total_nimg=64", "metrics=null"], cwd=REPOSITORY, check=True, capture_output=True)
+    (written,) = (tmp_path / "run" / "checkpoints").glob("*/*.safetensors")
+    content = written.read_bytes()
+    plan = plan_run(load_recipe(REPOSITORY / "launch" / "recipes" / "digits.yaml", []), 1)
+    assert len(content) - 8 - int.from_bytes(content[:8], "little") == recipes.checkpoint_bytes(plan)
+
+
+@pytest.mark.parametrize("seconds, status", [(0.0, "pass"), (0.2, "fail")])
+def test_a_slow_disk(tmp_path, monkeypatch, seconds, status):
+    monkeypatch.setattr(speed, "_PIECE", 1 << 20)
+    monkeypatch.setattr(os, "fdatasync", lambda file: time.sleep(seconds))
+    found = alone(speed.disk, out=tmp_path)
+    assert found.status == status
+    if seconds:  # 8 pieces of 1 MiB, each after 0.2 s
+        assert 4e6 < found.numbers["write_bytes_per_second"] < (1 << 20) / 0.2
+        plan = plan_of(tmp_path)
+        saved = recipes.checkpoint_bytes(plan)
+        enough = alone(speed.disk, out=tmp_path, plan=plan)
+        assert enough.status == "pass"
+        assert enough.numbers["checkpoint_seconds"] == pytest.approx(saved / enough.numbers["write_bytes_per_second"])
+        monkeypatch.setattr(speed, "MOST_CHECKPOINT_SECONDS", saved / 10e6)
+        assert alone(speed.disk, out=tmp_path, plan=plan).status == "fail"
+
+
+def test_compilers(tmp_path, monkeypatch):
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    content = {"zero_force_ds_cpu_optimizer": True, "zero_optimization": zero}
+    (tmp_path / "offload.json").write_text(json.dumps(content))
+    asks = ["optimizer.generator={kind: adam, lr: 0.001}", f"engines.generator.ds_config={tmp_path / 'offload.json'}"]
+    compiled = plan_of(tmp_path, "engines.generator.compile=whole")
+    assert alone(recipes.compilers, plan=plan_of(tmp_path)).status == "not applicable"
+    good = alone(recipes.compilers, plan=compiled)
+    assert (good.status, good.said) == ("pass", "g++ compiles, for torch.compile")
+    bad = tmp_path / "bad++"
+    bad.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2; exit 1\n")
+    bad.chmod(0o755)
+    monkeypatch.setenv("CXX", str(bad))
+    found = alone(recipes.compilers, plan=compiled)
+    assert found.said == f"{bad} does not compile: fatal error: Python.h: No such file"
+    monkeypatch.delenv("CXX")
+    real = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "ninja" else real(name))
+    found = alone(recipes.compilers, plan=plan_of(tmp_path, *asks))
+    assert found.said == "no ninja, which DeepSpeed builds cpu_adam with"
+
+
+def test_reading_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "_READING_SECONDS", 0.2)
+    plan = plan_of(tmp_path)
+    found = alone(speed.data, plan=plan, out=tmp_path)
+    assert found.status == "pass"
+    assert "not known before a run" in found.said
+    (tmp_path / "metrics.jsonl").write_text('{"nimg": 8, "images_per_second": 1e12}\n')
+    found = alone(speed.data, plan=plan, out=tmp_path)
+    assert (found.status, found.numbers["needed_images_per_second"]) == ("fail", 1e12)
+
+
+def test_numbers_of_the_host(monkeypatch):
+    monkeypatch.setattr(speed, "_COPIED", 1 << 20)
+    found = alone(speed.memory)
+    assert found.status == "pass"
+    assert 1e8 < found.numbers["host_bytes_per_second"] < 1e13
+    found = alone(speed.product)
+    assert found.status == "pass"
+    assert 1e8 < found.numbers["fp32_flops_per_second"] < 1e16
