@@ -2,8 +2,9 @@
 
 The tables stand between comments such as `<!-- keys: data -->` and `<!-- end -->`; the prose around them is written by
 hand. Keys come from the pydantic classes of bigsgan/config and the docstrings of their fields, commands from their
-parsers, keys of DeepSpeed files from the table that they are checked against, and what is used of DeepSpeed from
-engines/deepspeed/touched.py. `tests/unit/test_docs.py` fails where a page and its tables differ.
+parsers, keys of DeepSpeed files from the table that they are checked against, what is used of DeepSpeed from
+engines/deepspeed/touched.py, and checks from doctor/registry.py. `tests/unit/test_docs.py` fails where a page and its
+tables differ.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from bigsgan.config.deepspeed_keys import FILE, Rule
 from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
 from bigsgan.config.recipe import Recipe
 from bigsgan.config.sections import LARGEST_INT, Section
+from bigsgan.doctor.registry import CHECKS
 from bigsgan.engines.deepspeed.touched import TOUCHED, VERSION
 
 Row = tuple[str, ...]
 DOCS = Path(__file__).parent
-MARK = re.compile(r"<!-- (keys|options|deepspeed|touched): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+MARK = re.compile(r"<!-- (keys|options|deepspeed|touched|checks): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 # Fields whose names say most of it, and which have no docstring.
 UNDOCUMENTED = {
@@ -87,7 +89,13 @@ SIGNS = (
     (annotated_types.Lt, "lt", "<"),
 )
 
-PAGES = ("reference/recipes.md", "reference/deepspeed-files.md", "reference/commands.md", "explanation/deepspeed.md")
+PAGES = (
+    "reference/recipes.md",
+    "reference/deepspeed-files.md",
+    "reference/commands.md",
+    "explanation/deepspeed.md",
+    "how-to/diagnose.md",
+)
 
 
 def main() -> int:
@@ -119,6 +127,7 @@ def refreshed(text: str) -> str:
         ("options", set(commands())),
         ("deepspeed", files),
         ("touched", {VERSION}),
+        ("checks", {check.name.partition(".")[0] for check in CHECKS}),
     ):
         missing = names - found[kind]
         if found[kind] and missing:
@@ -379,7 +388,25 @@ def markdown(header: tuple[str, ...], rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-TABLES = {"keys": keys_table, "options": options_table, "deepspeed": deepspeed_table, "touched": touched_table}
+# Checks of the doctor.
+
+
+def checks_table(group: str) -> str:
+    """The checks of a group."""
+    rows: list[Row] = []
+    for check in CHECKS:
+        if check.name.startswith(f"{group}."):
+            rows.append((f"`{check.name}`", check.proves, check.needed, f"{check.seconds:g}"))
+    return markdown(("check", "shows", "needs", "seconds"), rows)
+
+
+TABLES = {
+    "keys": keys_table,
+    "options": options_table,
+    "deepspeed": deepspeed_table,
+    "touched": touched_table,
+    "checks": checks_table,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import bigsgan
 from bigsgan.config import NETWORKS
 from bigsgan.config.run_directory import flat
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
@@ -19,7 +18,7 @@ MOST_SKEW_SECONDS = 5.0
 """More makes the times in logs and of files misleading; NTP keeps hosts within milliseconds."""
 
 _TRIES = 3
-PACKAGE = Path(bigsgan.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 OWN_KEYS = frozenset({"data.root", "data.input_root", "data.num_workers", "data.prefetch"})
 """Keys of a recipe that may differ between hosts; see training/alike.py."""
 

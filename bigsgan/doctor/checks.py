@@ -133,6 +133,11 @@ class Check:
     needs: tuple[Need, ...] = ()
 
     @property
+    def needed(self) -> str:
+        """What it needs, in words; the connection goes without saying."""
+        return ", ".join(NEEDS[need] for need in self.needs if need != "group")
+
+    @property
     def patience(self) -> float:
         """Seconds after which a rank that has not answered is taken for hung."""
         return PATIENCE_SECONDS + 4 * self.seconds

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
-from bigsgan.doctor.checks import NEEDS, Check, Ranks
+from bigsgan.doctor.checks import Check, Ranks
 from bigsgan.doctor.examine import Result
 from bigsgan.preflight import versions
 from bigsgan.table import aligned
@@ -116,9 +116,9 @@ def as_record(result: Result, command: str) -> dict[str, Any]:
 
 def listed(checks: Sequence[Check]) -> str:
     """Checks with what they prove, for ``--list``."""
-    rows = [["check", "shows that", "needs", "seconds"]]
+    rows = [["check", "shows", "needs", "seconds"]]
     for check in checks:
-        rows.append([check.name, check.proves, ", ".join(NEEDS[need] for need in check.needs), f"{check.seconds:g}"])
+        rows.append([check.name, check.proves, check.needed, f"{check.seconds:g}"])
     return "\n".join(aligned(rows, num_texts=3))
 
 

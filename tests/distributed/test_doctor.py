@@ -145,3 +145,17 @@ def test_the_exit_status_says_whether_all_passed(tmp_path, names, status):
     assert ("remedy: mend it" in done.stdout) == bool(status)
     again = "torchrun --nproc_per_node 2 --no-python -- bigsgan doctor --only planted.fails"
     assert (again in done.stdout) == bool(status)
+
+
+@pytest.mark.slow
+@needs_two_devices
+def test_a_collective_that_a_rank_does_not_come_to(tmp_path):
+    done = launched(tmp_path, "none", 1, "collective", "raises_before_a_collective", "collective", "good")
+    shown = [line.split(maxsplit=3) for line in done.stdout.splitlines() if line.startswith("planted.")]
+    assert [(name, result, said) for name, result, _, said in shown] == [
+        ("planted.collective", "pass", "added"),
+        ("planted.raises_before_a_collective", "FAIL", f"{host(1)} (and 1 more rank): ValueError: a planted error"),
+        ("planted.collective", "n/a", "the ranks lost their connection in planted.raises_before_a_collective"),
+        ("planted.good", "pass", "all is well"),
+    ], done.stderr
+    assert done.args == [1, 1]

@@ -56,6 +56,7 @@ def test_the_site_has_every_page():
         ("reference/deepspeed-files.md", 9),
         ("reference/commands.md", 9),
         ("explanation/deepspeed.md", 1),
+        ("how-to/diagnose.md", 3),
     ],
 )
 def test_tables_are_generated(page, num_tables, generate):
