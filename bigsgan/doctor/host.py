@@ -90,8 +90,8 @@ def cores(subject: Subject) -> Finding:
             remedy = "bind ranks to separate cores, or none (Slurm: --cpu-bind=cores or --cpu-bind=none)"
             return failed(text, remedy, numbers, len(both))
     sharing = [rank for rank in here if rank != me and by_rank[rank] == own]
-    with_whom = f", with {len(sharing)} other ranks" if sharing else ""
-    return passed(f"{_cores(len(own))} for this rank{with_whom}", numbers, -len(own) / (1 + len(sharing)))
+    whose = f"{len(sharing) + 1} ranks" if sharing else "this rank alone"
+    return passed(f"{_cores(len(own))} for {whose}", numbers, -len(own) / (1 + len(sharing)))
 
 
 def nodes_of(cpus: Sequence[int]) -> list[int]:

@@ -21,6 +21,9 @@ SHARED_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _LOCK_SECONDS = 30
 _HELD = 11
+_MADE = ("digits", "synthetic", "synthetic_pairs")
+"""Kinds of data that lie in no file of the user's."""
+
 _TRY = f"""
 import fcntl, sys
 with open(sys.argv[1]) as file:
@@ -115,6 +118,8 @@ def _read(subject: Subject) -> list[tuple[str, str]]:
         return []
     recipe = subject.plan.recipe
     named = [("data.root", recipe.data.root), ("data.input_root", recipe.data.input_root)]
+    if recipe.data.kind in _MADE:
+        named = []
     if recipe.init_from:
         named.append(("init_from.run", recipe.init_from.run))
     return [(key, str(path)) for key, path in named if path]
