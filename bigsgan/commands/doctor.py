@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, logs_aside, recipe_path
+from bigsgan.commands.parsing import Commands, add_recipe, logs_aside
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.config.run_directory import RECIPE_FILE
 from bigsgan.doctor.registry import chosen
@@ -22,9 +22,7 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     text = "check a machine, a recipe on it, or a run; on all ranks of a launcher"
     command = commands.add_parser("doctor", help=text)
-    text = "recipe to check on this machine: a YAML file, or the name of a built-in one"
-    command.add_argument("--config", type=recipe_path, help=text)
-    command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
+    add_recipe(command, default=None)
     text = "run directory, whose checkpoints and reports are checked"
     command.add_argument("--run", dest="run_directory", metavar="DIR", help=text)
     text = "check to run, or the part before its point, such as environment; may be repeated (default: all)"

@@ -66,10 +66,11 @@ def logs_aside() -> contextlib.AbstractContextManager[object]:
     return contextlib.redirect_stdout(sys.stderr)
 
 
-def add_recipe(command: argparse.ArgumentParser) -> None:
+def add_recipe(command: argparse.ArgumentParser, default: str | None = shipped.DEFAULT_RECIPE) -> None:
     """Options that choose a recipe."""
-    text = "recipe: a YAML file, or the name of a built-in one (default: digits)"
-    command.add_argument("--config", default=shipped.DEFAULT_RECIPE, type=recipe_path, help=text)
+    text = "recipe: a YAML file, or the name of a built-in one"
+    text += f" (default: {default})" if default else ""
+    command.add_argument("--config", default=default, type=recipe_path, help=text)
     text = "DeepSpeed file of both engines: short for engines.generator.ds_config and engines.discriminator.ds_config"
     command.add_argument("--deepspeed_config", metavar="FILE", help=text)
     command.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)  # as scripts for DeepSpeed have it
