@@ -170,15 +170,20 @@ def room(subject: Subject) -> Finding:
 
 
 class _Told(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps what is logged of paths."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: list[str] = []
+        self._said: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
-        self.lines.append(record.getMessage())
+        self._said.append((str((record.args or ("",))[0]), record.getMessage()))  # type: ignore[index]
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines about what is still there: a run that goes on removes old checkpoints."""
+        return [line for path, line in self._said if os.path.exists(path)]
 
 
 def _latest(subject: Subject) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ def shared_memory(subject: Subject) -> Finding:
         found = os.statvfs(SHARED_MEMORY)
     except OSError as error:
         return failed(f"{SHARED_MEMORY} cannot be used: {error.strerror}", f"mount a tmpfs at {SHARED_MEMORY}")
-    free, needed = found.f_bavail * found.f_frsize, subject.local_size * _shared_bytes(subject)
+    free, needed = found.f_bavail * found.f_frsize, len(subject.same_host()) * _shared_bytes(subject)
     numbers = {"free_bytes": free, "needed_bytes": needed, "total_bytes": found.f_blocks * found.f_frsize}
     text = f"{free >> 20} MiB of {SHARED_MEMORY} are free"
     if free < needed:

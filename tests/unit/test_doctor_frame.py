@@ -14,7 +14,7 @@ import pytest
 from bigsgan.cli import main
 from bigsgan.doctor import examine, registry
 from bigsgan.doctor.checks import NEEDS, Subject
-from bigsgan.runtime import idle_gpus
+from bigsgan.runtime import gpus
 from tests import REPOSITORY
 from tests.planted import plant
 
@@ -137,7 +137,7 @@ def test_what_the_user_can_fix_fails_its_check(monkeypatch, tmp_path, capsys):
     for name in ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(idle_gpus, "DEVICES", tmp_path)
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["doctor", "--only", "environment.devices"]) == 1
     out = capsys.readouterr().out

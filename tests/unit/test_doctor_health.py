@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import time
 
@@ -83,6 +84,19 @@ def test_a_file_that_is_cut(run, nimg):
 def test_a_manifest_that_is_gone(run):
     (run / "checkpoints" / "000000003200" / "manifest.json").unlink()
     assert "it is not complete" in look("checkpoints", run).said
+
+
+def test_a_checkpoint_that_the_run_removes_meanwhile(run, monkeypatch):
+    gone, real = run / "checkpoints" / "000000001600", health.tags._read_manifest
+
+    def read(path):
+        if path == gone:
+            shutil.rmtree(gone)
+        return real(path)
+
+    monkeypatch.setattr(health.tags, "_read_manifest", read)
+    found = look("checkpoints", run)
+    assert (found.status, found.numbers["complete"]) == ("pass", [3200])
 
 
 def test_a_value_that_is_not_finite(run):

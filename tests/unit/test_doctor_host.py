@@ -16,7 +16,8 @@ import torch
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.doctor import alike, builds, devices, host, versions
 from bigsgan.engines import native_ops
-from bigsgan.runtime import idle_gpus
+from bigsgan.errors import UserError
+from bigsgan.runtime import gpus
 from tests import REPOSITORY
 from tests.examined import alone, examined, small_disk
 from tests.tiny import tiny_recipe
@@ -187,10 +188,10 @@ def test_gpus_that_torch_cannot_use(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(idle_gpus, "DEVICES", tmp_path)
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
     assert alone(devices.devices).status == "not applicable"
     (tmp_path / "nvidia0").touch()
-    with pytest.raises(idle_gpus.UserError, match="this machine has NVIDIA GPUs"):  # a fail; see test_doctor_frame.py
+    with pytest.raises(UserError, match="this machine has NVIDIA GPUs"):  # a fail; see test_doctor_frame.py
         alone(devices.devices)
 
 
