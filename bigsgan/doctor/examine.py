@@ -197,6 +197,7 @@ class Examiner:
 
 def main(checks: Sequence[Check], plan: RunPlan | None, run: Path | None, report: Report) -> int:
     """Run checks, print the results on rank 0, and return the exit status: 0, or 1 where one failed."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is the doctor's to tell, and not with stacks
     size = launched.world_size()
     ranks: Meeting = importlib.import_module("bigsgan.doctor.ranks").meet() if size > 1 else Alone()
     out = run or (Path(plan.recipe.out) if plan else Path())

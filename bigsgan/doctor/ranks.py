@@ -219,4 +219,5 @@ def meet() -> Job:
 
 
 def _print(check: str, text: str) -> None:
-    print(f"bigsgan doctor: {check}: {text}; the doctor ends here", file=sys.stderr, flush=True)
+    sys.stderr.write(f"bigsgan doctor: {check}: {text}; the doctor ends here\n")  # at once: others write there too
+    sys.stderr.flush()
