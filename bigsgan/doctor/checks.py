@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from bigsgan.config import RunPlan
 
 Status = Literal["pass", "fail", "not applicable"]
-Need = Literal["config", "run", "ranks", "hosts", "gpu", "group"]
+Need = Literal["config", "run", "ranks", "hosts", "gpu", "group", "only"]
 
 NEEDS: dict[Need, str] = {
     "config": "--config",
@@ -20,8 +20,12 @@ NEEDS: dict[Need, str] = {
     "hosts": "several hosts",
     "gpu": "a GPU",
     "group": "the ranks' connection",
+    "only": "--only",
 }
-"""What a check may need, in words. The last is made where a check asks for it, and one rank has it too."""
+"""What a check may need, in words. A connection is made where a check asks for it, and one rank has it too.
+
+What needs ``--only`` takes minutes, and runs where its name or group is given.
+"""
 
 
 class Ranks(Protocol):

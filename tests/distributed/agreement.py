@@ -1,44 +1,18 @@
-"""Whether an engine's updates are the reference's, each of them begun where the engine began it.
-
-So rounding cannot add up, and every update has to agree. What could still differ is a matter of kinks: where an
-activation lies within rounding of one, it falls on the other side in another order of summation, and one sample's
-gradient jumps. The networks here have none (``tests/smooth.py``) but for distances from images and features. Where an
-update differs, the reference makes it again from states that differ by rounding. Only if it jumps to the engine's
-result then is that a kink, and counted; whatever the reference does not reach by itself is a mistake.
-"""
+"""Whether the updates of a pool's ranks are the reference's; see bigsgan/doctor/agreement.py."""
 
 import tempfile
 from collections import Counter
-from contextlib import closing, nullcontext
-from itertools import pairwise
-from math import hypot
+from contextlib import nullcontext
 from pathlib import Path
 
-import torch
-
 from bigsgan.config import load_recipe
-from tests import reference
+from bigsgan.doctor import agreement
+from bigsgan.doctor.agreement import SAME
 from tests.distributed import scenarios
 from tests.smooth import smooth
 from tests.tiny import tiny_recipe
 
-SAME = 1e-5
-"""Largest distance of a buffer that an update leaves, as ``reference.distance`` measures it."""
-
-SAME_MOVE = 1e-4
-"""Largest error of what an update adds to a parameter, as a share of it."""
-
-FAINT = 0.3
-"""Of the root mean square move of a network's elements: a tensor that moves less is measured as if it moved so far.
-
-Some have a gradient that is nothing but rounding, such as a bias before a batch norm.
-"""
-
-STORED = 1.2e-7
-"""Of a parameter: what two roundings to float32 may differ by."""
-
-ROUNDING = [1e-7] * 8 + [3e-7] * 8 + [1e-6] * 16
-"""Shares by which the state is changed, one for each time that an update is made again."""
+__all__ = ["COUNTS", "SAME", "check_updates", "differences"]
 
 COUNTS: Counter[str] = Counter()
 """Updates that were compared, and those that met a kink."""
@@ -66,62 +40,11 @@ def check_updates(pool, overrides, ds, num_updates, recipe=None):
 
 
 def differences(pool, overrides, ds, num_updates, recipe=None, is_smooth=True):
-    """For each update ``difference``, and again from changed states until it is no more than allowed."""
+    """See bigsgan/doctor/agreement.py."""
     by_rank = pool.run(each_update, overrides, ds, num_updates, recipe, is_smooth)
     states = [scenarios.merge([*ranks]) for ranks in zip(*by_rank, strict=True)]
     directory = Path(tempfile.mkdtemp())
     options = [f"out={directory}", *overrides]
-    plain = reference.Reference(load_recipe(recipe, options) if recipe else tiny_recipe(directory, *overrides))
-    generator = torch.Generator().manual_seed(0)
-    with smooth() if is_smooth else nullcontext(), closing(plain.reals):
-        distance, where = reference.worst(states[0], plain.result())
-        assert distance <= SAME, f"begins {distance:.1e} away in {where}"
-        for update, (before, after) in enumerate(pairwise(states)):
-            memory, shares = plain.memory(), []
-            for change in (0, *ROUNDING):
-                start = _changed(before, change, generator)
-                plain.go_back(start, memory)
-                shares.append(difference(plain.update(update), start, before, after))
-                if shares[-1][0] <= 1:
-                    break
-            yield shares
-
-
-def _changed(state, change, generator):
-    """A state whose numbers are changed by about this share of each; itself for 0."""
-
-    def changed(value):
-        return value * (1 + change * torch.randn(value.shape, generator=generator))
-
-    if not change:
-        return state
-    return {entry: {name: changed(value) for name, value in tensors.items()} for entry, tensors in state.items()}
-
-
-def difference(plain, start, before, after):
-    """Largest share of what is allowed, over 1 if the engine's update differs from the reference's; and where.
-
-    Args:
-        plain: The reference after its update.
-        start: State from which the reference made it.
-        before: State from which the engine made it.
-        after: State to which that led.
-    """
-    assert after.keys() == plain.result().keys()
-    shares = []
-    for entry, tensors in plain.result().items():
-        assert after[entry].keys() == tensors.keys(), entry
-        names = dict((plain.d if entry == "discriminator" else plain.g).named_parameters())
-        moves = {name: (tensors[name].flatten() - start[entry][name].flatten()).double() for name in names}
-        lengths = {name: float(move.norm()) for name, move in moves.items()}
-        faint = FAINT * hypot(*lengths.values()) / sum(move.numel() for move in moves.values()) ** 0.5 + 1e-30
-        for name, tensor in tensors.items():
-            found = after[entry][name].double().flatten()
-            if name in moves:
-                expected = before[entry][name].double().flatten() + moves[name]
-                error = float((found - expected).norm()) - STORED * float(expected.norm())
-                allowed = SAME_MOVE * max(lengths[name], faint * tensor.numel() ** 0.5)
-                shares.append((error / allowed, f"{entry}.{name}"))
-            else:
-                shares.append((reference.distance(found, tensor) / SAME, f"{entry}.{name}"))
-    return max(shares)
+    with smooth() if is_smooth else nullcontext():
+        own = load_recipe(recipe, options) if recipe else tiny_recipe(directory, *overrides)
+        yield from agreement.differences(states, own)

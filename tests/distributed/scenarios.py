@@ -13,16 +13,19 @@ import torch
 
 from bigsgan import checkpoint
 from bigsgan.config.run_directory import write_recipe
-from bigsgan.config.sections import Checkpoints
-from bigsgan.engines import Shard
+from bigsgan.doctor.runs import buffers, flat_tensors, local_state, update
+from bigsgan.doctor.runs import merge as merge
+from bigsgan.doctor.runs import on_host as on_host
+from bigsgan.doctor.runs import snapshot as snapshot
+from bigsgan.doctor.saving import save
+from bigsgan.doctor.saving import saved_parts as saved_parts
+from bigsgan.doctor.saving import whole_values as whole_values
 from bigsgan.engines.deepspeed import device_skip
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
 from bigsgan.train import build_run
 from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
-from bigsgan.training.power import power_kind
-from bigsgan.training.schedules import scheduled
 from bigsgan.training.start import Start
 from tests.tiny import tiny_plan
 
@@ -32,13 +35,6 @@ def build(overrides: list[str], ds: dict[str, Any], found: Any = None, recipe: P
     directory = Path(tempfile.mkdtemp())
     plan = tiny_plan(directory, comm.world_size(), overrides, ds, recipe)
     return build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), print))
-
-
-def update(run: Run, num_updates: int) -> None:
-    """Make updates as the training loop does, without its reports."""
-    for _ in range(num_updates):
-        run.step(run.counters.update, scheduled(run.recipe, run.counters.nimg))
-        run.count_update()
 
 
 def destroy(run: Run) -> None:
@@ -56,79 +52,6 @@ def measured(overrides: list[str], ds: dict[str, Any], cache: str) -> dict[str, 
     values = run.measuring(run.step.generator, run.ema, run.standing, run.counters.nimg)
     destroy(run)
     return values
-
-
-def save(run: Run, directory: Path) -> None:
-    """Save one tag; complete when this returns."""
-    saver = checkpoint.Saver(directory, comm, Checkpoints())
-    description = checkpoint.Description(run.recipe.model_dump(), run.layout, {})
-    assert saver.save(run.counters.nimg, run.entries, description)
-    assert saver.finish()
-
-
-def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
-    """What lies in shards on this rank: entry, kind, shard, tensor."""
-    for entry in ("generator", "discriminator"):
-        for shard in getattr(run.step, entry).shards():
-            yield entry, "master", shard, shard.master
-            for kind, value in shard.optimizer_state.items():
-                if kind != "step" and torch.is_tensor(value):
-                    yield entry, kind, shard, value.flatten()
-    for shard, values in zip(run.step.generator.shards(), run.ema.shards, strict=True):
-        yield "average", "master", shard, values
-    for width, averages in run.ema.power.shards.items():
-        for shard, values in zip(run.step.generator.shards(), averages, strict=True):
-            yield "average", power_kind(width), shard, values
-
-
-def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
-    """Buffers on this rank, by entry."""
-    found = {entry: dict(getattr(run.step, entry).network.named_buffers()) for entry in ("generator", "discriminator")}
-    return {**found, "average": run.ema.buffers}
-
-
-def local_state(run: Run) -> dict[str, Any]:
-    """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)]."""
-    return on_host(snapshot(run))
-
-
-def snapshot(run: Run) -> dict[str, Any]:
-    """What ``local_state`` gives, where it lies: nothing here waits for a device."""
-    result: dict[str, Any] = {
-        entry: {name: buffer.clone() for name, buffer in named.items()} for entry, named in buffers(run).items()
-    }
-    for entry, kind, shard, tensor in flat_tensors(run):
-        for piece in shard.pieces if kind == "master" else ():
-            values = tensor[piece.start : piece.start + piece.numel]
-            result[entry].setdefault(piece.name, []).append((piece.offset, values.clone()))
-    return result
-
-
-def on_host(tensors: Any) -> Any:
-    """The same with numpy's arrays for tensors."""
-    if isinstance(tensors, dict):
-        return {name: on_host(value) for name, value in tensors.items()}
-    if isinstance(tensors, list):
-        return [(offset, on_host(values)) for offset, values in tensors]
-    return tensors.cpu().numpy()
-
-
-def merge(states: list[dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
-    """Whole tensors from all ranks' ``local_state``; buffers must agree between ranks, bit for bit."""
-    merged: dict[str, dict[str, torch.Tensor]] = {}
-    for entry, first in states[0].items():
-        merged[entry] = {}
-        for name in {name for state in states for name in state[entry]}:
-            parts = [state[entry][name] for state in states if name in state[entry]]
-            if isinstance(parts[0], np.ndarray):
-                assert all(np.array_equal(parts[0], other) for other in parts), f"{entry}.{name} differs between ranks"
-                merged[entry][name] = torch.from_numpy(parts[0])
-                continue
-            pieces = {offset: values for part in parts for offset, values in part}
-            flat = np.concatenate([pieces[offset] for offset in sorted(pieces)])
-            merged[entry][name] = torch.from_numpy(flat)
-        assert first
-    return merged
 
 
 def train(overrides: list[str], ds: dict[str, Any], num_updates: int, recipe: Path | None = None) -> dict[str, Any]:
@@ -207,7 +130,7 @@ def generator_phase_touches(overrides: list[str], ds: dict[str, Any]) -> dict[st
     original = d.step
     before: dict[str, Any] = {}
 
-    def snapshot() -> dict[str, Any]:
+    def of_d() -> dict[str, Any]:
         averaged = getattr(engine.optimizer, "averaged_gradients", {})
         return {
             "masters": [s.master.clone() for s in d.shards()],
@@ -222,11 +145,11 @@ def generator_phase_touches(overrides: list[str], ds: dict[str, Any]) -> dict[st
 
     def step(work: Any) -> None:
         original(work)
-        before.update(snapshot())
+        before.update(of_d())
 
     d.step = step
     update(run, 1)
-    for key, after in snapshot().items():
+    for key, after in of_d().items():
         same = len(after) == len(before[key]) and all(_equal(a, b) for a, b in zip(after, before[key], strict=True))
         touched[key] = not same
     destroy(run)
@@ -310,33 +233,6 @@ def full_state(run: Run) -> dict[str, Any]:
         for name, parameter in getattr(run.step, network).network.named_parameters():
             state[f"{network}.parameter.{name}"] = _valid(parameter)
     return state
-
-
-def saved_parts(run: Run) -> dict[str, Any]:
-    """What this rank writes into a checkpoint: value -> [(offset, elements)]; and all numbers."""
-    found: dict[str, Any] = {}
-    for name, entry in run.entries.items():
-        for part in entry.parts():
-            if comm.rank() == 0 or not part.everywhere:
-                elements = part.values.detach().cpu().numpy().copy()
-                found.setdefault(f"{name}/{part.kind}/{part.name}", []).append((part.offset, elements))
-    numbers = {f"{name}.{key}": value for name, entry in run.entries.items() for key, value in entry.numbers().items()}
-    return {"parts": found, "numbers": numbers}
-
-
-def whole_values(by_rank: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Whole values from all ranks' ``saved_parts``, of which every element has to stand exactly once."""
-    merged = {}
-    for value in {name for rank in by_rank for name in rank["parts"]}:
-        stretches = sorted(
-            (stretch for rank in by_rank for stretch in rank["parts"].get(value, [])), key=lambda stretch: stretch[0]
-        )
-        reached = 0
-        for offset, elements in stretches:
-            assert offset == reached, f"{value}: element {min(offset, reached)} stands twice or is missing"
-            reached += elements.size
-        merged[value] = np.concatenate([elements for _, elements in stretches])
-    return merged
 
 
 def _valid(parameter: torch.Tensor) -> np.ndarray:

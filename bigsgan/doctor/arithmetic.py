@@ -1,0 +1,216 @@
+"""Checks of arithmetic on each rank's device: tiny networks of all families, against plain PyTorch and float64."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from bigsgan.config import NETWORKS
+from bigsgan.doctor import layouts
+from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.doctor.games import FAMILIES, both, tiny_plan, zero
+from bigsgan.doctor.runs import Game, exact, merge, played
+from bigsgan.engines.pipeline.layout import meta_inputs
+from bigsgan.errors import UserError
+from bigsgan.models import convolutions
+from bigsgan.models.build import build_network
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.runtime import comm
+
+GAMES: dict[str, list[str]] = {"biggan": [], **FAMILIES}
+
+DIFFERENTIATED = {"generator": ("generator", False), "discriminator": ("discriminator", False)} | {
+    "discriminator twice": ("discriminator", True)
+}
+"""Network, and whether the loss is the squared norm of a gradient; by what is said."""
+
+CLOSE = 1e-4
+"""Relative norm of the difference: float32 has 6e-8, which second derivatives of ten layers make grow."""
+
+NO_WORSE = 2.0
+"""Error of what tensor cores are given in its place, to that of torch's own operations in bf16: roundings differ."""
+
+ELSEWHERE = 10.0
+"""How many times the bound of one device a GPU and a CPU may differ, which add in other orders."""
+
+MOST_OFF = 0.2
+"""Share of two updates that bf16 or fp16 change: eight or eleven bits, in losses that are differentiated twice."""
+
+REMEDY = (
+    "repeat on another device or host: if only this one fails, take it out of use; "
+    "otherwise install a supported version of torch, or set BIGSGAN_FUSED=0 and see whether that helps"
+)
+
+
+def updates(subject: Subject) -> Finding:
+    """One update of each family in float32, against plain PyTorch on the same device and on a CPU."""
+    bounds = {str(comm.device()): 1.0, "cpu": 1.0 if comm.device().type == "cpu" else ELSEWHERE}
+    return layouts.compare(subject, [Game(name, own) for name, own in GAMES.items()], bounds)
+
+
+def float64(subject: Subject) -> Finding:
+    """Gradients of each network in float32, once and twice differentiated, against float64 on the CPU."""
+    errors = {}
+    with exact(is_smooth=False):
+        for family in GAMES:
+            for said, (network, penalised) in DIFFERENTIATED.items():
+                errors[f"{family} {said}"] = error_of_float32(family, network, penalised)
+    return _told("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), "of float64's norm off")
+
+
+def error_of_float32(family: str, network: str, penalised: bool) -> float:
+    """Relative norm of the difference of a network's gradients on this rank's device from float64's on the CPU."""
+    stack, inputs = built(network, GAMES[family])
+    expected = _flat(gradients(stack, inputs, penalised))
+    stack, inputs = built(network, GAMES[family])
+    on_device = [x.to(comm.device(), torch.float32 if x.is_floating_point() else x.dtype) for x in inputs]
+    found = _flat(gradients(stack.to(comm.device()).float(), on_device, penalised))
+    return float((found - expected).norm() / expected.norm())
+
+
+def tensor_cores(subject: Subject) -> Finding:
+    """What tensor cores are given in the place of torch's own operations is no worse in bf16, which rounds it all."""
+    errors, bounds = {}, {}
+    with exact(is_smooth=False):
+        for family in GAMES:
+            for said, (network, penalised) in DIFFERENTIATED.items():
+                plain, errors[f"{family} {said}"] = errors_of_bf16(family, network, penalised)
+                bounds[f"{family} {said}"] = NO_WORSE * plain
+    return _told("gradients in bf16 are", errors, bounds, "of float64's norm off")
+
+
+def errors_of_bf16(family: str, network: str, penalised: bool) -> tuple[float, float]:
+    """Relative errors of gradients in bf16, without and with what is given to tensor cores."""
+    overrides = GAMES[family] + (["objective.r1={weight: 1}"] if penalised and "biggan" in family else [])
+    stack, inputs = built(network, overrides)
+    for tensor in (*stack.parameters(), *(x for x in inputs if x.is_floating_point())):
+        tensor.data.copy_(tensor.data.bfloat16())
+    state = copy.deepcopy(stack.state_dict())
+    expected = _flat(gradients(stack, inputs, penalised))
+    errors = []
+    for suits in (lambda device, dtype: False, convolutions.suits_tensor_cores):
+        with mock.patch.object(convolutions, "suits_tensor_cores", suits):
+            stack.load_state_dict(state)
+            stack.to(comm.device())
+            for module in stack.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    setattr(module, name, buffer.float())
+            for parameter in stack.parameters():
+                parameter.data = parameter.data.bfloat16()
+            dtypes = [torch.float32 if x.is_floating_point() else x.dtype for x in inputs]
+            on_device = [x.detach().to(comm.device(), dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
+            found = _flat(gradients(stack, on_device, penalised))
+        errors.append(float((found - expected).norm() / expected.norm()))
+    return errors[0], errors[1]
+
+
+def half(subject: Subject) -> Finding:
+    """Two updates in bf16 and fp16 go nearly where those in float32 go."""
+    options = ["accumulation=2", "objective.r1={weight: 0.2, every: 2}"]
+    half_types: dict[str, Any] = {"bf16": {"enabled": True}, "fp16": {"enabled": True, "initial_scale_power": 8}}
+    errors: dict[str, float] = {}
+    with exact():
+        exactly = _move(Game("float32", options, both(1), 2))
+        for name, section in half_types.items():
+            try:
+                move = _move(Game(name, options, both(1, **{name: section}), 2))
+            except UserError as error:
+                if not error.problem.startswith(f"sets {name}"):
+                    raise
+                continue  # which this device does not compute
+            errors[name] = float((move - exactly).norm() / exactly.norm()) if len(move) else 0.0
+    if not errors:
+        return not_applicable("this device computes neither bf16 nor fp16")
+    if comm.rank():
+        return passed("rank 0 compares", severity=-1)
+    same = [name for name, error in errors.items() if error == 0]
+    if same:
+        return failed(f"{same[0]} gives the very numbers of float32: nothing was rounded", REMEDY, {"errors": errors})
+    return _told(f"two updates in {' and '.join(errors)} are", errors, dict.fromkeys(errors, MOST_OFF), "off")
+
+
+def compiled(subject: Subject) -> Finding:
+    """Compiled networks, and on a GPU replayed CUDA graphs, train as plain PyTorch does without."""
+    games = []
+    for unit in ("whole", "layers"):
+        own = [f"engines.{network}.compile={unit}" for network in NETWORKS]
+        games.append(Game(f"compiled {unit}", ["accumulation=2", "objective.r1={weight: 0.2, every: 2}", *own]))
+    if comm.device().type == "cuda":
+        own = [f"engines.{n}.{key}" for n in NETWORKS for key in ("compile=whole", "cuda_graphs=true")]
+        games.append(Game("CUDA graphs", ["accumulation=2", *own], num_updates=4))
+    torch.compiler.reset()
+    return layouts.compare(subject, games)
+
+
+def built(network: str, overrides: Sequence[str]) -> tuple[LayerStack, list[Tensor]]:
+    """A network and inputs of four samples, float64, on the CPU."""
+    with tempfile.TemporaryDirectory() as directory:
+        plan = tiny_plan(Path(directory), 1, list(overrides), dict.fromkeys(NETWORKS, zero(0)))
+        stack = build_network(plan.recipe, network)
+        initialize(stack, 1)
+        metas = meta_inputs(plan, network, 4)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in stack.parameters():  # a bias of 0 leaves rectifiers at their kink where their input is 0
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    inputs = [
+        torch.randn(meta.shape, generator=generator)
+        if meta.is_floating_point()
+        else torch.zeros(meta.shape, dtype=meta.dtype)
+        for meta in metas
+    ]
+    stack.checkpointing = False
+    return stack.double(), [x.double() if x.is_floating_point() else x for x in inputs]
+
+
+def gradients(stack: LayerStack, inputs: list[Tensor], penalised: bool) -> list[Tensor]:
+    """Of a weighted sum of the outputs, or of the squared norm of its gradient at the first input."""
+    first = inputs[0].requires_grad_()
+    outputs: Any = stack(*inputs)
+    weights = torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype, device=outputs.device).view(outputs.shape)
+    loss = (weights * outputs).sum()
+    if penalised:
+        (grad,) = torch.autograd.grad(loss, first, create_graph=True)
+        loss = grad.square().sum()
+    wanted = [p for p in stack.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)]
+
+
+def _flat(grads: Sequence[Tensor]) -> Tensor:
+    return torch.cat([grad.flatten().double().cpu() for grad in grads])
+
+
+def _move(game: Game) -> Tensor:
+    """How far a game brings every weight, as one vector on rank 0; empty on the others."""
+    states = played(game)
+    gathered = comm.gather_objects([states[0], states[-1]])
+    if gathered is None:
+        return torch.empty(0)
+    before, after = (merge([rank[i] for rank in gathered]) for i in (0, 1))
+    deltas = [
+        (after[entry][name] - value).flatten()
+        for entry, tensors in sorted(before.items())
+        for name, value in sorted(tensors.items())
+        if name.endswith("weight")
+    ]
+    return torch.cat(deltas)
+
+
+def _told(what: str, errors: dict[str, float], bounds: dict[str, float], unit: str) -> Finding:
+    numbers = {name: {"difference": error, "bound": bounds[name]} for name, error in errors.items()}
+    bad = [name for name, error in errors.items() if not error <= bounds[name]]
+    worst = max(errors, key=lambda name: errors[name] / (bounds[name] or 1e-30))
+    if bad:
+        worst = bad[0]
+        others = f" (and {len(bad) - 1} of {len(errors) - 1} others)" if len(bad) > 1 else ""
+        text = f"{worst}{others}: {what} {errors[worst]:.1e} {unit}, over {bounds[worst]:.0e}"
+        return failed(text, REMEDY, numbers, errors[worst])
+    return passed(f"{what} at most {errors[worst]:.1e} {unit}, of {bounds[worst]:.0e}: {worst}", numbers)

@@ -1,0 +1,187 @@
+"""The smallest games that the doctor plays: a tiny recipe of each family, and layouts of it.
+
+The recipe has every kind of layer that BigGAN has. It begins where no tensor is too faint to compare.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
+from bigsgan.models import dcgan, pix2pix
+from bigsgan.models.layers import SelfAttention
+
+
+@torch.no_grad()
+def attend(layer: SelfAttention, generators: Any = None) -> None:
+    """Switch attention on, which begins switched off, its weights without a gradient and so unseen by a comparison."""
+    layer.gamma.fill_(0.7)
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Networks built and initialised in here have no tensor that a few updates would hardly move.
+
+    The published beginnings are of layers with hundreds of channels: in tiny ones weights of 0.02 make a signal too
+    faint for gradients that a comparison sees.
+    """
+    with (
+        mock.patch.object(SelfAttention, "initialize", attend),
+        mock.patch.object(dcgan, "_STD", 0.2),
+        mock.patch.object(pix2pix, "_STD", 0.2),
+    ):
+        yield
+
+
+TINY = """
+out: unset
+seed: 1
+total_nimg: 1000000
+batch: 8
+report_nimg: 1000000
+sample_nimg: 1000000
+checkpoint_nimg: 1000000
+data: {kind: digits, resolution: 16}
+generator: {channels: 2, latent_size: 12, embedding_size: 6, attention: [8]}
+discriminator: {channels: 2, attention: [8]}
+optimizer:
+  generator: {kind: sgd, lr: 0.002}
+  discriminator: {kind: sgd, lr: 0.002}
+ema: {half_life_nimg: 16}
+"""
+
+_R3GAN = "family: r3gan, embedding_size: 6, widths: [8, 8, 4], cardinalities: [4, 2, 2], blocks: [1, 2, 1]"
+# A mapping network learns a hundredth as fast as the other layers unless told otherwise.
+_STYLEGAN2 = "family: stylegan2, mapping_layers: 2, mapping_lr_multiplier: 1.0, channel_base: 64, channel_max: 8"
+
+FAMILIES: dict[str, list[str]] = {
+    "biggan_deep": [
+        "generator={family: biggan_deep, channels: 4, latent_size: 12, embedding_size: 6, attention: [8]}",
+        "discriminator={family: biggan_deep, channels: 4, attention: [8]}",
+    ],
+    "biggan_light": [
+        "generator={channels: 2, latent_size: 12, embedding_size: 6, block: inverted_residual, width: 3, depth: 1}",
+        "discriminator={channels: 2, block: grouped, groups: 2, depth: 2, width: 3}",
+        "objective.loss=non_saturating",  # of hinge, D's bias has no gradient while all logits are within the margin
+        "optimizer.generator.lr=0.006",
+    ],
+    "biggan_unshared": [
+        "generator={channels: 2, latent_size: 12, shared_embedding: false, hierarchical: false, norm_eps: 0.01}",
+        "optimizer.generator.lr=0.02",
+    ],
+    "dcgan_light": [
+        "generator={family: dcgan, latent_size: 12, channels: 4, block: depthwise_separable}",
+        "discriminator={family: dcgan, channels: 4, block: inverted_residual, norm: spectral}",
+        "optimizer.generator.lr=0.1",
+        "optimizer.discriminator.lr=0.05",
+    ],
+    "r3gan": [
+        f"generator={{latent_size: 12, {_R3GAN}}}",
+        f"discriminator={{{_R3GAN}}}",
+        "objective={loss: relativistic, r2: {weight: 0.1, every: 2}}",
+        # Blocks begin as the identity, and the classes' embedding of D is small: the first updates have far to go.
+        "optimizer.generator.lr=1",
+        "optimizer.discriminator.lr=1",
+    ],
+    "dcgan": [
+        "generator={family: dcgan, latent_size: 12, channels: 4, embedding_size: 4}",
+        "discriminator={family: dcgan, channels: 4}",
+    ],
+    "dcgan_spectral": [
+        "data.num_classes=0",
+        "generator={family: dcgan, latent_size: 12, channels: 4}",
+        "discriminator={family: dcgan, channels: 4, norm: spectral}",
+        "optimizer.generator.lr=0.006",
+    ],
+    "mlp": [
+        "generator={family: mlp, latent_size: 12, width: 16, depth: 2}",
+        "discriminator={family: mlp, width: 16, depth: 2}",
+        "optimizer.generator.lr=0.006",
+    ],
+    "stylegan2": [
+        f"generator={{latent_size: 8, w_size: 8, {_STYLEGAN2}}}",
+        f"discriminator={{{_STYLEGAN2}, mbstd_group: 2}}",
+        "optimizer.generator.lr=0.04",
+        "optimizer.discriminator.lr=0.02",
+    ],
+    "stylegan2_path_length": [
+        f"generator={{latent_size: 8, w_size: 8, {_STYLEGAN2}}}",
+        f"discriminator={{{_STYLEGAN2}, mbstd_group: 2}}",
+        "objective={loss: non_saturating, path_length: {weight: 0.1, every: 2, decay: 0.5}}",
+        "optimizer.generator.lr=0.08",
+        "optimizer.discriminator.lr=0.02",
+    ],
+    "stylegan2_architectures": [  # that is, others than the published ones
+        f"generator={{latent_size: 8, w_size: 8, architecture: resnet, {_STYLEGAN2}}}",
+        f"discriminator={{{_STYLEGAN2}, architecture: skip, mbstd_group: 2}}",
+        "optimizer.generator.lr=0.04",
+        "optimizer.discriminator.lr=0.02",
+    ],
+    "pix2pix": [
+        "data={kind: synthetic_pairs, resolution: 64, num_images: 64, num_classes: 0, image_channels: 3}",
+        "data.crop_from=72",
+        "generator={family: pix2pix, channels: 2}",  # six levels, with dropout in one
+        "discriminator={family: pix2pix, channels: 4, depth: 2}",
+        "objective={loss: non_saturating, l1: 10, reuse_fakes: true}",
+        "optimizer.generator.lr=0.2",
+    ],
+    "pix2pix_resnet": [
+        "data={kind: synthetic_pairs, resolution: 16, num_images: 64, num_classes: 0, image_channels: 3}",
+        "generator={family: pix2pix, architecture: resnet, channels: 2, num_blocks: 2}",
+        "discriminator={family: pix2pix, architecture: pixels, channels: 4}",
+        "objective={loss: least_squares, l1: 1, reuse_fakes: true}",
+        "optimizer.generator.lr=0.04",
+    ],
+    "pix2pix_features": [
+        "data={kind: synthetic_pairs, resolution: 32, num_images: 64, num_classes: 0, image_channels: 3}",
+        "generator={family: pix2pix, channels: 4}",
+        "discriminator={family: pix2pix, channels: 4, depth: 2}",
+        "objective={loss: non_saturating, feature_matching: 3, reuse_fakes: true}",
+        "optimizer.generator.lr=0.1",
+    ],
+}
+"""Overrides that turn the tiny recipe into another family's."""
+
+
+def tiny_recipe(directory: Path, *overrides: str) -> Recipe:
+    """The tiny recipe with overrides; its file and its ``out`` are below ``directory``."""
+    path = directory / "tiny.yaml"
+    path.write_text(TINY)
+    return load_recipe(path, [f"out={directory / 'run'}", *overrides])
+
+
+def tiny_plan(
+    directory: Path, world_size: int, overrides: list[str], ds: dict[str, Any], recipe: Path | None = None
+) -> RunPlan:
+    """Plan of a run, tiny unless a recipe is given, whose networks use the DeepSpeed contents ``ds[network]``."""
+    files = []
+    for network, content in ds.items():
+        path = directory / f"{network}.json"
+        path.write_text(json.dumps(content))
+        files.append(f"engines.{network}.ds_config={path}")
+    if recipe is not None:
+        return plan_run(load_recipe(recipe, [f"out={directory / 'run'}", *files, *overrides]), world_size)
+    return plan_run(tiny_recipe(directory, *files, *overrides), world_size)
+
+
+def zero(stage: int, **extra: Any) -> dict[str, Any]:
+    """DeepSpeed contents of a ZeRO stage; at stage 3 small parameters are sharded too."""
+    section: dict[str, Any] = {"stage": stage}
+    if stage == 3:
+        section["stage3_param_persistence_threshold"] = 0
+    return {"zero_optimization": {**section, **extra.pop("zero", {})}, **extra}
+
+
+def both(stage: int, **extra: Any) -> dict[str, Any]:
+    """``zero`` for each network."""
+    return {"generator": zero(stage, **extra), "discriminator": zero(stage, **extra)}
+
+
+def stages(generator: int, discriminator: int) -> list[str]:
+    """Options that divide the networks into so many pipeline stages."""
+    return [f"engines.generator.pipeline_stages={generator}", f"engines.discriminator.pipeline_stages={discriminator}"]

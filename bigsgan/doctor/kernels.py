@@ -1,0 +1,226 @@
+"""Checks of fused and Triton kernels against torch's own operations, once and twice differentiated.
+
+Shapes: N samples, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
+from bigsgan.doctor.arithmetic import REMEDY
+from bigsgan.doctor.checks import Finding, Subject, failed, passed
+from bigsgan.models import fir, fused, noise
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
+from bigsgan.models.stylegan2_layers import rectify_biased
+from bigsgan.runtime import comm
+from bigsgan.runtime.tf32 import tf32
+
+UNEVEN = torch.tensor([[1.0, 2.0, 5.0, 4.0], [0.0, 1.0, 2.0, 3.0], [7.0, 1.0, 0.0, 2.0], [3.0, 1.0, 4.0, 1.0]]) / 8
+"""No symmetry hides which way round it lies; every type holds it exactly."""
+
+FILTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "image of G": fir.upsample,
+    "convolution of G": lambda x, taps: fir.blur(x, taps, padding=1, gain=4.0),
+    "skip of D": fir.downsample,
+    "convolution of D": lambda x, taps: fir.blur(x, taps, padding=2),
+    "most padding": lambda x, taps: fir.blur(x, taps, padding=3),
+}
+"""All that StyleGAN2 does, and more padding than it uses."""
+
+LAYOUTS = ("contiguous", "channels_last", "strided")
+
+ROUNDING = {torch.float64: 2.0**-49, torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""Relative: half a step of the half types, which are rounded once, and a few of those that sums are computed in."""
+
+LIMIT = 1.01
+"""bf16 and fp16 round it down: what is compared with the limit has to be rounded too."""
+
+SHAPES = [(3, 16, 33, 129), (2, 3, 5, 7), (2, 2, 2, 2), (1, 1, 3, 2), (1, 70, 9, 70)]
+
+CELLS = [
+    (dtype, shape, layout)
+    for dtype in ROUNDING
+    for shape in (SHAPES if dtype == torch.float32 else SHAPES[:1])
+    for layout in LAYOUTS
+]
+
+NETWORKS: dict[str, tuple[float, dict[str, Any]]] = {
+    "float64": (1e-10, {}),
+    "fp16 above": (0.02, {"half_resolutions": 1, "half_type": "fp16"}),
+    "bf16 above": (0.2, {"half_resolutions": 1, "half_type": "bf16"}),
+}
+"""Largest difference in units of the norm, and sections; second derivatives in bf16 are 20 % off by themselves."""
+
+DRAWN = (2, 1031, 2**21 + 1)
+CLOSE = 1e-6
+"""Of normal numbers, relative and absolute: a rounding or two. Uniform ones have the same bits."""
+
+
+def feature_maps(subject: Subject) -> Finding:
+    """Filters and rectifiers in every type and layout, and whole networks that use them."""
+    device, excesses = str(comm.device()), {}
+    with tf32(allowed=False):
+        for dtype, shape, layout in CELLS:
+            cell = f"{str(dtype).removeprefix('torch.')} {shape} {layout}"
+            for name in FILTERS:
+                excesses[f"filter, {name}, {cell}"] = filter_excess(name, shape, layout, dtype, device)
+            for limit in (None, LIMIT):
+                excesses[f"rectifier, limit {limit}, {cell}"] = rectifier_excess(limit, shape, layout, dtype, device)
+        for name, (tolerance, _) in NETWORKS.items():
+            excesses[f"StyleGAN2, {name}"] = network_error(name, device) / tolerance
+    return _told("kernels of feature maps", excesses)
+
+
+def random_numbers(subject: Subject) -> Finding:
+    """Numbers drawn on the device against those drawn on a CPU: uniform ones bit for bit."""
+    excesses = {f"{kind}, {num:,}": draw_excess(kind, num) for kind in ("uniform", "normal") for num in DRAWN}
+    return _told("kernels of random numbers", excesses)
+
+
+def draw_excess(kind: str, num: int) -> float:
+    """Largest difference of numbers drawn on the device, in units of what is allowed; infinite for other bits."""
+    seeds, streams = torch.tensor([0, 3, 2**62 + 12345, 2**63 - 1]), range(2**32, 2**32 + 3)
+    if not fused.used_for(seeds.to(comm.device()), fused.DRAWS):
+        return float("inf")
+    drawn, plain = noise.draw(seeds.to(comm.device()), streams, num, kind).cpu(), noise.draw(seeds, streams, num, kind)
+    if kind == "normal":
+        return float(((drawn - plain).abs() / (CLOSE + CLOSE * plain.abs())).max())
+    return 0.0 if torch.equal(drawn, plain) else float("inf")
+
+
+@contextmanager
+def choosing(kernels: bool, subject: str = fused.MAPS) -> Iterator[None]:
+    """Kernels or torch's operations for a subject; torch's for the others, as their last bits differ."""
+
+    def obstacle(device: torch.device, dtype: torch.dtype, asked: str) -> str | None:
+        return None if kernels and asked == subject else "a check wants it so"
+
+    with mock.patch.object(fused, "obstacle", obstacle):
+        yield
+
+
+def coarse(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Eighths: every type holds them and their sums exactly, and none of these is near LIMIT but at 1."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-30, 31, shape, generator=generator).double() / 8
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    """The same values in another order of the memory."""
+    if layout == "channels_last":
+        return x.contiguous(memory_format=torch.channels_last)
+    return x.transpose(2, 3).contiguous().transpose(2, 3) if layout == "strided" else x
+
+
+def orders(function: Callable[..., Tensor], inputs: list[Tensor], layout: str) -> list[Tensor]:
+    """Value, gradients by the inputs, and the second backward pass: those gradients' own gradient."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    y = function(laid_out(leaves[0], layout), *leaves[1:])
+    v = laid_out(coarse(tuple(y.shape), 1).to(y), layout).requires_grad_()
+    firsts = torch.autograd.grad(y, leaves, v, create_graph=True)
+    directions = [coarse(tuple(g.shape), 2 + i).to(g) for i, g in enumerate(firsts)]
+    (second,) = torch.autograd.grad(firsts, v, directions)
+    return [y.detach(), *(g.detach() for g in firsts), second]
+
+
+def excess(function: Callable[..., Tensor], inputs: list[Tensor], layout: str, dtype: torch.dtype) -> float:
+    """Largest difference of all orders by kernels in ``dtype`` from torch's operations in float64.
+
+    It is in units of what rounding allows, and infinite for another type or where there is nothing to compare.
+    """
+    with choosing(kernels=True):
+        found = orders(function, [x.to(dtype) for x in inputs], layout)
+    with choosing(kernels=False):
+        expected = orders(function, inputs, "contiguous")
+    # Triton's interpreter does not round to bf16 but cuts off (seen in 3.9).
+    rounding = ROUNDING[dtype] * (2 if dtype == torch.bfloat16 and inputs[0].is_cpu else 1)
+    in_sums = ROUNDING[torch.promote_types(dtype, torch.float32)]
+    worst = 0.0
+    for kernel, plain in zip(found, expected, strict=True):
+        if kernel.dtype != dtype or not plain.any():
+            return float("inf")
+        # A bias's gradient is a sum of rounded numbers, those of x's gradient.
+        rounded = expected[1].abs().sum(dim=(0, 2, 3)) if plain.dim() == 1 else plain.abs()
+        allowed = rounding * rounded + in_sums * plain.abs().max()
+        worst = max(worst, float(((kernel - plain).abs() / allowed).nan_to_num(nan=torch.inf).max()))
+    return worst
+
+
+def filter_excess(name: str, shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> float:
+    """``excess`` of a filter of ``FILTERS`` on maps (N, C, H, W)."""
+    taps = UNEVEN.to(device)
+    return excess(lambda x: FILTERS[name](x, taps), [coarse(shape, 0).to(device)], layout, dtype)
+
+
+def rectifier_excess(
+    limit: float | None, shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str
+) -> float:
+    """``excess`` of the rectifier on maps (N, C, H, W)."""
+    inputs = [coarse(shape, 0).to(device), coarse(shape[1:2], 9).to(device)]
+
+    def function(x: Tensor, bias: Tensor) -> Tensor:
+        return rectify_biased(1 * x, bias, limit)  # which may overwrite its input
+
+    return excess(function, inputs, layout, dtype)
+
+
+def networks(device: str, **section: Any) -> tuple[LayerStack, LayerStack]:
+    """A tiny pair in float64, with residual connections, classes and every kind of layer."""
+    sizes: dict[str, Any] = {"channel_base": 64, "channel_max": 6, "mapping_layers": 1, **section}
+    g = generator_layers(StyleGAN2Generator(latent_size=4, w_size=5, style_mixing=0, **sizes), 8, 3, 2)
+    d = discriminator_layers(StyleGAN2Discriminator(mbstd_group=2, **sizes), 8, 3, 2)
+    made = []
+    for network in (LayerStack(g), LayerStack(d)):
+        initialize(network, 0)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                if name.endswith(("bias", "noise_strength")):  # which begin at 0
+                    parameter.add_(torch.randn(parameter.shape, generator=generator))
+        made.append(network.double().to(device))
+    return made[0], made[1]
+
+
+def penalised(g: LayerStack, d: LayerStack, device: str) -> list[Tensor]:
+    """Images, logits, and the parameters' gradients by a loss with the penalties that differentiate twice."""
+    generator = torch.Generator().manual_seed(1)
+    latents = torch.randn(2, 4, generator=generator, dtype=torch.float64).to(device)
+    labels, seeds = torch.tensor([0, 1], device=device), torch.tensor([5, 6], device=device)
+    ws, seeds = g.part(0, 1).fold(latents, labels, seeds)
+    images = g.part(1, len(g.layers))(ws, seeds)
+    logits = d(images, labels)
+    (paths,) = torch.autograd.grad(images.square().sum(), ws, create_graph=True)
+    (r1,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
+    parameters = [*g.parameters(), *d.parameters()]
+    loss = logits.sum() + 0.1 * paths.square().sum().sqrt() + 10 * r1.square().sum()
+    grads = torch.autograd.grad(loss, parameters)
+    return [images.detach(), logits.detach(), torch.cat([grad.flatten() for grad in grads])]
+
+
+def network_error(name: str, device: str) -> float:
+    """Largest relative norm of the difference that kernels make to what a network of ``NETWORKS`` computes."""
+    found = []
+    for kernels in (True, False):
+        with choosing(kernels):
+            found.append(penalised(*networks(device, **NETWORKS[name][1]), device))
+    errors = [float((kernel - plain).norm() / plain.norm()) for kernel, plain in zip(*found, strict=True)]
+    return max(error if error == error else float("inf") for error in errors)
+
+
+def _told(what: str, excesses: dict[str, float]) -> Finding:
+    numbers = {name: {"difference_in_bounds": each, "bound": 1.0} for name, each in excesses.items()}
+    bad = [name for name, each in excesses.items() if not each <= 1]
+    if bad:
+        others = f" (and {len(bad) - 1} of {len(excesses) - 1} others)" if len(bad) > 1 else ""
+        text = f"{bad[0]}{others}: {what} differ from torch's operations by {excesses[bad[0]]:.2g} times the bound"
+        return failed(text, REMEDY, numbers, len(bad))
+    worst = max(excesses, key=lambda name: excesses[name])
+    return passed(f"{len(excesses)} {what} within {excesses[worst]:.2f} of their bounds: {worst}", numbers)

@@ -1,0 +1,313 @@
+"""The reference: plain PyTorch in one process, with no engine, no seam and no concatenation.
+
+G's gradient comes from backpropagating through D(G(z)); real and fake go through D one after the other; losses and
+penalties are written out. What it shares with the product is the layers, whose own tests are against torch's, and the
+draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from bigsgan.adversarial import LatentSource, SampleDraws
+from bigsgan.config import Recipe
+from bigsgan.data import RealImages, Slice, build_training_dataset
+from bigsgan.doctor.games import awake
+from bigsgan.draws import Draws
+from bigsgan.models import noise
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import moving_state
+from bigsgan.models.network import initialize
+
+
+def build_networks(recipe: Recipe) -> tuple[Any, Any]:
+    """G and D as a run of this recipe begins with them, on the CPU."""
+    with awake():
+        networks = build_network(recipe, "generator"), build_network(recipe, "discriminator")
+        for network, seed in zip(networks, (recipe.seed, recipe.seed + 2**32), strict=True):
+            network.checkpointing = False
+            for layer in network.spectral_layers():
+                layer.orthogonal = 0.0  # added below, from its definition
+            initialize(network, seed)
+    return networks
+
+
+LOSSES = {
+    "hinge": (lambda r, f: F.relu(1 - r).mean() + F.relu(1 + f).mean(), lambda r, f: -f.mean()),
+    "non_saturating": (lambda r, f: (-F.logsigmoid(r) - F.logsigmoid(-f)).mean(), lambda r, f: -F.logsigmoid(f).mean()),
+    "least_squares": (lambda r, f: ((r - 1) ** 2 + f**2).mean() / 2, lambda r, f: ((f - 1) ** 2).mean() / 2),
+    "wasserstein": (lambda r, f: (f - r).mean(), lambda r, f: -f.mean()),
+    "relativistic": (lambda r, f: -F.logsigmoid(r - f).mean(), lambda r, f: -F.logsigmoid(f - r).mean()),
+}
+
+
+def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
+    """torch's own optimizer of a network."""
+    if section.kind == "sgd":
+        return torch.optim.SGD(network.parameters(), section.lr)
+    return torch.optim.Adam(network.parameters(), section.lr, tuple(section.betas), section.eps)
+
+
+def moved(start: float, end: float, nimg: int, over: int) -> float:
+    """From start to end while the angle of a cosine goes from 0 to 180 degrees over that many images."""
+    return start + (end - start) * (1 - math.cos(math.radians(180 * min(nimg, over) / over))) / 2
+
+
+class Reference:
+    """Runs updates and holds the networks, the average and the last gradients."""
+
+    def __init__(self, recipe: Recipe, device: torch.device | None = None) -> None:
+        """Begin as a run of this recipe does, on a device, or the CPU."""
+        self.recipe, self.device = recipe, device or torch.device("cpu")
+        self.d_loss, self.g_loss = LOSSES[recipe.objective.loss]
+        self.g, self.d = (network.to(self.device) for network in build_networks(recipe))
+        self.opt_g = make_optimizer(recipe.optimizer.generator, self.g)
+        self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
+        self.seen: list[Any] = []
+        self.anchors: list[Any] | None = None
+        self.signs: list[Any] = []
+        self.lengths: list[Any] = []
+        self.mean_length: Any = 0.0
+        self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
+        self.phases: dict[tuple[int, int], Any] = {}
+        draws = Draws(recipe.seed)
+        self.draws = SampleDraws(draws, self.device)
+        self.source = LatentSource(self.draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
+        self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in ("generator", "discriminator")}
+        self.reals = RealImages(
+            build_training_dataset(recipe.data), recipe.data, draws, self.parts["discriminator"], self.device
+        )
+
+    def _forward(self, network, moving, *inputs):
+        with moving_state(network.stateful_layers(), moving):
+            return network(*inputs)
+
+    def _generator_inputs(self, stream, counters, part):
+        if not self.recipe.data.paired:
+            inputs = self.source.phase(stream, counters, part)
+            return [inputs(j) for j in range(part.accumulation)]
+        seeds = [self.draws.seeds(f"{stream}/seed", counters, part.positions(j)) for j in range(part.accumulation)]
+        first = self.recipe.data.input_channels
+        return [(x[:, :first], y, seed) for (x, y), seed in zip(self.last_reals, seeds, strict=True)]
+
+    def _targets(self, x):
+        return x[:, self.recipe.data.input_channels :] if self.recipe.data.paired else x
+
+    def _conditions(self, labels, inputs, seeds):
+        return (labels, inputs[0]) if self.recipe.data.paired else (labels, *seeds)
+
+    def _seeds(self, stream, counters, part, j):
+        return [self.draws.seeds(f"augment/{stream}", counters, part.positions(j))] if self.recipe.augmentation else []
+
+    def _learn_from_logits(self):
+        real, fake = (torch.cat(logits) for logits in zip(*self.seen, strict=True))
+        self.seen = []
+        if lecam := self.recipe.objective.lecam:
+            means = [real.mean(), fake.mean()]
+            pairs = zip(self.anchors or means, means, strict=True)
+            self.anchors = [lecam.decay * old + (1 - lecam.decay) * new for old, new in pairs]
+        augmentation = self.recipe.augmentation
+        if augmentation and augmentation.target is not None:
+            self.signs.append(real.sign())
+            if len(self.signs) == augmentation.interval:
+                direction = torch.sign(torch.cat(self.signs).mean() - augmentation.target)
+                step = self.recipe.batch * augmentation.interval / augmentation.ramp_nimg * direction
+                self.d.layers["-1"].p.add_(step).clamp_(min=0)
+                self.signs = []
+
+    def _penalty(self, section, weight, x, y, logits, noise):
+        if section.form == "exact":
+            (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
+            return weight / 2 * g.square().sum((1, 2, 3)).mean()
+        perturbed = self._forward(self.d, False, x + section.sigma * noise, *y)
+        slopes = (perturbed - logits) / section.sigma
+        if section.antithetic:
+            slopes = (perturbed - self._forward(self.d, False, x - section.sigma * noise, *y)) / (2 * section.sigma)
+        slopes = slopes.view(len(x), -1).sum(1)
+        return weight / 2 * (slopes**2).mean()
+
+    def _features(self, h):
+        found = []
+        for layer in list(self.d.layers.values())[:-1]:
+            h = layer(*h)
+            found.append(h[0])
+        return found
+
+    def _path_length(self, inputs):
+        styles, seeds = self.g.layers["0"](*inputs)
+        section: Any = self.recipe.objective.path_length
+        h = styles, seeds
+        for layer in list(self.g.layers.values())[1:]:
+            h = layer(*h)
+        y = noise.normal(inputs[2], 2**32, tuple(h[0].shape[1:]))
+        (g,) = torch.autograd.grad((h[0] * y).sum() / h[0].shape[-1], styles, create_graph=True)
+        lengths = g.pow(2).sum(-1).mean(-1).sqrt()[:: section.batch_shrink]
+        self.lengths.append(lengths.detach())
+        self.moved_length = (1 - section.decay) * self.mean_length + section.decay * torch.cat(self.lengths).mean()
+        return (lengths - self.moved_length).square().mean()
+
+    def _penalty_weight(self, section, nimg):
+        if section.final_weight is None:
+            return section.weight
+        return moved(section.weight, section.final_weight, nimg, section.decay_nimg or self.recipe.total_nimg)
+
+    def _set_rates(self, optimizer, section, nimg):
+        if section.decay == "cosine":
+            end, group = section.decay_nimg or self.recipe.total_nimg, optimizer.param_groups[0]
+            group["lr"] = moved(section.lr, section.final_lr, nimg, end)
+            if section.final_beta2 is not None:
+                group["betas"] = (section.betas[0], moved(section.betas[1], section.final_beta2, nimg, end))
+
+    def _d_step(self, update, d_step):
+        section, part = self.recipe.objective, self.parts["discriminator"]
+        if (update, d_step) not in self.phases:
+            self.phases[update, d_step] = self.reals.next_phase()
+        reals = self.last_reals = self.phases[update, d_step]
+        latents = self.last_latents = self._generator_inputs("discriminator", (update, d_step), part)
+        phase = update * section.d_steps + d_step
+        for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
+            real, fake = (self._seeds(f"discriminator/{kind}", (update, d_step), part, j) for kind in ("real", "fake"))
+            x, y, c = self._targets(x), self._conditions(y, inputs, real), self._conditions(inputs[1], inputs, fake)
+            # Where G's update takes the same images, its own forward pass is the one that moves G's state.
+            moving = section.reuse_fakes and d_step == section.d_steps - 1 and j == 0
+            with torch.no_grad():
+                fake = self._forward(self.g, moving, *inputs)
+            x.requires_grad_(), fake.requires_grad_()
+            # The first of these forward passes moves the power iteration; the others must find it moved.
+            logits_real = self._forward(self.d, j == 0, x, *y)
+            logits_fake = self._forward(self.d, False, fake, *c)
+            loss = self.d_loss(logits_real, logits_fake)
+            for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):
+                penalty = getattr(section, name)
+                if penalty and phase % penalty.every == 0:
+                    noise = None
+                    if penalty.form != "exact":
+                        noise = self.draws.normal(name, (update, d_step), part.positions(j), images.shape[1:])
+                    weight = self._penalty_weight(penalty, update * self.recipe.batch)
+                    loss = loss + penalty.every * self._penalty(penalty, weight, images, labels, logits, noise)
+            if section.gradient_penalty:
+                share = self.draws.uniform("gradient_penalty", (update, d_step), part.positions(j), (1, 1, 1))
+                between = (share * x + (1 - share) * fake).detach().requires_grad_()
+                (g,) = torch.autograd.grad(self._forward(self.d, False, between, *y).sum(), between, create_graph=True)
+                loss = loss + section.gradient_penalty.weight * (g.flatten(1).norm(dim=1) - 1).square().mean()
+            if section.lecam and self.anchors:
+                a_real, a_fake = self.anchors
+                far = F.relu(logits_real - a_fake).square().mean() + F.relu(a_real - logits_fake).square().mean()
+                loss = loss + section.lecam.weight * far
+            self.seen.append((logits_real.detach(), logits_fake.detach()))
+            (loss / part.accumulation).backward()
+        self._finish(self.d, self.opt_d, section.orthogonal.discriminator)
+
+    def _g_step(self, update):
+        part = self.parts["generator"]
+        latents = self.last_latents
+        if not self.recipe.objective.reuse_fakes:
+            latents = self._generator_inputs("generator", (update,), part)
+        for j, inputs in enumerate(latents):
+            seeds = {kind: self._seeds(f"generator/{kind}", (update,), part, j) for kind in ("real", "fake")}
+            moving = j == 0 and not self.recipe.objective.reuse_fakes
+            images, c = self._forward(self.g, moving, *inputs), self._conditions(inputs[1], inputs, seeds["fake"])
+            x, y = self.last_reals[j]
+            real = None
+            if self.recipe.objective.loss == "relativistic":
+                real = self._forward(self.d, False, self._targets(x), *self._conditions(y, inputs, seeds["real"]))
+            loss = self.g_loss(real, self._forward(self.d, False, images, *c))
+            if self.recipe.objective.l1:
+                loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
+            if self.recipe.objective.feature_matching:
+                targets = self._targets(x), *self._conditions(y, inputs, seeds["real"])
+                pairs = zip(self._features(targets), self._features((images, *c)), strict=True)
+                distances = [F.l1_loss(ours, theirs.detach()) for theirs, ours in pairs]
+                loss = loss + self.recipe.objective.feature_matching * sum(distances) / len(distances)
+            path_length = self.recipe.objective.path_length
+            if path_length and update % path_length.every == 0:
+                loss = loss + path_length.every * path_length.weight * self._path_length(inputs)
+            (loss / part.accumulation).backward()
+        self.opt_d.zero_grad()
+        if self.lengths:
+            self.mean_length, self.lengths = self.moved_length, []
+        self._finish(self.g, self.opt_g, self.recipe.objective.orthogonal.generator)
+
+    def _finish(self, network, optimizer, orthogonal):
+        if orthogonal:
+            for layer in network.spectral_layers():
+                w = layer.weight.flatten(1)
+                off = (w @ w.T) * (1 - torch.eye(len(w), device=w.device))
+                (orthogonal * off.square().sum()).backward()
+        self.grads = {n: p.grad.clone() for n, p in network.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def update(self, update: int) -> Reference:
+        """Make the update of this number."""
+        batch, ema = self.recipe.batch, self.recipe.ema
+        self._set_rates(self.opt_g, self.recipe.optimizer.generator, update * batch)
+        self._set_rates(self.opt_d, self.recipe.optimizer.discriminator, update * batch)
+        for d_step in range(self.recipe.objective.d_steps):
+            self._d_step(update, d_step)
+        self.d_grads = self.grads
+        self._g_step(update)
+        self._learn_from_logits()
+        self.g_grads = self.grads
+        half_life: float = ema.half_life_nimg
+        if ema.warmup_nimg:
+            half_life = moved(0, half_life, update * batch, ema.warmup_nimg)
+        decay = 0.5 ** (batch / half_life) if half_life else 0
+        for name, value in self.g.state_dict().items():
+            is_parameter = name in dict(self.g.named_parameters())
+            self.average[name] = decay * self.average[name] + (1 - decay) * value if is_parameter else value.clone()
+        return self
+
+    def result(self) -> dict[str, dict[str, torch.Tensor]]:
+        """State of generator, discriminator and average: entry -> name -> tensor."""
+        return {
+            "generator": dict(self.g.state_dict()), "discriminator": dict(self.d.state_dict()), "average": self.average
+        }  # fmt: skip
+
+    def memory(self) -> Any:
+        """What an update leaves to the next beside ``result``."""
+        own = self.seen, self.anchors, self.signs, self.lengths, self.mean_length
+        return copy.deepcopy((own, self.opt_g.state_dict(), self.opt_d.state_dict()))
+
+    def go_back(self, state: Any, memory: Any) -> None:
+        """Begin from a state such as ``result`` gives, in any shapes, and from what ``memory`` gave."""
+        own, of_g, of_d = copy.deepcopy(memory)
+        self.seen, self.anchors, self.signs, self.lengths, self.mean_length = own
+        for optimizer, saved in ((self.opt_g, of_g), (self.opt_d, of_d)):
+            optimizer.load_state_dict(saved)
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for entry, tensors in self.result().items():
+                for name, value in tensors.items():
+                    value.copy_(state[entry][name].view(value.shape))
+
+
+def run_reference(recipe: Recipe, num_updates: int) -> dict[str, dict[str, torch.Tensor]]:
+    """State of generator, discriminator and average after some updates, each name -> tensor."""
+    reference = Reference(recipe)
+    with contextlib.closing(reference.reals):
+        for update in range(num_updates):
+            reference.update(update)
+    return reference.result()
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """'Same' of the design: |a - b| / max(|b|, 1e-3 sqrt(n)) per tensor."""
+    a, b = a.double().flatten(), b.double().flatten()
+    return float((a - b).norm() / max(float(b.norm()), 1e-3 * b.numel() ** 0.5))
+
+
+def worst(result: Any, expected: Any) -> tuple[float, str]:
+    """Largest distance over all tensors, and where; names have to be the same."""
+    assert result.keys() == expected.keys()
+    found = []
+    for entry, tensors in expected.items():
+        assert result[entry].keys() == tensors.keys(), entry
+        found += [(distance(result[entry][name], value), f"{entry}.{name}") for name, value in tensors.items()]
+    return max(found)

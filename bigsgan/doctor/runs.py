@@ -1,0 +1,198 @@
+"""Tiny runs that the doctor makes on the ranks, as `bigsgan train` puts them together, and their whole state."""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from bigsgan.checkpoint import Checkpoint
+from bigsgan.config import Recipe
+from bigsgan.doctor.games import awake, tiny_plan, tiny_recipe, zero
+from bigsgan.doctor.smooth import smooth
+from bigsgan.engines import Shard
+from bigsgan.engines.deepspeed.leftovers import leaving_nothing
+from bigsgan.monitor import RankLog, reporter
+from bigsgan.monitor.progress import Progress
+from bigsgan.runtime import comm
+from bigsgan.runtime.tf32 import tf32
+from bigsgan.train import build_run
+from bigsgan.training.loop import Run
+from bigsgan.training.power import power_kind
+from bigsgan.training.schedules import scheduled
+from bigsgan.training.start import Start
+
+SEED = 2
+
+
+class DifferError(Exception):
+    """What should be the same is not, or not on all ranks."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """A tiny run.
+
+    Attributes:
+        name: As it is told.
+        overrides: Of the tiny recipe.
+        ds: DeepSpeed contents by network.
+        num_updates: That are compared.
+    """
+
+    name: str
+    overrides: Sequence[str] = ()
+    ds: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(("generator", "discriminator"), zero(0)))
+    num_updates: int = 1
+
+    def options(self, num_ranks: int) -> list[str]:
+        """Overrides with a batch that these ranks can divide into two micro-batches of pairs."""
+        batch = 4 * num_ranks * -(-8 // (4 * num_ranks))
+        return [f"batch={batch}", *self.overrides, f"seed={SEED}"]
+
+    def recipe(self, directory: Path, num_ranks: int) -> Recipe:
+        """The recipe that it follows on so many ranks; its file is written to ``directory``."""
+        return tiny_recipe(directory, *self.options(num_ranks))
+
+
+@contextmanager
+def exact(is_smooth: bool = True) -> Iterator[None]:
+    """In here float32 is float32, no tensor begins too faint to compare, and networks have no kinks if asked so.
+
+    A thread is enough for tiny networks; several get in the way of other processes.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tf32(allowed=False), awake(), smooth() if is_smooth else nullcontext():
+            yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """In here the log has errors alone: remarks about a tiny run help nobody."""
+    log = logging.getLogger("bigsgan")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@contextmanager
+def running(game: Game, found: Checkpoint | None = None) -> Iterator[Run]:
+    """Build a game's run, from a checkpoint if one is given; nothing of it is left behind. Every rank calls this."""
+    silent = functools.partial(Progress, stream=io.StringIO())
+    with leaving_nothing(), _quiet(), tempfile.TemporaryDirectory(prefix="bigsgan-doctor-") as name:
+        directory = Path(name)
+        plan = tiny_plan(directory, comm.world_size(), game.options(comm.world_size()), dict(game.ds))
+        with mock.patch.object(reporter, "Progress", silent):  # the terminal is the report's
+            run = build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), lambda text: None))
+        try:
+            yield run
+        finally:
+            run.close()
+            run.step.generator.destroy()
+            run.step.discriminator.destroy()
+
+
+def update(run: Run, num_updates: int = 1) -> None:
+    """Make updates as the training loop does, without its reports."""
+    for _ in range(num_updates):
+        run.step(run.counters.update, scheduled(run.recipe, run.counters.nimg))
+        run.count_update()
+
+
+def played(game: Game) -> list[dict[str, Any]]:
+    """Play a game: this rank's ``local_state`` before the first and after each update. Every rank calls this."""
+    with running(game) as run:
+        states = [snapshot(run)]
+        for _ in range(game.num_updates):
+            update(run)
+            states.append(snapshot(run))
+        return [on_host(state) for state in states]
+
+
+def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
+    """What lies in shards on this rank: entry, kind, shard, tensor."""
+    for entry in ("generator", "discriminator"):
+        for shard in getattr(run.step, entry).shards():
+            yield entry, "master", shard, shard.master
+            for kind, value in shard.optimizer_state.items():
+                if kind != "step" and torch.is_tensor(value):
+                    yield entry, kind, shard, value.flatten()
+    for shard, values in zip(run.step.generator.shards(), run.ema.shards, strict=True):
+        yield "average", "master", shard, values
+    for width, averages in run.ema.power.shards.items():
+        for shard, values in zip(run.step.generator.shards(), averages, strict=True):
+            yield "average", power_kind(width), shard, values
+
+
+def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
+    """Buffers on this rank, by entry."""
+    found = {entry: dict(getattr(run.step, entry).network.named_buffers()) for entry in ("generator", "discriminator")}
+    return {**found, "average": run.ema.buffers}
+
+
+def local_state(run: Run) -> dict[str, Any]:
+    """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)]."""
+    return dict(on_host(snapshot(run)))
+
+
+def snapshot(run: Run) -> dict[str, Any]:
+    """What ``local_state`` gives, where it lies: nothing here waits for a device."""
+    result: dict[str, Any] = {
+        entry: {name: buffer.clone() for name, buffer in named.items()} for entry, named in buffers(run).items()
+    }
+    for entry, kind, shard, tensor in flat_tensors(run):
+        for piece in shard.pieces if kind == "master" else ():
+            values = tensor[piece.start : piece.start + piece.numel]
+            result[entry].setdefault(piece.name, []).append((piece.offset, values.clone()))
+    return result
+
+
+def on_host(tensors: Any) -> Any:
+    """The same with numpy's arrays for tensors."""
+    if isinstance(tensors, dict):
+        return {name: on_host(value) for name, value in tensors.items()}
+    if isinstance(tensors, list):
+        return [(offset, on_host(values)) for offset, values in tensors]
+    return tensors.cpu().numpy()
+
+
+def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+    """Whole tensors from all ranks' ``local_state``.
+
+    Raises:
+        DifferError: Of a buffer, or of elements that several ranks hold, the bits differ.
+    """
+    merged: dict[str, dict[str, torch.Tensor]] = {}
+    for entry in states[0]:
+        merged[entry] = {}
+        for name in {name for state in states for name in state[entry]}:
+            parts = [(rank, state[entry][name]) for rank, state in enumerate(states) if name in state[entry]]
+            if isinstance(parts[0][1], np.ndarray):
+                parts = [(rank, [(0, values)]) for rank, values in parts]
+                merged[entry][name] = torch.from_numpy(parts[0][1][0][1])
+            pieces: dict[int, tuple[int, np.ndarray]] = {}
+            for rank, part in parts:
+                for offset, values in part:
+                    first, own = pieces.setdefault(offset, (rank, values))
+                    if own.shape != values.shape or own.tobytes() != values.tobytes():
+                        raise DifferError(f"{entry}.{name} differs between ranks {first} and {rank}")
+            if name not in merged[entry]:
+                merged[entry][name] = torch.from_numpy(np.concatenate([pieces[offset][1] for offset in sorted(pieces)]))
+    return merged

@@ -1,0 +1,132 @@
+"""Check that a checkpoint is read back as it was, in another layout."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bigsgan import checkpoint
+from bigsgan.config.sections import Checkpoints
+from bigsgan.doctor.checks import Finding, Subject, failed, passed
+from bigsgan.doctor.games import both, stages
+from bigsgan.doctor.runs import Game, exact, running, update
+from bigsgan.runtime import comm
+from bigsgan.training.loop import Run
+
+_ADAM = [  # with and without a first moment
+    "optimizer.generator={kind: adam, lr: 1e-3, betas: [0.5, 0.9]}",
+    "optimizer.discriminator={kind: adam, lr: 1e-3}",
+    "objective.lecam={weight: 0.3, decay: 0.5}",
+]
+
+
+def checkpoints(subject: Subject) -> Finding:
+    """Save at ZeRO 1, read at ZeRO 3, save that, and read it in stages if the ranks allow: the same bits."""
+    layouts: list[tuple[str, list[str], Any]] = [("ZeRO 1", [], both(1)), ("ZeRO 3", [], both(3))]
+    if comm.world_size() % 2 == 0:
+        layouts.append(("stages", stages(2, 2), both(0)))
+    directory = _shared_directory(subject)
+    try:
+        before: dict[str, bytes] = {}
+        found, differs = None, ""
+        told: list[str] = []
+        with exact():
+            for name, options, ds in layouts:
+                with running(Game(name, [*_ADAM, *options], ds), found) as run:
+                    now = _whole(run)
+                    if before and not differs:
+                        differs = _difference(before, now, f"read in layout {name}, saved in {told[-1]}")
+                    update(run)
+                    before = _whole(run)
+                    save(run, directory)
+                told.append(name)
+                comm.barrier()
+                found = checkpoint.newest(directory)
+        damaged = checkpoint.damage(found, comm) if found is not None else "no checkpoint was found"
+        comm.barrier()
+    finally:
+        if comm.rank() == 0:
+            shutil.rmtree(directory, ignore_errors=True)
+    numbers = {"layouts": told, "values": len(before), "differs": differs, "bound": 0}
+    if differs or damaged:
+        remedy = "look at the disk and the file system of `out` (dmesg, fsck); keep no checkpoint of this machine"
+        return failed(differs or str(damaged), remedy, numbers)
+    return passed(f"{len(before)} values are the same bits in {', '.join(told)}", numbers)
+
+
+def _shared_directory(subject: Subject) -> Path:
+    """A new directory where a run would write."""
+    out = subject.out.absolute()
+    parent = next(path for path in (out, *out.parents) if path.is_dir())
+    name = tempfile.mkdtemp(prefix=".doctor-", dir=parent) if comm.rank() == 0 else ""
+    return Path(comm.from_rank_zero(name))
+
+
+def save(run: Run, directory: Path) -> None:
+    """Save one tag; complete when this returns. Every rank calls this.
+
+    Raises:
+        OSError: It could not be written; the log says why.
+    """
+    saver = checkpoint.Saver(directory, comm, Checkpoints())
+    description = checkpoint.Description(run.recipe.model_dump(), run.layout, {})
+    if not (saver.save(run.counters.nimg, run.entries, description) and saver.finish()):
+        raise OSError(f"a checkpoint could not be written to {directory}")
+
+
+def saved_parts(run: Run) -> dict[str, Any]:
+    """What this rank writes into a checkpoint: value -> [(offset, elements)]; and all numbers."""
+    found: dict[str, Any] = {}
+    for name, entry in run.entries.items():
+        for part in entry.parts():
+            if comm.rank() == 0 or not part.everywhere:
+                elements = part.values.detach().cpu().numpy().copy()
+                found.setdefault(f"{name}/{part.kind}/{part.name}", []).append((part.offset, elements))
+    numbers = {f"{name}.{key}": value for name, entry in run.entries.items() for key, value in entry.numbers().items()}
+    return {"parts": found, "numbers": numbers}
+
+
+def whole_values(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Whole values from all ranks' ``saved_parts``.
+
+    Raises:
+        ValueError: An element is missing, or stands twice.
+    """
+    merged = {}
+    for value in {name for rank in by_rank for name in rank["parts"]}:
+        stretches = sorted(
+            (stretch for rank in by_rank for stretch in rank["parts"].get(value, [])), key=lambda stretch: stretch[0]
+        )
+        reached = 0
+        for offset, elements in stretches:
+            if offset != reached:
+                raise ValueError(f"{value}: element {min(offset, reached)} stands twice or is missing")
+            reached += elements.size
+        merged[value] = np.concatenate([elements for _, elements in stretches])
+    return merged
+
+
+def _whole(run: Run) -> dict[str, bytes]:
+    """Bits of all that is saved, by name, on all ranks."""
+    gathered = comm.gather_objects(saved_parts(run))
+    whole: dict[str, bytes] = {}
+    if gathered is not None:
+        whole = {name: values.tobytes() for name, values in whole_values(gathered).items()}
+        whole |= {name: repr(value).encode() for name, value in gathered[0]["numbers"].items()}
+    return dict(comm.from_rank_zero(whole))
+
+
+def _difference(before: Mapping[str, bytes], now: Mapping[str, bytes], where: str) -> str:
+    if before.keys() != now.keys():
+        return f"{sorted(before.keys() ^ now.keys())[0]} is missing: {where}"
+    bad = [name for name in sorted(before) if before[name] != now[name]]
+    if not bad:
+        return ""
+    pairs = zip(before[bad[0]], now[bad[0]], strict=False)
+    bits = sum(bin(a ^ b).count("1") for a, b in pairs)
+    return f"{bad[0]} differs in {bits} bit{'s' if bits > 1 else ''}: {where}"
