@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     """Run checks, and print what they find."""
     os.environ.update(launcher_variables(os.environ))
     directory = None if options.run_directory is None else Path(options.run_directory)
-    checks = chosen(options.only, directory is not None)
+    checks = chosen(options.only, directory is not None, options.list)
     if options.list:
         print(listed(checks))
         return 0

@@ -41,7 +41,7 @@ ROUNDING = [1e-7] * 8 + [3e-7] * 8 + [1e-6] * 16
 
 
 def differences(
-    states: Sequence[Any], recipe: Recipe, device: torch.device | None = None
+    states: Sequence[Any], recipe: Recipe, device: torch.device | None = None, changes: Sequence[float] = ROUNDING
 ) -> Iterator[list[tuple[float, str]]]:
     """For each update ``difference``, and again from changed states until it is no more than allowed.
 
@@ -49,6 +49,7 @@ def differences(
         states: Whole, before the first and after each update.
         recipe: Of the run.
         device: Of the reference.
+        changes: Of the state, by which an update is made again that differs.
 
     Raises:
         DifferError: The run and the reference begin with different states.
@@ -61,7 +62,7 @@ def differences(
             raise DifferError(f"begins {far:.1e} away in {where}")
         for update, (before, after) in enumerate(pairwise(states)):
             memory, shares = plain.memory(), []
-            for change in (0, *ROUNDING):
+            for change in (0, *changes):
                 start = _changed(before, change, generator)
                 plain.go_back(start, memory)
                 shares.append(difference(plain.update(update), start, before, after))

@@ -20,11 +20,11 @@ NEEDS: dict[Need, str] = {
     "hosts": "several hosts",
     "gpu": "a GPU",
     "group": "the ranks' connection",
-    "only": "--only",
+    "only": "its name after --only",
 }
 """What a check may need, in words. A connection is made where a check asks for it, and one rank has it too.
 
-What needs ``--only`` takes minutes, and runs where its name or group is given.
+What needs its name takes minutes: a group does not include it.
 """
 
 

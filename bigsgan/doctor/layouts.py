@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bigsgan.doctor.agreement import SAME_MOVE, differences
+from bigsgan.doctor.agreement import ROUNDING, SAME, SAME_MOVE, differences
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.games import FAMILIES, both, stages, zero
 from bigsgan.doctor.runs import DifferError, Game, exact, merge, played
@@ -117,7 +117,7 @@ def _worst(
         states = [merge(ranks) for ranks in zip(*by_rank, strict=True)]
         with tempfile.TemporaryDirectory() as directory:
             recipe = game.recipe(Path(directory), comm.world_size())
-            for update, shares in enumerate(differences(states, recipe, device)):
+            for update, shares in enumerate(differences(states, recipe, device, ROUNDING[::8])):
                 worst = max(worst, (min(share for share, _ in shares), f"{shares[0][1]} in update {update}"))
                 if worst[0] > bound:
                     break
@@ -127,19 +127,20 @@ def _worst(
 
 
 def _told(found: Mapping[str, tuple[float, float, str]]) -> Finding:
-    numbers = {
-        name: {"difference_of_move": share * SAME_MOVE, "bound": bound * SAME_MOVE, "where": where}
+    numbers: dict[str, Any] = {
+        name: {"difference_in_bounds": share, "bound": bound, "where": where}
         for name, (bound, share, where) in found.items()
     }
+    numbers |= {"1_of_a_parameter": f"{SAME_MOVE:.0e} of what an update adds", "1_of_a_buffer": f"{SAME:.0e} of it"}
     bad = [name for name, (bound, share, _) in found.items() if not share <= bound]
     if bad:
         bound, share, where = found[bad[0]]
         others = f" (and {len(bad) - 1} of {len(found) - 1} others)" if len(bad) > 1 else ""
         text = f"{bad[0]}{others}: {where}"
         if share < float("inf"):
-            text += f" is {share * SAME_MOVE:.1e} of its move from plain PyTorch's, over {bound * SAME_MOVE:.0e}"
+            text += f" differs from plain PyTorch's by {share / bound:.2g} times the bound"
         return failed(text, REMEDY, numbers, share)
     name = max(found, key=lambda each: found[each][1] / found[each][0])
-    bound, share, _ = found[name]
-    text = f"{len(found)} games within {share * SAME_MOVE:.0e} of plain PyTorch's moves, of {bound * SAME_MOVE:.0e}"
-    return passed(f"{text}; furthest: {name}", numbers)
+    bound, share, where = found[name]
+    text = f"{len(found)} games differ from plain PyTorch by at most {share / bound:.2f} of the bound"
+    return passed(f"{text}: {name}, {where}", numbers)

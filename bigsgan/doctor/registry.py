@@ -22,20 +22,20 @@ CHECKS = (
     Check("environment.builds", "no killed build blocks the compilation of ops", 2, "builds:stale_locks"),
     Check("environment.compilers", "what the recipe compiles can be compiled", 3, "recipes:compilers", ("config",)),
     Check("environment.room", "checkpoints of the recipe fit on the disk", 1, "recipes:room", ("config",)),
-    Check("arithmetic.float64", "gradients in float32 are those of float64", 8, "arithmetic:float64", ("group",)),
-    Check("arithmetic.updates", "each family's update is plain PyTorch's", 20, "arithmetic:updates", ("group",)),
-    Check("arithmetic.half", "bf16 and fp16 round, and not more than they may", 8, "arithmetic:half", ("group",)),
-    Check("arithmetic.tensor_cores", "tensor cores lose nothing", 20, "arithmetic:tensor_cores", ("gpu", "group")),
-    Check("arithmetic.kernels", "fused kernels are torch's operations", 20, "kernels:feature_maps", ("gpu", "group")),
+    Check("arithmetic.float64", "gradients in float32 are those of float64", 4, "arithmetic:float64", ("group",)),
+    Check("arithmetic.updates", "each family's update is plain PyTorch's", 18, "arithmetic:updates", ("group",)),
+    Check("arithmetic.half", "bf16 and fp16 round, and not more than they may", 6, "arithmetic:half", ("group",)),
+    Check("arithmetic.tensor_cores", "tensor cores lose nothing", 10, "arithmetic:tensor_cores", ("gpu", "group")),
+    Check("arithmetic.kernels", "fused kernels are torch's operations", 15, "kernels:feature_maps", ("gpu", "group")),
     Check("arithmetic.draws", "a GPU draws what a CPU draws", 3, "kernels:random_numbers", ("gpu", "group")),
     Check("arithmetic.compiled", "compiled networks train the same", 150, "arithmetic:compiled", ("group", "only")),
     Check("layouts.collectives", "sums, copies and gathers are right", 3, "collectives:collectives", ("group",)),
-    Check("layouts.repeats", "what is made again has the same bits", 8, "collectives:repeats", ("group",)),
-    Check("layouts.zero", "updates at ZeRO 0 to 3 are plain PyTorch's", 12, "layouts:zero_stages", ("group",)),
-    Check("layouts.penalties", "so are those with each form of penalty", 20, "layouts:penalties", ("group",)),
-    Check("layouts.hand_overs", "and those that share or remake images", 10, "layouts:hand_overs", ("group",)),
-    Check("layouts.pipelines", "and those in stages", 20, "layouts:pipelines", ("ranks", "group")),
-    Check("layouts.checkpoints", "another layout reads what one has saved", 8, "saving:checkpoints", ("group",)),
+    Check("layouts.repeats", "what is made again has the same bits", 7, "collectives:repeats", ("group",)),
+    Check("layouts.zero", "updates at ZeRO 0 to 3 are plain PyTorch's", 10, "layouts:zero_stages", ("group",)),
+    Check("layouts.penalties", "so are those with each form of penalty", 18, "layouts:penalties", ("group",)),
+    Check("layouts.hand_overs", "and those that share or remake images", 7, "layouts:hand_overs", ("group",)),
+    Check("layouts.pipelines", "and those in stages", 15, "layouts:pipelines", ("ranks", "group")),
+    Check("layouts.checkpoints", "another layout reads what one has saved", 7, "saving:checkpoints", ("group",)),
     Check("speed.disk", "the disk of `out` takes a checkpoint in time", 10, "speed:disk"),
     Check("speed.memory", "how fast memory is copied", 2, "speed:memory"),
     Check("speed.product", "how fast matrices are multiplied", 3, "speed:product"),
@@ -51,12 +51,14 @@ CHECKS = (
 )
 
 
-def chosen(only: Sequence[str], examines_run: bool) -> list[Check]:
+def chosen(only: Sequence[str], examines_run: bool, lists: bool = False) -> list[Check]:
     """Checks that a command line asks for.
 
     Args:
-        only: Names of checks or groups of them; none asks for all of a run's health or all the others.
+        only: Names of checks or groups of them; none asks for all of a run's health or all the others. What takes
+            minutes is asked for by its whole name alone.
         examines_run: Whether ``--run`` is given.
+        lists: Whether they are only listed, those that take minutes too.
 
     Raises:
         UserError: A name stands for no check.
@@ -65,9 +67,10 @@ def chosen(only: Sequence[str], examines_run: bool) -> list[Check]:
         if not any(_stands_for(word, check) for check in CHECKS):
             problem = "must be the name of a check, or the part before its point"
             raise UserError("--only", word, problem, "see `bigsgan doctor --list`")
+    short = [check for check in CHECKS if lists or "only" not in check.needs or check.name in only]
     if only:
-        return [check for check in CHECKS if any(_stands_for(word, check) for word in only)]
-    return [check for check in CHECKS if ("run" in check.needs) == examines_run and "only" not in check.needs]
+        return [check for check in short if any(_stands_for(word, check) for word in only)]
+    return [check for check in short if ("run" in check.needs) == examines_run]
 
 
 def _stands_for(word: str, check: Check) -> bool:
