@@ -133,7 +133,9 @@ def half(subject: Subject) -> Finding:
     same = [name for name, error in errors.items() if error == 0]
     if same:
         return failed(f"{same[0]} gives the very numbers of float32: nothing was rounded", REMEDY, {"errors": errors})
-    return _told(f"two updates in {' and '.join(errors)} are", errors, dict.fromkeys(errors, MOST_OFF), "off")
+    lacking = "".join(f" ({name} is not supported here)" for name in half_types if name not in errors)
+    what = f"two updates in {' and '.join(errors)}{lacking} are"
+    return _told(what, errors, dict.fromkeys(errors, MOST_OFF), "off")
 
 
 def compiled(subject: Subject) -> Finding:

@@ -182,7 +182,7 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, torch.Tens
     merged: dict[str, dict[str, torch.Tensor]] = {}
     for entry in states[0]:
         merged[entry] = {}
-        for name in {name for state in states for name in state[entry]}:
+        for name in sorted({name for state in states for name in state[entry]}):
             parts = [(rank, state[entry][name]) for rank, state in enumerate(states) if name in state[entry]]
             if isinstance(parts[0][1], np.ndarray):
                 parts = [(rank, [(0, values)]) for rank, values in parts]
