@@ -84,11 +84,13 @@ class Reference:
             build_training_dataset(recipe.data), recipe.data, draws, self.parts["discriminator"], self.device
         )
 
-    def _forward(self, network, moving, *inputs):
+    def forward(self, network, moving, *inputs):
+        """A network's outputs; its state moves if ``moving``."""
         with moving_state(network.stateful_layers(), moving):
             return network(*inputs)
 
-    def _generator_inputs(self, stream, counters, part):
+    def generator_inputs(self, stream, counters, part):
+        """Those of each micro-batch of a part."""
         if not self.recipe.data.paired:
             inputs = self.source.phase(stream, counters, part)
             return [inputs(j) for j in range(part.accumulation)]
@@ -125,10 +127,10 @@ class Reference:
         if section.form == "exact":
             (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
             return weight / 2 * g.square().sum((1, 2, 3)).mean()
-        perturbed = self._forward(self.d, False, x + section.sigma * noise, *y)
+        perturbed = self.forward(self.d, False, x + section.sigma * noise, *y)
         slopes = (perturbed - logits) / section.sigma
         if section.antithetic:
-            slopes = (perturbed - self._forward(self.d, False, x - section.sigma * noise, *y)) / (2 * section.sigma)
+            slopes = (perturbed - self.forward(self.d, False, x - section.sigma * noise, *y)) / (2 * section.sigma)
         slopes = slopes.view(len(x), -1).sum(1)
         return weight / 2 * (slopes**2).mean()
 
@@ -169,7 +171,7 @@ class Reference:
         if (update, d_step) not in self.phases:
             self.phases[update, d_step] = self.reals.next_phase()
         reals = self.last_reals = self.phases[update, d_step]
-        latents = self.last_latents = self._generator_inputs("discriminator", (update, d_step), part)
+        latents = self.last_latents = self.generator_inputs("discriminator", (update, d_step), part)
         phase = update * section.d_steps + d_step
         for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
             real, fake = (self._seeds(f"discriminator/{kind}", (update, d_step), part, j) for kind in ("real", "fake"))
@@ -177,11 +179,11 @@ class Reference:
             # Where G's update takes the same images, its own forward pass is the one that moves G's state.
             moving = section.reuse_fakes and d_step == section.d_steps - 1 and j == 0
             with torch.no_grad():
-                fake = self._forward(self.g, moving, *inputs)
+                fake = self.forward(self.g, moving, *inputs)
             x.requires_grad_(), fake.requires_grad_()
             # The first of these forward passes moves the power iteration; the others must find it moved.
-            logits_real = self._forward(self.d, j == 0, x, *y)
-            logits_fake = self._forward(self.d, False, fake, *c)
+            logits_real = self.forward(self.d, j == 0, x, *y)
+            logits_fake = self.forward(self.d, False, fake, *c)
             loss = self.d_loss(logits_real, logits_fake)
             for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):
                 penalty = getattr(section, name)
@@ -194,7 +196,7 @@ class Reference:
             if section.gradient_penalty:
                 share = self.draws.uniform("gradient_penalty", (update, d_step), part.positions(j), (1, 1, 1))
                 between = (share * x + (1 - share) * fake).detach().requires_grad_()
-                (g,) = torch.autograd.grad(self._forward(self.d, False, between, *y).sum(), between, create_graph=True)
+                (g,) = torch.autograd.grad(self.forward(self.d, False, between, *y).sum(), between, create_graph=True)
                 loss = loss + section.gradient_penalty.weight * (g.flatten(1).norm(dim=1) - 1).square().mean()
             if section.lecam and self.anchors:
                 a_real, a_fake = self.anchors
@@ -208,16 +210,16 @@ class Reference:
         part = self.parts["generator"]
         latents = self.last_latents
         if not self.recipe.objective.reuse_fakes:
-            latents = self._generator_inputs("generator", (update,), part)
+            latents = self.generator_inputs("generator", (update,), part)
         for j, inputs in enumerate(latents):
             seeds = {kind: self._seeds(f"generator/{kind}", (update,), part, j) for kind in ("real", "fake")}
             moving = j == 0 and not self.recipe.objective.reuse_fakes
-            images, c = self._forward(self.g, moving, *inputs), self._conditions(inputs[1], inputs, seeds["fake"])
+            images, c = self.forward(self.g, moving, *inputs), self._conditions(inputs[1], inputs, seeds["fake"])
             x, y = self.last_reals[j]
             real = None
             if self.recipe.objective.loss == "relativistic":
-                real = self._forward(self.d, False, self._targets(x), *self._conditions(y, inputs, seeds["real"]))
-            loss = self.g_loss(real, self._forward(self.d, False, images, *c))
+                real = self.forward(self.d, False, self._targets(x), *self._conditions(y, inputs, seeds["real"]))
+            loss = self.g_loss(real, self.forward(self.d, False, images, *c))
             if self.recipe.objective.l1:
                 loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
             if self.recipe.objective.feature_matching:

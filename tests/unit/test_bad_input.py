@@ -535,7 +535,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "export --run run --out x --format pickle": (
         "--format",
-        "must be one of 'safetensors', 'hub', 'onnx', 'torch-export', got 'pickle'",
+        "must be one of 'safetensors', 'hub', 'onnx', 'torch-export', 'universal', got 'pickle'",
         "choose one of these",
     ),
     "export --run run --out x --dtype int8": (
