@@ -18,7 +18,7 @@ from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, pass
 from bigsgan.doctor.rows import reports
 from bigsgan.doctor.storage import directory_of
 from bigsgan.runtime.memory import size
-from bigsgan.training.doctor import Doctor
+from bigsgan.training.alarms import Alarms
 
 LATEST = 20
 """Reports that tell of a run's present state."""
@@ -84,10 +84,10 @@ def alarms(subject: Subject) -> Finding:
     rows = reports(subject.run_directory())
     if not rows:
         return not_applicable("no report yet")
-    doctor, raised = Doctor(), dict[str, tuple[int, str]]()
+    watch, raised = Alarms(), dict[str, tuple[int, str]]()
     for i, row in enumerate(rows):
         known = {name: value for name, value in row.items() if isinstance(value, (int, float))}
-        for name, text in doctor.examine(known).items():
+        for name, text in watch.examine(known).items():
             if i >= len(rows) - LATEST:
                 raised[name] = row["nimg"], text
     if raised:

@@ -21,8 +21,8 @@ from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.runtime import comm
-from bigsgan.training import doctor
-from bigsgan.training.doctor import Doctor
+from bigsgan.training import alarms
+from bigsgan.training.alarms import Alarms
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.recovery import Attempt, Recovery
@@ -44,7 +44,7 @@ class Run:
     Attributes:
         measuring: None unless the recipe asks for metrics.
         snapshots: None unless the recipe asks for power function averages.
-        diversity: Of the EMA's last samples, on rank 0; see doctor.diversity.
+        diversity: Of the EMA's last samples, on rank 0; see alarms.diversity.
     """
 
     recipe: Recipe
@@ -66,7 +66,7 @@ class Run:
     rank_log: RankLog
     measuring: Measuring | None
     snapshots: Snapshots | None = None
-    doctor: Doctor = field(default_factory=Doctor)
+    alarms: Alarms = field(default_factory=Alarms)
     diversity: float | None = None
 
     def count_update(self) -> float:
@@ -183,9 +183,9 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
     metrics["checkpoint/write_seconds"] = run.saver.write_seconds
     metrics["images_per_second"] = clock.images_per_second(run.counters.nimg)
     if run.diversity is not None:
-        metrics[doctor.DIVERSITY] = run.diversity
-    alarms = run.doctor.examine(metrics)
-    for name, text in alarms.items():
+        metrics[alarms.DIVERSITY] = run.diversity
+    raised = run.alarms.examine(metrics)
+    for name, text in raised.items():
         metrics[f"alarm/{name}"] = 1.0
         _log.warning("%s", text)
     run.reporter.report(run.counters.nimg, metrics)
@@ -231,7 +231,7 @@ def _report_samples(run: Run) -> None:
         stand_statistics(generator.network, generator.infer_everywhere, run.standing)
         images = report("samples/ema")
     if grid.reals is not None:
-        run.diversity = doctor.diversity(images, grid.columns, grid.reals)
+        run.diversity = alarms.diversity(images, grid.columns, grid.reals)
 
 
 def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:

@@ -12,7 +12,7 @@ from bigsgan.models import dual
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
-from bigsgan.training.doctor import Doctor
+from bigsgan.training.alarms import Alarms
 from tests.tiny import FAMILIES, awake, tiny_plan, tiny_recipe, zero
 from tests.unit.test_dual import check
 from tests.unit.test_objectives import means
@@ -167,7 +167,7 @@ def test_a_check_is_of_the_same_directions(antithetic, sharpness):
         (torch.float16, 0.03, False, False),
     ],
 )
-def test_the_doctor_is_told_of_what_a_discriminator_does_not_resolve(tmp_path, dtype, sigma, antithetic, is_off):
+def test_an_alarm_tells_of_what_a_discriminator_does_not_resolve(tmp_path, dtype, sigma, antithetic, is_off):
     recipe = tiny_recipe(tmp_path)
     with awake():
         d = build_network(recipe, "discriminator")
@@ -176,7 +176,7 @@ def test_the_doctor_is_told_of_what_a_discriminator_does_not_resolve(tmp_path, d
     for parameter in d.parameters():
         parameter.data = parameter.data.to(dtype)
     section = {"weight": 1.0, "form": "finite_difference", "sigma": sigma, "antithetic": antithetic}
-    doctor, draw = Doctor(), torch.Generator().manual_seed(1)
+    watch, draw = Alarms(), torch.Generator().manual_seed(1)
     for _ in range(3):
         objective, statistics = made(r1=section)
         real, fake, e = torch.randn(3, 32, 1, 16, 16, generator=draw).clamp(-2, 2) / 2
@@ -187,8 +187,8 @@ def test_the_doctor_is_told_of_what_a_discriminator_does_not_resolve(tmp_path, d
         value = loss(d(images, labels, segments=objective.num_segments), (images, labels))
         objective.note_gradients(images.detach(), torch.autograd.grad(value, images)[0] / loss.scale)
         found = means(statistics)
-        alarms = doctor.examine(found)
-    assert list(alarms) == (["penalty_is_off/r1"] if is_off else []), found
+        raised = watch.examine(found)
+    assert list(raised) == (["penalty_is_off/r1"] if is_off else []), found
 
 
 def test_every_so_many_penalised_phases_are_checked():

@@ -33,7 +33,7 @@ _COLLAPSED = 0.15
 """Mean distance between samples of a class, relative to real images. One image per class gave 0.12 on the digits."""
 
 
-class Doctor:
+class Alarms:
     """Compares each report with earlier ones, and raises alarms."""
 
     def __init__(self) -> None:
