@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import socket
 import time
 from functools import cache
 from pathlib import Path
@@ -118,12 +119,13 @@ def is_left_behind(build_directory: Path) -> bool:
 
 
 def _build(builder: OpBuilder, names: list[str], field: str, value: object, remedy: str) -> None:
-    """Have local rank 0 build, and the others wait; ``names`` are the ops that the builder builds, in their order."""
+    """Have each host's first rank build, and the others wait; ``names`` are the ops that it builds, in their order."""
     wait_for_all = comm.patient_barrier()
     for name in names:
         refuse_stale_lock(Path(cpp_extension._get_build_directory(name, verbose=False)))
     what = " and ".join(names)
-    if comm.local_rank() == 0:
+    hosts = comm.from_rank_zero(comm.gather_objects(socket.gethostname()))
+    if comm.rank() == hosts.index(socket.gethostname()):  # LOCAL_RANK is 0 for all that see a device of their own
         _log.warning("building DeepSpeed's %s (minutes, once on each machine)", what)
         try:
             builder.load(verbose=False)
@@ -131,7 +133,7 @@ def _build(builder: OpBuilder, names: list[str], field: str, value: object, reme
             problem = f"needs DeepSpeed's {what}, which cannot be built here: {error}"
             raise UserError(field, value, problem, remedy) from None
     else:
-        _log.info("waiting while local rank 0 builds DeepSpeed's %s", what)
+        _log.info("waiting while this host's first rank builds DeepSpeed's %s", what)
     wait_for_all()
 
 

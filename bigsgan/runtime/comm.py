@@ -82,7 +82,7 @@ def rank() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's rank on its host."""
+    """Return the number of this process's device: its rank on its host, or 0 where it sees a device of its own."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 

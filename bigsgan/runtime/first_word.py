@@ -19,7 +19,10 @@ _WORD = b"rank 0 of bigsgan has spoken\n"
 
 
 def is_on_another_host() -> bool:
-    """Return whether this rank is on another host than rank 0, where global and local ranks are equal."""
+    """Return whether this rank may be on another host than rank 0, where global and local ranks are equal.
+
+    Ranks that see a device of their own all have the local rank 0, and LOCAL_SIZE says so: they are counted as hosts.
+    """
     return _number("RANK") != _number("LOCAL_RANK") and _address() is not None
 
 

@@ -4,6 +4,7 @@ import fcntl
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from torch.utils import cpp_extension
@@ -89,3 +90,22 @@ def test_a_lock_that_is_held_is_waited_for(tmp_path, caplog):
 def test_torch_locks_as_is_assumed():
     """Fails first if a later torch has a third way to lock."""
     assert native_ops._FILE_IS_LOCK == hasattr(cpp_extension, "FileBaton") != hasattr(cpp_extension, "FileLock")
+
+
+@pytest.mark.parametrize("rank, builds", enumerate([True, False, True, False]))
+def test_one_rank_of_each_host_builds(rank, builds, monkeypatch, tmp_path):
+    """Also where each rank sees a GPU of its own, and has the local rank 0."""
+    hosts, loaded = ["a", "a", "b", "b"], []
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(native_ops.socket, "gethostname", lambda: hosts[rank])
+    for name, value in {
+        "rank": lambda: rank,
+        "gather_objects": lambda own: hosts,
+        "from_rank_zero": lambda value: value,
+        "patient_barrier": lambda: lambda: None,
+    }.items():
+        monkeypatch.setattr(native_ops.comm, name, value)
+    builder = SimpleNamespace(load=lambda verbose: loaded.append(rank))
+    native_ops._build(builder, ["cpu_adam"], "field", None, "remedy")
+    assert bool(loaded) == builds
