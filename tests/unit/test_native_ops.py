@@ -92,7 +92,7 @@ def test_torch_locks_as_is_assumed():
     assert native_ops._FILE_IS_LOCK == hasattr(cpp_extension, "FileBaton") != hasattr(cpp_extension, "FileLock")
 
 
-@pytest.mark.parametrize("rank, builds", enumerate([True, False, True, False]))
+@pytest.mark.parametrize("rank, builds", [*enumerate([True, False, True, False])])
 def test_one_rank_of_each_host_builds(rank, builds, monkeypatch, tmp_path):
     """Also where each rank sees a GPU of its own, and has the local rank 0."""
     hosts, loaded = ["a", "a", "b", "b"], []
