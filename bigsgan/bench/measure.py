@@ -132,7 +132,7 @@ def take_turns(
                 continue
             told(turn, i)
             try:
-                gathered = comm.gather_objects(_visit(*builders[i], settings))
+                gathered = comm.gather_objects(visit(*builders[i], settings))
             except UserError as error:
                 if comm.world_size() > 1:
                     raise
@@ -142,7 +142,12 @@ def take_turns(
     return found, failed
 
 
-def _visit(build: Builder, setting: Setting, settings: Settings) -> Visit | None:
+def visit(build: Builder, setting: Setting, settings: Settings) -> Visit | None:
+    """Build a loop, warm it up, time a block, and destroy it; None on a rank that takes no part. All ranks call this.
+
+    Raises:
+        UserError: It cannot be built, or memory runs out.
+    """
     remedy = "choose others, or a smaller batch"
     with leaving_nothing(), memory.naming_remedy("while a variant was measured", remedy), setting():
         return_unused()

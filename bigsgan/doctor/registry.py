@@ -41,6 +41,7 @@ CHECKS = (
     Check("speed.product", "how fast matrices are multiplied", 3, "speed:product"),
     Check("speed.collectives", "how fast ranks talk, by size", 5, "speed:collectives", ("ranks", "group")),
     Check("speed.data", "images are read as fast as updates take them", 10, "speed:data", ("config",)),
+    Check("recipe.updates", "updates take the planned memory", 60, "updates:updates", ("config", "group")),
     Check("run.checkpoints", "checkpoints are complete, and the newest intact", 10, "health:checkpoints", ("run",)),
     Check("run.finite", "the latest reports have finite values", 0.1, "health:finite", ("run",)),
     Check("run.alarms", "the latest reports show no training failure", 0.1, "health:alarms", ("run",)),
