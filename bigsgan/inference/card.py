@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,36 +118,45 @@ def model_card(subject: Subject) -> str:
 
 
 def _metrics(subject: Subject) -> str:
-    """A table of each metric's newest value up to the checkpoint, or nothing where none was measured."""
-    newest: dict[str, dict[str, Any]] = {}
+    """A table of the newest values up to the checkpoint, of the same weights and truncation; empty without any."""
+    newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in _records(subject.run / RECORDS_FILE):
-        before = newest.get(record["metric"])
-        if record["nimg"] <= subject.nimg and (before is None or before["nimg"] <= record["nimg"]):
-            newest[record["metric"]] = record
+        if record["nimg"] > subject.nimg or _weights(record) != _weights(subject.header):
+            continue
+        key = tuple(str(record.get(name) or "") for name in ("metric", "features_sha256", "resizer", "reference"))
+        if key not in newest or newest[key]["nimg"] <= record["nimg"]:
+            newest[key] = record
     if not newest:
         return ""
     rows = [
         "## Metrics",
         "",
-        "| metric | value | images seen | weights | features |",
+        "| metric | value | images seen | features | compared with |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for metric, record in sorted(newest.items()):
-        about = f"{record['nimg']:,} | {record['weights']} | {record['features']}"
+    for _, record in sorted(newest.items()):
+        reference = record.get("reference")  # its directory is of no interest to others
+        against = "the training data" if reference is None else f"`{Path(str(reference)).name}`"
+        about = f"{record['nimg']:,} | {record['features']} | {against}"
         for name, value in record.items():
-            if name.startswith(metric) and isinstance(value, float | int):
+            if name.startswith(record["metric"]) and isinstance(value, float | int):
                 rows.append(f"| {name} | {value:.5g} | {about} |")
     return "\n".join([*rows, ""])
 
 
+def _weights(about: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """What a record or a header says of weights and truncation, alike: a header has numbers as text."""
+    found = [about.get(name) for name in ("weights", "ema_width", "truncation")]
+    return tuple(None if value is None else str(value) for value in found)
+
+
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole records; a kill may have left half a line."""
+    """Whole records; a kill may have left half a line, a broken disk anything."""
     if not path.is_file():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if {"metric", "nimg", "weights", "features"} <= record.keys():
+            whole = isinstance(record, dict) and {"metric", "nimg", "weights", "features"} <= record.keys()
+            if whole and isinstance(record["metric"], str) and isinstance(record["nimg"], int):
                 yield record
-        except (ValueError, AttributeError):
-            continue

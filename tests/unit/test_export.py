@@ -160,15 +160,52 @@ def test_a_type_that_cannot_hold_the_weights(tmp_path, monkeypatch, capsys):
 
 
 def write_records(run: Path) -> None:
-    """Two evaluations, one of a later checkpoint, and half a line."""
-    common = {"weights": "ema", "features": "digits", "time": "now"}
+    """Evaluations, one of a later checkpoint, later ones of other weights, broken lines, and half a line."""
+    common = {"weights": "ema", "features": "digits", "time": "now", "truncation": None}
     lines = [
         {"metric": "fid2k", "fid2k": 30.5, "nimg": 32, **common},
         {"metric": "fid2k", "fid2k": 20.25, "nimg": 64, **common},
         {"metric": "pr2k", "pr2k_precision": 0.5, "pr2k_recall": None, "nimg": 64, **common},
         {"metric": "fid2k", "fid2k": 10.125, "nimg": 128, **common},
+        {"metric": "fid2k", "fid2k": 11.5, "nimg": 64, **common, "weights": "live"},
+        {"metric": "fid2k", "fid2k": 12.5, "nimg": 64, **common, "ema_width": 0.07},
+        {"metric": "fid2k", "fid2k": 13.5, "nimg": 64, **common, "truncation": 0.5},
+        {"metric": "fid2k", "fid2k": 14.5, "nimg": 64, **common, "reference": "/home/me/reference.npz"},
+        {"metric": "fid2k", "fid2k": 15.5, "nimg": 64, **common, "features": "inception", "features_sha256": "ab"},
+        {"metric": 2, "nimg": "x", **common},
+        ["metric"],
     ]
-    (run / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"metric": "fid')
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"metric": "fid'
+    (run / "evaluations.jsonl").write_bytes(b"\xff\xfe\n" + b"[" * 100_000 + b"\n" + text.encode())
+
+
+def metrics_of(folder: Path) -> list[str]:
+    """Rows of the card's table, name and value."""
+    table = (folder / "README.md").read_text().partition("## Metrics\n")[2].partition("## Recipe")[0]
+    return [" ".join(row.split(" | ")[:2]).strip("| ") for row in table.strip().splitlines()[2:]]
+
+
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        (["--live"], ["fid2k 11.5"]),
+        (["--truncation", "0.5"], ["fid2k 13.5"]),
+        (["--truncation", "0.6"], []),
+        ([], ["fid2k 20.25", "fid2k 14.5", "fid2k 15.5", "pr2k_precision 0.5"]),
+    ],
+)
+def test_a_card_has_the_metrics_of_the_weights_in_the_folder(options, wanted, run):
+    directory, _ = run
+    write_records(directory)
+    assert metrics_of(export(directory, "folder", "--format", "hub", *options)) == wanted
+
+
+def test_metrics_of_a_width_are_found_by_the_number(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    write_records(tmp_path)
+    header = {"weights": "ema", "dtype": "fp32", "statistics": "as trained", "ema_width": "0.07"}
+    (tmp_path / "README.md").write_text(model_card(Subject(tmp_path, recipe, 64, header, 1000, None)))
+    assert metrics_of(tmp_path) == ["fid2k 12.5"]
 
 
 @pytest.mark.smoke
@@ -206,8 +243,9 @@ def test_a_folder_for_the_hub(run, capsys):
         "| images | 16 x 16, grey |",
         "| training data | `digits` |",
         "| real images seen | 64 |",
-        "| fid2k | 20.25 | 64 | ema | digits |",
-        "| pr2k_precision | 0.5 | 64 | ema | digits |",
+        "| fid2k | 20.25 | 64 | digits | the training data |",
+        "| fid2k | 14.5 | 64 | digits | `reference.npz` |",
+        "| pr2k_precision | 0.5 | 64 | digits | the training data |",
         'G = bigsgan.from_pretrained("FOLDER_OR_REPOSITORY")',
         "images = G(torch.randn(4, 12), torch.tensor([0, 1, 2, 3]) % 10)",
     ):
