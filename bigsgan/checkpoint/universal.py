@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bigsgan.checkpoint.reader import Reader, SavedValues
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
-from bigsgan.runtime.atomic import write_text
+from bigsgan.runtime.atomic import fsync, write_text
 
 _VERSION = 0.4
 STEP = "optimizer.step"
@@ -67,15 +67,15 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
             if not value.isfinite().all():
                 problem = f"has a {entry} at {found.nimg} images with non-finite values in {name}"
                 raise UserError(str(found.path), None, problem, "choose an older checkpoint by --nimg")
-            torch.save({"param": value}, directory / f"{file}.pt")
+            _save({"param": value}, directory / f"{file}.pt")
             num_bytes += value.nbytes
         if step is not None:
-            torch.save(step, directory / "step.pt")
+            _save(step, directory / "step.pt")
     version = metadata.version("deepspeed")
     # ZeRO 1 and 2 read the groups of the first level, ZeRO 3 those of the second, and the step there.
     state = {"state": {0: {"step": step}}, "param_groups": [{}]}
     optimizer = {"ds_version": version, "param_groups": [{}], "optimizer_state_dict": state}
-    torch.save(optimizer, tag / "zero" / "optimizer_state.pt")
+    _save(optimizer, tag / "zero" / "optimizer_state.pt")
     model = {
         "module": {},
         "buffers": {name: _whole(saved, "buffer", name, buffer) for name, buffer in network.named_buffers()},
@@ -90,9 +90,20 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
         **told,
     }
     for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):  # ZeRO 1 and 2; 3
-        torch.save(model, tag / name)
+        _save(model, tag / name)
     write_text(out / "latest_universal", found.path.name)
     return num_bytes
+
+
+def _save(value: Any, path: Path) -> None:
+    """Write what torch.save makes, and wait until it is on the disk.
+
+    Raises:
+        OSError: It cannot be written; of a path, torch.save raises a RuntimeError that does not say why.
+    """
+    with path.open("wb") as file:
+        torch.save(value, file)
+    fsync(path)
 
 
 def _whole(saved: SavedValues, kind: str, name: str, like: Tensor) -> Tensor:

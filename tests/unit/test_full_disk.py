@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigsgan import train
+from bigsgan import cli, train
 from bigsgan.checkpoint import find_intact
 from bigsgan.monitor import Reporter, open_rank_log
 from bigsgan.monitor.progress import Progress
 from bigsgan.runtime.memory import size
 from tests import REPOSITORY
+from tests.runs import make_run
 from tests.tiny import tiny_recipe
 
 
@@ -71,6 +72,14 @@ def test_reports_and_grids_warn_and_come_back(disk, caplog, capfd):
     assert rows(out) == [8, 16, 32]
     assert [path.name for path in (out / "samples").iterdir()] == ["samples_ema_000000000032.png"]
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_universal_checkpoint_is_refused(disk, tmp_path, capsys):
+    run, _ = make_run(tmp_path)
+    fill(disk)
+    assert cli.main(["export", "--run", str(run), "--out", str(disk / "universal"), "--format", "universal"]) == 2
+    assert "cannot be written: No space left on device; give a writable path" in capsys.readouterr().err
+    assert not (disk / "universal" / "latest_universal").exists()
 
 
 def test_logs_and_terminals_warn_of_nothing(disk, monkeypatch, capfd):
