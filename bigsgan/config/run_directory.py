@@ -15,6 +15,8 @@ from bigsgan.errors import UserError, reason, shown
 from bigsgan.runtime.atomic import write_text
 
 RECIPE_FILE, RECORDS_FILE = "config.yaml", "evaluations.jsonl"
+CSV_HEADER = b"nimg,name,value\n"
+"""Of a run's metrics.csv."""
 
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
@@ -120,13 +122,28 @@ def refuse_foreign_metrics(out: Path, monitor: Collection[str] = ()) -> None:
     """Refuse a directory with another program's metrics.jsonl or csv: a run removes lines that it did not write.
 
     Raises:
-        UserError: The directory has metrics and is not a run directory.
+        UserError: The directory has metrics and is not a run directory, or its metrics.csv is not a run's.
     """
+    remedy = "move that file away, or give another `out`"
     for metrics in (out / "metrics.jsonl", *([out / "metrics.csv"] if "csv" in monitor else [])):
-        if os.path.isfile(metrics) and os.path.getsize(metrics) and not os.path.lexists(out / RECIPE_FILE):
+        if not os.path.isfile(metrics) or not os.path.getsize(metrics):
+            continue
+        if not os.path.lexists(out / RECIPE_FILE):
             detail = f"it has a {metrics.name} and no {RECIPE_FILE}"
-            remedy = "move that file away, or give another `out`"
             raise UserError("out", str(out), "must be a run directory or a new one", remedy, detail)
+        if metrics.suffix == ".csv" and not _begins_as_ours(metrics):
+            problem = f"has a {metrics.name} that no run wrote"
+            raise UserError("out", str(out), problem, remedy)
+
+
+def _begins_as_ours(table: Path) -> bool:
+    """Whether a metrics.csv has a run's first line, or what a kill left of it; what cannot be read is told of later."""
+    try:
+        with table.open("rb") as file:
+            begins = file.read(len(CSV_HEADER))
+    except OSError:
+        return True
+    return CSV_HEADER.startswith(begins)
 
 
 def refuse_parts_of_runs(out: Path, option: str) -> None:

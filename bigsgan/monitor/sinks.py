@@ -17,6 +17,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from bigsgan.config.run_directory import CSV_HEADER
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular, writing
 
@@ -127,7 +128,7 @@ class CSV(_Rows):
     Names that come later, as an alarm's, would change the columns of a table with one column a name.
     """
 
-    header = b"nimg,name,value\n"
+    header = CSV_HEADER
 
     def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
         """As many rows as metrics."""

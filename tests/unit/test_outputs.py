@@ -17,6 +17,7 @@ from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metric
 from bigsgan.config.sections import Checkpoints
 from bigsgan.data.prepare import prepare
 from bigsgan.errors import UserError
+from bigsgan.monitor.sinks import CSV
 from bigsgan.runtime import atomic
 
 
@@ -157,6 +158,28 @@ def test_metrics_of_another_program_are_not_cut():
     refuse_foreign_metrics(Path("out"), ["tensorboard"])
     with pytest.raises(UserError, match=r"\(it has a metrics.csv and no"):
         refuse_foreign_metrics(Path("out"), ["csv"])
+
+
+@pytest.mark.parametrize(
+    "content, is_ours",
+    [
+        ("", True),
+        ("nimg,na", True),
+        ("nimg,name,value\n", True),
+        ("nimg,name,value\n8,loss,0.5\n", True),
+        ("nimg,name,values\n", False),
+        ("step,loss\n1,0.5\n", False),
+    ],
+)
+def test_a_table_beside_a_recipe_is_a_run_s_or_stays(content, is_ours):
+    Path("run/metrics.csv").write_text(content)
+    refuse_foreign_metrics(Path("run"), ["tensorboard"])
+    if is_ours:
+        refuse_foreign_metrics(Path("run"), ["csv"])
+        CSV(Path("run/metrics.csv"), 8).close()
+        return
+    with pytest.raises(UserError, match=r"^out: 'run' has a metrics.csv that no run wrote; move that file away, or"):
+        refuse_foreign_metrics(Path("run"), ["csv"])
 
 
 def test_training_does_not_begin_beside_metrics_of_another_program(capsys):
