@@ -45,7 +45,7 @@ from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import AVERAGE
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
-from bigsgan.training.snapshots import Snapshots
+from bigsgan.training.snapshots import Snapshots, remove_abandoned
 from bigsgan.training.start import Start, find_start
 from bigsgan.training.state import Counters, EMAState, EngineState
 from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
@@ -224,11 +224,8 @@ def _build_snapshots(
     recipe: Recipe, out: Path, averages: EMAState, layout: dict[str, Any], counters: Counters, rank_log: RankLog
 ) -> Snapshots | None:
     """What saves snapshots of the power function averages; those of a future that is not to be are removed."""
-    if recipe.ema.power is None:
-        return None
-    snapshots = Snapshots(out, recipe, averages, layout, rank_log.moved)
-    snapshots.rewind(counters.nimg)
-    return snapshots
+    remove_abandoned(out, counters.nimg)
+    return Snapshots(out, recipe, averages, layout, rank_log.moved) if recipe.ema.power else None
 
 
 def _imported_counters(start: Start, recipe: Recipe) -> Counters:

@@ -131,12 +131,12 @@ def refuse_foreign_metrics(out: Path, monitor: Collection[str] = ()) -> None:
         if not os.path.lexists(out / RECIPE_FILE):
             detail = f"it has a {metrics.name} and no {RECIPE_FILE}"
             raise UserError("out", str(out), "must be a run directory or a new one", remedy, detail)
-        if metrics.suffix == ".csv" and not _begins_as_ours(metrics):
+        if metrics.suffix == ".csv" and not is_own_table(metrics):
             problem = f"has a {metrics.name} that no run wrote"
             raise UserError("out", str(out), problem, remedy)
 
 
-def _begins_as_ours(table: Path) -> bool:
+def is_own_table(table: Path) -> bool:
     """Whether a metrics.csv has a run's first line, or what a kill left of it; what cannot be read is told of later."""
     try:
         with table.open("rb") as file:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from bigsgan.config.run_directory import is_own_table
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid, save_png
@@ -122,8 +123,11 @@ class Reporter:
 
 def _build_sinks(out: Path, resume_nimg: int, monitor: Collection[str], recipe: Mapping[str, Any]) -> list[Sink]:
     sinks: list[Sink] = [JsonLines(out / "metrics.jsonl", resume_nimg)]
+    table = out / "metrics.csv"
     if "csv" in monitor:
-        sinks.append(CSV(out / "metrics.csv", resume_nimg))
+        sinks.append(CSV(table, resume_nimg))
+    elif table.is_file() and is_own_table(table):  # what it has of a trajectory that the run left goes anyway
+        CSV(table, resume_nimg).close()
     if "tensorboard" in monitor:
         board = TensorBoard(out / "tensorboard", resume_nimg)
         board.add_text("recipe", f"```yaml\n{dump_yaml(dict(recipe))}```", resume_nimg)

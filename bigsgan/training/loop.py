@@ -25,6 +25,7 @@ from bigsgan.training import alarms
 from bigsgan.training.alarms import Alarms
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.measuring import Measuring
+from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
 from bigsgan.training.schedules import average_decay, is_due, scheduled
@@ -96,7 +97,7 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         Whether the run is complete.
 
     Raises:
-        UserError: The last checkpoint could not be saved.
+        UserError: The last checkpoint or EMA snapshot could not be saved.
     """
     recipe, counters = run.recipe, run.counters
     clock, agreement = _Clock(counters.nimg, run.reals), comm.Agreement()
@@ -130,19 +131,18 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         if run.measuring and measures:
             with clock.paused():
                 _measure(run, run.measuring, requests)
-        if run.snapshots and snaps:  # before the checkpoint, from which a resumed run would not take it again
+        if run.snapshots and snaps:
             run.rank_log.phase = "EMA snapshot"
             with clock.paused():
                 run.snapshots.save(counters.nimg)
         if saves:
             with clock.paused():
+                _finish_snapshots(run, must=complete)
                 _save(run, must=done)
             if run.saver.lost:
                 _roll_back(run, attempt, clock)
                 continue
         if done:
-            if run.snapshots:
-                run.snapshots.finish()
             return complete
     return True
 
@@ -247,6 +247,14 @@ def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
         return
     run.reporter.measured(nimg, values)
     _log.info("%d images: %s", nimg, values)
+
+
+def _finish_snapshots(run: Run, must: bool) -> None:
+    """Wait for them before a checkpoint, from which a resumed run would not take them again."""
+    if run.snapshots and not run.snapshots.finish() and must:
+        problem = "the last EMA snapshot was not saved, see the warnings above"
+        remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
+        raise UserError(str(run.out / SNAPSHOTS), None, problem, remedy)
 
 
 def _save(run: Run, must: bool) -> None:

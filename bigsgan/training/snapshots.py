@@ -38,6 +38,7 @@ class Snapshots:
         self._recipe, self._state, self._layout, self._directory = recipe, state, layout, out / SNAPSHOTS
         section = Checkpoints(keep=LARGEST_INT, background=recipe.checkpoints.background)
         self._saver = checkpoint.Saver(self._directory, comm, section, moved, "EMA snapshot")
+        self._saved = True
 
     def is_due(self, nimg: int) -> bool:
         """Whether it is time, after the update to ``nimg`` images."""
@@ -48,24 +49,36 @@ class Snapshots:
         """Start to save; a warning tells where that fails. A collective."""
         assert self._recipe.ema.power is not None
         entry = _Values(self._state, _DTYPES[self._recipe.ema.power.snapshot_precision])
-        self._saver.save(nimg, {AVERAGE: entry}, checkpoint.Description(self._recipe.model_dump(), self._layout, {}))
+        description = checkpoint.Description(self._recipe.model_dump(), self._layout, {})
+        self._saver.lost = ""
+        self._saved = self._saver.save(nimg, {AVERAGE: entry}, description)
 
-    def finish(self) -> None:
-        """Wait until the snapshot under way, if any, is complete. A collective."""
-        self._saver.finish()
+    def finish(self) -> bool:
+        """Wait until the snapshot under way, if any, is complete. A collective.
+
+        Returns:
+            False if the last one is not. Averages that are not finite do not count: a checkpoint of them fails too.
+        """
+        self._saved = self._saver.finish() and self._saved
+        return self._saved or bool(self._saver.lost)
 
     def rewind(self, nimg: int) -> None:
-        """Remove the snapshots of a future that is not to be: weights of another trajectory. A collective."""
+        """Remove the snapshots of a future that is not to be. A collective."""
         self.finish()
-        if comm.rank() == 0:
-            try:
-                remove_newer(self._directory, nimg)
-            except OSError as error:
-                _log.warning("snapshots after %d images, which the run left, were not removed: %s", nimg, error)
+        remove_abandoned(self._directory.parent, nimg)
 
     def close(self) -> None:
         """Wait for a snapshot in progress after an error: for a limited time, and without the other ranks."""
         self._saver.close()
+
+
+def remove_abandoned(out: Path, nimg: int) -> None:
+    """Remove a run's snapshots after ``nimg`` images, on rank 0: weights of a trajectory that it left."""
+    if comm.rank() == 0:
+        try:
+            remove_newer(out / SNAPSHOTS, nimg)
+        except OSError as error:
+            _log.warning("snapshots after %d images, which the run left, were not removed: %s", nimg, error)
 
 
 class _Values:

@@ -8,8 +8,11 @@ from scipy.optimize import brentq
 
 from bigsgan import checkpoint
 from bigsgan.config import NETWORKS
+from bigsgan.errors import UserError
 from bigsgan.inference.post_hoc import reconstruct
+from bigsgan.training.loop import training_loop
 from bigsgan.training.snapshots import Snapshots
+from bigsgan.training.stopping import StopRequests
 from tests.distributed import scenarios
 from tests.tiny import stages, tiny_recipe, zero
 
@@ -138,6 +141,30 @@ def rewound(overrides, ds, directory):
 def test_a_run_that_returns_leaves_no_snapshots_of_its_future(ranks, tmp_path):
     names = ranks(2).run(rewound, [*ADAM, *POWER], dict.fromkeys(NETWORKS, zero(1)), str(tmp_path))
     assert names[0] == [f"{BATCH:012d}", "latest"]
+
+
+def ended(overrides, ds, spoil):
+    """Train two updates to the end; the message, and the images seen of checkpoints and of snapshots."""
+    run = scenarios.build([*overrides, f"total_nimg={2 * BATCH}", f"checkpoint_nimg={BATCH}"], ds)
+    directories = [run.out / "checkpoints", run.out / "ema_snapshots"]
+    if spoil:
+        directories[1].write_text("")  # as good as a full disk
+    try:
+        training_loop(run, StopRequests(launched=False))
+        message = ""
+    except UserError as error:
+        message = str(error)
+    run.close()
+    scenarios.destroy(run)
+    return message, [sorted(int(p.name) for p in d.glob("0*")) for d in directories]
+
+
+def test_a_run_that_cannot_save_its_last_snapshot_is_not_complete(ranks):
+    both, every = dict.fromkeys(NETWORKS, zero(1)), [*ADAM, f"ema.power={{snapshot_nimg: {BATCH}}}"]
+    assert ranks(1).run(ended, every, both, False) == [("", [[8, 16], [8, 16]])]
+    ((message, (saved, _)),) = ranks(1).run(ended, every, both, True)
+    assert "ema_snapshots: the last EMA snapshot was not saved, see the warnings above; fix that and run" in message
+    assert saved == [BATCH]  # from which the same command takes that snapshot again
 
 
 @pytest.mark.slow

@@ -61,6 +61,16 @@ def test_a_resumed_run_reports_each_image_count_once(tmp_path, monkeypatch, caps
     assert capsys.readouterr().err.splitlines()[-2] == "nimg 192/256  G 4.00  64.0 images/s  00:01 left"
 
 
+@pytest.mark.parametrize(
+    "monitor, header, kept", [(["csv"], "nimg,name,value", 2), ([], "nimg,name,value", 2), ([], "step,name,value", 4)]
+)
+def test_a_table_of_an_earlier_attempt_ends_where_the_run_resumes(header, kept, monitor, tmp_path):
+    lines = [f"{line}\n" for line in (header, "64,loss,1.0", "128,loss,2.0", "192,loss,3.0")]
+    (tmp_path / "metrics.csv").write_text("".join(lines))
+    Reporter(tmp_path, 0, 256, 64, monitor).close()
+    assert (tmp_path / "metrics.csv").read_text() == "".join(lines[:kept])
+
+
 def test_other_ranks_leave_no_trace(tmp_path, capsys):
     reporter = Reporter(tmp_path / "run", rank=1, total_nimg=1024, resume_nimg=0)
     reporter.report(256, METRICS)

@@ -18,7 +18,9 @@ from bigsgan.errors import UserError
 from bigsgan.inference.post_hoc import Profile, combine, reconstruct
 from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
+from bigsgan.train import _build_snapshots
 from bigsgan.training.power import BEGUN, power_decay, power_exponent, power_kind
+from bigsgan.training.state import Counters
 from tests.alone import Entry, save
 from tests.tiny import tiny_recipe
 
@@ -160,6 +162,13 @@ def test_a_future_that_is_not_to_be_is_removed(run):
     remove_newer(directory, 2 * T)
     assert sorted(path.name for path in directory.iterdir()) == [f"{T:012d}", f"{2 * T:012d}", "latest"]
     remove_newer(out / "nothing", 0)
+
+
+def test_a_future_is_removed_by_a_run_without_the_averages_too(run):
+    recipe, out = run
+    assert recipe.ema.power is None
+    assert _build_snapshots(recipe, out, None, {}, Counters(1, 1, T), None) is None
+    assert sorted(path.name for path in (out / "ema_snapshots").glob("0*")) == [f"{T:012d}"]
 
 
 def test_wrong_questions(run, tmp_path):
