@@ -111,7 +111,7 @@ def main(run: Path, out: Path, options: Options) -> None:
         text = f"statistics {header['statistics']}, {options.dtype}"
         if form in SUFFIXES:
             difference = write_graph(trained.recipe, trained.network, form, header, out)
-            text += f", {form}; its images differ by at most {difference:.1e} from those of `bigsgan.load`"
+            text += f", {form}; its images differ by at most {difference:.1e} from our own"
         elif form == "hub":
             _write_folder(run, trained, _rounded(trained, state, options.dtype), header, options, out)
         else:

@@ -175,7 +175,7 @@ def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _expected(recipe: Recipe, network: LayerStack, inputs: Inputs) -> Tensor:
-    """The network's own images, as `bigsgan.load` makes them."""
+    """The network's own images; of styles with psi, and the constant noise that is set."""
     first = inputs["x" if recipe.data.paired else "z"]
     for layer in network.modules():
         if isinstance(layer, StyleMapping):

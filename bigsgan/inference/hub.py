@@ -74,10 +74,11 @@ def push_to_hub(folder: str | Path, name: str, private: bool | None = None, toke
     library = importlib.import_module("huggingface_hub")
     try:
         api = library.HfApi(token=token)
-        api.create_repo(name, private=private, exist_ok=True)
-        commit = api.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=list(FILES))
-    except (OSError, ValueError) as error:
-        problem, remedy = f"cannot be uploaded to: {reason(error)}", "log in (`hf auth login`), or give another name"
+        made = api.create_repo(name, private=private, exist_ok=True)  # of a bare name, the user's
+        commit = api.upload_folder(repo_id=made.repo_id, folder_path=str(folder), allow_patterns=list(FILES))
+    except Exception as error:  # errors of the connection are the library's client's own
+        problem = f"cannot be uploaded to: {reason(error)}"
+        remedy = "see that the Hub can be reached, log in (`hf auth login`), or give another name"
         raise UserError("push_to_hub", name, problem, remedy) from error
     return str(commit.commit_url)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +22,8 @@ from safetensors.torch import load_file
 
 import bigsgan
 from bigsgan import cli
+from bigsgan.errors import UserError
+from bigsgan.inference import hub as hub_room
 from tests import REPOSITORY
 from tests.runs import make_run
 
@@ -141,8 +145,10 @@ def test_up_down_and_out_of_the_cache(hub, tmp_path):
     assert cli.main(words) == 0
     (folder / "private.txt").write_text("not for others")
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
-    printed = python(tmp_path, "print(bigsgan.push_to_hub('folder', 'user/name'))", HF_ENDPOINT=endpoint)
-    assert printed.splitlines()[-1] == f"{endpoint}/{NAME}/commit/{COMMIT}"
+    for name in ("name", "user/name"):  # which the Hub completes, or not
+        Hub.files.clear()
+        printed = python(tmp_path, f"print(bigsgan.push_to_hub('folder', '{name}'))", HF_ENDPOINT=endpoint)
+        assert printed.splitlines()[-1] == f"{endpoint}/{NAME}/commit/{COMMIT}"
     assert Hub.files == {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "private.txt"}
     Hub.files["evil.py"] = b"raise SystemExit(1)"
     python(tmp_path, SAVE.replace("FILE", "'online'"), HF_ENDPOINT=endpoint)
@@ -172,3 +178,14 @@ for name in ("user/other", "no/repository/name"):
         for line, name in zip(lines, ("user/other", "no/repository/name"), strict=True):
             assert line.startswith(f"from_pretrained: '{name}' cannot be downloaded: ")
             assert line.endswith("; give a folder, or a repository that you can read")
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path, monkeypatch):
+    library = pytest.importorskip("huggingface_hub")
+    with socket.socket() as closed:  # bound, and nobody listens
+        closed.bind(("127.0.0.1", 0))
+        api = functools.partial(library.HfApi, endpoint=f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setattr(library, "HfApi", api)
+        monkeypatch.setattr(hub_room, "load", lambda folder: None)
+        with pytest.raises(UserError, match=r"^push_to_hub: 'digits' cannot be uploaded to: .*refused.*; see that the"):
+            bigsgan.push_to_hub(tmp_path, "digits", token="hf_none")
