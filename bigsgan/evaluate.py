@@ -84,7 +84,7 @@ def main(options: Options) -> int:
 def _evaluate(options: Options) -> None:
     _check(options)
     device = comm.device()
-    trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width)
+    trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width, comm)
     recipe = _with_data(trained.recipe, options)
     _check_run(recipe, options)
     reals, data = _reals(recipe, options.reference)

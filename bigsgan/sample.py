@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from bigsgan import checkpoint
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.config.sections import LARGEST_INT
@@ -40,25 +41,6 @@ MILLISECONDS = 60
 
 MOST_STEPS, MOST_PIXELS = 10**4, 2**30
 """Images of a row from one sample to the next, and pixels of a sheet, which lies in memory until it is written."""
-
-
-Gather = Callable[[np.ndarray], list[np.ndarray] | None]
-"""Gives rank 0 the arrays of all ranks, by rank, and the others None. A collective."""
-
-
-class _Rounds(NamedTuple):
-    """Ranks that make batches in turn."""
-
-    rank: int
-    num_ranks: int
-    gather: Gather
-
-    def batches(self, make: Callable[[int], np.ndarray], num: int, batch: int) -> Iterator[np.ndarray]:
-        """On rank 0, yield what ``make`` gives for the first sample of each batch, in order."""
-        for start in range(0, num, batch * self.num_ranks):
-            first = start + batch * self.rank
-            found = self.gather(make(first) if first < num else np.empty(0, np.uint8))
-            yield from (images for images in found or [] if len(images))
 
 
 class Options(NamedTuple):
@@ -110,12 +92,12 @@ def main(
     options: Options,
     rank: int,
     num_ranks: int,
-    gather: Gather = lambda images: [images],
+    together: checkpoint.ObjectCollectives | None = None,
 ) -> None:
     """Write what ``options`` ask for: a PNG sheet, a GIF of an interpolation, single PNG files, or an .npz file.
 
-    Single files are shared among the ranks that were started, and so is the work for an .npz file, which needs
-    ``gather``; of the rest, rank 0 alone has work.
+    Single files are shared among the ranks that were started, and so is the work for an .npz file, on which they work
+    ``together``; of the rest, rank 0 alone has work.
 
     Raises:
         UserError: The run cannot be opened, an option is out of range, or memory runs out.
@@ -126,14 +108,14 @@ def main(
     device = best_device()
     remedy = f"{smaller_batch(options.batch)}, or fewer in all (--num)"
     with memory.naming_remedy(f"with {options.batch} images at a time and {options.num or DEFAULT_NUM} in all", remedy):
-        trained = open_trained(run, "generator", live, nimg, device, options.width)
+        trained = open_trained(run, "generator", live, nimg, device, options.width, together)
         _check_run(trained.recipe, options, out.suffix == NPZ)
         if options.input is not None:
             text = _translate(trained, options, out, device, rank, num_ranks)
         elif options.files:
             text = _write_files(trained, options, out, device, rank, num_ranks)
         elif out.suffix == NPZ:
-            text = _write_npz(trained, options, out, device, _Rounds(rank, num_ranks, gather))
+            text = _write_npz(trained, options, out, device, together or checkpoint.SingleProcess())
         else:
             text = _write_sheet(_make_sheet(trained, options, device), out)
     if rank == 0 or options.files:
@@ -284,7 +266,9 @@ def _write_files(
     return f"{last - first} files"
 
 
-def _write_npz(trained: TrainedNetwork, options: Options, out: Path, device: torch.device, rounds: _Rounds) -> str:
+def _write_npz(
+    trained: TrainedNetwork, options: Options, out: Path, device: torch.device, ranks: checkpoint.ObjectCollectives
+) -> str:
     """Make batches in turn, the same for any number of ranks, and let rank 0 write them as they come.
 
     Without classes that are asked for, all take turns: each has as many samples as the others, or one more.
@@ -302,8 +286,8 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, device: tor
         images = encode(sampler.images(sampler.inputs(first, own, truncation)))
         return images.permute(0, 2, 3, 1).contiguous().numpy()
 
-    batches = rounds.batches(made, num, options.batch)
-    if rounds.rank > 0:
+    batches = _in_turn(ranks, made, num, options.batch)
+    if ranks.rank() > 0:
         for _ in batches:
             pass
         return ""
@@ -311,6 +295,16 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, device: tor
     with writing(out), replacing(out) as unfinished:
         write_images(unfinished, (num, side, side, channels), batches, labels.numpy() if num_classes else None)
     return f"{num} images"
+
+
+def _in_turn(
+    ranks: checkpoint.ObjectCollectives, make: Callable[[int], np.ndarray], num: int, batch: int
+) -> Iterator[np.ndarray]:
+    """On rank 0, yield what ``make`` gives for the first sample of each batch, in order; ranks make them in turn."""
+    for start in range(0, num, batch * ranks.world_size()):
+        first = start + batch * ranks.rank()
+        found = ranks.gather_objects(make(first) if first < num else np.empty(0, np.uint8))
+        yield from (images for images in found or [] if len(images))
 
 
 def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) -> list[int]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from torch import Tensor
+
+from bigsgan.errors import UserError
+
+Result = TypeVar("Result")
 
 
 class StateShard(NamedTuple):
@@ -49,6 +53,20 @@ class ObjectCollectives(Protocol):
     def total(self, value: float, /) -> float: ...  # noqa: D102
     def from_rank_zero(self, value: Any, /) -> Any: ...  # noqa: D102
     def gather_objects(self, value: Any) -> list[Any] | None: ...  # noqa: D102
+
+
+def by_rank_zero(ranks: ObjectCollectives, work: Callable[[], Result]) -> Result:
+    """Do something on rank 0 alone; return its picklable result, or raise its UserError, on all ranks. A collective."""
+    found: Result | UserError | None = None
+    if ranks.rank() == 0:
+        try:
+            found = work()
+        except UserError as error:
+            found = error
+    found = ranks.from_rank_zero(found)
+    if isinstance(found, UserError):
+        raise found
+    return cast(Result, found)
 
 
 class SingleProcess:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess
+from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess, by_rank_zero
 from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError, reason
@@ -145,18 +145,27 @@ def find(
 
 
 def find_intact(
-    run: Path, nimg: int | None = None, needed: Callable[[Checkpoint], Collection[str]] | None = None
+    run: Path,
+    nimg: int | None = None,
+    needed: Callable[[Checkpoint], Collection[str]] | None = None,
+    ranks: ObjectCollectives | None = None,
 ) -> Checkpoint:
-    """Like ``find``, but verify the files ``needed`` of a checkpoint in this process, and skip damaged checkpoints.
+    """Like ``find``, but verify the files ``needed`` of a checkpoint, and skip damaged checkpoints.
+
+    ``ranks`` share that work, and find the same checkpoint while a run saves others: then a collective.
 
     Raises:
         UserError: There is none, or the one asked for is damaged.
     """
+    together = ranks or SingleProcess()
+
+    def choose(passed_over: Collection[Path]) -> Checkpoint:
+        return by_rank_zero(together, lambda: find(run, nimg, passed_over))
 
     def look(found: Checkpoint) -> str | None:
-        return damage(found, SingleProcess(), None if needed is None else needed(found))
+        return damage(found, together, None if needed is None else by_rank_zero(together, lambda: needed(found)))
 
-    return first_intact(lambda passed_over: find(run, nimg, passed_over), lambda found: found, look)
+    return first_intact(choose, lambda found: found, look)
 
 
 def first_intact(

@@ -73,13 +73,13 @@ def run(options: argparse.Namespace) -> int:
     arguments = (directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())
 
     if launched.world_size() > 1 and out.suffix == module.NPZ:
-        return _joined(lambda gather: module.main(*arguments, gather))
+        return _joined(lambda ranks: module.main(*arguments, ranks))
     module.main(*arguments)
     return 0
 
 
 def _joined(work: Callable[[Any], None]) -> int:
-    """Work with what gathers arrays from all ranks that were started."""
+    """Work together with all ranks that were started, by what is called with their collectives."""
     launched.check_launcher()
     with logs_aside():
         comm = importlib.import_module("bigsgan.runtime.comm")
@@ -87,7 +87,7 @@ def _joined(work: Callable[[Any], None]) -> int:
 
     def together() -> int:
         comm.initialize(comm.PATIENCE_HOURS * 3600)
-        work(comm.gather_objects)
+        work(comm)
         comm.leave()
         return 0
 

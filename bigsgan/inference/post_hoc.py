@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from bigsgan import checkpoint
+from bigsgan.checkpoint.entries import by_rank_zero
 from bigsgan.checkpoint.tags import complete
 from bigsgan.config import Recipe
 from bigsgan.config.sections import LARGEST_WIDTH, SMALLEST_WIDTH
@@ -88,16 +89,19 @@ def _products(nimg: np.ndarray, gammas: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def reconstruct(run: Path, recipe: Recipe, width: float, nimg: int | None) -> tuple[int, LayerStack]:
+def reconstruct(
+    run: Path, recipe: Recipe, width: float, nimg: int | None, ranks: checkpoint.ObjectCollectives | None = None
+) -> tuple[int, LayerStack]:
     """Return a run's generator with its weights averaged up to a snapshot, and the images seen by then.
 
-    Buffers are those of the snapshot, as for the EMA. Without ``nimg`` the newest snapshot is taken.
+    Buffers are those of the snapshot, as for the EMA. Without ``nimg`` the newest snapshot is taken. Several ``ranks``
+    take the same snapshots and share the work of verifying them: a collective.
 
     Raises:
         UserError: The width is out of range, there is no such snapshot, or one cannot be read.
     """
     check_width(width)
-    kept = _snapshots(run, nimg)
+    kept = _snapshots(run, nimg, ranks or checkpoint.SingleProcess())
     last = kept[-1]
     begun = last.manifest["numbers"][AVERAGE][BEGUN]
     profiles = [(found, each) for found in kept for each in sorted(saved_widths(found.manifest["kinds"][AVERAGE]))]
@@ -126,9 +130,11 @@ def reconstruct(run: Path, recipe: Recipe, width: float, nimg: int | None) -> tu
     return last.nimg, network
 
 
-def _snapshots(run: Path, nimg: int | None) -> list[checkpoint.Checkpoint]:
+def _snapshots(run: Path, nimg: int | None, ranks: checkpoint.ObjectCollectives) -> list[checkpoint.Checkpoint]:
     """Return the intact snapshots up to ``nimg``, of averages that began together, oldest first."""
-    found = [each for each in reversed(list(complete(run / SNAPSHOTS))) if _begun(each) is not None]
+    found = by_rank_zero(
+        ranks, lambda: [each for each in reversed(list(complete(run / SNAPSHOTS))) if _begun(each) is not None]
+    )
     if not found:
         problem = "has no EMA snapshots, which --ema-width needs"
         raise UserError("--run", str(run), problem, "remove the option, or train with ema.power={snapshot_nimg: ...}")
@@ -139,7 +145,7 @@ def _snapshots(run: Path, nimg: int | None) -> list[checkpoint.Checkpoint]:
     for each in found:
         if nimg is not None and each.nimg > nimg:
             continue
-        if (damage := checkpoint.damage(each, checkpoint.SingleProcess())) is None:
+        if (damage := checkpoint.damage(each, ranks)) is None:
             kept.append(each)
         elif each.nimg == nimg:
             detail = "that snapshot is damaged"

@@ -44,12 +44,19 @@ def best_device() -> torch.device:
 
 
 def open_trained(
-    run: Path, network: str, live: bool, nimg: int | None, device: torch.device, width: float | None = None
+    run: Path,
+    network: str,
+    live: bool,
+    nimg: int | None,
+    device: torch.device,
+    width: float | None = None,
+    ranks: checkpoint.ObjectCollectives | None = None,
 ) -> TrainedNetwork:
     """Put one network of a run together; on a CPU it computes in float32, whatever precision it was trained in.
 
     ``live`` loads the live weights instead of the generator's EMA, and ``width`` the average of that width, from the
-    run's snapshots. Without ``nimg`` the newest checkpoint or snapshot is taken.
+    run's snapshots. Without ``nimg`` the newest checkpoint or snapshot is taken, the same on all ``ranks``, which share
+    the work of verifying it: a collective.
 
     Raises:
         UserError: There is no such run, checkpoint or snapshot, or a file is damaged.
@@ -60,11 +67,11 @@ def open_trained(
             raise UserError("--ema-width", None, "cannot be combined with --live", "give only one of them")
         if network != "generator":
             raise UserError("--ema-width", None, "needs the generator", "remove the option")
-        seen, stack = reconstruct(run, recipe, width, nimg)
+        seen, stack = reconstruct(run, recipe, width, nimg, ranks)
         compute_as_suits(stack, device)
         return TrainedNetwork(recipe, seen, stack.to(device))
     entry = "average" if network == "generator" and not live else network
-    found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry))
+    found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry), ranks)
     stack = build_network(recipe, network)
     checkpoint.Reader(found).entry(entry).read_network(stack)
     compute_as_suits(stack, device)

@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from bigsgan import sample
+from bigsgan.checkpoint import tags
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.runtime import comm
 from tests.distributed import scenarios
@@ -19,13 +21,21 @@ NUM = 45
 
 def trained(overrides, ds, directory):
     run = scenarios.build(overrides, ds)
-    scenarios.save(run, Path(directory))
+    for _ in range(2):
+        scenarios.save(run, Path(directory))
+        scenarios.update(run, 1)
     scenarios.destroy(run)
+
+
+def behind(directory, complete=tags.complete):
+    """Checkpoints but the newest, as a rank sees them that looks before the run saves."""
+    return iter(list(complete(directory))[1:])
 
 
 def sampled(run, out):
     options = sample.Options(num=NUM, truncations=[], seed=3, classes=None, batch=7)
-    sample.main(Path(run), Path(out), None, False, options, comm.rank(), comm.world_size(), comm.gather_objects)
+    with mock.patch.object(tags, "complete", tags.complete if comm.rank() == 0 else behind):
+        sample.main(Path(run), Path(out), None, False, options, comm.rank(), comm.world_size(), comm)
 
 
 @pytest.fixture
