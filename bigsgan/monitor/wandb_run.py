@@ -15,6 +15,8 @@ from torch import Tensor
 
 from bigsgan.errors import UserError
 from bigsgan.runtime.atomic import write_text
+from bigsgan.runtime.extras import require
+from bigsgan.runtime.paths import writing
 
 FINISH_SECONDS = 60.0
 """How long the end of a run waits for uploads unless WANDB_FINISH_TIMEOUT says otherwise; W&B has no limit."""
@@ -34,10 +36,11 @@ def check_wandb() -> None:
         UserError: It cannot.
     """
     field, value = "monitor", "wandb"
+    require("wandb", field, value)
     try:
         wandb = importlib.import_module("wandb")
     except ImportError as error:
-        remedy = "run pip install 'bigsgan[wandb]', or remove it from monitor"
+        remedy = "install it again, or remove it from monitor"
         raise UserError(field, value, "needs the library of Weights & Biases", remedy, str(error)) from None
     try:
         online = wandb.setup().settings.mode not in ("offline", "disabled")
@@ -57,12 +60,13 @@ class WandbRun:
     as a second at the same ``nimg`` or one after the run went back; curves are drawn over the metric ``nimg``. The id
     and the last step are kept in wandb/run.json, because an offline run cannot ask W&B for them.
 
-    What W&B raises is one warning, after which it gets no more reports: training goes on.
+    What W&B raises is one warning, after which it gets no more reports: training goes on. A full disk under the file
+    of the last step is one warning, too, and reports go on.
     """
 
     def __init__(self, out: Path, recipe: Mapping[str, Any]) -> None:
         self._state = out / "wandb" / "run.json"
-        self._step = -1
+        self._step, self._warned = -1, False
         self._run: Any = self._attempt(lambda: self._start(out, recipe))
 
     def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
@@ -114,8 +118,14 @@ class WandbRun:
         self._run.log({"nimg": nimg, **values}, step=self._step, commit=True)
 
     def _keep(self, run_id: str) -> None:
-        self._state.parent.mkdir(exist_ok=True)
-        write_text(self._state, json.dumps({"id": run_id, "step": self._step}) + "\n")
+        try:
+            with writing(self._state):
+                self._state.parent.mkdir(exist_ok=True)
+                write_text(self._state, json.dumps({"id": run_id, "step": self._step}) + "\n")
+        except UserError as error:
+            if not self._warned:
+                _log.warning("%s; reports to Weights & Biases continue", error)
+            self._warned = True
 
     def _attempt(self, work: Callable[[], _Result]) -> _Result | None:
         try:

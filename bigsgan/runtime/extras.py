@@ -6,7 +6,7 @@ import importlib.util
 
 from bigsgan.errors import UserError
 
-PACKAGES = {"hub": ("huggingface_hub",), "onnx": ("onnx", "onnxruntime", "onnxscript")}
+PACKAGES = {"hub": ("huggingface_hub",), "onnx": ("onnx", "onnxruntime", "onnxscript"), "wandb": ("wandb",)}
 """By extra, as pyproject.toml has them."""
 
 
@@ -19,4 +19,5 @@ def require(extra: str, field: str, value: object = None) -> None:
     for package in PACKAGES[extra]:
         if importlib.util.find_spec(package) is None:
             problem = f"needs the package {package}, which is not installed"
-            raise UserError(field, value, problem, f"install the extra `{extra}` (`pip install 'bigsgan[{extra}]'`)")
+            remedy = f"install the extra `{extra}` (`pip install -e '.[{extra}]'` in bigsgan's repository)"
+            raise UserError(field, value, problem, remedy)

@@ -337,7 +337,7 @@ def test_onnx_without_its_packages(package, run, monkeypatch, capsys):
     assert cli.main(["export", "--run", "run", "--out", "x.onnx"]) == 2
     assert capsys.readouterr().err == (
         f"bigsgan: --format: 'onnx' needs the package {package}, which is not installed; install the extra `onnx` "
-        "(`pip install 'bigsgan[onnx]'`)\n"
+        "(`pip install -e '.[onnx]'` in bigsgan's repository)\n"
     )
 
 

@@ -1,6 +1,7 @@
 """W&B's library as it is, offline: what its file holds, against the CSV file, TensorBoard and the PNG files."""
 
 import csv
+import errno
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bigsgan.errors import UserError
-from bigsgan.monitor import Reporter, check_wandb
+from bigsgan.monitor import Reporter, check_wandb, wandb_run
 from tests.wandb_file import read_segments
 from tests.wandb_server import serving
 
@@ -195,6 +196,29 @@ def test_training_goes_on_without_wandb_when_it_dies(tmp_path, warnings):
     assert [nimg for nimg, *_ in rows_of(tmp_path)] == list(range(64, 1024, 64))
 
 
+def test_a_disk_that_is_full_for_a_moment_ends_no_reports(tmp_path, warnings, monkeypatch):
+    out = tmp_path / "run"
+    reporter = Reporter(out, 0, 1000, 0, ["wandb", "csv"], RECIPE)
+    reporter.report(64, FIRST)
+    with monkeypatch.context() as patch:
+        patch.setattr(wandb_run, "write_text", full)
+        for nimg in (128, 192):
+            reporter.report(nimg, {"loss/generator": 0.5})
+    reporter.report(256, {"loss/generator": 0.25})
+    reporter.close()
+    assert warnings() == [
+        f"{out / 'wandb' / 'run.json'}: cannot be written: No space left on device; free some space, fix its "
+        "permissions, or choose another path; reports to Weights & Biases continue"
+    ]
+    (segment,) = read_segments(out)
+    assert [row["nimg"] for row in segment.rows] == [64, 128, 192, 256]
+    assert json.loads((out / "wandb" / "run.json").read_text())["step"] == 256
+
+
+def full(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_wandb_that_is_disabled_leaves_nothing(tmp_path, warnings, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     reporter = Reporter(tmp_path / "run", 0, 256, 0, ["wandb"], RECIPE)
@@ -221,8 +245,10 @@ def test_wandb_without_its_library_is_refused(monkeypatch):
         patch.setitem(sys.modules, "wandb", None)  # then an import of it fails
         with pytest.raises(UserError) as caught:
             check_wandb()
-    assert caught.value.problem == "needs the library of Weights & Biases"
-    assert str(caught.value).endswith("; run pip install 'bigsgan[wandb]', or remove it from monitor")
+    assert str(caught.value) == (
+        "monitor: 'wandb' needs the package wandb, which is not installed; install the extra `wandb` "
+        "(`pip install -e '.[wandb]'` in bigsgan's repository)"
+    )
 
 
 @pytest.mark.parametrize(
