@@ -5,11 +5,14 @@ Shapes: N images (N, R, R, C) uint8 under `arr_0`; their classes (N,) int64 unde
 
 from __future__ import annotations
 
+import lzma
 import struct
 import zipfile
-from collections.abc import Iterable
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 
@@ -18,6 +21,9 @@ from bigsgan.runtime.paths import check_regular
 IMAGES, LABELS = "arr_0", "arr_1"
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # zip, APPNOTE 4.3.7: signature, ..., length of name and of extra field
+
+_DAMAGE = (zipfile.BadZipFile, struct.error, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError)
+"""What a damaged archive raises; the last of one with a password."""
 
 
 def write_images(
@@ -48,19 +54,47 @@ def write_images(
                 np.lib.format.write_array(member, np.asarray(labels, dtype=np.int64), allow_pickle=False)
 
 
-def mapped_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an uncompressed .npz file by name, mapped into memory and not read.
+def mapped_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Return those of the named arrays that an .npz file has, mapped into memory and not read.
 
     Raises:
         OSError: It cannot be read, or is no regular file.
-        ValueError: It is no such file, or an array is compressed or has Python objects.
+        ValueError: It is no such file, or one of these arrays is compressed or has Python objects.
     """
+    with _members(path, names) as (_, members), path.open("rb") as file:
+        return {name: _mapped(path, file, info) for name, info in members.items()}
+
+
+def read_arrays(path: Path, names: Collection[str], most_bytes: int) -> dict[str, np.ndarray]:
+    """Return those of the named arrays that an .npz file has, compressed or not, read into memory.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ValueError: It is no such file, or one of these arrays has Python objects or is larger than ``most_bytes``.
+    """
+    with _members(path, names) as (archive, members):
+        return {name: _read(archive, info, most_bytes) for name, info in members.items()}
+
+
+@contextmanager
+def _members(path: Path, names: Collection[str]) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
     check_regular(path)
     try:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            return {info.filename.removesuffix(".npy"): _mapped(path, file, info) for info in archive.infolist()}
-    except (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError) as error:
+        with zipfile.ZipFile(path) as archive:
+            found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            yield archive, {name: info for name, info in found.items() if name in names}
+    except _DAMAGE as error:
         raise ValueError(str(error)) from None
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most_bytes: int) -> np.ndarray:
+    with archive.open(info) as member:  # the header first: it alone says how much memory the array takes
+        shape, _, dtype = _header(member)
+        if dtype.hasobject or _size(shape, dtype) > most_bytes:
+            raise ValueError(f"{info.filename} is larger than {most_bytes >> 20} MiB, or has Python objects")
+    with archive.open(info) as member:
+        found: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
+    return found
 
 
 def _mapped(path: Path, file: BinaryIO, info: zipfile.ZipInfo) -> np.ndarray:
@@ -70,13 +104,22 @@ def _mapped(path: Path, file: BinaryIO, info: zipfile.ZipInfo) -> np.ndarray:
     _, *lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start = info.header_offset + _LOCAL_HEADER.size + sum(lengths)
     file.seek(start)
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, in_columns, dtype = read(file)
-    offset = file.tell()
-    size = int(np.prod([dtype.itemsize, *map(int, shape)], dtype=object))
+    shape, in_columns, dtype = _header(file)
+    offset, size = file.tell(), _size(shape, dtype)
     if dtype.hasobject or offset + size > start + info.file_size:
         raise ValueError(f"{info.filename} is damaged, or has Python objects")
     if not size:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, "r", offset, shape, "F" if in_columns else "C")
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    found: tuple[tuple[int, ...], bool, np.dtype] = read(file)
+    return found
+
+
+def _size(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Bytes of an array, of any size."""
+    return int(np.prod([dtype.itemsize, *map(int, shape)], dtype=object))

@@ -16,10 +16,12 @@ from torch import Tensor
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.errors import UserError, reason
-from bigsgan.images.npz import IMAGES, LABELS, mapped_arrays
+from bigsgan.images.npz import IMAGES, LABELS, mapped_arrays, read_arrays
 from bigsgan.metrics.moments import Gaussian
 
 _OPTION = "--reference"
+_MOST_BYTES = 1 << 30
+"""Of a covariance: that of 11,585 features in float64."""
 _MOST_ASYMMETRY = 1e-4
 """Of a covariance, relative to its largest element."""
 
@@ -61,9 +63,9 @@ def open_reference(path: Path, data: Data) -> Reference:
         UserError: It cannot be read, has none of these, or does not fit the run's images.
     """
     try:
-        arrays = mapped_arrays(path)
+        arrays = mapped_arrays(path, (IMAGES, LABELS)) | read_arrays(path, ("mu", "sigma"), _MOST_BYTES)
     except (OSError, ValueError) as error:
-        problem = f"must be an uncompressed .npz file: {reason(error, path)}"
+        problem = f"must be an .npz file whose images are uncompressed: {reason(error, path)}"
         raise UserError(_OPTION, str(path), problem, "write it with numpy.savez") from None
     found = _Checked(path, arrays)
     gaussian = found.gaussian() if {"mu", "sigma"} & arrays.keys() else None

@@ -44,7 +44,7 @@ def test_other_images_than_announced_are_refused(tmp_path, images):
 def test_what_numpy_writes_is_mapped(tmp_path, images):
     arrays = {"arr_0": images, "mu": np.arange(4.0), "sigma": np.asfortranarray(np.arange(16.0).reshape(4, 4))}
     np.savez(tmp_path / "a.npz", **arrays)
-    found = mapped_arrays(tmp_path / "a.npz")
+    found = mapped_arrays(tmp_path / "a.npz", [*arrays, "arr_1"])
     assert found.keys() == arrays.keys()
     for name, value in arrays.items():
         assert isinstance(found[name], np.memmap)
@@ -56,7 +56,7 @@ def test_a_few_batches_lie_in_memory(tmp_path):
     num, batch = 64, np.zeros((1, 1024, 1024, 1), np.uint8)
     tracemalloc.start()
     write_images(tmp_path / "a.npz", (num, 1024, 1024, 1), (batch for _ in range(num)), None)
-    total = sum(int(image.max()) for image in mapped_arrays(tmp_path / "a.npz")["arr_0"])
+    total = sum(int(image.max()) for image in mapped_arrays(tmp_path / "a.npz", ["arr_0"])["arr_0"])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert total == 0
@@ -73,7 +73,7 @@ def test_other_files_are_refused(tmp_path, images):
     np.save(tmp_path / "plain.npy", images)
     for name in ("compressed.npz", "objects.npz", "cut.npz", "text.npz", "plain.npy"):
         with pytest.raises(ValueError):  # noqa: PT011 - whatever zipfile and numpy say
-            mapped_arrays(tmp_path / name)
+            mapped_arrays(tmp_path / name, ["arr_0"])
     for missing in (tmp_path, tmp_path / "nothing.npz"):
         with pytest.raises(OSError):  # noqa: PT011
-            mapped_arrays(missing)
+            mapped_arrays(missing, ["arr_0"])

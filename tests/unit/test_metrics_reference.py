@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -188,11 +191,37 @@ def test_files_that_do_not_fit_are_refused(tmp_path, name):
     assert caught.value.field == "--reference"
 
 
+def test_other_keys_are_ignored_and_statistics_may_be_compressed(tmp_path, digits):
+    images, expected = digits[0][:100], statistics(digits[0][:100])
+    others = {"note": np.array([{}], dtype=object), "mu_s": np.zeros(3)}
+    np.savez(tmp_path / "stored.npz", arr_0=images, **others)
+    np.savez_compressed(tmp_path / "small.npz", **others, **expected)
+    with zipfile.ZipFile(tmp_path / "stored.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("readme.txt", "nothing" * 100)
+    assert np.array_equal(open_reference(tmp_path / "stored.npz", DIGITS).images._images, images)
+    found = open_reference(tmp_path / "small.npz", DIGITS)
+    assert found.images is None
+    assert np.array_equal(found.gaussian.mean.numpy(), expected["mu"])
+    assert np.array_equal(found.gaussian.covariance.numpy(), expected["sigma"])
+
+
+def test_statistics_larger_than_any_are_not_read(tmp_path):
+    """A small file can say that it holds a lot."""
+    header = io.BytesIO()
+    shape = {"descr": "<f8", "fortran_order": False, "shape": (20_000, 20_000)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("mu.npy", header.getvalue())
+    with pytest.raises(UserError, match=r"mu.npy is larger than 1024 MiB, or has Python objects"):
+        open_reference(tmp_path / "a.npz", DIGITS)
+
+
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "a.npz").write_text("nothing")
     for path in (tmp_path / "a.npz", tmp_path / "b.npz", tmp_path):
         with pytest.raises(
-            UserError, match=r"--reference: must be an uncompressed .npz file: |--reference: '.*' must be"
+            UserError,
+            match=r"--reference: must be an .npz file whose images are uncompressed: |--reference: '.*' must be",
         ):
             open_reference(path, DIGITS)
 
