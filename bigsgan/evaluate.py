@@ -193,7 +193,8 @@ def _print(lines: Sequence[dict[str, Any]], options: Options) -> None:
         for name, value in values.items():
             print(f"{name:<24}{'not finite' if value is None else f'{value:.5g}'}")
     first = lines[0]
+    width = "" if options.width is None else f" of width {options.width:g}"
     print(
-        f"{first['weights']} weights at {first['nimg']} images; features of {first['features']} "
+        f"{first['weights']} weights{width} at {first['nimg']} images; features of {first['features']} "
         f"({first['features_sha256']}), resizer {first['resizer']}; full records in {options.run / RECORDS_FILE}"
     )

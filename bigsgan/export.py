@@ -32,7 +32,7 @@ from bigsgan.training.sampling import (
     GRID_ROWS,
     check_batch,
     check_truncation,
-    grid_columns,
+    column_classes,
     smaller_batch,
     stand_statistics,
     standing_batches,
@@ -223,7 +223,7 @@ def _write_folder(
 ) -> None:
     grid, recipe = None, trained.recipe
     if not recipe.data.paired:  # the inputs of others are images of the data set, which may not be published
-        columns = [i if recipe.data.num_classes else 0 for i in range(grid_columns(recipe.data.num_classes))]
+        columns = column_classes(recipe.data.num_classes)
         device = next(trained.network.parameters()).device
         sampler = Sampler(trained, 0, options.batch, device, standing=False)
         sheet = sampler.grid(GRID_ROWS * len(columns), columns, options.truncation)

@@ -28,7 +28,7 @@ from bigsgan.training.sampling import (
     LARGEST_NUM,
     check_batch,
     check_truncation,
-    grid_columns,
+    column_classes,
     has_standing_statistics,
     smaller_batch,
 )
@@ -314,7 +314,7 @@ def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) ->
         UserError: A class does not exist, or ``num`` images would not show every column.
     """
     if asked is None:
-        return [column if num_classes else 0 for column in range(grid_columns(num_classes))]
+        return column_classes(num_classes)
     if not num_classes:
         raise UserError("--classes", None, "needs a run with classes", "remove the option")
     for part in asked:

@@ -93,7 +93,7 @@ class Saver:
         """
         start = time.perf_counter()
         self.finish()
-        job = _Job(self._directory, nimg, self._ranks, self._section, self._moved)
+        job = _Job(self._directory, nimg, self._ranks, self._section, self._moved, self._what)
         first = self._ranks.rank() == 0
         parts = {name: [p for p in entry.parts() if first or not p.everywhere] for name, entry in entries.items()}
         ready = self._together(job, lambda: job.begin(parts))
@@ -165,9 +165,9 @@ class _Job:
     """
 
     def __init__(
-        self, directory: Path, nimg: int, ranks: ObjectCollectives, section: Checkpoints, moved: Moved
+        self, directory: Path, nimg: int, ranks: ObjectCollectives, section: Checkpoints, moved: Moved, what: str
     ) -> None:
-        self.nimg, self.write_seconds = nimg, 0.0
+        self.nimg, self.write_seconds, self._what = nimg, 0.0, what
         self._directory, self._tag = directory, f"{nimg:012d}"
         self._partial = directory / f"{self._tag}{PARTIAL}"
         self._ranks, self._section, self._moved = ranks, section, moved
@@ -257,7 +257,8 @@ class _Job:
             write_text(self._directory / "latest", self._tag + "\n")
             prune(self._directory, self._section, self.nimg)
         except OSError as error:
-            _log.warning("checkpoint at %d images was saved, but older ones were not removed: %s", self.nimg, error)
+            text = "%s at %d images was saved, but older ones were not removed: %s"
+            _log.warning(text, self._what, self.nimg, error)
 
     def _receipts(self) -> dict[str, dict[str, Any]] | None:
         """Receipts of all ranks, by file, as soon as all are there; None once the save is given up."""

@@ -97,7 +97,7 @@ def model_card(subject: Subject) -> str:
         size=f"{data.resolution} x {data.resolution}, {'grey' if data.image_channels == 1 else 'colour'}",
         classes=data.num_classes or "none",
         parameters=f"{subject.num_parameters / 1e6:.2f} M",
-        weights="EMA" if header["weights"] == "ema" else "live",
+        weights=_name(header),
         dtype=header["dtype"],
         statistics=header["statistics"],
         nimg=f"{subject.nimg:,}",
@@ -115,6 +115,11 @@ def model_card(subject: Subject) -> str:
         f"## Recipe\n\n`config.json` has it whole, with all defaults.\n\n```yaml\n{settings}```\n",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _name(header: Mapping[str, str]) -> str:
+    width = f" of width {header['ema_width']}" if "ema_width" in header else ""
+    return f"EMA{width}" if header["weights"] == "ema" else "live"
 
 
 def _metrics(subject: Subject) -> str:

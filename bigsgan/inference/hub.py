@@ -104,7 +104,9 @@ def write_folder(
         UserError: They cannot be written.
     """
     texts = {"library_name": "bigsgan", **header}
-    numbers = {name: json.loads(header[name]) for name in ("nimg", "truncation", "recipe") if name in header}
+    numbers = {
+        name: json.loads(header[name]) for name in ("nimg", "ema_width", "truncation", "recipe") if name in header
+    }
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         with replacing(out / WEIGHTS_FILE) as unfinished:

@@ -92,10 +92,10 @@ class SampleGrid:
 
 def latent_grid(recipe: Recipe, device: torch.device, reals: Tensor | None = None) -> SampleGrid:
     """Fixed latents; a column is a class where there are classes."""
-    columns = grid_columns(recipe.data.num_classes)
-    labels = torch.arange(columns).repeat(GRID_ROWS) % max(recipe.data.num_classes, 1)
+    columns = column_classes(recipe.data.num_classes)
+    labels = torch.tensor(columns).repeat(GRID_ROWS)
     inputs = generator_inputs(recipe, Draws(recipe.seed), "grid", 0, labels, None, device)
-    return SampleGrid(inputs, columns, lambda images: images, reals)
+    return SampleGrid(inputs, len(columns), lambda images: images, reals)
 
 
 def pair_grid(recipe: Recipe, pairs: Tensor, device: torch.device) -> SampleGrid:
@@ -188,6 +188,6 @@ def sampling_mode(network: LayerStack, statistics: str) -> Iterator[None]:
         network.train()
 
 
-def grid_columns(num_classes: int) -> int:
-    """Columns of a sample grid: one for each class, while they fit."""
-    return min(num_classes, MAX_COLUMNS) if num_classes else UNCONDITIONAL_COLUMNS
+def column_classes(num_classes: int) -> list[int]:
+    """The class of each column of a sample grid: the first that fit; all 0 where there are no classes."""
+    return list(range(min(num_classes, MAX_COLUMNS))) if num_classes else [0] * UNCONDITIONAL_COLUMNS

@@ -496,6 +496,17 @@ def test_a_disk_that_fails_while_writing_costs_this_checkpoint_alone(tmp_path, m
         assert_holds(checkpoint.newest(tmp_path), 64)
 
 
+def test_a_warning_calls_what_was_saved_by_its_name(tmp_path, monkeypatch, caplog):
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(saver, "prune", refuse)
+    snapshots = saver.Saver(tmp_path, checkpoint.SingleProcess(), Checkpoints(), what="EMA snapshot")
+    assert snapshots.save(64, entries(64.0), checkpoint.Description({}, {}, {}))
+    assert snapshots.finish()
+    assert "EMA snapshot at 64 images was saved, but older ones were not removed: " in caplog.text
+
+
 def test_a_real_full_disk_costs_this_checkpoint_alone(tmp_path, caplog):
     """A file system of 2 MiB, and a state that fits once; what the operating system says while writing."""
     disk = tmp_path / "small"

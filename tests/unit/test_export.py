@@ -22,6 +22,7 @@ from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid
 from bigsgan.inference.card import Subject, model_card
+from bigsgan.inference.hub import write_folder
 from bigsgan.inference.trained import open_trained
 from bigsgan.runtime.extras import PACKAGES
 from bigsgan.training.sampling import generator_inputs, stand_statistics, standing_batches
@@ -206,6 +207,14 @@ def test_metrics_of_a_width_are_found_by_the_number(tmp_path):
     header = {"weights": "ema", "dtype": "fp32", "statistics": "as trained", "ema_width": "0.07"}
     (tmp_path / "README.md").write_text(model_card(Subject(tmp_path, recipe, 64, header, 1000, None)))
     assert metrics_of(tmp_path) == ["fid2k 12.5"]
+    assert "| weights | EMA of width 0.07, fp32 |" in (tmp_path / "README.md").read_text()
+
+
+def test_numbers_of_a_folder_are_numbers(tmp_path):
+    header = {"nimg": "64", "ema_width": "0.07", "truncation": "0.5", "weights": "ema"}
+    write_folder({"x": torch.zeros(1)}, header, "", None, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config == {"library_name": "bigsgan", "weights": "ema", "nimg": 64, "ema_width": 0.07, "truncation": 0.5}
 
 
 @pytest.mark.smoke
