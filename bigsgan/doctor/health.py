@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 from bigsgan.checkpoint import tags
@@ -17,6 +15,7 @@ from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.rows import reports
 from bigsgan.doctor.storage import directory_of
+from bigsgan.runtime.locking import is_held
 from bigsgan.runtime.memory import size
 from bigsgan.training.alarms import Alarms
 
@@ -139,6 +138,7 @@ def speed(subject: Subject) -> Finding:
 def age(subject: Subject) -> Finding:
     """How old the newest report is, where a process has the run open; a run that has ended or stopped has no hurry."""
     run = subject.run_directory()
+    is_running = subject.ranks.gather(is_held(run / ".lock") if subject.ranks.rank == 0 else None)[0]
     rows, recipe = reports(run), read_saved_recipe(run)
     if not rows:
         return not_applicable("no report yet")
@@ -146,8 +146,10 @@ def age(subject: Subject) -> Finding:
     rates = [row["images_per_second"] for row in rows if row.get("images_per_second")]
     usual = recipe.report_nimg / statistics.median(rates[-LATEST:]) if rates else 0.0
     most = max(recipe.hang_timeout_seconds, LATE * usual)
-    nimg, is_running = rows[-1]["nimg"], _is_held(run / ".lock")
+    nimg = rows[-1]["nimg"]
     numbers = {"nimg": nimg, "age_seconds": seconds, "usual_seconds": usual, "is_running": is_running}
+    if is_running is None:
+        return not_applicable(f"{run / '.lock'} does not tell whether a process has the run open", numbers)
     if is_running and seconds > most:
         text = f"the newest report is {_span(seconds)} old, they usually take {_span(usual)}"
         remedy = "look at logs/ of all ranks: one may hang, compile, or wait for a file system"
@@ -198,20 +200,6 @@ def _skipped(rows: list[dict[str, Any]], network: str, recipe: Recipe) -> float:
     updates = (known[-1][0] - known[0][0]) / recipe.batch
     updates *= recipe.objective.d_steps if network == "discriminator" else 1
     return max(0.0, float(known[-1][1] - known[0][1])) / updates
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _bytes_of(checkpoint: tags.Checkpoint) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import subprocess
@@ -14,23 +13,24 @@ from pathlib import Path
 
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.errors import reason
+from bigsgan.runtime.locking import is_held
 
 SHARED_SECONDS = 10.0
 """How long a new file may take to be seen from another host."""
 
 _POLL_SECONDS = 0.1
 _LOCK_SECONDS = 30
-_HELD = 11
+_STATUSES = {False: 0, True: 11, None: 12}
+"""Of the process that asks ``is_held``, by its answer."""
+
 _MADE = ("digits", "synthetic", "synthetic_pairs")
 """Kinds of data that lie in no file of the user's."""
 
-_TRY = f"""
-import fcntl, sys
-with open(sys.argv[1]) as file:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit({_HELD})
+_ASK = f"""
+import sys
+from pathlib import Path
+from bigsgan.runtime.locking import is_held
+sys.exit({_STATUSES}[is_held(Path(sys.argv[1]))])
 """
 
 
@@ -79,7 +79,7 @@ def locks(subject: Subject) -> Finding:
         except OSError as error:
             problem = f"{path.parent} keeps no locks: {reason(error, path)}"
     path, problem = subject.ranks.gather((path, problem))[0]
-    is_kept_out = bool(problem) or _is_kept_out(path, in_process=subject.ranks.rank > 0)
+    is_kept_out = True if problem else _is_kept_out(path, in_process=subject.ranks.rank > 0)
     subject.ranks.gather(None)
     if descriptor >= 0:
         os.close(descriptor)
@@ -89,27 +89,20 @@ def locks(subject: Subject) -> Finding:
     remedy = "mount it with locks (Lustre: -o flock), or give another `out`, and start no second job in it"
     if problem:
         return failed(problem, remedy, numbers)
+    if is_kept_out is None:
+        return failed(f"could not ask for a lock in {path.parent}", remedy, numbers)
     if not is_kept_out:
         return failed(f"a second process got a lock in {path.parent} that is held", remedy, numbers)
     return passed(f"a lock in {path.parent} keeps a second process out", numbers)
 
 
-def _is_kept_out(path: Path, in_process: bool) -> bool:
-    """Whether a lock that another process holds is refused, or its file is not there; asked for by a new process."""
-    if not in_process:
-        done = subprocess.run([sys.executable, "-c", _TRY, str(path)], timeout=_LOCK_SECONDS, stdin=subprocess.DEVNULL)
-        return done.returncode == _HELD
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:  # not a shared file system, which is for ``paths`` to tell
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno == errno.EWOULDBLOCK
-    finally:
-        os.close(descriptor)
-    return False
+def _is_kept_out(path: Path, in_process: bool) -> bool | None:
+    """Whether a second process cannot get a lock that is held; None where it cannot ask."""
+    if in_process:
+        return not os.path.exists(path) or is_held(path)  # where the file is not shared, which is for ``paths`` to tell
+    command = [sys.executable, "-c", _ASK, str(path)]
+    status = subprocess.run(command, timeout=_LOCK_SECONDS, stdin=subprocess.DEVNULL).returncode
+    return next((answer for answer, each in _STATUSES.items() if each == status), None)
 
 
 def _read(subject: Subject) -> list[tuple[str, str]]:

@@ -7,7 +7,6 @@ say that they wait.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
@@ -24,6 +23,7 @@ from torch.utils import cpp_extension
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
+from bigsgan.runtime.locking import is_held
 
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.2
@@ -76,7 +76,7 @@ def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECOND
                     "was left behind by a killed build, and every run would wait for it",
                     f"remove it unless another host is building there: rm {lock}",
                 )
-        elif _FILE_IS_LOCK or _is_held(lock):
+        elif _FILE_IS_LOCK or is_held(lock):
             unattended_since = time.monotonic()
             if not said:
                 _log.warning("waiting for another process that builds in %s", build_directory)
@@ -135,18 +135,6 @@ def _build(builder: OpBuilder, names: list[str], field: str, value: object, reme
     else:
         _log.info("waiting while this host's first rank builds DeepSpeed's %s", what)
     wait_for_all()
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether a process holds the lock of a file, which the kernel takes from it when it ends."""
-    try:
-        with open(lock) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _is_building(directory: Path) -> bool:

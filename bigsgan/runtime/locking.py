@@ -81,6 +81,23 @@ def hold(path: Path, field: str, value: str, remedy: str) -> Callable[[], None]:
         time.sleep(_POLL_SECONDS)
 
 
+def is_held(path: Path) -> bool | None:
+    """Whether a process holds the lock of a file; None where that cannot be found out. A missing file is not locked.
+
+    It asks for a moment for a shared lock, which several may have at once, and which a file open for reading may have.
+    """
+    try:
+        with open(path, opener=_open_regular) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks there, or no permission
+        return None
+    return False
+
+
 def _locked(path: Path) -> FileIO:
     """Open and lock the file that has this name once it is locked."""
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,7 +18,7 @@ from bigsgan.config.run_directory import write_recipe
 from bigsgan.doctor import health
 from bigsgan.doctor.registry import CHECKS, chosen
 from tests.alone import entry, save
-from tests.examined import alone, small_disk
+from tests.examined import alone, examined, small_disk
 from tests.tiny import tiny_recipe
 
 HEALTHY = {
@@ -181,6 +182,27 @@ def test_a_run_that_reports_no_more(run):
         )
         os.utime(run / "metrics.jsonl")
         assert look("age", run).said.startswith("runs at 3200 of 1000000 images")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_stopped_run_where_locks_do_not_tell(run, monkeypatch, number):
+    (run / ".lock").touch()
+    long_ago = time.time() - 7200
+    os.utime(run / "metrics.jsonl", (long_ago, long_ago))
+
+    def refuse(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert look("age", run).status == "not applicable"
+
+
+def test_one_rank_asks_for_the_lock_of_a_run(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(health, "is_held", lambda path: asked.append(path) or True)
+    found = examined(health.age, ["a", "b"], run=run, out=run)
+    assert [each.said[:4] for each in found] == ["runs", "runs"]
+    assert asked == [run / ".lock"]
 
 
 def test_a_disk_that_is_nearly_full(run, tmp_path):

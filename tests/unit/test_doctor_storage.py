@@ -20,6 +20,17 @@ from tests import REPOSITORY
 from tests.examined import alone, examined, small_disk
 from tests.tiny import tiny_recipe
 
+NFS = """
+import fcntl, os
+real = fcntl.flock
+def flock(file, how, fcntl=fcntl, os=os, real=real):
+    if how & fcntl.LOCK_EX and fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise OSError(9, "Bad file descriptor")
+    real(file, how)
+fcntl.flock = flock
+"""
+"""Whoever wants a lock for himself has to open the file for writing."""
+
 
 def plan_of(directory, *overrides):
     return plan_run(tiny_recipe(directory, *overrides), 1, directory)
@@ -75,6 +86,23 @@ def test_a_file_system_whose_locks_keep_nobody_out(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda file, how: None)  # here alone: a second process asks the kernel
     found = alone(storage.locks, out=tmp_path)
     assert (found.status, found.said) == ("fail", f"a second process got a lock in {tmp_path} that is held")
+    assert is_empty(tmp_path)
+
+
+def test_locks_as_nfs_keeps_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", fcntl.flock)  # back in place afterwards
+    exec(NFS)
+    monkeypatch.setattr(storage, "_ASK", NFS + storage._ASK)
+    found = examined(storage.locks, ["a", "b"], out=tmp_path)
+    assert [(each.status, each.said) for each in found] == [
+        ("pass", f"a lock in {tmp_path} keeps a second process out")
+    ] * 2
+
+
+def test_a_lock_that_cannot_be_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_ASK", "raise ValueError")
+    found = alone(storage.locks, out=tmp_path)
+    assert (found.status, found.said) == ("fail", f"could not ask for a lock in {tmp_path}")
     assert is_empty(tmp_path)
 
 
