@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -31,6 +31,7 @@ _SIGN_SECONDS = 1.5
 _LATER_SECONDS = 10.0
 """Rank 0 speaks first where all hang."""
 
+_LEAVING_SECONDS = 30.0
 _MOST_NAMED = 8
 
 
@@ -119,25 +120,25 @@ class Job:
         return False
 
     def leave(self) -> None:
-        """Wait until all ranks are done with the store, which rank 0 may keep."""
+        """Wait until all ranks are done with the store, which rank 0 may keep, but not for ever: one may have died."""
         self._watch.close()
         self._store.add("left", 1)
-        if self.rank == 0:
-            self._wait_for_count("left")
+        until = time.monotonic() + _LEAVING_SECONDS
+        while self.rank == 0 and self._store.add("left", 0) < self.size and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
 
     def _wait_for_count(self, key: str, left: str = "") -> None:
-        while self._store.add(key, 0) < self.size:
-            self._pause(left)
+        self._wait(lambda: bool(self._store.add(key, 0) >= self.size), left)
 
     def _wait_for_key(self, key: str, left: str = "") -> None:
-        while not self._store.check([key]):
-            self._pause(left)
+        self._wait(lambda: bool(self._store.check([key])), left)
 
-    def _pause(self, left: str) -> None:
-        if left and self._store.add(left, 0):
-            first = pickle.loads(self._store.get(left.replace("num", "1")))[0]
-            raise RankLeftError(f"rank {first} has ended the check")
-        time.sleep(_POLL_SECONDS)
+    def _wait(self, is_there: Callable[[], bool], left: str) -> None:
+        while not is_there():
+            if left and self._store.add(left, 0) and not is_there():  # who came first may have it, and be through
+                first = pickle.loads(self._store.get(left.replace("num", "1")))[0]
+                raise RankLeftError(f"rank {first} has ended the check")
+            time.sleep(_POLL_SECONDS)
 
     @contextmanager
     def _ending(self, check: str) -> Iterator[None]:
