@@ -26,6 +26,9 @@ class UserError(Exception):
     """A problem that the user can fix: bad input, a missing file, a full disk.
 
     The command exits with status 2 and prints the text of this exception: one line, no traceback.
+
+    Attributes:
+        said: That text without the remedy.
     """
 
     def __init__(self, field: str, value: object, problem: str, remedy: str, detail: str = "") -> None:
@@ -47,9 +50,8 @@ class UserError(Exception):
         if value is not None:
             problem = f"{problem}, got {shown(value)}" if problem.startswith("must ") else f"{shown(value)} {problem}"
         reason = f" ({detail})" if detail else ""
-        text = f"{_shorten(field, _LONGEST_FIELD)}: {problem}{reason}; {remedy}"
-        text = " ".join(line.strip() for line in text.splitlines())  # libraries' own texts have many lines
-        super().__init__("".join(map(_printable, text)))
+        self.said = _line(f"{_shorten(field, _LONGEST_FIELD)}: {problem}{reason}")
+        super().__init__(f"{self.said}; {_line(remedy)}")
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str, str, str]]:
         """Pickle the arguments, for the transfer between ranks; the default would keep only the text."""
@@ -113,6 +115,11 @@ def end_process(status: int) -> NoReturn:
         with suppress(OSError, ValueError):  # closed, or on a full disk
             stream.flush()
     os._exit(status)
+
+
+def _line(text: str) -> str:
+    """Return a text as one line that a terminal can show; libraries' own texts have many."""
+    return "".join(map(_printable, " ".join(line.strip() for line in text.splitlines())))
 
 
 def _printable(letter: str) -> str:

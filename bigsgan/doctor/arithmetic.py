@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -132,10 +133,11 @@ def half(subject: Subject) -> Finding:
         return passed("rank 0 compares", severity=-1)
     same = [name for name, error in errors.items() if error == 0]
     if same:
-        return failed(f"{same[0]} gives the very numbers of float32: nothing was rounded", REMEDY, {"errors": errors})
+        text = f"{same[0]} gives the very numbers of float32: nothing was rounded"
+        return replace(failed(text, REMEDY, {"errors": errors}), of_all=True)
     lacking = "".join(f" ({name} is not supported here)" for name in half_types if name not in errors)
     what = f"two updates in {' and '.join(errors)}{lacking} are"
-    return _told(what, errors, dict.fromkeys(errors, MOST_OFF), "off")
+    return replace(_told(what, errors, dict.fromkeys(errors, MOST_OFF), "off"), of_all=True)
 
 
 def compiled(subject: Subject) -> Finding:

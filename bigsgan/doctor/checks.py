@@ -93,6 +93,7 @@ class Finding:
         remedy: What to do about a fail, as imperative sentences.
         severity: Of several ranks' answers with one status, the largest is shown.
         raised: Whether the check ended by an exception.
+        of_all: Whether it is about what the ranks did together, so that none of them is to blame.
     """
 
     status: Status
@@ -101,6 +102,7 @@ class Finding:
     remedy: str = ""
     severity: float = 0.0
     raised: bool = False
+    of_all: bool = False
 
 
 def passed(said: str, numbers: Mapping[str, Any] = MappingProxyType({}), severity: float = 0.0) -> Finding:

@@ -87,7 +87,7 @@ class Group:
     """torch's process group, made where the first check needs it.
 
     Attributes:
-        broken_by: The check in which ranks lost each other in a collective.
+        broken_by: The check in which a rank raised: others may wait for it in a collective, or have no group.
     """
 
     is_made: bool = False
@@ -129,7 +129,7 @@ class Examiner:
                 found = self.ranks.collect((finding, time.monotonic() - start))
                 status, broke = self.ranks.share(self._conclude(check, found) if found else None)
             is_well &= status != "fail"
-            if broke and self._group.is_made:
+            if broke:
                 self._group.broken_by = check.name
         if self.ranks.rank == 0:
             self.report.end()
@@ -149,7 +149,7 @@ class Examiner:
                 raise
             _log.info("check %s raised", check.name, exc_info=True)
             if isinstance(error, UserError):
-                return Finding("fail", f"{error.field}: {error.problem}", remedy=error.remedy, raised=True)
+                return Finding("fail", error.said[:_LONGEST], remedy=error.remedy, raised=True)
             said = " ".join(f"{type(error).__name__}: {error}".split())
             remedy = "run the command below for this check alone, and look at the messages of the library that it names"
             return Finding("fail", said[:_LONGEST], remedy=remedy, raised=True)
@@ -169,12 +169,12 @@ class Examiner:
             return f"needs {NEEDS['gpu']}"
         if "group" in needs:
             if self._group.broken_by:
-                return f"the ranks lost their connection in {self._group.broken_by}"
+                return f"the ranks have no connection since {self._group.broken_by}"
             self._group.make()
         return ""
 
     def _conclude(self, check: Check, found: Sequence[tuple[int, tuple[Finding, float]]]) -> tuple[str, bool]:
-        """Show the worst of what the ranks found; return its status, and whether some raised and others not."""
+        """Show the worst of what the ranks found; return its status, and whether it broke the connection."""
         order = ("not applicable", "pass", "fail")
         status = max((finding.status for _, (finding, _) in found), key=order.index)
         having = [(rank, finding) for rank, (finding, _) in found if finding.status == status]
@@ -184,7 +184,7 @@ class Examiner:
         else:
             rank, worst = max(sorted(having, key=lambda each: each[0]), key=lambda each: each[1].severity)
         others = len(having) - 1
-        if self.ranks.size > 1 and status == "fail":
+        if self.ranks.size > 1 and status == "fail" and not worst.of_all:
             more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
             worst = replace(worst, said=f"rank {rank} on {self.ranks.hosts[rank]}{more}: {worst.said}")
         by_rank = {rank: finding for rank, (finding, _) in found}
@@ -192,7 +192,7 @@ class Examiner:
         result = Result(check, worst, rank, [by_rank[rank] for rank in range(self.ranks.size)], seconds)
         self.results.append(result)
         self.report.add(result)
-        return status, bool(raised) and "group" in check.needs
+        return status, bool(raised) and "group" in check.needs and self.ranks.size > 1
 
 
 def main(checks: Sequence[Check], plan: RunPlan | None, run: Path | None, report: Report) -> int:

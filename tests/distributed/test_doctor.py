@@ -155,7 +155,7 @@ def test_a_collective_that_a_rank_does_not_come_to(tmp_path):
     assert [(name, result, said) for name, result, _, said in shown] == [
         ("planted.collective", "pass", "added"),
         ("planted.raises_before_a_collective", "FAIL", f"{host(1)} (and 1 more rank): ValueError: a planted error"),
-        ("planted.collective", "n/a", "the ranks lost their connection in planted.raises_before_a_collective"),
+        ("planted.collective", "n/a", "the ranks have no connection since planted.raises_before_a_collective"),
         ("planted.good", "pass", "all is well"),
     ], done.stderr
     assert done.args == [1, 1]

@@ -8,15 +8,18 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from bigsgan.cli import main
 from bigsgan.doctor import examine, registry
-from bigsgan.doctor.checks import NEEDS, Subject
+from bigsgan.doctor.checks import NEEDS, Check, Finding, Subject
+from bigsgan.errors import UserError
 from bigsgan.runtime import gpus
 from tests import REPOSITORY
-from tests.planted import plant
+from tests.planted import good, plant
 
 
 @pytest.fixture
@@ -144,6 +147,78 @@ def test_what_the_user_can_fix_fails_its_check(monkeypatch, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "this machine has NVIDIA GPUs" in out
     assert "DS_ACCELERATOR=cpu" in out
+
+
+class Together:
+    """Rank 0 of some ranks that all find what it finds."""
+
+    def __init__(self, size):
+        self.rank, self.size, self.hosts = 0, size, ["a"] * size
+
+    def check(self, name, patience):
+        return nullcontext()
+
+    def collect(self, value):
+        return [(rank, value) for rank in range(self.size)]
+
+    def share(self, value):
+        return value
+
+    def is_lost(self, error):
+        return False
+
+
+def seen_by(size, monkeypatch, *functions):
+    """What checks that need the connection, one after the other, come to on so many ranks."""
+    monkeypatch.setattr(registry, "CHECKS", ())
+    plant([], 0)
+    for function in functions:
+        monkeypatch.setattr(sys.modules["bigsgan.doctor.planted"], function.__name__, function, raising=False)
+    checks = [Check(f"a.{each.__name__}", "", 0, f"planted:{each.__name__}", ("group",)) for each in functions]
+    ranks, report = Together(size), SimpleNamespace(begin=lambda *_: None, add=lambda _: None, end=lambda: None)
+    examiner = examine.Examiner(Subject(ranks), ranks, report)
+    examiner.examine(checks)
+    return [(result.finding.status, result.finding.said) for result in examiner.results]
+
+
+def test_a_check_that_raises_parts_several_ranks_and_not_one(monkeypatch):
+    made = []
+    monkeypatch.setattr(examine.Group, "make", lambda self: made.append(1))
+
+    def raises(subject):
+        raise MemoryError("no memory")
+
+    def passes(subject):
+        return Finding("pass", "all is well")
+
+    alone = seen_by(1, monkeypatch, raises, passes)
+    assert alone == [("fail", "MemoryError: no memory"), ("pass", "all is well")]
+    many = seen_by(2, monkeypatch, raises, passes)
+    said = "rank 0 on a (and 1 more rank): MemoryError: no memory"
+    assert many == [("fail", said), ("not applicable", "the ranks have no connection since a.raises")]
+
+
+def test_a_connection_that_a_rank_does_not_get_is_tried_once(monkeypatch):
+    tried = []
+
+    def make(self):
+        tried.append(1)
+        raise UserError("LOCAL_SIZE", 2, "must be at most 1", "start one rank", "of this host")
+
+    monkeypatch.setattr(examine.Group, "make", make)
+    first, second = seen_by(2, monkeypatch, good, good)
+    assert first == ("fail", "rank 0 on a (and 1 more rank): LOCAL_SIZE: must be at most 1, got 2 (of this host)")
+    assert second == ("not applicable", "the ranks have no connection since a.good")
+    assert len(tried) == 1
+
+
+def test_what_ranks_did_together_is_nobodys_fault(monkeypatch):
+    monkeypatch.setattr(examine.Group, "make", lambda self: None)
+
+    def compares(subject):
+        return Finding("fail", "ZeRO 3 differs", of_all=True)
+
+    assert seen_by(2, monkeypatch, compares) == [("fail", "ZeRO 3 differs")]
 
 
 def test_what_lacks_is_said():
