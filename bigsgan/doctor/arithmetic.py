@@ -46,7 +46,7 @@ MOST_OFF = 0.2
 
 REMEDY = (
     "repeat on another device or host: if only this one fails, take it out of use; "
-    "otherwise install a supported version of torch, or set BIGSGAN_FUSED=0 and see whether that helps"
+    "otherwise install a supported version of torch"
 )
 
 
@@ -78,6 +78,8 @@ def error_of_float32(family: str, network: str, penalised: bool) -> float:
 
 def tensor_cores(subject: Subject) -> Finding:
     """What tensor cores are given in the place of torch's own operations is no worse in bf16, which rounds it all."""
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        return not_applicable("this GPU does not compute bf16")
     errors, bounds = {}, {}
     with exact(is_smooth=False):
         for family in GAMES:

@@ -19,10 +19,12 @@ MOST_TAKEN = 0.1
 
 def devices(subject: Subject) -> Finding:
     """Each rank has a GPU of its own, which computes and has its memory free; or there is none on this machine."""
-    if not torch.cuda.is_available():
+    asks_for_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
+    if asks_for_cpu or not torch.cuda.is_available():
         idle_gpus.refuse_idle_gpus(os.environ)
         subject.ranks.gather(None)
-        return not_applicable("no GPU here; a run computes on the CPU")
+        why = "DS_ACCELERATOR is cpu" if asks_for_cpu else "no GPU here"
+        return not_applicable(f"{why}; a run computes on the CPU")
     num, rank = torch.cuda.device_count(), subject.local_rank
     numbers = {"visible": num, "local_rank": rank, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
     own = str(torch.cuda.get_device_properties(rank).uuid) if rank < num else None

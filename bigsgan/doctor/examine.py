@@ -165,7 +165,7 @@ class Examiner:
         for need in needs:
             if not present.get(need, True):
                 return f"needs {NEEDS[need]}"
-        if "gpu" in needs and not importlib.import_module("torch").cuda.is_available():
+        if "gpu" in needs and not _is_on_gpu():
             return f"needs {NEEDS['gpu']}"
         if "group" in needs:
             if self._group.broken_by:
@@ -193,6 +193,13 @@ class Examiner:
         self.results.append(result)
         self.report.add(result)
         return status, bool(raised) and "group" in check.needs and self.ranks.size > 1
+
+
+def _is_on_gpu() -> bool:
+    """Whether runs compute on a GPU: there is one, and DS_ACCELERATOR does not ask for the CPU."""
+    if not importlib.import_module("torch").cuda.is_available():
+        return False
+    return str(importlib.import_module("bigsgan.runtime.comm").device().type) == "cuda"
 
 
 def main(checks: Sequence[Check], plan: RunPlan | None, run: Path | None, report: Report) -> int:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.doctor.arithmetic import REMEDY
-from bigsgan.doctor.checks import Finding, Subject, failed, passed
+from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.engines.base import DTYPES
 from bigsgan.models import fir, fused, noise
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
@@ -67,22 +68,38 @@ CLOSE = 1e-6
 def feature_maps(subject: Subject) -> Finding:
     """Filters and rectifiers in every type and layout, and whole networks that use them."""
     device, excesses = str(comm.device()), {}
+    obstacles = {dtype: _obstacle(dtype) for dtype in ROUNDING}
+    if why := obstacles[torch.float32] or obstacles[torch.float64]:
+        return not_applicable(f"torch's own operations are used, as {why}")
+    left_out = [dtype for dtype, why in obstacles.items() if why]
     with tf32(allowed=False):
         for dtype, shape, layout in CELLS:
+            if dtype in left_out:
+                continue
             cell = f"{str(dtype).removeprefix('torch.')} {shape} {layout}"
             for name in FILTERS:
                 excesses[f"filter, {name}, {cell}"] = filter_excess(name, shape, layout, dtype, device)
             for limit in (None, LIMIT):
                 excesses[f"rectifier, limit {limit}, {cell}"] = rectifier_excess(limit, shape, layout, dtype, device)
-        for name, (tolerance, _) in NETWORKS.items():
-            excesses[f"StyleGAN2, {name}"] = network_error(name, device) / tolerance
+        for name, (tolerance, section) in NETWORKS.items():
+            if "half_type" not in section or DTYPES[section["half_type"]] not in left_out:
+                excesses[f"StyleGAN2, {name}"] = network_error(name, device) / tolerance
     return _told("kernels of feature maps", excesses)
 
 
 def random_numbers(subject: Subject) -> Finding:
     """Numbers drawn on the device against those drawn on a CPU: uniform ones bit for bit."""
+    if why := fused.obstacle(comm.device(), torch.int64, fused.DRAWS):
+        return not_applicable(f"torch's own operations are used, as {why}")
     excesses = {f"{kind}, {num:,}": draw_excess(kind, num) for kind in ("uniform", "normal") for num in DRAWN}
     return _told("kernels of random numbers", excesses)
+
+
+def _obstacle(dtype: torch.dtype) -> str | None:
+    """Why there are no kernels for maps of a type on this rank's device."""
+    if dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "this GPU does not compute bf16"
+    return fused.obstacle(comm.device(), dtype)
 
 
 def draw_excess(kind: str, num: int) -> float:

@@ -90,7 +90,7 @@ def _write_and_read(path: Path) -> tuple[float, float]:
 
 def memory(subject: Subject) -> Finding:
     """Copy within the memory of the host, and of the device, all ranks at once."""
-    places = {"host": torch.device("cpu"), **({"device": comm.device()} if torch.cuda.is_available() else {})}
+    places = {"host": torch.device("cpu"), **({"device": comm.device()} if comm.device().type != "cpu" else {})}
     found = {}
     for name, device in places.items():
         source, target = (torch.ones(_COPIED // 4, device=device) for _ in range(2))

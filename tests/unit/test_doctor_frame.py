@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bigsgan.cli import main
 from bigsgan.doctor import examine, registry
@@ -19,6 +20,7 @@ from bigsgan.doctor.checks import NEEDS, Check, Finding, Subject
 from bigsgan.errors import UserError
 from bigsgan.runtime import gpus
 from tests import REPOSITORY
+from tests.examined import alone
 from tests.planted import good, plant
 
 
@@ -191,8 +193,8 @@ def test_a_check_that_raises_parts_several_ranks_and_not_one(monkeypatch):
     def passes(subject):
         return Finding("pass", "all is well")
 
-    alone = seen_by(1, monkeypatch, raises, passes)
-    assert alone == [("fail", "MemoryError: no memory"), ("pass", "all is well")]
+    one = seen_by(1, monkeypatch, raises, passes)
+    assert one == [("fail", "MemoryError: no memory"), ("pass", "all is well")]
     many = seen_by(2, monkeypatch, raises, passes)
     said = "rank 0 on a (and 1 more rank): MemoryError: no memory"
     assert many == [("fail", said), ("not applicable", "the ranks have no connection since a.raises")]
@@ -229,3 +231,29 @@ def test_what_lacks_is_said():
         assert examiner._lacking([need]) == f"needs {flag}"
     assert examiner._lacking(["ranks"]) == "needs several ranks"
     assert examiner._lacking(["hosts"]) == "needs several hosts"
+
+
+def test_a_gpu_that_runs_do_not_use_lacks(monkeypatch):
+    examiner = examine.Examiner(Subject(None), Together(1), None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for device, said in (("cuda", ""), ("cpu", "needs a GPU")):  # the latter by DS_ACCELERATOR=cpu
+        monkeypatch.setattr("bigsgan.runtime.comm.device", lambda device=device: torch.device(device))
+        assert examiner._lacking(["gpu"]) == said
+
+
+def test_what_uses_the_device_of_a_rank_has_chosen_it():
+    """Which is done where the connection is made."""
+    needs = {check.name: check.needs for check in registry.CHECKS}
+    for name in needs:
+        if name.startswith(("arithmetic.", "layouts.")) or name in ("speed.memory", "speed.product"):
+            assert "group" in needs[name], name
+
+
+@pytest.mark.parametrize("name", ["feature_maps", "random_numbers"])
+def test_kernels_that_are_not_used_are_no_fault(name):
+    kernels = importlib.import_module("bigsgan.doctor.kernels")
+    found = alone(getattr(kernels, name))
+    assert (found.status, found.said) == (
+        "not applicable",
+        "torch's own operations are used, as tensors are not on a GPU",
+    )

@@ -215,6 +215,9 @@ def test_ranks_with_gpus(monkeypatch):
     plant_gpus(monkeypatch, ["x"])
     first, second = examined(devices.devices, ["a", "a"], ranks)
     assert (first.status, second.said) == ("pass", "local rank 1 has none of the 1 GPUs that it sees")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert alone(devices.devices).said == "DS_ACCELERATOR is cpu; a run computes on the CPU"
+    monkeypatch.delenv("DS_ACCELERATOR")
     plant_gpus(monkeypatch, ["x"], free=0.5)
     assert alone(devices.devices).said == "50% of the memory of a GPU is in use"
 
