@@ -13,14 +13,11 @@ from bigsgan.checkpoint.files import checksum, unnoticed
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
-from bigsgan.doctor.rows import reports
+from bigsgan.doctor.rows import LATEST, num_ranks, reports
 from bigsgan.doctor.storage import directory_of
 from bigsgan.runtime.locking import is_held
 from bigsgan.runtime.memory import size
 from bigsgan.training.alarms import Alarms
-
-LATEST = 20
-"""Reports that tell of a run's present state."""
 
 MOST_HASHED_BYTES = 16 << 30
 MOST_SKIPPED = 0.1
@@ -118,11 +115,12 @@ def skips(subject: Subject) -> Finding:
 
 
 def speed(subject: Subject) -> Finding:
-    """Images a second of the latest reports against those before."""
+    """Images a second of the latest reports against those before, of as many ranks."""
     rows = [row for row in reports(subject.run_directory()) if row.get("images_per_second")]
+    rows = [row for row in rows if num_ranks(row) == num_ranks(rows[-1])]
     rates = [row["images_per_second"] for row in rows]
     if len(rates) < 10:
-        return not_applicable("fewer than 10 reports")
+        return not_applicable("fewer than 10 reports of this number of ranks")
     now, before = statistics.median(rates[-5:]), statistics.median(rates[:-5])
     waits = statistics.median(row.get("data_wait") or 0 for row in rows[-5:])
     numbers = {"images_per_second": now, "before": before, "data_wait": waits}

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+LATEST = 20
+"""Reports that tell of a run's present state."""
+
+_OF_A_RANK = re.compile(r"memory/rank\d+_gib")
 
 
 def reports(run: Path) -> list[dict[str, Any]]:
@@ -17,3 +23,8 @@ def reports(run: Path) -> list[dict[str, Any]]:
                 if isinstance(row := json.loads(line), dict) and isinstance(row.get("nimg"), int):
                     rows.append(row)
     return rows
+
+
+def num_ranks(row: dict[str, Any]) -> int:
+    """Ranks of the job that made a report; 0 where it does not tell, as with more than 16."""
+    return sum(bool(_OF_A_RANK.fullmatch(name)) for name in row)

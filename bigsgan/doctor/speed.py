@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 import uuid
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from bigsgan.bench.comm import sent_in_ring
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.recipes import checkpoint_bytes
-from bigsgan.doctor.rows import reports
+from bigsgan.doctor.rows import LATEST, num_ranks, reports
 from bigsgan.doctor.storage import directory_of
 from bigsgan.draws import Draws
 from bigsgan.errors import reason
@@ -134,7 +135,7 @@ def collectives(subject: Subject) -> Finding:
 
 
 def data(subject: Subject) -> Finding:
-    """Read real images as a run does, all ranks at once, against what updates took if ``out`` has reports."""
+    """Read real images as a run does, all ranks at once; what updates took is in ``out`` if it has such reports."""
     plan, start = subject.recipe_plan(), 0.0
     recipe, place = plan.recipe, plan.placement("discriminator")
     rank, num = subject.ranks.rank, 0
@@ -152,12 +153,13 @@ def data(subject: Subject) -> Finding:
     finally:
         reals.close()
     rates = subject.ranks.gather(rate)
-    known = [row["images_per_second"] for row in reports(subject.out) if row.get("images_per_second")]
-    needed = recipe.objective.d_steps * max(known) if known else None
+    alike = [row for row in reports(subject.out) if num_ranks(row) == subject.ranks.size]
+    known = [row["images_per_second"] for row in alike if row.get("images_per_second")][-LATEST:]
+    needed = recipe.objective.d_steps * statistics.median(known) if known else None
     numbers = {"images_per_second": rate, "all_images_per_second": sum(rates), "needed_images_per_second": needed}
     text = f"{sum(rates):.0f} images/s over all ranks"
     if needed is None:
-        return passed(f"{text}; what updates need is not known before a run", numbers, -rate)
+        return passed(f"{text}; what updates need is not known before a run on as many ranks", numbers, -rate)
     if sum(rates) < needed:
         remedy = "raise data.num_workers, pack the images (`bigsgan data prepare`), or copy them to a local disk"
         return failed(f"{text}, updates of this run took {needed:.0f}", remedy, numbers, -rate)

@@ -169,6 +169,14 @@ def test_a_run_that_gets_slower(run, rate, wait, status, remedy):
     assert remedy in found.remedy
 
 
+def test_a_run_that_goes_on_on_fewer_ranks(run):
+    report(run, 15, images_per_second=50.0, **{"memory/rank0_gib": 1.0})
+    found = look("speed", run)
+    assert (found.status, found.numbers["before"]) == ("pass", 50.0)
+    report(run, 5, images_per_second=50.0, **{"memory/rank0_gib": 1.0})
+    assert look("speed", run).status == "not applicable"
+
+
 def test_a_run_that_reports_no_more(run):
     long_ago = time.time() - 7200
     os.utime(run / "metrics.jsonl", (long_ago, long_ago))

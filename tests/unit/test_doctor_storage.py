@@ -192,9 +192,16 @@ def test_reading_images(tmp_path, monkeypatch):
     found = alone(speed.data, plan=plan, out=tmp_path)
     assert found.status == "pass"
     assert "not known before a run" in found.said
-    (tmp_path / "metrics.jsonl").write_text('{"nimg": 8, "images_per_second": 1e12}\n')
+    two_ranks = {"memory/rank0_gib": 1, "memory/rank1_gib": 1, "memory/max_gib": 1}
+    rows = [{"nimg": 8, "images_per_second": 1e14, **two_ranks}]
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert "not known before a run on as many ranks" in alone(speed.data, plan=plan, out=tmp_path).said
+    rows += [
+        {"nimg": 16 + i, "images_per_second": each, "memory/rank0_gib": 1} for i, each in enumerate((1e12, 2e12, 9e12))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = alone(speed.data, plan=plan, out=tmp_path)
-    assert (found.status, found.numbers["needed_images_per_second"]) == ("fail", 1e12)
+    assert (found.status, found.numbers["needed_images_per_second"]) == ("fail", 2e12)
 
 
 def test_numbers_of_the_host(monkeypatch):
