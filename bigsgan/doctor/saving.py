@@ -15,6 +15,8 @@ from bigsgan.config.sections import Checkpoints
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.games import both, stages
 from bigsgan.doctor.runs import Game, exact, running, update
+from bigsgan.doctor.storage import directory_of
+from bigsgan.errors import reason
 from bigsgan.runtime import comm
 from bigsgan.training.loop import Run
 
@@ -60,11 +62,18 @@ def checkpoints(subject: Subject) -> Finding:
 
 
 def _shared_directory(subject: Subject) -> Path:
-    """A new directory where a run would write."""
-    out = subject.out.absolute()
-    parent = next(path for path in (out, *out.parents) if path.is_dir())
-    name = tempfile.mkdtemp(prefix=".doctor-", dir=parent) if comm.rank() == 0 else ""
-    return Path(comm.from_rank_zero(name))
+    """A new directory where a run would write; where there is none, all ranks raise at once."""
+    made = problem = ""
+    if subject.ranks.rank == 0:
+        parent = directory_of(subject.out)
+        try:
+            made = tempfile.mkdtemp(prefix=".doctor-", dir=parent)
+        except OSError as error:
+            problem = f"{parent} cannot be written: {reason(error)}"
+    made, problem = subject.ranks.gather((made, problem))[0]
+    if problem:
+        raise OSError(problem)
+    return Path(made)
 
 
 def save(run: Run, directory: Path) -> None:

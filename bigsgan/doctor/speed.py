@@ -7,7 +7,6 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from bigsgan.runtime import comm
 from bigsgan.runtime.memory import size
 
 LEAST_DISK_RATE = 20e6
-"""Bytes a second that a rank writes where no recipe tells how many it has to."""
+"""Bytes a second that all ranks write together where no recipe tells how many they have to."""
 
 MOST_CHECKPOINT_SECONDS = 600.0
 """That all ranks together may take for a checkpoint."""
@@ -39,10 +38,10 @@ _READING_SECONDS = 4.0
 
 
 def disk(subject: Subject) -> Finding:
-    """Write to the disk of ``out`` and read again, all ranks at once, each a file of up to 256 MiB."""
+    """Write to the disk of ``out`` and read again, all ranks at once, each its share of 256 MiB or a little more."""
     directory = directory_of(subject.out)
     try:
-        own = _write_and_read(directory / f".doctor-{uuid.uuid4().hex}")
+        own = _write_and_read(directory / f".doctor-{uuid.uuid4().hex}", max(1, _MOST_PIECES // subject.ranks.size))
         problem = ""
     except OSError as error:
         own, problem = (0.0, 0.0), f"{directory} cannot be written: {reason(error, directory)}"
@@ -52,7 +51,7 @@ def disk(subject: Subject) -> Finding:
     numbers |= {"all_write_bytes_per_second": written, "all_read_bytes_per_second": read}
     if problem:
         return failed(problem, "free some space, fix its permissions, or give another `out`", numbers)
-    text = f"writes {own[0] / 1e6:.0f} MB/s, reads {own[1] / 1e6:.0f} MB/s in {directory}"
+    text = f"writes {written / 1e6:.0f} MB/s, reads {read / 1e6:.0f} MB/s in {directory}"
     remedy = "give an `out` on a faster file system"
     if subject.plan is not None:
         saved = checkpoint_bytes(subject.plan)
@@ -60,33 +59,30 @@ def disk(subject: Subject) -> Finding:
         text += f"; a checkpoint of {size(saved)} takes {seconds:.0f} s"
         if seconds > MOST_CHECKPOINT_SECONDS:
             return failed(f"{text}, more than {MOST_CHECKPOINT_SECONDS:.0f} s", remedy, numbers, -own[0])
-    elif own[0] < LEAST_DISK_RATE:
+    elif written < LEAST_DISK_RATE:
         return failed(f"{text}, less than {LEAST_DISK_RATE / 1e6:.0f} MB/s", remedy, numbers, -own[0])
     return passed(text, numbers, -own[0])
 
 
-def _write_and_read(path: Path) -> tuple[float, float]:
+def _write_and_read(path: Path, most_pieces: int) -> tuple[float, float]:
     """Bytes a second of writing a file to the disk, and of reading it with nothing kept in memory."""
     piece = os.urandom(_PIECE)  # a file system may compress
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            written, start = 0, time.perf_counter()
-            while written < _MOST_PIECES * _PIECE and time.perf_counter() - start < _DISK_SECONDS:
-                written += os.write(descriptor, piece)
-                os.fdatasync(descriptor)
-            writing = time.perf_counter() - start
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            read, start = 0, time.perf_counter()
-            while (some := len(os.read(descriptor, _PIECE))) and time.perf_counter() - start < _DISK_SECONDS:
-                read += some
-            return written / writing, read / (time.perf_counter() - start)
-        finally:
-            os.close(descriptor)
+        os.unlink(path)  # so that nothing stays, however the process ends
+        written, start = 0, time.perf_counter()
+        while written < most_pieces * _PIECE and time.perf_counter() - start < _DISK_SECONDS:
+            written += os.write(descriptor, piece)
+            os.fdatasync(descriptor)
+        writing = time.perf_counter() - start
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        read, start = 0, time.perf_counter()
+        while (some := len(os.read(descriptor, _PIECE))) and time.perf_counter() - start < _DISK_SECONDS:
+            read += some
+        return written / writing, read / (time.perf_counter() - start)
     finally:
-        with suppress(OSError):
-            path.unlink()
+        os.close(descriptor)
 
 
 def memory(subject: Subject) -> Finding:

@@ -49,13 +49,15 @@ def paths(subject: Subject) -> Finding:
             marker.write_text(marker.name)
         except OSError as error:
             problem = f"{directory} cannot be written: {reason(error, directory)}"
-    marker, writing = subject.ranks.gather((marker, problem))[0]
-    missing = [f"{key} ({path})" for key, path in _read(subject) if not os.path.exists(path)]
-    is_seen = not writing and _appears(marker)
-    subject.ranks.gather(None)
-    if me == 0:
-        with suppress(OSError):
-            marker.unlink()
+    try:
+        marker, writing = subject.ranks.gather((marker, problem))[0]
+        missing = [f"{key} ({path})" for key, path in _read(subject) if not os.path.exists(path)]
+        is_seen = not writing and _appears(marker)
+        subject.ranks.gather(None)
+    finally:
+        if me == 0:
+            with suppress(OSError):
+                marker.unlink()
     numbers = {"directory": str(directory), "missing": missing, "sees_rank_0": is_seen}
     if missing:
         return failed(f"{missing[0]} does not exist", "copy it to this host, or give a path on all hosts", numbers)
@@ -78,13 +80,15 @@ def locks(subject: Subject) -> Finding:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             problem = f"{path.parent} keeps no locks: {reason(error, path)}"
-    path, problem = subject.ranks.gather((path, problem))[0]
-    is_kept_out = True if problem else _is_kept_out(path, in_process=subject.ranks.rank > 0)
-    subject.ranks.gather(None)
-    if descriptor >= 0:
-        os.close(descriptor)
-        with suppress(OSError):
-            path.unlink()
+    try:
+        path, problem = subject.ranks.gather((path, problem))[0]
+        is_kept_out = True if problem else _is_kept_out(path, in_process=subject.ranks.rank > 0)
+        subject.ranks.gather(None)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+            with suppress(OSError):
+                path.unlink()
     numbers = {"directory": str(path.parent)}
     remedy = "mount it with locks (Lustre: -o flock), or give another `out`, and start no second job in it"
     if problem:
