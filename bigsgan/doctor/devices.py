@@ -13,8 +13,8 @@ from bigsgan.doctor.host import nodes_of
 from bigsgan.runtime import idle_gpus
 
 PCI = Path("/sys/bus/pci/devices")
-MOST_TAKEN = 0.1
-"""Share of a GPU's memory that may be in use before a run: CUDA itself takes some hundred MiB of each process."""
+MOST_TAKEN, MOST_TAKEN_BYTES = 0.1, 3 << 29
+"""Of a GPU's memory, the larger may be in use before a run: CUDA itself takes some hundred MiB, desktops a GiB."""
 
 
 def devices(subject: Subject) -> Finding:
@@ -41,7 +41,7 @@ def devices(subject: Subject) -> Finding:
     numbers |= {"name": name, "uuid": own, "free_bytes": free, "total_bytes": total}
     if (found := float(torch.full((1024,), 2.0, device=f"cuda:{rank}").sum())) != 2048:
         return failed(f"{name} adds 1,024 twos to {found}", "take this GPU out of use", numbers)
-    if taken > MOST_TAKEN:
+    if total - free > max(MOST_TAKEN * total, MOST_TAKEN_BYTES):
         text = f"{taken:.0%} of the memory of {name} is in use"
         return failed(text, "end the processes that `nvidia-smi` shows", numbers, taken)
     return passed(f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free", numbers, taken)

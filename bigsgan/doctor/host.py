@@ -14,6 +14,7 @@ LEAST_SHARED_BYTES = 256 << 20
 """Of /dev/shm for each rank, where no recipe tells: torch's loading processes and NCCL pass data through it."""
 
 INFINIBAND = Path("/sys/class/infiniband")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 NODES = Path("/sys/devices/system/node")
 
 
@@ -56,6 +57,8 @@ def shared_memory(subject: Subject) -> Finding:
     free, needed = found.f_bavail * found.f_frsize, len(subject.same_host()) * _shared_bytes(subject)
     numbers = {"free_bytes": free, "needed_bytes": needed, "total_bytes": found.f_blocks * found.f_frsize}
     text = f"{free >> 20} MiB of {SHARED_MEMORY} are free"
+    if subject.plan is None and len(subject.same_host()) == 1:
+        return passed(f"{text}; what one rank needs of it depends on the recipe", numbers, -free)
     if free < needed:
         remedy = "give the container more (docker run --shm-size)"
         if subject.plan is not None:
@@ -74,15 +77,20 @@ def _shared_bytes(subject: Subject) -> int:
 
 
 def cores(subject: Subject) -> Finding:
-    """Cores of each rank: enough on each host, and shared by all ranks or by none."""
+    """Cores of each rank: enough on each host and in its container, and shared by all ranks or by none."""
     own = sorted(os.sched_getaffinity(0))
     by_rank: list[list[int]] = subject.ranks.gather(own)
     here, me = subject.same_host(), subject.ranks.rank
-    num = len(set().union(*(by_rank[rank] for rank in here)))
-    numbers = {"cores": own, "cores_of_host": num, "ranks_of_host": len(here), "nodes": nodes_of(own)}
+    bound, quota = len(set().union(*(by_rank[rank] for rank in here))), _quota()
+    num = min(bound, quota)
+    numbers = {"cores": own, "cores_of_host": bound, "ranks_of_host": len(here), "nodes": nodes_of(own)}
+    numbers["quota"] = quota if quota < float("inf") else None
     if num < len(here):
-        remedy = "start fewer ranks there, or give the job more cores (Slurm: --cpus-per-task; docker run --cpus)"
-        return failed(f"{len(here)} ranks share {_cores(num)}", remedy, numbers, len(here) / num)
+        option = "--cpus, or limits.cpu in Kubernetes" if quota < bound else "--cpuset-cpus"
+        remedy = f"start fewer ranks there, or give the job more cores (Slurm: --cpus-per-task; docker run {option})"
+        return failed(
+            f"{len(here)} rank{'s share' if len(here) > 1 else ' has'} {_cores(num)}", remedy, numbers, len(here) / num
+        )
     for other in here:
         if other != me and set(by_rank[other]) & set(own) and by_rank[other] != own:
             both = sorted(set(by_rank[other]) & set(own))
@@ -91,7 +99,16 @@ def cores(subject: Subject) -> Finding:
             return failed(text, remedy, numbers, len(both))
     sharing = [rank for rank in here if rank != me and by_rank[rank] == own]
     whose = f"{len(sharing) + 1} ranks" if sharing else "this rank alone"
-    return passed(f"{_cores(len(own))} for {whose}", numbers, -len(own) / (1 + len(sharing)))
+    return passed(f"{_cores(min(len(own), quota))} for {whose}", numbers, -len(own) / (1 + len(sharing)))
+
+
+def _quota() -> float:
+    """Cores whose time this process's container has; infinite without a limit (Linux, cgroup-v2, cpu.max)."""
+    try:
+        quota, period = QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return float("inf")
+    return float("inf") if quota == "max" else int(quota) / int(period)
 
 
 def nodes_of(cpus: Sequence[int]) -> list[int]:
@@ -116,8 +133,8 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
-def _cores(num: int) -> str:
-    return f"{num} core{'s' if num != 1 else ''}"
+def _cores(num: float) -> str:
+    return f"{num:g} core{'s' if num != 1 else ''}"
 
 
 def _names(directory: Path) -> list[str]:

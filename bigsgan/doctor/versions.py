@@ -46,7 +46,8 @@ def versions(subject: Subject) -> Finding:
         if older(found[name], tested.oldest):
             remedy = f"install {name} {tested.oldest} or newer; {tested.newest} is the newest that is tested"
             return failed(f"{name} {found[name]} is older than {tested.oldest}", remedy, numbers)
-    if driver and cuda and (oldest := OLDEST_DRIVERS.get(_parts(cuda)[0])) and older(driver, oldest):
+    oldest = OLDEST_DRIVERS.get(_parts(cuda)[0]) if cuda else None
+    if driver and oldest and older(driver, oldest) and not torch.cuda.is_available():  # or CUDA's compatibility package
         remedy = "update the driver, or install a build of torch for an older CUDA"
         return failed(f"driver {driver} is older than {oldest}, which CUDA {cuda} needs", remedy, numbers)
     newer = [name for name, tested in TESTED.items() if newer_than(found[name], tested.newest)]
