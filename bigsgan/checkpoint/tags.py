@@ -34,7 +34,7 @@ _NAME = re.compile("[0-9]+")
 _DIVISION = ".division"
 """Suffix of the keys of a manifest's layout that give the bounds of stages."""
 
-_HASHING_THREADS = 8
+HASHING_THREADS = 8
 _MOST_MANIFEST_BYTES = 1 << 26
 _MOST_COUNT = 1 << 63
 _MANIFEST_TYPES = {
@@ -201,13 +201,14 @@ def damage(
         A description of the damage, the same on all ranks, or None.
     """
     own = sorted(checkpoint.manifest["files"] if names is None else names)[ranks.rank() :: ranks.world_size()]
-    with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib and the disk let others work meanwhile
-        found = next(filter(None, threads.map(partial(_damage_of, checkpoint, moved=moved), own)), None)
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:  # hashlib and the disk let others work meanwhile
+        found = next(filter(None, threads.map(partial(damage_of, checkpoint, moved=moved), own)), None)
         threads.shutdown(cancel_futures=True)
     return ranks.from_rank_zero(next(filter(None, ranks.gather_objects(found) or []), None))
 
 
-def _damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:
+def damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:
+    """Compare a file with its checksum: a description of the damage, or None; what ``moved`` raises ends it."""
     try:
         same = checksum(checkpoint.path / name, moved) == checkpoint.manifest["files"][name]["sha256"]
     except OSError as error:

@@ -70,7 +70,26 @@ def test_a_changed_byte(run):
     content[-1] ^= 1
     path.write_bytes(content)
     found = look("checkpoints", run)
-    assert (found.status, found.said) == ("fail", f"{path} has not the checksum of its manifest")
+    said = f"{path.parent}: the checksum of {path.name} differs from the manifest's"
+    assert (found.status, found.said) == ("fail", said)
+
+
+def test_a_checkpoint_that_is_too_large_to_verify_in_time(run, monkeypatch):
+    (path,) = (run / "checkpoints").glob("*3200/*.safetensors")
+    assert look("checkpoints", run).numbers["verified_bytes"] == path.stat().st_size
+    monkeypatch.setattr(health, "VERIFYING_SECONDS", -1.0)
+    found = look("checkpoints", run)
+    assert (found.status, found.numbers["verified_bytes"]) == ("pass", 0)
+    assert found.said.endswith(", 0 bytes of them verified")
+
+
+def test_a_checkpoint_that_the_run_removes_while_it_is_verified(run, monkeypatch):
+    def verify(checkpoint):
+        shutil.rmtree(checkpoint.path)
+        return "one cannot be read: No such file or directory", 0
+
+    monkeypatch.setattr(health, "_verified", verify)
+    assert look("checkpoints", run).status == "pass"
 
 
 @pytest.mark.parametrize("nimg", ["000000001600", "000000003200"])
