@@ -204,7 +204,11 @@ class Job:
 
 
 def meet() -> Job:
-    """Meet the other ranks at the address that the launcher describes."""
+    """Meet the other ranks at the address that the launcher describes.
+
+    Raises:
+        UserError: Rank 0 cannot listen there.
+    """
     host, port, rank = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), launched.rank()
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -216,7 +220,13 @@ def meet() -> Job:
         return dist.PrefixStore(f"bigsgan/doctor/{restart}", store)
 
     with roll_call.taken():
-        return Job(connect(serves), connect(False), rank, launched.world_size())
+        try:
+            store = connect(serves)
+        except RuntimeError as error:
+            if not serves:
+                raise
+            raise launched.unfit_meeting_place(host, port, error) from error
+        return Job(store, connect(False), rank, launched.world_size())
 
 
 def _print(check: str, text: str) -> None:

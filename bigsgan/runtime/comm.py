@@ -19,7 +19,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from bigsgan.errors import UserError
-from bigsgan.runtime import memory
+from bigsgan.runtime import launched, memory
 from bigsgan.runtime.idle_gpus import refuse_idle_gpus
 
 PATIENCE_HOURS = 3
@@ -335,8 +335,4 @@ def _meeting_place() -> dist.Store | None:
             host, port, is_master=True, wait_for_workers=False, timeout=_STORE_PATIENCE, multi_tenant=True
         )
     except RuntimeError as error:
-        if "EADDRINUSE" in str(error) or "EACCES" in str(error):
-            problem = f"cannot be used on {socket.gethostname()}: another program uses it, or it is reserved for root"
-            raise UserError("MASTER_PORT", port, problem, "give another, as with --master_port") from error
-        problem = f"must be an address of rank 0's host, {socket.gethostname()}"
-        raise UserError("MASTER_ADDR", host, problem, "give the name or address of rank 0's host") from error
+        raise launched.unfit_meeting_place(host, port, error) from error

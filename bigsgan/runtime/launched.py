@@ -120,3 +120,13 @@ def check_rank() -> None:
     if rank() >= world_size():
         problem = f"must be less than WORLD_SIZE ({world_size()})"
         raise UserError("RANK", rank(), problem, "run `unset RANK`", "environment variables")
+
+
+def unfit_meeting_place(host: str, port: int, error: RuntimeError) -> UserError:
+    """What keeps rank 0 from listening at MASTER_ADDR and MASTER_PORT, from torch's error."""
+    own = socket.gethostname()
+    if "EADDRINUSE" in str(error) or "EACCES" in str(error):
+        problem = f"cannot be used on {own}: another program uses it, or it is reserved for root"
+        return UserError("MASTER_PORT", port, problem, "give another, as with --master_port")
+    problem = f"must be an address of rank 0's host, {own}"
+    return UserError("MASTER_ADDR", host, problem, "give the name or address of rank 0's host")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import socket
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 from bigsgan.doctor import ranks
 from bigsgan.doctor.ranks import Job, RankLeftError
+from bigsgan.errors import UserError
 
 
 class Racing:
@@ -53,6 +56,25 @@ def test_a_rank_that_looks_late_has_what_was_gathered():
 def test_a_rank_that_ends_before_it_gathers_is_told_of():
     with pytest.raises(RankLeftError, match="rank 0 has ended the check"):
         a_job(1, Racing(ends)).gather("b")
+
+
+def test_a_port_that_is_in_use(monkeypatch):
+    monkeypatch.setattr(ranks.roll_call, "taken", nullcontext)
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        place = {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=f"MASTER_PORT: {port} cannot be used on .*: another program uses it"):
+            ranks.meet()
 
 
 def test_a_rank_that_is_gone_is_not_waited_for_without_end(monkeypatch):
