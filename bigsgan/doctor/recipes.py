@@ -26,15 +26,16 @@ _PROGRAM = "#include <Python.h>\n#include <vector>\nint main() { return std::vec
 
 
 def checkpoint_bytes(plan: RunPlan) -> int:
-    """Bytes of a checkpoint of all ranks: float32 weights and optimizer state of both networks, the EMA, buffers."""
-    total = 0
+    """Bytes of a checkpoint of all ranks: float32 weights and optimizer state of both networks, all EMAs, buffers."""
+    total, power = 0, plan.recipe.ema.power
+    averages = 1 + (len(power.widths) if power else 0)
     with torch.device("meta"):
         networks = {network: build_network(plan.recipe, network) for network in NETWORKS}
     for network, stack in networks.items():
         engine = plan.engines[network]
         numel = sum(parameter.numel() for parameter in stack.parameters())
         buffers = sum(buffer.nbytes for buffer in stack.buffers())
-        tensors = 1 + num_state_tensors(engine.optimizer, engine.file) + (network == "generator")
+        tensors = 1 + num_state_tensors(engine.optimizer, engine.file) + averages * (network == "generator")
         total += numel * _FLOAT * tensors + buffers * (1 + (network == "generator"))
     return total
 
@@ -54,7 +55,7 @@ def room(subject: Subject) -> Finding:
     text = f"{size(free)} free in {directory}; {kept} checkpoints of {size(each)}"
     if free < needed:
         remedy = "free some space, give another `out`, or lower checkpoints.keep"
-        return failed(f"{text} need {size(needed)} more", remedy, numbers, needed - free)
+        return failed(f"{text} need {size(needed - free)} more", remedy, numbers, needed - free)
     return passed(f"{text} fit", numbers, needed - free)
 
 

@@ -17,6 +17,8 @@ import torch
 
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.doctor import recipes, saving, speed, storage
+from bigsgan.models.build import build_network
+from bigsgan.runtime.memory import size
 from tests import REPOSITORY
 from tests.examined import alone, examined, small_disk
 from tests.tiny import tiny_recipe
@@ -128,12 +130,19 @@ def test_room_for_checkpoints(tmp_path):
         found = alone(recipes.room, plan=plan, out=out)
         assert found.status == "fail"
         assert found.numbers["free_bytes"] < 3 * each == found.numbers["needed_bytes"]
+        assert found.said.endswith(f" need {size(3 * each - found.numbers['free_bytes'])} more")
         full = alone(speed.disk, out=out)
         assert (full.status, full.said) == (
             "fail",
             f"{tmp_path / 'disk'} cannot be written: No space left on device",
         )
         assert [path.name for path in (tmp_path / "disk").iterdir()] == ["other"]
+
+
+def test_each_power_average_is_another_generator(tmp_path):
+    plan, more = plan_of(tmp_path), plan_of(tmp_path, "ema.power={snapshot_nimg: 1000, widths: [0.05, 0.1, 0.2]}")
+    generator = sum(parameter.numel() for parameter in build_network(plan.recipe, "generator").parameters())
+    assert recipes.checkpoint_bytes(more) - recipes.checkpoint_bytes(plan) == 3 * 4 * generator
 
 
 @pytest.mark.slow
