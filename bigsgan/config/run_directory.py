@@ -38,6 +38,9 @@ FREE_KEYS = {
     "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip
 
+# Keys that may differ between the hosts of a run; DeepSpeed files are compared by their contents.
+KEYS_OF_A_HOST = frozenset({"data.root", "data.input_root", "data.num_workers", "data.prefetch"})
+
 # Files and directories that a run writes in its directory.
 _OWN_NAMES = {
     RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config import NETWORKS
-from bigsgan.config.run_directory import flat
+from bigsgan.config.run_directory import KEYS_OF_A_HOST, flat
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.preflight import versions
 
@@ -19,8 +19,6 @@ MOST_SKEW_SECONDS = 5.0
 
 _TRIES = 3
 PACKAGE = Path(__file__).parents[1]
-OWN_KEYS = frozenset({"data.root", "data.input_root", "data.num_workers", "data.prefetch"})
-"""Keys of a recipe that may differ between hosts; see training/alike.py."""
 
 
 def clocks(subject: Subject) -> Finding:
@@ -64,7 +62,7 @@ def _told(subject: Subject) -> dict[str, Any]:
     told["version of Python"] = platform.python_version()
     if subject.plan is not None:
         recipe = flat(subject.plan.recipe.model_dump(mode="json"))
-        told |= {key: value for key, value in recipe.items() if key not in OWN_KEYS}
+        told |= {key: value for key, value in recipe.items() if key not in KEYS_OF_A_HOST}
         for network in NETWORKS:
             told[f"engines.{network}.ds_config"] = subject.plan.engines[network].file.content
     return told

@@ -10,16 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from bigsgan.config import RunPlan
-from bigsgan.config.run_directory import flat
+from bigsgan.config.run_directory import KEYS_OF_A_HOST, flat
 from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.errors import UserError, shown
 from bigsgan.preflight import versions
 from bigsgan.runtime import comm
-
-_OWN_KEYS = frozenset({"data.root", "data.input_root", "data.num_workers", "data.prefetch"})
-"""Keys of a recipe that may differ between hosts; DeepSpeed files are compared by their contents."""
 
 _MOST_HOSTS_NAMED = 4
 
@@ -33,7 +30,7 @@ def check_plans(plan: RunPlan) -> None:
         UserError: With the first that differs from rank 0's, and the hosts that it differs on.
     """
     told: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
-    told |= {key: value for key, value in flat(plan.recipe.model_dump()).items() if key not in _OWN_KEYS}
+    told |= {key: value for key, value in flat(plan.recipe.model_dump()).items() if key not in KEYS_OF_A_HOST}
     for network, engine in plan.engines.items():
         told[f"engines.{network}.ds_config"] = engine.file.content
 
