@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("argument", options.overrides[0], "needs a recipe", "add --config, or remove it")
     if directory is not None and options.config is not None:
         raise UserError("--config", None, "cannot be combined with --run, which has a recipe", "give only one of them")
-    if directory is not None and not os.path.isdir(directory):
+    if directory is not None and not (directory / RECIPE_FILE).is_file():
         detail = f"it has no {RECIPE_FILE}"
         raise UserError("--run", str(directory), "must be a run directory", "give the `out` of a run", detail)
     plan = None

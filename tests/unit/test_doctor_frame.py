@@ -77,6 +77,7 @@ def test_the_choice(only, examines_run, names):
         (["--only", "env"], "--only: must be the name of a check, or the part before its point, got 'env'; see"),
         (["--only", "environment.files.x"], "--only: must be the name of a check"),
         (["--run", "no/such"], "--run: must be a run directory, got 'no/such'"),
+        (["--run", "/"], "--run: must be a run directory, got '/' (it has no config.yaml); give"),
         (["batch=3"], "argument: 'batch=3' needs a recipe; add --config, or remove it"),
         (["--run", ".", "--config", "digits"], "--config: cannot be combined with --run, which has a recipe"),
         (["--config", "digits", "batch=-3"], "batch: must be"),
