@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from bigsgan.doctor.checks import Finding, Subject
+from bigsgan.doctor.checks import Check, Finding, Ranks, Subject
+from bigsgan.doctor.examine import Result
 
 LATE = 60.0
 
@@ -31,6 +32,19 @@ class Threads:
         found = list(self._values)
         self._barrier.wait(LATE)
         return found
+
+
+class Kept:
+    """A report that keeps the results."""
+
+    def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
+        self.results: list[Result] = []
+
+    def add(self, result: Result) -> None:
+        self.results.append(result)
+
+    def end(self) -> None:
+        pass
 
 
 def examined(

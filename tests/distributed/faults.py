@@ -20,6 +20,7 @@ from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.exchange import Exchange
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
+from tests.examined import Kept
 
 FAULTY = 1
 
@@ -130,19 +131,6 @@ def planted(name):
         if name:
             stack.enter_context(globals()[name]())
         yield
-
-
-class Kept:
-    """A report that keeps the results."""
-
-    def begin(self, ranks, checks):
-        self.results = []
-
-    def add(self, result):
-        self.results.append(result)
-
-    def end(self):
-        pass
 
 
 def examined(fault, names, directory):

@@ -16,21 +16,9 @@ from bigsgan.doctor.checks import Subject
 from bigsgan.runtime import comm
 from tests import REPOSITORY
 from tests.distributed.launching import TIMEOUT, needs_two_devices
+from tests.examined import Kept
 from tests.planted import plant
 from tests.ports import free_port
-
-
-class Kept:
-    """A report that keeps the results."""
-
-    def begin(self, ranks, checks):
-        self.results = []
-
-    def add(self, result):
-        self.results.append(result)
-
-    def end(self):
-        self.results = tuple(self.results)
 
 
 def examined(names, faulty=1):
