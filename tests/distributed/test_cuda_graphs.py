@@ -175,7 +175,15 @@ GAMES = {
 }
 
 
-@pytest.mark.parametrize("stage, name", [(0, "micro_batches"), (2, "reused_fakes"), (1, "orthogonal"), (1, "tangents")])
+@pytest.mark.parametrize(
+    "stage, name",
+    [
+        pytest.param(0, "micro_batches", marks=pytest.mark.slow),
+        (2, "reused_fakes"),
+        (1, "orthogonal"),
+        pytest.param(1, "tangents", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_is_used_once_it_is_written_over(ranks, stage, name):
     check(ranks(1), GAMES[name], both(stage))
 

@@ -62,6 +62,7 @@ def slow(directory, overrides):
         return examined(directory, overrides)
 
 
+@pytest.mark.slow
 def test_slow_data_are_found(ranks, tmp_path):
     (found,) = ranks(1).run(examined, tmp_path, [])
     assert found.status == "pass"

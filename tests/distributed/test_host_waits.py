@@ -154,6 +154,7 @@ def test_an_optimizer_on_the_host_waits_once_for_gradients_and_once_for_their_no
         assert found == {"an event": len(NETWORKS), "utils.py:is_invalid_grad_norm": len(NETWORKS)}
 
 
+@pytest.mark.slow
 def test_with_one_record_stage_3_would_compare_ranks_in_every_update(ranks):
     found = ranks(2).run(asked, [], dict.fromkeys(NETWORKS, zero(3)), False)[0]
     assert all(sum(each.values()) > 50 for each in found), found

@@ -167,7 +167,13 @@ def test_so_it_does_where_d_carries_tangents(ranks, stage, more):
     check_passed_over(found, expected, (1, ((24, 32),)))
 
 
-@pytest.mark.parametrize("every, made", [(16, [0, 1, 2, 3, 3, 2, 3, 4, 5]), (24, [0, 1, 2, 3, 4, 3, 3, 4, 5])])
+@pytest.mark.parametrize(
+    "every, made",
+    [
+        (16, [0, 1, 2, 3, 3, 2, 3, 4, 5]),
+        pytest.param(24, [0, 1, 2, 3, 4, 3, 3, 4, 5], marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
 def test_where_the_device_decides_the_host_learns_of_it_an_update_later(ranks, network, every, made):
     """Or at once, where the update is saved; 8 images are one."""
@@ -185,7 +191,7 @@ LATE = [0, 1, 2, 3, 4, 3]
     "stage, more, bad, stop_in, skipped, made",
     [
         (0, ["objective.d_steps=2"], (3,), None, (48, 64), [*LATE, 3, 4, 5]),
-        (3, [], (3, 4), None, (24, 32), [*LATE, 3, 4, 5]),
+        pytest.param(3, [], (3, 4), None, (24, 32), [*LATE, 3, 4, 5], marks=pytest.mark.slow),
         (2, [], (3,), 4, (24, 32), [*LATE, 3]),
         (1, [], (5,), None, (40, 48), [0, 1, 2, 3, 4, 5, 5, 3, 4, 5]),
     ],

@@ -726,13 +726,8 @@ def test_passes_with_collectives_are_not_replayed(tmp_path, monkeypatch):
     assert "average over 2 ranks" in planned.reason
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "refused by DeepSpeed",
-        pytest.param("corrupt images", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["refused by DeepSpeed", "corrupt images"])
 def test_the_script(name, run):
     """With a real process group: what is met while engines are built, and in the first update."""
     arguments = train_arguments()

@@ -128,6 +128,7 @@ def test_gradients_of_the_second_order(name, monkeypatch):
     assert torch.autograd.gradgradcheck(function, layer.weight, fast_mode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_a_recomputation_finds_the_same_bits(monkeypatch):
     for name in LAYERS:

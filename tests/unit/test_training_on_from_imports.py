@@ -112,6 +112,7 @@ def test_the_average_and_the_images_seen_go_on(classes, tmp_path):
         torch.testing.assert_close(tensor, still[name], atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_stylegan_snapshot_goes_on_with_its_settings(tmp_path):
     """The average, p, the images seen and what depends on them follow the snapshot and the file beside it."""
     average = write_snapshot(tmp_path / "network-snapshot-000003.pkl")
