@@ -20,7 +20,9 @@ class Extras(NamedTuple):
     """Parts of the step that a recipe may ask for.
 
     Attributes:
-        augmented: Whether D augments its images, and so reads seeds.
+        augmented: Whether D augments its images.
+        seeded: Whether D reads seeds, for augmentation or noise of its own.
+        images_per_sample: That G makes and D judges.
         augmentation: Probability of its augmentations, (1,), where this rank has it.
         adaptive: Steers that probability by D's logits.
         anchors: Of LeCam's regularisation of D.
@@ -28,6 +30,8 @@ class Extras(NamedTuple):
     """
 
     augmented: bool = False
+    seeded: bool = False
+    images_per_sample: int = 1
     augmentation: Tensor | None = None
     adaptive: AdaptiveProbability | None = None
     anchors: LogitAnchors | None = None
@@ -65,4 +69,5 @@ def build_extras(
         anchors = LogitAnchors(objective.lecam, device, sum_over_ranks)
     if objective.path_length:
         path_length = PathLengthPenalty(objective.path_length, statistics, device, sum_over_ranks)
-    return Extras(section is not None, p, adaptive, anchors, path_length)
+    seeded, num = recipe.discriminator_reads_seeds, recipe.generator.images_per_sample
+    return Extras(section is not None, seeded, num, p, adaptive, anchors, path_length)

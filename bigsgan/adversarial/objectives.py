@@ -1,7 +1,8 @@
 """What each network minimises: an adversarial loss on logits, and for D the gradient penalties.
 
 D sees one concatenated batch in equal segments: real, fake, with a finite-difference penalty the perturbed copies, and
-with a gradient penalty what lies between real and fake.
+with a gradient penalty what lies between real and fake. Where G makes several images of a sample, which D sees stacked
+along the channels, a real image stands in the place of each, and penalties there are on D's gradient by the one image.
 Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,), or (S * n, P) of P patches.
 """
 
@@ -62,6 +63,7 @@ class DiscriminatorObjective:
         penalty_weights: Mapping[str, float] = MappingProxyType({}),
         watchers: Sequence[LogitWatcher] = (),
         anchors: LogitAnchors | None = None,
+        images_per_sample: int = 1,
     ) -> None:
         """Decide what discriminator phase number ``phase`` minimises. R1 and R2 share one interval.
 
@@ -72,8 +74,10 @@ class DiscriminatorObjective:
             penalty_weights: Of ``r1`` and ``r2``, where they are not those of the section.
             watchers: Who is shown the logits.
             anchors: Of LeCam's regularisation.
+            images_per_sample: That G makes and D judges.
         """
         self._watchers, self._anchors, self._section = watchers, anchors, section
+        self._images_per_sample = images_per_sample
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
         penalties: dict[str, Penalty] = {name: p for name in _GRADIENTS if (p := getattr(section, name))}
@@ -105,14 +109,18 @@ class DiscriminatorObjective:
         """Whether the last segment lies between real and fake images."""
         return self._section.gradient_penalty is not None
 
+    def perturbs(self, real: Tensor, fake: Tensor) -> list[tuple[str, Tensor]]:
+        """The images that each finite difference perturbs, of given ones."""
+        return [(name, (real, fake)[_SEGMENTS[name]]) for name in self.perturbed]
+
     def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
         """Concatenate the segments of one micro-batch.
 
         Args:
             real: Images (n, C, H, W) in [-1, 1] and what else D reads, such as labels (n,).
-            fake: The same of the generator.
-            noise: Standard normal noise (n, C, H, W) for each penalty in ``perturbed``; for the gradient penalty the
-                share of each real image, (n, 1, 1, 1) in (0, 1).
+            fake: The same of the generator, its images (n, images_per_sample * C, H, W).
+            noise: Standard normal noise for each penalty in ``perturbed``, of the shape of what it perturbs; for the
+                gradient penalty the share of each real image, (n, 1, 1, 1) in (0, 1).
         """
         segments = [real, fake]
         for name in self.perturbed:
@@ -123,7 +131,8 @@ class DiscriminatorObjective:
                 segments.append((images - step, *rest))
         if self.interpolates:
             images, *rest = real
-            segments.append((torch.lerp(fake[0], images, noise[GRADIENT_PENALTY]), *rest))
+            between = torch.lerp(fake[0], _repeated(images, fake[0].shape[1]), noise[GRADIENT_PENALTY])
+            segments.append((between, *rest))
         return _join(segments)
 
     def __call__(
@@ -182,7 +191,7 @@ class DiscriminatorObjective:
         for name in self.checked:
             own, (end, start) = at[_SEGMENTS[name]], self._ends[name]
             direction = (segments[end] - segments[start]) / self._distance(name)
-            square = own.square().sum(dim=(1, 2, 3))
+            square = self._squared_norms(own, _SEGMENTS[name])
             self._statistics.add(f"penalty/{name}_exact", self._weights[name] / 2 * square.mean())
             self._statistics.add(f"slope/{name}_exact", (own * direction).sum(dim=(1, 2, 3)).square())
 
@@ -190,8 +199,17 @@ class DiscriminatorObjective:
         """Their sum, of the gradients of the logits at the images."""
         segments = grads.chunk(self.num_segments)
         return torch.stack([
-            self._penalty(name, segments[number].square().sum(dim=(1, 2, 3))) for name, number in self._exact.items()
+            self._penalty(name, self._squared_norms(segments[number], number)) for name, number in self._exact.items()
         ]).sum()  # fmt: skip
+
+    def _squared_norms(self, grads: Tensor, segment: int) -> Tensor:
+        """Of the gradients (n, images_per_sample * C, H, W) of a segment by its own images: (n,).
+
+        A real image is in the place of several, so that its gradient is the sum of theirs.
+        """
+        if segment == _SEGMENTS["r1"]:
+            grads = grads.unflatten(1, (self._images_per_sample, -1)).sum(dim=1)
+        return grads.square().sum(dim=(1, 2, 3))
 
     def _penalty(self, name: str, square: Tensor) -> Tensor:
         """A penalty of the squared norms of gradients (n,) as the loss has it; as it is, it is noted."""
@@ -313,5 +331,12 @@ class Reconstruction:
 
 
 def _join(segments: list[MicroBatch]) -> MicroBatch:
-    """Concatenate each entry over the segments."""
-    return tuple(torch.cat(entries) for entries in zip(*segments, strict=True))
+    """Concatenate each entry over the segments, real images as many times as G makes images of a sample."""
+    channels = max(images.shape[1] for images, *_ in segments)
+    repeated = [(_repeated(images, channels), *rest) for images, *rest in segments]
+    return tuple(torch.cat(entries) for entries in zip(*repeated, strict=True))
+
+
+def _repeated(images: Tensor, channels: int) -> Tensor:
+    """(n, C, H, W) -> (n, channels, H, W)."""
+    return images.repeat(1, channels // images.shape[1], 1, 1) if images.shape[1] < channels else images

@@ -184,6 +184,7 @@ class AdversarialStep:
             scheduled.penalty_weights,
             self._extras.watchers,
             self._extras.anchors,
+            self._extras.images_per_sample,
         )
 
     def _batch(
@@ -194,10 +195,13 @@ class AdversarialStep:
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
             assert images is not None, "D trains on G's images"
-            samples, draws, shape = part.positions(j), self._sources.draws, tuple(images.shape[1:])
+            samples, draws = part.positions(j), self._sources.draws
             real = (*self._sources.inputs.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
             fake = (images, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
-            noise = {name: draws.normal(name, counters, samples, shape) for name in objective.perturbed}
+            noise = {
+                name: draws.normal(name, counters, samples, tuple(perturbed.shape[1:]))
+                for name, perturbed in objective.perturbs(real[0], images)
+            }
             if objective.interpolates:
                 noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
             return objective.batch(real, fake, noise)
@@ -248,8 +252,8 @@ class AdversarialStep:
         return Work(phase, batch, objective, gradient=gradient)
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> MicroBatch:
-        """What D draws augmentations from; nothing where it has none."""
-        if not self._extras.augmented:
+        """What D draws augmentations and noise from; nothing where it has none."""
+        if not self._extras.seeded:
             return ()
         return (self._sources.draws.seeds(f"augment/{stream}", counters, samples),)
 

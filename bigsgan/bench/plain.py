@@ -174,14 +174,23 @@ class PlainLoop:
         section, part = self._recipe.objective, self._slices["discriminator"]["discriminator"]
         number = counters[0] * section.d_steps + counters[1]
         objective = DiscriminatorObjective(
-            section, self._statistics, number, numbers.penalty_weights, self._extras.watchers, self._extras.anchors
+            section,
+            self._statistics,
+            number,
+            numbers.penalty_weights,
+            self._extras.watchers,
+            self._extras.anchors,
+            self._extras.images_per_sample,
         )
         for j, fake in enumerate(fakes):
-            samples, draws, shape = part.positions(j), self._draws, tuple(fake.shape[1:])
-            noise = {name: draws.normal(name, counters, samples, shape) for name in objective.perturbed}
+            samples, draws = part.positions(j), self._draws
+            real = (*self._source.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
+            noise = {
+                name: draws.normal(name, counters, samples, tuple(perturbed.shape[1:]))
+                for name, perturbed in objective.perturbs(real[0], fake)
+            }
             if objective.interpolates:
                 noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
-            real = (*self._source.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
             judged = (fake, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
             with self._discriminator.reducing(j):
                 batch = objective.batch(real, judged, noise)
@@ -213,8 +222,8 @@ class PlainLoop:
         self._generator.update(*numbers.generator)
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Sequence[Tensor]:
-        """What D draws augmentations of a micro-batch from; nothing where it has none."""
-        return [self._draws.seeds(f"augment/{stream}", counters, samples)] if self._extras.augmented else []
+        """What D draws augmentations and noise of a micro-batch from; nothing where it has none."""
+        return [self._draws.seeds(f"augment/{stream}", counters, samples)] if self._extras.seeded else []
 
 
 def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:

@@ -52,10 +52,11 @@ class Augmentation(Section):
         "b", "geom", "color", "filter", "noise", "cutout", "bg", "bgc", "bgcf", "bgcfn", "bgcfnc", "r3gan"
     ] = "bgc"
     """ADA's groups: (b)lit, (g)eom, (c)olor, (f)ilter, (n)oise, (c)utout; ``b`` is the published ``blit``."""
-    policy: list[Literal["color", "translation", "cutout"]] = Field(
-        default=["color", "translation", "cutout"], min_length=1, max_length=3
+    policy: list[Literal["color", "latent_color", "translation", "cutout", "flip"]] = Field(
+        default=["color", "translation", "cutout"], min_length=1, max_length=5
     )
-    """DiffAugment's groups, in the order in which they act."""
+    """DiffAugment's groups, in the order in which they act. ``latent_color`` recolours half of the samples, around the
+    means of a sample's last image, and ``flip`` mirrors four of ten: as GAT does (arXiv 2509.24935)."""
     p: Share = 0.0
     """ADA's probability at the start, and for good where neither ``target`` nor ``final_p`` is given."""
     target: Sign | None = None

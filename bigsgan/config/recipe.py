@@ -81,6 +81,16 @@ class Recipe(Section):
         return self.engine(network).accumulation or self.accumulation
 
     @property
+    def judged_channels(self) -> int:
+        """Of what travels from G to D: all images of a sample."""
+        return self.data.channels * self.generator.images_per_sample
+
+    @property
+    def discriminator_reads_seeds(self) -> bool:
+        """Whether D's inputs carry a seed for each sample: it augments its images, or draws noise of its own."""
+        return self.augmentation is not None or self.discriminator.draws
+
+    @property
     def latent_size(self) -> int:
         """Numbers in a latent; 0 where the generator translates images."""
         return getattr(self.generator, "latent_size", 0)
@@ -130,6 +140,7 @@ def _check_recipe(recipe: Recipe) -> None:
         remedy = "set deterministic=false, or augmentation.kind=diffaugment"
         raise UserError("augmentation.kind", "ada", problem, remedy, detail)
     _check_init(recipe)
+    _check_images_per_sample(recipe)
     _check_pairs(recipe)
     _check_objective(recipe)
     _check_penalties(recipe.objective)
@@ -144,6 +155,19 @@ def _check_init(recipe: Recipe) -> None:
         field, detail = "optimizer.discriminator.weight_decay", "it would change the frozen layers"
         problem = "must be 0 with init_from.freeze_discriminator"
         raise UserError(field, decay, problem, f"set {field}=0", detail)
+
+
+def _check_images_per_sample(recipe: Recipe) -> None:
+    made, judged = recipe.generator.images_per_sample, recipe.discriminator.images_per_sample
+    if made != judged:
+        problem = f"must judge as many images of a sample as generator.family={recipe.generator.family} makes ({made})"
+        remedy = "give both networks the same family and the same levels"
+        field, detail = "discriminator.family", f"it judges {judged}"
+        raise UserError(field, recipe.discriminator.family, problem, remedy, detail)
+    if made > 1 and recipe.augmentation and recipe.augmentation.kind == "ada":
+        problem = f"must be diffaugment with generator.family={recipe.generator.family}"
+        remedy, detail = "set augmentation.kind=diffaugment, or augmentation=null", "ADA's colours are of one image"
+        raise UserError("augmentation.kind", "ada", problem, remedy, detail)
 
 
 def _check_pairs(recipe: Recipe) -> None:

@@ -102,6 +102,16 @@ class Data(Section):
         """Whether the data holds pairs of an input and a target."""
         return self.kind in ("paired_folders", "side_by_side", "synthetic_pairs")
 
+    @property
+    def channels(self) -> int:
+        """Of what G makes of a sample and D judges."""
+        return self.image_channels
+
+    @property
+    def side(self) -> int:
+        """Its height and width."""
+        return self.resolution
+
     @model_validator(mode="after")
     def _check(self) -> Data:
         # pydantic passes a UserError on unchanged, because it is not a ValueError.

@@ -105,7 +105,8 @@ class Reference:
         return (labels, inputs[0]) if self.recipe.data.paired else (labels, *seeds)
 
     def _seeds(self, stream, counters, part, j):
-        return [self.draws.seeds(f"augment/{stream}", counters, part.positions(j))] if self.recipe.augmentation else []
+        reads = self.recipe.augmentation or self.recipe.discriminator.draws
+        return [self.draws.seeds(f"augment/{stream}", counters, part.positions(j))] if reads else []
 
     def _learn_from_logits(self):
         real, fake = (torch.cat(logits) for logits in zip(*self.seen, strict=True))
@@ -123,14 +124,20 @@ class Reference:
                 self.d.layers["-1"].p.add_(step).clamp_(min=0)
                 self.signs = []
 
+    def _judged(self, x, *y, moving=False):
+        """D's logits of images; of real ones it sees a copy in the place of each image that G makes of a sample."""
+        channels = self.recipe.data.channels
+        copies = self.recipe.generator.images_per_sample if x.shape[1] == channels else 1
+        return self.forward(self.d, moving, torch.cat([x] * copies, dim=1), *y)
+
     def _penalty(self, section, weight, x, y, logits, noise):
         if section.form == "exact":
             (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
             return weight / 2 * g.square().sum((1, 2, 3)).mean()
-        perturbed = self.forward(self.d, False, x + section.sigma * noise, *y)
+        perturbed = self._judged(x + section.sigma * noise, *y)
         slopes = (perturbed - logits) / section.sigma
         if section.antithetic:
-            slopes = (perturbed - self.forward(self.d, False, x - section.sigma * noise, *y)) / (2 * section.sigma)
+            slopes = (perturbed - self._judged(x - section.sigma * noise, *y)) / (2 * section.sigma)
         slopes = slopes.view(len(x), -1).sum(1)
         return weight / 2 * (slopes**2).mean()
 
@@ -182,8 +189,8 @@ class Reference:
                 fake = self.forward(self.g, moving, *inputs)
             x.requires_grad_(), fake.requires_grad_()
             # The first of these forward passes moves the power iteration; the others must find it moved.
-            logits_real = self.forward(self.d, j == 0, x, *y)
-            logits_fake = self.forward(self.d, False, fake, *c)
+            logits_real = self._judged(x, *y, moving=j == 0)
+            logits_fake = self._judged(fake, *c)
             loss = self.d_loss(logits_real, logits_fake)
             for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):
                 penalty = getattr(section, name)
@@ -218,8 +225,8 @@ class Reference:
             x, y = self.last_reals[j]
             real = None
             if self.recipe.objective.loss == "relativistic":
-                real = self.forward(self.d, False, self._targets(x), *self._conditions(y, inputs, seeds["real"]))
-            loss = self.g_loss(real, self.forward(self.d, False, images, *c))
+                real = self._judged(self._targets(x), *self._conditions(y, inputs, seeds["real"]))
+            loss = self.g_loss(real, self._judged(images, *c))
             if self.recipe.objective.l1:
                 loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
             if self.recipe.objective.feature_matching:

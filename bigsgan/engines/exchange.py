@@ -19,8 +19,8 @@ def build_exchange(plan: RunPlan) -> Exchange | None:
     """The exchange of a run; None where images arise on the very ranks that read them."""
     if not plan.images_travel:
         return None
-    data = plan.recipe.data
-    shape = (data.image_channels, data.resolution, data.resolution)
+    side = plan.recipe.data.side
+    shape = (plan.recipe.judged_channels, side, side)
     return Exchange(plan.placement("generator"), plan.placement("discriminator"), plan.recipe.batch, shape)
 
 
@@ -34,7 +34,7 @@ class Exchange:
             generator: Of G's stages and replicas.
             discriminator: Of D's.
             batch: Images in all micro-batches of all replicas.
-            shape: Of an image.
+            shape: Of all images of a sample.
         """
         self._makers, self._judges = generator.output_ranks(), discriminator.input_ranks()
         self._batch, self._shape = batch, shape

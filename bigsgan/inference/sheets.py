@@ -67,7 +67,7 @@ class Sampler:
         """Images of inputs."""
         network = self._trained.network
         statistics = self._recipe.sample_statistics if self._standing else "running"
-        return sample(network, self._trained.infer, inputs, self._batch, statistics)
+        return sample(network, self._trained.show, inputs, self._batch, statistics)
 
     def grid(self, num: int, columns: Sequence[int], truncation: float | None) -> Sheet:
         """``num`` images, a column for each class of ``columns``."""
@@ -194,5 +194,5 @@ def translated_pairs(trained: TrainedNetwork, num: int, batch: int, device: torc
     if not len(pairs):
         raise UserError("data.root", trained.recipe.data.root, "contains no readable pairs", "repair its images")
     grid = pair_grid(trained.recipe, pairs, device)
-    images = sample(trained.network, trained.infer, grid.inputs, batch, trained.recipe.sample_statistics)
+    images = sample(trained.network, trained.show, grid.inputs, batch, trained.recipe.sample_statistics)
     return Sheet(grid.frame(images), grid.columns)

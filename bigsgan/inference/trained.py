@@ -19,6 +19,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import compute_as_suits
+from bigsgan.training.sampling import shown
 
 
 @dataclass
@@ -34,6 +35,10 @@ class TrainedNetwork:
         """Outputs without a graph; moves no state unless told to."""
         with moving_state(self.network.stateful_layers(), moving):
             return self.network(*inputs)
+
+    def show(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
+        """What people see of a generator's samples: images (n, C, R, R) in [-1, 1]."""
+        return shown(self.recipe, self.infer)(inputs, moving)
 
 
 def best_device() -> torch.device:

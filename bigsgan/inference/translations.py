@@ -78,7 +78,7 @@ class Translations:
         inputs = (sources, torch.zeros(len(numbers), dtype=torch.int64), torch.from_numpy(seeds))
         placed = tuple(entry.to(self._device) for entry in inputs)
         chunk = 1 if self._statistics == "batch" else batch
-        return sources, sample(self._trained.network, self._trained.infer, placed, chunk, self._statistics)
+        return sources, sample(self._trained.network, self._trained.show, placed, chunk, self._statistics)
 
     def sheet(self, batch: int) -> Sheet:
         """Each image and its translation side by side."""

@@ -34,9 +34,13 @@ class AdaptiveAugment(nn.Module):
     lowpass: Tensor
     bands: Tensor
 
-    def __init__(self, multipliers: Mapping[str, float], p: float) -> None:
-        """Take each transformation's probability as a multiple of p, 0 where left out, and the p to begin with."""
+    def __init__(self, multipliers: Mapping[str, float], p: float, keeps_seeds: bool = False) -> None:
+        """Take each transformation's probability as a multiple of p, 0 where left out, and the p to begin with.
+
+        With ``keeps_seeds`` the seeds travel on.
+        """
         super().__init__()
+        self._keeps_seeds = keeps_seeds
         self._initial_p = p
         self._multipliers = {name: multipliers.get(name, 0.0) for name in ADA_PIPELINES["bgcfnc"]}
         self.register_buffer("p", torch.empty(1, dtype=torch.float32))
@@ -51,12 +55,13 @@ class AdaptiveAugment(nn.Module):
         self.lowpass.copy_(lowpass / lowpass.sum())
         self.bands.copy_(torch.from_numpy(pixels.band_filters()))
 
-    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
         """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, which may leave it, and labels.
 
         C is 1 or 3, H and W are at least 4. The type is float32 or, for tests, float64.
         """
-        return self.augment(images, AugmentationDraws(seeds, images.dtype)), labels
+        images = self.augment(images, AugmentationDraws(seeds, images.dtype))
+        return (images, labels, seeds) if self._keeps_seeds else (images, labels)
 
     def augment(self, images: Tensor, draws: AugmentationDraws) -> Tensor:
         """Augment images by given draws: (N, C, H, W) -> the same shape."""
@@ -80,8 +85,14 @@ class AdaptiveAugment(nn.Module):
         return any(self._multipliers[name] for name in names)
 
 
-def augmentation_layer(section: Augmentation) -> nn.Module:
-    """Build the layer of a section: images (N, C, H, W), labels (N,), seeds (N,) -> images, labels."""
+def augmentation_layer(section: Augmentation, channels: int, keeps_seeds: bool) -> nn.Module:
+    """Build the layer of a section: images (N, L * C, H, W), labels (N,), seeds (N,) -> images, labels.
+
+    Args:
+        section: The recipe's.
+        channels: C, of one image of a sample.
+        keeps_seeds: Whether the seeds follow the labels, for a discriminator that draws numbers itself.
+    """
     if section.kind == "diffaugment":
-        return DiffAugment(section.policy)
-    return AdaptiveAugment(ADA_PIPELINES[section.pipeline], section.p)
+        return DiffAugment(section.policy, channels, keeps_seeds)
+    return AdaptiveAugment(ADA_PIPELINES[section.pipeline], section.p, keeps_seeds)

@@ -18,7 +18,7 @@ _NAMES = (
     *("flip", "quarter_turns", "shift", "scale", "rotation_before", "stretch", "rotation_after", "translation"),
     *("brightness", "contrast", "luma_flip", "hue", "saturation", "band0", "band1", "band2", "band3"),
     *("noise", "grain", "cutout"),
-    *("diff_brightness", "diff_saturation", "diff_contrast", "diff_translation", "diff_cutout"),
+    *("diff_brightness", "diff_saturation", "diff_contrast", "diff_translation", "diff_cutout", "diff_flip"),
 )
 # Two streams a name: the strength, and whether the transformation acts at all.
 _PLACES = {name: 2 * i for i, name in enumerate(_NAMES)}

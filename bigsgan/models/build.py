@@ -25,10 +25,10 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     condition = data.input_channels if section.paired else data.num_classes
     family = importlib.import_module(f"bigsgan.models.{section.family}")
     make = family.generator_layers if network == "generator" else family.discriminator_layers
-    layers: list[nn.Module] = make(section, data.resolution, data.image_channels, condition)
+    layers: list[nn.Module] = make(section, data.side, data.channels, condition)
     before: list[nn.Module] = []
     if network == "discriminator" and recipe.augmentation:
-        before.append(augmentation_layer(recipe.augmentation))
+        before.append(augmentation_layer(recipe.augmentation, data.channels, section.draws))
     stack = LayerStack([*before, *layers], recipe.engine(network).activation_checkpointing, first=-len(before))
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)

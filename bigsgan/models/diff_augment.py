@@ -1,6 +1,7 @@
 """DiffAugment (Zhao et al. 2020, "Differentiable augmentation for data-efficient GAN training", arXiv 2006.10738).
 
-Every image is augmented, real or fake, by a few transformations with strengths drawn for each sample.
+Every sample is augmented, real or fake, by a few transformations with strengths drawn for it. Where a sample has
+several images, stacked along the channels, all are augmented alike.
 
 Shapes: N samples, C channels, H x W pixels.
 """
@@ -17,28 +18,35 @@ from bigsgan.models.augment_draws import AugmentationDraws
 
 _TRANSLATION = 1 / 8  # at most, of the image's size
 _CUTOUT = 1 / 2  # of the image's size
+_RECOLOURED, _FLIPPED = 0.5, 0.4  # of the samples
 
 
 class DiffAugment(nn.Module):
-    """Groups of transformations one after the other: ``color``, ``translation``, ``cutout``."""
+    """Groups of transformations one after the other.
 
-    def __init__(self, policy: Sequence[str]) -> None:
+    ``color``, ``translation`` and ``cutout`` are Zhao's, ``latent_color`` and ``flip`` those of GAT (arXiv 2509.24935).
+    """
+
+    def __init__(self, policy: Sequence[str], channels: int, keeps_seeds: bool = False) -> None:
+        """Take the groups and the channels of one image; with ``keeps_seeds`` the seeds travel on."""
         super().__init__()
         self._groups = [_GROUPS[name] for name in policy]
+        self._channels, self._keeps_seeds = channels, keeps_seeds
 
-    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
         """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, which may leave it, labels."""
-        return self.augment(images, AugmentationDraws(seeds, images.dtype)), labels
+        images = self.augment(images, AugmentationDraws(seeds, images.dtype))
+        return (images, labels, seeds) if self._keeps_seeds else (images, labels)
 
     def augment(self, images: Tensor, draws: AugmentationDraws) -> Tensor:
         """Augment images by given draws: (N, C, H, W) -> the same shape."""
         for group in self._groups:
-            images = group(images, draws)
+            images = group(images, draws, self._channels)
         return images
 
 
-def _color(images: Tensor, draws: AugmentationDraws) -> Tensor:
-    """Brightness +- 0.5, then saturation by 0 to 2, then contrast by 0.5 to 1.5."""
+def _color(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
+    """Brightness +- 0.5, then saturation by 0 to 2, then contrast by 0.5 to 1.5; of one image of ``channels``."""
     images = images + (_of_samples(draws.uniform("diff_brightness")) - 0.5)
     grey = images.mean(dim=1, keepdim=True)
     images = grey + (images - grey) * (2 * _of_samples(draws.uniform("diff_saturation")))
@@ -46,7 +54,22 @@ def _color(images: Tensor, draws: AugmentationDraws) -> Tensor:
     return mean + (images - mean) * (_of_samples(draws.uniform("diff_contrast")) + 0.5)
 
 
-def _translate(images: Tensor, draws: AugmentationDraws) -> Tensor:
+def _latent_color(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
+    """The same strengths for half of the samples, around means of the sample's last image before any change."""
+    last = images[:, -channels:]
+    grey, mean = last.mean(dim=1, keepdim=True), last.mean(dim=(1, 2, 3), keepdim=True)
+    changed = images + (_of_samples(draws.uniform("diff_brightness")) - 0.5)
+    changed = grey + (changed - grey) * (2 * _of_samples(draws.uniform("diff_saturation")))
+    changed = mean + (changed - mean) * (_of_samples(draws.uniform("diff_contrast")) + 0.5)
+    return torch.where(_of_samples(draws.gate("diff_brightness")) < _RECOLOURED, changed, images)
+
+
+def _flip(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
+    """Mirror left and right, four of ten samples."""
+    return torch.where(_of_samples(draws.uniform("diff_flip")) < _FLIPPED, images.flip(3), images)
+
+
+def _translate(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
     """Shift by whole pixels, uniform up to an eighth of the size along each axis; zeros come in."""
     drawn = draws.uniform("diff_translation", 2)
     for axis, dim in enumerate((2, 3)):
@@ -65,7 +88,7 @@ def _read_from(images: Tensor, source: Tensor, dim: int) -> Tensor:
     return padded.gather(dim, index.expand_as(images))
 
 
-def _cut_out(images: Tensor, draws: AugmentationDraws) -> Tensor:
+def _cut_out(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
     """Set a rectangle of half the size to 0; its middle may be any pixel, so that it may reach over the border."""
     drawn = draws.uniform("diff_cutout", 2)
     inside = []
@@ -87,4 +110,10 @@ def _of_samples(x: Tensor) -> Tensor:
     return x.view(-1, 1, 1, 1)
 
 
-_GROUPS = {"color": _color, "translation": _translate, "cutout": _cut_out}
+_GROUPS = {
+    "color": _color,
+    "latent_color": _latent_color,
+    "translation": _translate,
+    "cutout": _cut_out,
+    "flip": _flip,
+}

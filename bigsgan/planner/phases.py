@@ -84,7 +84,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
     trains = network == "discriminator" and phase.does in ("checks", "differentiates", "trains")
     segments = game.trains if trains else game.judges if phase.does == "judges" else 1
     num = phase.num_samples // (2 if trains else segments)  # of a segment, on one replica
-    image = num * plan.recipe.data.image_channels * plan.recipe.data.resolution**2 * FLOAT
+    image = num * plan.recipe.judged_channels * plan.recipe.data.side**2 * FLOAT
     entering = partial(traces.entering, plan, network, mode, segments, num)
     pulls_back = phase.keeps_graphs or phase.does == "pulls back"
     looks_inside = game.differentiates if phase.does == "trains" else game.regularises and pulls_back

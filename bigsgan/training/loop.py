@@ -27,7 +27,7 @@ from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.recovery import Attempt, Recovery
-from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
+from bigsgan.training.sampling import SampleGrid, sample, shown, stand_statistics
 from bigsgan.training.schedules import average_decay, is_due, scheduled
 from bigsgan.training.snapshots import Snapshots
 from bigsgan.training.state import Counters
@@ -220,9 +220,10 @@ def _report_samples(run: Run) -> None:
     run.rank_log.phase = "samples"
     generator, nimg = run.step.generator, run.counters.nimg
     grid, batch, statistics = run.grid, run.sampling_batch, run.recipe.sample_statistics
+    infer = shown(run.recipe, generator.infer_everywhere)
 
     def report(tag: str) -> Tensor:
-        images = sample(generator.network, generator.infer_everywhere, grid.inputs, batch, statistics)
+        images = sample(generator.network, infer, grid.inputs, batch, statistics)
         run.reporter.images(tag, grid.frame(images), grid.columns, nimg)
         return images
 

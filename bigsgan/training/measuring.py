@@ -30,7 +30,7 @@ from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
 from bigsgan.runtime.paths import writing
 from bigsgan.training.ema import ShardedEMA
-from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, stand_statistics
+from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, shown, stand_statistics
 from bigsgan.training.schedules import is_due
 
 _log = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ def samples_of(
     it. ``truncation`` is a threshold of the latents.
     """
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.max_corrupt, comm.rank())
+    make = shown(recipe, infer)
 
     def inputs(first: int, labels: Tensor) -> MicroBatch:
         if not recipe.data.paired or dataset is None:
@@ -124,7 +125,7 @@ def samples_of(
 
     def generate(first: int, labels: Tensor) -> Tensor:
         with sampling_mode(network, recipe.sample_statistics):
-            return infer(inputs(first, labels), False)
+            return make(inputs(first, labels), False)
 
     return generate
 

@@ -168,6 +168,12 @@ def smaller_batch(batch: int) -> str:
     return f"compute fewer images at a time (--batch {max(batch // 2, LEAST_BATCH)})"
 
 
+def shown(recipe: Recipe, infer: Infer) -> Infer:
+    """The function that makes what people see of a sample: of all images that G makes of it, the last."""
+    channels = recipe.data.channels
+    return lambda inputs, moving: infer(inputs, moving)[:, -channels:]
+
+
 def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int, statistics: str = "running") -> Tensor:
     """Images (n, C, H, W) in [-1, 1], ``chunk`` at a time, on the host; inputs are the same on all ranks.
 

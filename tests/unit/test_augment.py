@@ -78,13 +78,13 @@ def test_ada_is_the_published_pipeline(name):
 )
 def test_diffaugment_is_the_published_one(name, policy):
     record = recorded(name)
-    found = DiffAugment(policy).augment(images_of(record), RecordedDraws(record))
+    found = DiffAugment(policy, 3).augment(images_of(record), RecordedDraws(record))
     assert_close(found, torch.from_numpy(record["published"]), rtol=0, atol=1e-5)
 
 
 LAYERS = {
     "ada": lambda: ada("bgcfnc", 0.7),
-    "diffaugment": lambda: DiffAugment(["color", "translation", "cutout"]),
+    "diffaugment": lambda: DiffAugment(["color", "translation", "cutout"], 3),
 }
 
 
@@ -165,7 +165,7 @@ def test_nothing_waits_for_the_device(kind):
 @pytest.mark.parametrize("name", ["color", "translation", "cutout"])
 def test_diffaugments_strengths_have_the_published_ranges(name):
     num = 4000
-    layer = DiffAugment([name])
+    layer = DiffAugment([name], 3)
     zeros = torch.zeros(num, dtype=torch.int64)
     if name == "color":
         pixels = torch.tensor([0.0, 0.3, 0.6])[None, :, None, None].expand(num, 3, 8, 8)
@@ -194,14 +194,14 @@ def test_diffaugments_strengths_have_the_published_ranges(name):
 
 
 def test_the_section_decides_the_layer():
-    layer = augmentation_layer(Augmentation(pipeline="b", p=0.25))
+    layer = augmentation_layer(Augmentation(pipeline="b", p=0.25), 3, False)
     initialize(layer, 0)
     assert isinstance(layer, AdaptiveAugment)
     assert layer.p.tolist() == [0.25]
     images, labels, seeds = batch()
     assert_close(layer(images, labels, seeds), ada("b", 0.25)(images, labels, seeds), rtol=0, atol=0)
-    other: Any = augmentation_layer(Augmentation(kind="diffaugment", policy=["cutout"]))
-    assert_close(other(images, labels, seeds), DiffAugment(["cutout"])(images, labels, seeds), rtol=0, atol=0)
+    other: Any = augmentation_layer(Augmentation(kind="diffaugment", policy=["cutout"]), 3, False)
+    assert_close(other(images, labels, seeds), DiffAugment(["cutout"], 3)(images, labels, seeds), rtol=0, atol=0)
 
 
 def test_r3gan_halves_the_probability_of_colours():

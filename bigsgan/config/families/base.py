@@ -30,6 +30,14 @@ class NetworkSection(Section):
     family: str
 
     @property
+    def images_per_sample(self) -> int:
+        """Images, stacked along the channels, that G makes of a sample and D judges together; the last is the sample.
+
+        From coarse to fine; of a real image, D gets as many copies.
+        """
+        return 1
+
+    @property
     def computes_in(self) -> str | None:
         """The half type of layers that have one in a float32 engine: bf16, fp16, or None where there are none."""
         return None

@@ -188,11 +188,12 @@ def meta_inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
     recipe, data = plan.recipe, plan.recipe.data
 
     def images(channels: int) -> torch.Tensor:
-        return torch.empty(num_samples, channels, data.resolution, data.resolution, device="meta")
+        return torch.empty(num_samples, channels, data.side, data.side, device="meta")
 
     numbers = torch.empty(num_samples, dtype=torch.int64, device="meta")
     inputs = (images(data.input_channels),) if data.paired else ()
     if network == "discriminator":
-        return images(data.image_channels), numbers, *inputs, *((numbers,) if recipe.augmentation else ())
+        seeds = (numbers,) if recipe.discriminator_reads_seeds else ()
+        return images(recipe.judged_channels), numbers, *inputs, *seeds
     first = inputs or (torch.empty(num_samples, recipe.latent_size, device="meta"),)
     return *first, numbers, *((numbers,) if recipe.generator.draws else ())
