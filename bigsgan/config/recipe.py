@@ -80,6 +80,11 @@ class Recipe(Section):
         """Micro-batches of one network: its engine's own number, or the recipe's."""
         return self.engine(network).accumulation or self.accumulation
 
+    def rate_factor(self, network: str) -> float:
+        """What a network's learning rates are multiplied with, as its optimizer's ``reference_width`` says."""
+        reference, own = getattr(self.optimizer, network).reference_width, getattr(self, network).own_width
+        return reference / own if reference and own else 1.0
+
     @property
     def judged_channels(self) -> int:
         """Of what travels from G to D: all images of a sample."""
@@ -145,7 +150,15 @@ def _check_recipe(recipe: Recipe) -> None:
     _check_objective(recipe)
     _check_penalties(recipe.objective)
     for network in NETWORKS:
-        _check_optimizer(f"optimizer.{network}", getattr(recipe.optimizer, network), recipe.total_nimg)
+        optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
+        _check_optimizer(f"optimizer.{network}", optimizer, recipe.total_nimg)
+        if optimizer.reference_width and section.own_width is None:
+            field, problem = (
+                f"optimizer.{network}.reference_width",
+                f"must be unset with {network}.family={section.family}",
+            )
+            detail = "its layers have several widths"
+            raise UserError(field, optimizer.reference_width, problem, "remove it, and give lr itself", detail)
 
 
 def _check_init(recipe: Recipe) -> None:
@@ -234,10 +247,10 @@ def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:
     if optimizer.warmup_nimg >= total_nimg:
         problem, remedy = f"must be less than total_nimg ({total_nimg})", "shorten the warm-up or raise total_nimg"
         raise UserError(f"{field}.warmup_nimg", optimizer.warmup_nimg, problem, remedy)
-    if optimizer.momentum and optimizer.kind == "adam":
+    if optimizer.momentum and optimizer.is_adam:
         remedy = f"set {field}.betas, or {field}.kind to sgd or rmsprop"
-        raise UserError(f"{field}.momentum", optimizer.momentum, "must be 0 with kind=adam", remedy)
-    if optimizer.final_beta2 is not None and optimizer.kind != "adam":
+        raise UserError(f"{field}.momentum", optimizer.momentum, f"must be 0 with kind={optimizer.kind}", remedy)
+    if optimizer.final_beta2 is not None and not optimizer.is_adam:
         problem = f"must be unset with kind={optimizer.kind}"
         raise UserError(f"{field}.final_beta2", optimizer.final_beta2, problem, f"remove it, or set {field}.kind=adam")
     for key in ("final_lr", "final_beta2", "decay_nimg"):

@@ -265,8 +265,12 @@ class Objective(Section):
 class Optimizer(Section):
     """One network's optimizer, with the learning rate as a function of images seen."""
 
-    kind: Literal["adam", "sgd", "rmsprop"] = "adam"
+    kind: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    """``adamw`` takes weight decay off the weights themselves (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
     lr: PositiveFloat
+    reference_width: Width | None = None
+    """Width of the network that ``lr`` and ``final_lr`` are for: they are multiplied by it and divided by this
+    network's own, as GAT does (arXiv 2509.24935). They count as they are unless it is given."""
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
     """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
     eps: PositiveFloat = 1e-8
@@ -282,6 +286,11 @@ class Optimizer(Section):
     """What Adam's second decay rate becomes, along the same curve; constant unless given."""
     decay_nimg: PositiveInt | None = None
     """``total_nimg`` unless given."""
+
+    @property
+    def is_adam(self) -> bool:
+        """Whether it is Adam, with either kind of weight decay."""
+        return self.kind in ("adam", "adamw")
 
 
 class Optimizers(Section):

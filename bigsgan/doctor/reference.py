@@ -51,6 +51,9 @@ def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
     """torch's own optimizer of a network."""
     if section.kind == "sgd":
         return torch.optim.SGD(network.parameters(), section.lr)
+    if section.kind == "adamw":
+        decay = section.weight_decay
+        return torch.optim.AdamW(network.parameters(), section.lr, tuple(section.betas), section.eps, decay)
     return torch.optim.Adam(network.parameters(), section.lr, tuple(section.betas), section.eps)
 
 

@@ -31,10 +31,11 @@ def build_optimizer(
     parameters: Parameters = list(stack.parameters())
     if at_a_time is not None:
         parameters = [{"params": group} for group in grouped(stack.parameters(), at_a_time)]
-    if section.kind == "adam" and needs_cpu_adam(file):
-        return build_cpu_adam()(parameters, **_adam_options(section), adamw_mode=False)
+    decoupled = section.kind == "adamw"
+    if section.is_adam and needs_cpu_adam(file):
+        return build_cpu_adam()(parameters, **_adam_options(section), adamw_mode=decoupled)
     if _has_no_momentum(section, file):
-        return AdamWithoutMomentum(parameters, **_adam_options(section), fused=True)
+        return AdamWithoutMomentum(parameters, **_adam_options(section), fused=True, decoupled_weight_decay=decoupled)
     return build_torch_optimizer(section, parameters)
 
 
@@ -58,7 +59,8 @@ def build_torch_optimizer(section: Optimizer, parameters: Parameters) -> torch.o
         return torch.optim.SGD(parameters, lr, momentum=section.momentum, weight_decay=decay, fused=True)
     if section.kind == "rmsprop":
         return torch.optim.RMSprop(parameters, lr, beta2, eps, decay, section.momentum, foreach=True)
-    return torch.optim.Adam(parameters, **_adam_options(section), fused=True)
+    adam_of_kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
+    return adam_of_kind(parameters, **_adam_options(section), fused=True)
 
 
 def _adam_options(section: Optimizer) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def _adam_options(section: Optimizer) -> dict[str, Any]:
 
 def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
     """How many numbers the optimizer keeps for each weight."""
-    if section.kind == "adam":
+    if section.is_adam:
         return 1 if _has_no_momentum(section, file) else 2
     return (section.kind == "rmsprop") + (section.momentum > 0)
 
@@ -76,9 +78,10 @@ def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
 def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
     """Whether Adam's first moment is the gradient; DeepSpeed's own Adam and its swapping to NVMe keep one anyway.
 
-    Weight decay is added to the gradient, which would stay in buffers of DeepSpeed's that are not always rewritten.
+    Adam's weight decay is added to the gradient, which would stay in buffers of DeepSpeed's that are not always
+    rewritten; AdamW's is not.
     """
-    is_gradient = section.kind == "adam" and section.betas[0] == 0 and section.weight_decay == 0
+    is_gradient = section.is_adam and section.betas[0] == 0 and (section.weight_decay == 0 or section.kind == "adamw")
     return is_gradient and not needs_cpu_adam(file) and not file.uses_nvme
 
 
@@ -86,7 +89,7 @@ class AdamWithoutMomentum(torch.optim.Adam):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) with beta1 = 0, whose first moment is the gradient and is not kept.
 
     A weight then costs 4 bytes less. The gradients stand in for the moment in torch's fused kernel. It leaves them as
-    they were, but adds weight decay.
+    they were, but adds weight decay that is not decoupled.
     """
 
     @torch.no_grad()
@@ -113,6 +116,7 @@ class AdamWithoutMomentum(torch.optim.Adam):
                 beta2=group["betas"][1],
                 lr=group["lr"],
                 weight_decay=group["weight_decay"],
+                decoupled_weight_decay=group["decoupled_weight_decay"],
                 eps=group["eps"],
                 maximize=False,
                 found_inf=getattr(self, "found_inf", None),  # as torch's own has it from gradient scalers

@@ -67,7 +67,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
         _fill(engines[network], saved, kept)
         if not own or STEP not in saved.numbers:
             continue
-        if left or getattr(recipe.optimizer, network).kind != "adam":
+        if left or not getattr(recipe.optimizer, network).is_adam:
             _log.warning("%s: the imported optimizer state does not fit and starts from zero", network)
         else:
             load_optimizer(saved, engines[network])

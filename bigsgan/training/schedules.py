@@ -20,8 +20,11 @@ def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
         if penalty is not None and penalty.final_weight is not None
     }
     generator, discriminator = (
-        Rates(learning_rate(section, nimg, total_nimg), beta2(section, nimg, total_nimg))
-        for section in (recipe.optimizer.generator, recipe.optimizer.discriminator)
+        Rates(recipe.rate_factor(network) * learning_rate(section, nimg, total_nimg), beta2(section, nimg, total_nimg))
+        for network, section in (
+            ("generator", recipe.optimizer.generator),
+            ("discriminator", recipe.optimizer.discriminator),
+        )
     )
     p = augmentation_probability(recipe.augmentation, nimg) if recipe.augmentation else None
     return Scheduled(generator, discriminator, weights, p)

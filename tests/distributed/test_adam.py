@@ -44,8 +44,14 @@ def test_a_second_decay_rate_that_moves(ranks, stage):
     check_adam(ranks(2), overrides, {"generator": zero(stage), "discriminator": zero(stage)}, betas2)
 
 
-def check_adam(pool, overrides, ds, betas2=(0.9, 0.9, 0.9)):
-    """Compare the first gradients with the reference's, and three updates with Adam's formula."""
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
+def test_weight_decay_that_is_decoupled(ranks, stage):
+    overrides = [text.replace("kind: adam", "kind: adamw, weight_decay: 0.3") for text in ADAM]
+    check_adam(ranks(2), overrides, {"generator": zero(stage), "discriminator": zero(stage)}, decay=0.3)
+
+
+def check_adam(pool, overrides, ds, betas2=(0.9, 0.9, 0.9), decay=0.0):
+    """Compare the first gradients with the reference's, and three updates with Adam's formula, or AdamW's."""
     if not any(text.startswith("optimizer.") for text in overrides):
         overrides = [*ADAM, *overrides]
     by_rank = pool.run(scenarios.adam_updates, overrides, ds, 3)
@@ -71,5 +77,5 @@ def check_adam(pool, overrides, ds, betas2=(0.9, 0.9, 0.9)):
                 v[name] = beta2 * v.get(name, 0) + (1 - beta2) * g * g
                 step = lr * (m[name] / (1 - 0.5**t)) / (np.sqrt(v[name] / (1 - beta2**t)) + 1e-8)
                 # Updates of 1e-9 vanish against float32 weights; those of the generator are seen to 7 bits or more.
-                error = np.abs(after[name] - (before[name] - step)).max()
+                error = np.abs(after[name] - ((1 - lr * decay) * before[name] - step)).max()
                 assert error <= 1e-7 * np.abs(before[name]).max() + 1e-5 * lr, (network, t, name, error)

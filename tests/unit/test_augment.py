@@ -22,7 +22,7 @@ from bigsgan.models.network import LayerStack, initialize
 from tests.tiny import tiny_recipe
 
 # Images and draws at random, and what training/augment.py of stylegan2-ada-pytorch (commit d72cc7d, every
-# transformation on) and DiffAugment_pytorch.py of data-efficient-gans made of them.
+# transformation on), DiffAugment_pytorch.py of data-efficient-gans and losses/diffaug.py of hse1032/GAT made of them.
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -70,15 +70,16 @@ def test_ada_is_the_published_pipeline(name):
 
 
 @pytest.mark.parametrize(
-    "name, policy",
+    "name, channels, policy",
     [
-        ("diffaugment_rgb.npz", ["color", "translation", "cutout"]),
-        ("diffaugment_grey.npz", ["cutout", "color", "translation"]),
+        ("diffaugment_rgb.npz", 3, ["color", "translation", "cutout"]),
+        ("diffaugment_grey.npz", 1, ["cutout", "color", "translation"]),
+        ("diffaugment_gat.npz", 4, ["latent_color", "translation", "cutout", "flip"]),  # four images a sample
     ],
 )
-def test_diffaugment_is_the_published_one(name, policy):
+def test_diffaugment_is_the_published_one(name, channels, policy):
     record = recorded(name)
-    found = DiffAugment(policy, 3).augment(images_of(record), RecordedDraws(record))
+    found = DiffAugment(policy, channels).augment(images_of(record), RecordedDraws(record))
     assert_close(found, torch.from_numpy(record["published"]), rtol=0, atol=1e-5)
 
 

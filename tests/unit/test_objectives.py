@@ -206,6 +206,41 @@ def test_finite_differences_approach_the_exact_penalty(name, sigma, antithetic):
         assert bias < 0.002 * exact
 
 
+@pytest.mark.parametrize("names", [["r1"], ["r2"], ["r1", "r2"]], ids="+".join)
+def test_exact_penalties_where_g_makes_several_images_of_a_sample(names):
+    """A real image stands in the place of each: R1 is on the gradient of D(x, x, x) by x, and R2 by all three."""
+    statistics = Statistics(torch.device("cpu"))
+    section = Objective(loss="wasserstein", **dict.fromkeys(names, R1))
+    objective = DiscriminatorObjective(section, statistics, 0, images_per_sample=3)
+    a = torch.linspace(-1, 2, 12).view(3, 2, 2).requires_grad_()
+    fake = torch.cat([images(f"fake{level}", 5) for level in range(3)], dim=1)
+    (real, labels), at = labelled("real", 5, 1), {}
+    batch = objective.batch((real, labels), (fake, labels), {})
+    assert torch.equal(batch[0], torch.cat([real.repeat(1, 3, 1, 1), fake]))
+    at["r1"], at["r2"] = real.clone().requires_grad_(), fake.clone().requires_grad_()
+    logits = {"r1": quadratic(a, torch.cat([at["r1"]] * 3, dim=1)), "r2": quadratic(a, at["r2"])}
+    expected = logits["r2"].mean() - logits["r1"].mean()
+    for name in names:
+        (grad,) = torch.autograd.grad(logits[name].sum(), at[name], create_graph=True)
+        expected = expected + R1.weight / 2 * grad.square().sum(dim=(1, 2, 3)).mean()
+    value = penalised_loss(objective, lambda x: quadratic(a, x), batch)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    grad, expected_grad = (torch.autograd.grad(v, a)[0] for v in (value, expected))
+    assert torch.allclose(grad, expected_grad, rtol=1e-4)
+
+
+def test_finite_differences_perturb_all_copies_of_a_real_image_alike():
+    section = Objective(r1=finite(1.0, 0.1), r2=finite(1.0, 0.3))
+    objective = DiscriminatorObjective(section, Statistics(torch.device("cpu")), 0, images_per_sample=2)
+    real, fake = labelled("real", 3, 1), (torch.cat([images("coarse", 3), images("fine", 3)], dim=1), torch.ones(3))
+    assert [(name, len(x[0])) for name, x in objective.perturbs(real[0], fake[0])] == [("r1", 1), ("r2", 2)]
+    noise = {"r1": images("noise1", 3), "r2": torch.cat([images("noise2", 3), images("noise3", 3)], dim=1)}
+    together, _ = objective.batch(real, (fake[0], real[1]), noise)
+    moved = real[0] + 0.1 * noise["r1"]
+    expected = [torch.cat([real[0]] * 2, 1), fake[0], torch.cat([moved] * 2, 1), fake[0] + 0.3 * noise["r2"]]
+    assert torch.equal(together, torch.cat(expected))
+
+
 def test_statistics_of_the_discriminator():
     objective, statistics = made(loss="least_squares")
     batches = [([2.0, -1.0, 0.0, 3.0], [1.0, -2.0, -3.0, 0.0]), ([1.0, 1.0, 1.0, -5.0], [-1.0, -1.0, 4.0, -1.0])]

@@ -24,10 +24,17 @@ def trained(kind, decay, num_steps=4):
     return optimizer, parameters
 
 
+def without_momentum(*arguments, **options):
+    return AdamWithoutMomentum(*arguments, **options, decoupled_weight_decay=True)
+
+
 @pytest.mark.parametrize("decay", [0.0, DECAY])
-def test_it_is_torchs_adam(decay):
-    optimizer, parameters = trained(AdamWithoutMomentum, decay)
-    reference, expected = trained(torch.optim.Adam, decay)
+@pytest.mark.parametrize(
+    "kind, theirs", [(AdamWithoutMomentum, torch.optim.Adam), (without_momentum, torch.optim.AdamW)]
+)
+def test_it_is_torchs_adam(kind, theirs, decay):
+    optimizer, parameters = trained(kind, decay)
+    reference, expected = trained(theirs, decay)
     for mine, theirs in zip(parameters, expected, strict=True):
         assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
     for mine, theirs in zip(parameters[:2], expected[:2], strict=True):

@@ -38,6 +38,11 @@ class NetworkSection(Section):
         return 1
 
     @property
+    def own_width(self) -> int | None:
+        """Features of each block, which a learning rate may follow; None for a family whose layers differ."""
+        return None
+
+    @property
     def computes_in(self) -> str | None:
         """The half type of layers that have one in a float32 engine: bf16, fp16, or None where there are none."""
         return None
