@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
-from bigsgan.config.sections import Objective, Penalty
+from bigsgan.config.objective import Objective, Penalty
 from bigsgan.engines import MicroBatch
 from bigsgan.models.layers import full
 from bigsgan.monitor import Statistics

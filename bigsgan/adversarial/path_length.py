@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bigsgan.adversarial.watchers import Sum
 from bigsgan.checkpoint import SharedState
-from bigsgan.config.sections import PathLength
+from bigsgan.config.objective import PathLength
 from bigsgan.engines import MicroBatch, Outcome, chosen
 from bigsgan.models import noise
 from bigsgan.models.layers import full

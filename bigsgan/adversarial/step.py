@@ -35,7 +35,7 @@ from bigsgan.adversarial.objectives import (
     statistic_names,
 )
 from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
-from bigsgan.config.sections import Objective
+from bigsgan.config.objective import Objective
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Rates, Work
 from bigsgan.engines.executor import Executor

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigsgan.checkpoint import SharedState
-from bigsgan.config.sections import LeCam
+from bigsgan.config.objective import LeCam
 from bigsgan.engines import Outcome, chosen
 
 Sum = Callable[[Tensor], Tensor]

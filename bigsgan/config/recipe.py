@@ -11,6 +11,7 @@ from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.families import AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import Metrics
+from bigsgan.config.objective import Objective
 from bigsgan.config.sections import (
     EMA,
     BatchSize,
@@ -20,7 +21,6 @@ from bigsgan.config.sections import (
     Engines,
     InitFrom,
     NaturalInt,
-    Objective,
     Optimizer,
     Optimizers,
     PathText,

@@ -9,9 +9,9 @@ from typing import Any
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.engine_plan import EnginePlan
+from bigsgan.config.objective import Objective
 from bigsgan.config.placement import Placement
 from bigsgan.config.recipe import NETWORKS, Recipe
-from bigsgan.config.sections import Objective
 from bigsgan.errors import UserError
 
 

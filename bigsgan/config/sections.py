@@ -6,7 +6,6 @@ count images, as everything in a run does.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -141,125 +140,6 @@ class Data(Section):
             remedy = "set data.num_classes=10, or 0 to train without classes"
             raise UserError("data.num_classes", classes, "must be 0 or 10 with data.kind=digits", remedy)
         return self
-
-
-Method = Literal["auto", "double_backward", "forward_mode"]
-
-
-class Penalty(Section):
-    """weight / 2 * E[|grad of D's logit at the images|^2], on every ``every``-th discriminator step, times ``every``.
-
-    R1 takes it at real images and R2 at fake ones (Mescheder et al. 2018, arXiv 1801.04406; lazily: Karras et al. 2020,
-    arXiv 1912.04958). ``finite_difference`` replaces the squared norm by (D(x + sigma e) - D(x))^2 / sigma^2 with e
-    standard normal (Lin et al. 2025, arXiv 2501.08316), which needs no double backward. Every so often it is compared
-    with the exact penalty of one micro-batch.
-    """
-
-    weight: PositiveFloat
-    final_weight: NaturalFloat | None = None
-    """What the weight becomes, along a cosine, by ``decay_nimg`` images; constant unless given."""
-    decay_nimg: PositiveInt | None = None
-    """``total_nimg`` unless given."""
-    every: PositiveInt = 1
-    form: Literal["exact", "finite_difference"] = "exact"
-    method: Method = "auto"
-    """How an exact penalty is computed: by differentiating twice, or by a pass that carries derivatives forward, which
-    every layout allows. ``auto`` is ``forward_mode`` at ZeRO 3 and in pipelines, and ``double_backward`` elsewhere."""
-    sigma: PositiveFloat | None = None
-    """Step of a finite difference, for images in [-1, 1]. Unless given 0.1 where D computes in bf16, 0.03 in fp16, and
-    0.01 in float32."""
-    antithetic: bool = False
-    """Take the finite difference from x - sigma e to x + sigma e: without the error of D's curvature and with half of
-    rounding's, for one segment more in D's batch."""
-    check_every: NaturalInt = 64
-    """Compare a finite difference with the exact penalty on one micro-batch of every so many penalised steps; 0 for
-    none."""
-
-
-class GradientPenalty(Section):
-    """weight * E[(|grad of D's logit| - 1)^2] between real and fake (Gulrajani et al. 2017, arXiv 1704.00028)."""
-
-    weight: PositiveFloat = 10.0
-    method: Method = "auto"
-    """As that of R1."""
-
-
-class LeCam(Section):
-    """Keeps D's logits near moving averages of them (Tseng et al. 2021, arXiv 2104.03310)."""
-
-    weight: PositiveFloat = 0.3
-    decay: Fraction = 0.99
-    """Share of the old moving average that an update keeps."""
-
-
-class PathLength(Section):
-    """weight * E[(length - mean length)^2] of paths in the space of styles, every ``every`` updates, times ``every``.
-
-    For generators with styles (Karras et al. 2020, arXiv 1912.04958, section 3.2).
-    """
-
-    weight: PositiveFloat = 2.0
-    every: PositiveInt = 4
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Weight of a new mean in the mean length."""
-    batch_shrink: PositiveInt = 1
-    """Only every so many-th sample takes part (NVlabs' ``pl_batch_shrink``, which is 2 there)."""
-    method: Method = "auto"
-    """As that of R1, by the generator's layout."""
-
-    def check_micro_batch(self, size: int) -> None:
-        """Raise UserError where the same number does not take part on each rank, of ``size`` images there."""
-        if size % self.batch_shrink:
-            problem = f"must divide the {size} images of a micro-batch on one rank"
-            remedy = f"set objective.path_length.batch_shrink={math.gcd(size, self.batch_shrink)}"
-            raise UserError("objective.path_length.batch_shrink", self.batch_shrink, problem, remedy)
-
-
-class Orthogonal(Section):
-    """Strength of the orthogonal regularisation of each network (Brock et al. 2019, equation 3). 0 is off.
-
-    Twice the gradient of BigGAN-PyTorch's ``ortho()`` at the same strength: that adds 2 (W W^T * (1 - I)) W, half the
-    derivative of the paper's squared norm.
-    """
-
-    generator: NaturalFloat = 0.0
-    discriminator: NaturalFloat = 0.0
-
-
-class Objective(Section):
-    """The game: the loss on logits, how often D steps, and the penalties."""
-
-    loss: Literal["hinge", "non_saturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
-    d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
-    reuse_fakes: bool = False
-    """Give G the latents of the last discriminator step instead of fresh ones."""
-    l1: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between G's images and the targets of pairs."""
-    feature_matching: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between D's features of G's images and those of the targets of pairs."""
-    r1: Penalty | None = None
-    r2: Penalty | None = None
-    gradient_penalty: GradientPenalty | None = None
-    lecam: LeCam | None = None
-    path_length: PathLength | None = None
-    orthogonal: Orthogonal = Orthogonal()
-
-    @property
-    def exact_penalties(self) -> dict[str, Penalty | GradientPenalty]:
-        """Penalties on the gradient of D, by name, but for finite differences."""
-        found: dict[str, Penalty | GradientPenalty] = {}
-        for name, penalty in (("r1", self.r1), ("r2", self.r2)):
-            if penalty and penalty.form == "exact":
-                found[name] = penalty
-        if self.gradient_penalty:
-            found["gradient_penalty"] = self.gradient_penalty
-        return found
-
-    def methods(self, network: str) -> dict[str, Method]:
-        """How the exact penalties of a network are computed, by name: those on D's gradient, and G's path length."""
-        if network == "discriminator":
-            return {name: penalty.method for name, penalty in self.exact_penalties.items()}
-        return {"path_length": self.path_length.method} if self.path_length else {}
 
 
 class Optimizer(Section):

@@ -7,7 +7,8 @@ import math
 from bigsgan.adversarial import Scheduled
 from bigsgan.config import Recipe
 from bigsgan.config.augmentation import Augmentation
-from bigsgan.config.sections import EMA, Optimizer, Penalty
+from bigsgan.config.objective import Penalty
+from bigsgan.config.sections import EMA, Optimizer
 from bigsgan.engines import Rates
 
 

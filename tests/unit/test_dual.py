@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
-from bigsgan.config.sections import PathLength
+from bigsgan.config.objective import PathLength
 from bigsgan.models import dual
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.losses import LOSSES, LogitLoss
-from bigsgan.config.sections import Objective
+from bigsgan.config.objective import Objective
 
 REAL = np.array([2.0, -1.5, 0.25, 1.125, -0.75])
 FAKE = np.array([-2.5, 0.5, -0.875, 3.0, 0.125])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
-from bigsgan.config.sections import Objective, Penalty
+from bigsgan.config.objective import Objective, Penalty
 from bigsgan.draws import Draws
 from bigsgan.engines.base import MicroBatch
 from bigsgan.monitor import Statistics

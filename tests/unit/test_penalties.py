@@ -8,7 +8,7 @@ import torch
 from bigsgan.adversarial.objectives import GeneratorObjective, Reconstruction
 from bigsgan.adversarial.path_length import NAME, PathLengthPenalty
 from bigsgan.adversarial.watchers import LogitAnchors
-from bigsgan.config.sections import LeCam, Objective, PathLength
+from bigsgan.config.objective import LeCam, Objective, PathLength
 from bigsgan.models import noise
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics

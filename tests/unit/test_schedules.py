@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from bigsgan.config.sections import EMA, Optimizer, Penalty
+from bigsgan.config.objective import Penalty
+from bigsgan.config.sections import EMA, Optimizer
 from bigsgan.engines import Rates
 from bigsgan.training.schedules import (
     average_decay,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective, InputGradients, statistic_names
-from bigsgan.config.sections import Objective
+from bigsgan.config.objective import Objective
 from bigsgan.models import dual
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
