@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from bigsgan import checkpoint, shipped
-from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, PairSource, SampleDraws
+from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, SampleDraws, build_source
 from bigsgan.adversarial.extras import build_extras
 from bigsgan.adversarial.step import Sources
 from bigsgan.config import NETWORKS, Recipe, RunPlan
@@ -339,16 +339,15 @@ def _build_source(
 ) -> tuple[InputSource, Sequence[MicroBatch]]:
     """Where the generator's inputs come from, and some of them for standing statistics."""
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
-    if not recipe.data.paired:
-        latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
-        part, num = g_phase["generator"], STANDING_BATCHES if has_standing_statistics(recipe) else 0
-        return latents, [latents.phase("standing", (i,), part)(0) for i in range(num)]
     places = [plan.placement(network) for network in NETWORKS]
-    together = places[0].input_ranks() == places[1].input_ranks()
     own = None
-    if not together:  # other pairs than those that D reads on this rank
+    if recipe.inputs_from_data and places[0].input_ranks() != places[1].input_ranks():
         own = _build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), counters)
-    return PairSource(draws, recipe.data.input_channels, own), []
+    source, standing = build_source(recipe, draws, own), list[MicroBatch]()
+    if not recipe.data.paired and has_standing_statistics(recipe):
+        latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
+        standing = [latents.phase("standing", (i,), g_phase["generator"])(0) for i in range(STANDING_BATCHES)]
+    return source, standing
 
 
 def _stopped_by(requests: StopRequests) -> str:

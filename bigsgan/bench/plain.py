@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bigsgan.adversarial import LatentSource, PairSource, SampleDraws
+from bigsgan.adversarial import SampleDraws, build_source
 from bigsgan.adversarial.extras import Extras, build_extras
-from bigsgan.adversarial.latents import Inputs, InputSource, Reals
+from bigsgan.adversarial.latents import Inputs, Reals
 from bigsgan.adversarial.objectives import GRADIENT_PENALTY, DiscriminatorObjective, GeneratorObjective
 from bigsgan.adversarial.step import Scheduled, Sources
 from bigsgan.adversarial.watchers import Sum
@@ -250,11 +250,7 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     dataset = build_training_dataset(recipe.data)
     reals = RealImages(dataset, recipe.data, draws, parts["discriminator"], device)
     sample_draws, statistics = SampleDraws(draws, device), Statistics(device)
-    source: InputSource
-    if recipe.data.paired:
-        source = PairSource(sample_draws, recipe.data.input_channels)
-    else:
-        source = LatentSource(sample_draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
+    source = build_source(recipe, sample_draws)
     total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor
     extras = build_extras(recipe, trainees["discriminator"].root.network, statistics, device, total)
     slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in parts.items()}

@@ -86,6 +86,11 @@ class Recipe(Section):
         return reference / own if reference and own else 1.0
 
     @property
+    def inputs_from_data(self) -> bool:
+        """Whether G's inputs depend on the real images that D sees: the inputs of pairs, or labels."""
+        return self.data.paired or self.objective.fake_labels == "data"
+
+    @property
     def judged_channels(self) -> int:
         """Of what travels from G to D: all images of a sample."""
         return self.data.channels * self.generator.images_per_sample
@@ -218,6 +223,13 @@ def _check_objective(recipe: Recipe) -> None:
             raise UserError("objective.loss", objective.loss, problem, remedy)
         if objective.reuse_fakes:
             raise UserError("objective.reuse_fakes", None, "needs equal accumulation in both networks", remedy)
+    if objective.fake_labels == "data":
+        if not objective.reuse_fakes:
+            remedy = "set objective.reuse_fakes=true, or remove fake_labels"
+            raise UserError("objective.fake_labels", "data", "must be uniform without objective.reuse_fakes", remedy)
+        if not recipe.data.num_classes:
+            problem, detail = "must be uniform with data.num_classes=0", "the data has no classes"
+            raise UserError("objective.fake_labels", "data", problem, "remove it, or set data.num_classes", detail)
     r1, r2 = objective.r1, objective.r2
     if r1 and r2 and (r1.form, r1.every) != (r2.form, r2.every):
         problem = f"must have the form and every of objective.r1 ({r1.form}, every {r1.every})"

@@ -181,7 +181,10 @@ class Reference:
         if (update, d_step) not in self.phases:
             self.phases[update, d_step] = self.reals.next_phase()
         reals = self.last_reals = self.phases[update, d_step]
-        latents = self.last_latents = self.generator_inputs("discriminator", (update, d_step), part)
+        latents = self.generator_inputs("discriminator", (update, d_step), part)
+        if section.fake_labels == "data":
+            latents = [(z, y, *seeds) for (z, _, *seeds), (_, y) in zip(latents, reals, strict=True)]
+        self.last_latents = latents
         phase = update * section.d_steps + d_step
         for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
             real, fake = (self._seeds(f"discriminator/{kind}", (update, d_step), part, j) for kind in ("real", "fake"))

@@ -69,6 +69,10 @@ OVERRIDES = {
     "relativistic": ["objective.loss=relativistic", "objective.d_steps=2", "accumulation=2"],
     "reused_fakes": ["objective={reuse_fakes: true, d_steps: 2}"],
     "reused_fakes_made_again": ["objective.reuse_fakes=true", "accumulation=2"],
+    "labels_of_the_data": [
+        "objective={loss: relativistic, reuse_fakes: true, fake_labels: data, d_steps: 2}",
+        "accumulation=2",
+    ],
     "reused_fakes_with_path_length": [
         *FAMILIES["stylegan2_path_length"],
         "objective.reuse_fakes=true",

@@ -111,6 +111,12 @@ def test_where_images_travel(ranks, family, layout):
     check(ranks(2), options, {"generator": zero(1), "discriminator": zero(1)}, FEWER)
 
 
+@pytest.mark.parametrize("layout", [(2, 1), pytest.param((1, 2), marks=pytest.mark.slow)])
+def test_labels_travel_to_where_images_are_made(ranks, layout):
+    game = "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}"
+    check(ranks(2), [game, *CASES, *stages(*layout)], {"generator": zero(1), "discriminator": zero(1)}, FEWER)
+
+
 def without_exact(options):
     """The same without exact penalties, which no pipeline can compute."""
     return [option.replace("r2: {weight: 0.1, every: 2}", "d_steps: 1") for option in options]

@@ -71,6 +71,24 @@ CASES = {
         "only pairs",
         "remove it",
     ),
+    "labels of images that are not reused": (
+        ["objective.fake_labels=data"],
+        "objective.fake_labels",
+        "must be uniform without objective.reuse_fakes, got 'data'",
+        "set objective.reuse_fakes=true",
+    ),
+    "labels of no classes": (
+        ["objective={fake_labels: data, reuse_fakes: true}", "data.num_classes=0"],
+        "objective.fake_labels",
+        "must be uniform with data.num_classes=0, got 'data' (the data has no classes)",
+        "set data.num_classes",
+    ),
+    "a rate for one width": (
+        ["optimizer.generator.reference_width=768"],
+        "optimizer.generator.reference_width",
+        "must be unset with generator.family=biggan, got 768 (its layers have several widths)",
+        "remove it, and give lr itself",
+    ),
     "augmented pairs": (
         [*PAIRS, "augmentation={p: 0.5}"],
         "augmentation",

@@ -1,0 +1,106 @@
+"""Where a generator's inputs come from, where they depend on the real images that the discriminator sees.
+
+Shapes: n samples of one micro-batch on one replica, Z numbers in a latent, C_in and C channels of input and target of a
+pair, R pixels a side.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from bigsgan.adversarial.latents import Inputs, InputSource, LatentSource, Reals, SampleDraws
+from bigsgan.config import Recipe
+from bigsgan.data import LabelledImages, RealImages, Slice
+from bigsgan.data.order import Stretch
+from bigsgan.engines import MicroBatch
+
+
+def build_source(recipe: Recipe, draws: SampleDraws, own: RealImages | None = None) -> InputSource:
+    """Make the source that a recipe asks for.
+
+    Args:
+        recipe: Of the run.
+        draws: Of latents and seeds.
+        own: Reads the data for G where G and D compute different samples on this rank; the source closes it.
+    """
+    if recipe.data.paired:
+        return PairSource(draws, recipe.data.input_channels, own)
+    latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
+    return LatentsOfClasses(latents, own) if recipe.objective.fake_labels == "data" else latents
+
+
+class _DataSource:
+    """A source whose inputs depend on the data."""
+
+    def __init__(self, own: RealImages | None) -> None:
+        """Begin at the first phase that ``own`` gives: see ``build_source``."""
+        self._own = own
+
+    def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
+        """Resume at another position of the data, of which ``skipped`` are passed over."""
+        if self._own is not None:
+            self._own.rewind(position, skipped)
+
+    def close(self) -> None:
+        """End the loading processes of a reader of its own."""
+        if self._own is not None:
+            self._own.close()
+
+    def _of_generator(self, reals: Reals) -> Reals:
+        """What G's inputs are made of: the micro-batches that D sees on this rank, unless G computes others."""
+        return reals if self._own is None else functools.cache(self._own.next_phase)
+
+
+class LatentsOfClasses(_DataSource):
+    """Draws latents (n, Z) as ``LatentSource`` does, with the labels (n,) of the real images beside them."""
+
+    def __init__(self, latents: LatentSource, own: RealImages | None = None) -> None:
+        super().__init__(own)
+        self._latents = latents
+
+    def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
+        """Latents, labels and, for a generator that draws noise, seeds; labels for D. See ``InputSource``."""
+        drawn, batches = self._latents.phase(stream, counters, slices["generator"]), self._of_generator(reals)
+
+        def generator(index: int) -> MicroBatch:
+            latents, _, *seeds = drawn(index)
+            return latents, batches()[index].labels, *seeds
+
+        return Inputs(generator, lambda index: (reals()[index].labels,))
+
+    def real(self, batch: LabelledImages) -> MicroBatch:
+        """Images and labels."""
+        return tuple(batch)
+
+
+class PairSource(_DataSource):
+    """Takes the generator's inputs from pairs (n, C_in + C, R, R), an input's channels before its target's."""
+
+    def __init__(self, draws: SampleDraws, input_channels: int, own: RealImages | None = None) -> None:
+        """Draw seeds for dropout, and take C_in channels of a pair."""
+        super().__init__(own)
+        self._draws, self._input_channels = draws, input_channels
+
+    def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
+        """Input images, labels and seeds for G, labels and input images for D; see ``InputSource``."""
+        part, pairs = slices["generator"], self._of_generator(reals)
+
+        def generator(index: int) -> MicroBatch:
+            images, labels = pairs()[index]
+            return self._input(images), labels, self._draws.seeds(f"{stream}/seed", counters, part.positions(index))
+
+        def conditions(index: int) -> MicroBatch:
+            images, labels = reals()[index]
+            return labels, self._input(images)
+
+        return Inputs(generator, conditions)
+
+    def real(self, batch: LabelledImages) -> MicroBatch:
+        """Targets, labels, inputs."""
+        return batch.images[:, self._input_channels :], batch.labels, self._input(batch.images)
+
+    def _input(self, images: Tensor) -> Tensor:
+        return images[:, : self._input_channels]
