@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigsgan.adversarial.objectives import GeneratorObjective
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.layout import (
     Division,
@@ -28,6 +28,8 @@ from bigsgan.planner import report
 from bigsgan.planner.layouts import Resources, Surveyor
 from bigsgan.runtime import comm, memory
 
+_META = torch.device("meta")
+
 
 def count_work(plan: RunPlan) -> dict[str, Any]:
     """Parameters and work of both networks, and the work of an update for each image of its batch.
@@ -35,16 +37,31 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     Forward passes are counted on a device without memory, a multiplication and an addition as two operations. An update
     makes images for D's steps and its own, once for both where they are reused. They cost G a forward and later a
     backward pass of twice the work; D goes forward and backward over real and fake images, and once more forward and
-    backward to the images for G, with the reals where G's objective pairs them.
+    backward to the images for G, with the reals where G's objective pairs them. What D's penalties add is for the mean
+    update, of which a lazy one is in some.
     """
     counted = {network: count_network(plan, network) for network in NETWORKS}
     d_steps = plan.recipe.objective.d_steps
-    segments = GeneratorObjective(plan.recipe.objective, Statistics(torch.device("meta"))).num_segments
+    segments = GeneratorObjective(plan.recipe.objective, Statistics(_META)).num_segments
     generator, discriminator = (counted[network][1] for network in NETWORKS)
     num_made = d_steps if plan.recipe.objective.reuse_fakes else d_steps + 1
     update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator
     networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
-    return {**networks, "update_flop": update}
+    every = next((penalty.every for penalty in (plan.objective.r1, plan.objective.r2) if penalty), 1)
+    passes = _passes_of_penalties(plan, 0) + (every - 1) * _passes_of_penalties(plan, 1)
+    penalties = d_steps * passes * discriminator // every
+    return {**networks, "update_flop": update, "penalties_flop": penalties}
+
+
+def _passes_of_penalties(plan: RunPlan, number: int) -> int:
+    """Forward passes of D over as many images as its batch has that its penalties cost more, in step ``number``."""
+    loss = DiscriminatorObjective(plan.objective, Statistics(_META), number)
+    passes = 3 * (loss.num_segments - 2)  # each goes forward and backward
+    if loss.differentiates_inputs and plan.differentiates_forward("discriminator"):
+        passes += (2 + 3) * loss.num_segments  # to the images and back, then once more as much for the tangents
+    elif loss.differentiates_inputs:
+        passes += 3 * len(plan.objective.exact_penalties)  # to the images, and back through that and the forward pass
+    return passes
 
 
 def describe_networks(plan: RunPlan) -> str:
@@ -55,13 +72,15 @@ def describe_networks(plan: RunPlan) -> str:
         own = counted[network]
         lines.append(f"{network:14}{own['parameters']:>15,}{own['forward_flop'] / 1e9:>26.3f}")
     lines.append(f"{'an update':14}{'':15}{counted['update_flop'] / 1e9:>26.3f}  without penalties")
+    if counted["penalties_flop"]:
+        lines.append(f"{'penalties':14}{'':15}{counted['penalties_flop'] / 1e9:>26.3f}  of D, in the mean update")
     return "\n".join(lines)
 
 
 def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
     """Parameters, and floating-point operations of a forward pass for one image."""
     num_samples = plan.engines[network].micro_batch_size  # which layers that look across samples can divide
-    with torch.device("meta"):
+    with _META:
         stack = build_network(plan.recipe, network).eval().requires_grad_(False)
     with FlopCounterMode(display=False) as counter:
         stack(*meta_inputs(plan, network, num_samples))

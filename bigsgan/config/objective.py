@@ -101,8 +101,8 @@ class Objective(Section):
     reuse_fakes: bool = False
     """Give G the latents of the last discriminator step instead of fresh ones."""
     fake_labels: Literal["uniform", "data"] = "uniform"
-    """Classes of G's images: drawn, all alike often, or those of the real images that D sees beside them, so that a
-    relativistic loss compares images of one class. The latter needs ``reuse_fakes``."""
+    """Classes of G's images: drawn, each as often as the others, or those of the real images that D sees beside them,
+    so that a relativistic loss compares images of one class. The latter needs ``reuse_fakes``."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference between G's images and the targets of pairs."""
     feature_matching: NaturalFloat = 0.0

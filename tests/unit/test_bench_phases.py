@@ -115,6 +115,27 @@ def test_operations_of_an_update(tmp_path):
     assert f"{((2 + 3) * g + 14 * d) / 1e9:.3f}" in describe_networks(plan)
 
 
+PENALTIES = {  # options, and the forward passes of D that they cost in the mean update: docs/explanation/penalties.md
+    "r1 of every second step": (["objective.r1={weight: 1, every: 2}"], 3 / 2),
+    "r1 and r2 in forward mode": (["objective={r1: {weight: 1, method: forward_mode}, r2: {weight: 1}}"], 2 * 5),
+    "finite differences": (
+        ["objective={d_steps: 2, r1: {weight: 1, form: finite_difference, antithetic: true}}"],
+        2 * 2 * 3,
+    ),
+    "gradient penalty": (["objective.gradient_penalty={weight: 1}"], 3 + 3),
+    "none": ([], 0),
+}
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_operations_of_penalties(name, tmp_path):
+    options, passes = PENALTIES[name]
+    plan = tiny_plan(tmp_path, 1, options, {"generator": zero(0), "discriminator": zero(0)})
+    counted = count_work(plan)
+    assert counted["penalties_flop"] == passes * counted["discriminator"]["forward_flop"]
+    assert describe_networks(plan).splitlines()[-1].startswith("penalties") == (passes > 0)
+
+
 @pytest.mark.parametrize("overrides, made", [(["objective.loss=relativistic"], 2), (FAMILIES["pix2pix_features"], 1)])
 def test_objectives_of_pairs_judge_the_reals_too(overrides, made, tmp_path):
     """Pairs go through G once: D's step and G's update share the images."""

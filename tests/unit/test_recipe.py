@@ -50,7 +50,8 @@ def refused(tmp_path: Path, *overrides: str) -> UserError:
 
 def test_defaults_are_filled_in(tmp_path):
     adam = {
-        "kind": "adam", "betas": [0.0, 0.999], "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None,
+        "kind": "adam", "reference_width": None, "betas": [0.0, 0.999], "eps": 1e-8, "momentum": 0.0,
+        "weight_decay": 0.0, "clip_norm": None,
         "warmup_nimg": 0, "decay": "constant", "final_lr": 0.0, "final_beta2": None, "decay_nimg": None,
     }  # fmt: skip
     engine = {
@@ -87,8 +88,8 @@ def test_defaults_are_filled_in(tmp_path):
         },
         "discriminator": {"family": "biggan", "channels": 96, "attention": [], **scale},
         "objective": {
-            "loss": "hinge", "d_steps": 1, "reuse_fakes": False, "l1": 0.0, "feature_matching": 0.0,
-            "r1": None, "r2": None,
+            "loss": "hinge", "d_steps": 1, "reuse_fakes": False, "fake_labels": "uniform",
+            "l1": 0.0, "feature_matching": 0.0, "r1": None, "r2": None,
             "gradient_penalty": None, "lecam": None, "path_length": None,
             "orthogonal": {"generator": 0.0, "discriminator": 0.0},
         },

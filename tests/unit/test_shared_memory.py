@@ -38,7 +38,7 @@ for known in (free, lambda: None):  # as where another process fills it up after
     loader._free_shared_memory = known
     try:
         batches = loader.read_batches(Images(data), data, itertools.repeat([0, 1, 2, 3, 4, 5, 6, 7]), False)
-        for batch in range(3):
+        for batch in range(100):  # a reader that is ahead of the loading processes frees what they fill
             loader.next_batch(batches, data)
     except UserError as error:
         print(error, flush=True)

@@ -150,8 +150,8 @@ CHILD = """
 import os, sys, time
 from bigsgan.training.stopping import StopRequests
 requests = StopRequests(launched=sys.argv[1] == "launched")
-print(os.getpid(), requests.reason, flush=True)
 before, until = os.getppid(), time.monotonic() + (60 if sys.argv[2:] else 0)
+print(os.getpid(), requests.reason, flush=True)
 while os.getppid() == before and time.monotonic() < until:
     time.sleep(0.05)
 print(requests.reason, flush=True)
