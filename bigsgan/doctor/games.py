@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
-from bigsgan.models import dcgan, pix2pix
+from bigsgan.models import dcgan, gat, pix2pix
 from bigsgan.models.layers import SelfAttention
 
 
@@ -34,6 +34,7 @@ def awake() -> Iterator[None]:
         mock.patch.object(SelfAttention, "initialize", attend),
         mock.patch.object(dcgan, "_STD", 0.2),
         mock.patch.object(pix2pix, "_STD", 0.2),
+        mock.patch.multiple(gat, _STD=1.0, _MAPPING_RATE=1.0, _MODULATION_GAIN=1.0, _LAYER_SCALE=0.5),
     ):
         yield
 
@@ -58,6 +59,7 @@ ema: {half_life_nimg: 16}
 _R3GAN = "family: r3gan, embedding_size: 6, widths: [8, 8, 4], cardinalities: [4, 2, 2], blocks: [1, 2, 1]"
 # A mapping network learns a hundredth as fast as the other layers unless told otherwise.
 _STYLEGAN2 = "family: stylegan2, mapping_layers: 2, mapping_lr_multiplier: 1.0, channel_base: 64, channel_max: 8"
+_GAT = "family: gat, width: 16, heads: 2, patch: 4, levels: 2"
 
 FAMILIES: dict[str, list[str]] = {
     "biggan_deep": [
@@ -97,6 +99,14 @@ FAMILIES: dict[str, list[str]] = {
         "generator={family: dcgan, latent_size: 12, channels: 4}",
         "discriminator={family: dcgan, channels: 4, norm: spectral}",
         "optimizer.generator.lr=0.006",
+    ],
+    "gat": [
+        f"generator={{latent_size: 12, embedding_size: 6, depth: 4, {_GAT}}}",
+        f"discriminator={{embedding_size: 8, depth: 2, {_GAT}}}",
+        "objective={loss: relativistic, reuse_fakes: true}",
+        "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
+        "optimizer.generator.lr=2",
+        "optimizer.discriminator.lr=0.05",
     ],
     "mlp": [
         "generator={family: mlp, latent_size: 12, width: 16, depth: 2}",

@@ -11,7 +11,8 @@ from bigsgan.config import Recipe
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.layers import SelfAttention
-from bigsgan.models.network import LayerStack
+from bigsgan.models.network import LastImage, LayerStack
+from bigsgan.models.transformer import Attention
 
 
 def build_network(recipe: Recipe, network: str) -> LayerStack:
@@ -33,9 +34,16 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
     for module in stack.modules():
-        if isinstance(module, (BatchStatistics, SelfAttention)):
+        if isinstance(module, (Attention, BatchStatistics, SelfAttention)):
             module.exact = network == "discriminator" and bool(recipe.objective.exact_penalties)
     return stack
+
+
+def without_drafts(recipe: Recipe, generator: LayerStack) -> LayerStack:
+    """The same generator, with the same layers, of whose images of a sample the last is left."""
+    if recipe.generator.images_per_sample == 1:
+        return generator
+    return LayerStack([*generator.layers.values(), LastImage(recipe.data.channels)], generator.checkpointing)
 
 
 def initial_seed(recipe: Recipe, network: str) -> int:

@@ -106,6 +106,18 @@ class LayerStack(nn.Module):
         return [module for module in self.modules() if isinstance(module, SpectralLayer)]
 
 
+class LastImage(nn.Module):
+    """Of several images of a sample, stacked along the channels, the last."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        """(N, L * C, H, W) -> (N, C, H, W)."""
+        return (images[:, -self.channels :].contiguous(),)  # the others' memory is free
+
+
 def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writes: bool = True) -> None:
     """Fill parameters and buffers from generators keyed by (seed, name), so that no layout changes them.
 

@@ -12,7 +12,7 @@ from tests.distributed.test_equivalence import FEWER, PENALTIES, SAME, SEED, che
 from tests.tiny import FAMILIES, stages, tiny_recipe, zero
 
 CASES = ["accumulation=2"]
-WITH_LAYERS_OF_THEIR_OWN = ["biggan_deep", "r3gan", "stylegan2_path_length", "pix2pix"]
+WITH_LAYERS_OF_THEIR_OWN = ["biggan_deep", "r3gan", "stylegan2_path_length", "pix2pix", "gat"]
 
 # Biases of G before a batch norm, which takes the mean away: their gradient is rounding.
 UNSEEN = {

@@ -31,11 +31,16 @@ def test_discriminators_are_differentiable_twice(family, tmp_path: Path):
         for parameter in network.parameters():  # a bias of 0 leaves rectifiers at their kink where their input is 0
             parameter += 0.1 * torch.randn(parameter.shape)
     network.checkpointing = False
-    size, channels = recipe.data.resolution, recipe.data.image_channels
-    images = torch.tanh(torch.randn(4, channels, size, size)).double().requires_grad_()
+    for module in network.modules():
+        if hasattr(module, "exact"):
+            module.exact = True
+    size = recipe.data.side
+    images = torch.tanh(torch.randn(4, recipe.judged_channels, size, size)).double().requires_grad_()
     conditions = [torch.arange(4) if recipe.data.num_classes else torch.zeros(4, dtype=torch.int64)]
     if recipe.data.paired:
         conditions.append(torch.randn(4, recipe.data.input_channels, size, size).double())
+    if recipe.discriminator_reads_seeds:
+        conditions.append(torch.arange(4) * 7919 + 5)
     names = [name for name, _ in network.named_parameters()]
 
     def logits(x: Tensor, *values: Tensor) -> Tensor:

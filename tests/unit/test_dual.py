@@ -29,13 +29,15 @@ def discriminator(tmp_path, overrides):
         initialize(network, seed=3)
     network.double().train()
     data, draw, num = recipe.data, torch.Generator().manual_seed(5), SEGMENTS * NUM
-    inputs = [torch.randn(num, data.image_channels, data.resolution, data.resolution, generator=draw)]
+    inputs = [torch.randn(num, recipe.judged_channels, data.side, data.side, generator=draw)]
     inputs.append(torch.randint(max(data.num_classes, 1), (num,), generator=draw))
     if data.paired:
         inputs.append(torch.randn(num, data.input_channels, data.resolution, data.resolution, generator=draw))
-    if recipe.augmentation:
+    if recipe.discriminator_reads_seeds:
         inputs.append(torch.arange(num) * 7919 + 5)
     for module in network.modules():
+        if hasattr(module, "exact"):
+            module.exact = True
         if isinstance(getattr(module, "p", None), torch.Tensor):
             module.p.fill_(recipe.augmentation.p)
     return network, tuple(x.double() if x.is_floating_point() else x for x in inputs)

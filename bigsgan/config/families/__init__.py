@@ -14,6 +14,7 @@ from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
+from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator
@@ -23,6 +24,7 @@ FAMILIES: Mapping[str, tuple[type[NetworkSection], type[NetworkSection]]] = {
     "biggan": (BigGANGenerator, BigGANDiscriminator),
     "biggan_deep": (BigGANDeepGenerator, BigGANDeepDiscriminator),
     "dcgan": (DCGANGenerator, DCGANDiscriminator),
+    "gat": (GATGenerator, GATDiscriminator),
     "mlp": (MLPGenerator, MLPDiscriminator),
     "pix2pix": (Pix2PixGenerator, Pix2PixDiscriminator),
     "r3gan": (R3GANGenerator, R3GANDiscriminator),

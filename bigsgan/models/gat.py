@@ -1,0 +1,259 @@
+"""GAT (arXiv 2509.24935, "Scalable GANs with transformers"): transformers that make and judge images at several levels.
+
+G adds up what heads after equal shares of its blocks make: an image a level, from coarse to fine, of which the last is
+the sample. D judges all of them, stacked along the channels, the coarser under the more noise.
+
+The published generator also embeds the patches of an input that it multiplies by 0, which is left out here. In place of
+its running means of w by class, which each rank has for itself, means are computed where samples are truncated.
+
+Shapes: N samples, L levels, T tokens, W features, C channels, H x W pixels, Z numbers in a latent, E in an embedding.
+Carry of the generator: (x (N, T, W), w (N, W), images (N, levels so far * C, H, W)), of which images come with the
+first head; of the discriminator: (images (N, L * C, H, W), labels (N,), seeds (N,)), then (x (N, 1 + T, W), labels).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
+from bigsgan.models import noise
+from bigsgan.models.layers import Generators, full
+from bigsgan.models.plain import Embedding
+from bigsgan.models.transformer import (
+    Attention,
+    Constant,
+    Linear,
+    Positions,
+    RMSNorm,
+    SwiGLU,
+    images_of,
+    normalized,
+    patches_of,
+)
+
+_STD = 0.02
+"""Of embeddings and of the class token."""
+_MAPPING_RATE = 0.01
+"""Learning rate of mapping layers, relative to the others'."""
+_MODULATION_GAIN = 0.1
+_LAYER_SCALE = 0.1
+_MOMENT_EPSILON = 1e-8
+_NOISE_STREAM, _MEAN_STREAM = 0x6A700, 0x6A701
+_MEAN_LATENTS = 256
+"""That the mean of a class is over."""
+
+
+class EqualizedPair(nn.Module):
+    """Two linear layers that learn slowly, with a SiLU between: (..., F_in) -> (..., F_out)."""
+
+    def __init__(self, in_features: int, out_features: int, bf16: bool) -> None:
+        super().__init__()
+        self.first = Linear(in_features, out_features, bf16, multiplier=_MAPPING_RATE)
+        self.second = Linear(out_features, out_features, bf16, multiplier=_MAPPING_RATE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map."""
+        return self.second(F.silu(self.first(x)))
+
+
+class Mapping(nn.Module):
+    """Latent and label -> w.
+
+    Attributes:
+        truncation_psi: How far w goes from its mean over the latents of its class; 1 for all the way.
+        guidance: How far w goes from its mean over the classes of its latent; 1 for all the way.
+    """
+
+    def __init__(self, config: GATGenerator, num_classes: int) -> None:
+        super().__init__()
+        self.truncation_psi, self.guidance, self.latent_size = 1.0, 1.0, config.latent_size
+        self.embedding = Embedding(num_classes, config.embedding_size, _STD) if num_classes else None
+        features = config.latent_size + (config.embedding_size if num_classes else 0)
+        self.layers = EqualizedPair(features, config.width, config.bf16)
+
+    def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor]:
+        """(N, Z), (N,) int64 -> (N, W)."""
+        w = self._of(latents, labels)
+        if self.truncation_psi != 1:
+            drawn = noise.normal(torch.arange(_MEAN_LATENTS, device=labels.device), _MEAN_STREAM, (self.latent_size,))
+            num = labels.shape[0]
+            means = self._of(drawn.to(latents.dtype).repeat(num, 1), labels.repeat_interleave(_MEAN_LATENTS))
+            w = means.view(num, _MEAN_LATENTS, -1).mean(dim=1).lerp(w, self.truncation_psi)
+        if self.guidance != 1 and self.embedding is not None:
+            num, num_classes = labels.shape[0], self.embedding.weight.shape[0]
+            every = torch.arange(num_classes, device=labels.device).repeat(num)
+            means = self._of(latents.repeat_interleave(num_classes, dim=0), every)
+            w = means.view(num, num_classes, -1).mean(dim=1).lerp(w, self.guidance)
+        return (w,)
+
+    def _of(self, latents: Tensor, labels: Tensor) -> Tensor:
+        parts = [normalized(latents, _MOMENT_EPSILON)]
+        if self.embedding is not None:
+            parts.insert(0, normalized(full(self.embedding(labels)), _MOMENT_EPSILON).to(latents.dtype))
+        return self.layers(torch.cat(parts, dim=1))
+
+
+class Modulation(nn.Module):
+    """What w says of features: (N, W) -> ``num`` times (N, 1, W)."""
+
+    def __init__(self, width: int, num: int, bf16: bool) -> None:
+        super().__init__()
+        self.num = num
+        self.linear = Linear(width, num * width, bf16, gain=_MODULATION_GAIN)
+
+    def forward(self, w: Tensor) -> tuple[Tensor, ...]:
+        """Of a SiLU of w."""
+        return self.linear(F.silu(w))[:, None].chunk(self.num, dim=-1)
+
+
+class GeneratorBlock(nn.Module):
+    """Attention and a perceptron, each between a scale and a gate that w gives; the first begins with positions."""
+
+    def __init__(self, config: GATGenerator, side: int, is_first: bool) -> None:
+        super().__init__()
+        self.positions = Positions(config.width, side) if is_first else None
+        self.modulation = Modulation(config.width, 4, config.bf16)
+        self.attention = Attention(config.width, config.heads, side, config.bf16)
+        self.perceptron = SwiGLU(config.width, config.bf16)
+
+    def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
+        """(N, W) of the first block, (N, T, W), (N, W), images -> (N, T, W), (N, W), images."""
+        if self.positions is not None:
+            (w,) = carry
+            images: tuple[Tensor, ...] = ()
+            x = self.positions.table.to(self.modulation.linear.weight.dtype).expand(w.shape[0], -1, -1)
+        else:
+            x, w, *rest = carry
+            images = tuple(rest)
+        scale, gate, scale_after, gate_after = self.modulation(w)
+        x = x + gate * self.attention(normalized(x) * (1 + scale))
+        x = x + gate_after * self.perceptron(normalized(x) * (1 + scale_after))
+        return x, w, *images
+
+
+class Head(nn.Module):
+    """What a level adds to the image before it."""
+
+    def __init__(self, config: GATGenerator, side: int, channels: int, is_last: bool) -> None:
+        super().__init__()
+        self.patch, self.side, self.channels, self.is_last = config.patch, side, channels, is_last
+        self.modulation = Modulation(config.width, 1, config.bf16)
+        self.linear = Linear(config.width, config.patch**2 * channels, config.bf16)
+
+    def forward(self, x: Tensor, w: Tensor, *images: Tensor) -> tuple[Tensor, ...]:
+        """(N, T, W), (N, W), (N, l * C, H, W) but at the first level -> the same with one image more; at last it alone.
+
+        Images are float32 whatever the network's type, not bounded.
+        """
+        (scale,) = self.modulation(w)
+        image = full(images_of(self.linear(normalized(x) * (1 + scale)), self.patch, self.side))
+        made = torch.cat([*images, images[0][:, -self.channels :] + image], dim=1) if images else image
+        return (made,) if self.is_last else (x, w, made)
+
+
+class LevelNoise(nn.Module):
+    """Noise of each level, (1 - t_i) x + t_i e_i with t_i = 1 - min_info^(1 - i / (L - 1)) + noise_floor.
+
+    The noise of a coarser level is that of the next finer one, shrunk as its image is, and more.
+    """
+
+    def __init__(self, config: GATDiscriminator) -> None:
+        super().__init__()
+        last = config.levels - 1
+        self.shares = [1 - config.min_info ** (1 - i / last) + config.noise_floor for i in range(config.levels)]
+
+    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, L * C, H, W), (N,), (N,) int64 -> (N, L * C, H, W), (N,)."""
+        levels = images.unflatten(1, (len(self.shares), -1))
+        drawn = noise.normal(seeds, _NOISE_STREAM, tuple(levels.shape[1:])).to(images.dtype)
+        noisy: list[Tensor] = []
+        before, added = 0.0, torch.zeros_like(drawn[:, 0])
+        for i in reversed(range(len(self.shares))):
+            share = self.shares[i]
+            kept = (1 - share) / (1 - before)
+            added = kept * added + math.sqrt(share**2 - (kept * before) ** 2) * drawn[:, i]
+            noisy.insert(0, (1 - share) * levels[:, i] + added)
+            before = share
+        return torch.cat(noisy, dim=1), labels
+
+
+class Tokens(nn.Module):
+    """Patches of all levels as tokens with positions, behind a class token."""
+
+    def __init__(self, config: GATDiscriminator, side: int, channels: int) -> None:
+        super().__init__()
+        self.patch = config.patch
+        self.linear = Linear(channels * config.patch**2, config.width, config.bf16)
+        self.positions = Positions(config.width, side)
+        self.token = nn.Parameter(torch.empty(config.width))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Draw the class token."""
+        drawn = torch.empty(self.token.shape, dtype=torch.float32)
+        self.token.copy_(drawn.normal_(0, _STD, generator=generators("token")))
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, L * C, H, W), (N,) -> (N, 1 + T, W), (N,)."""
+        x = self.linear(patches_of(images, self.patch)) + self.positions.table.to(self.token.dtype)
+        return torch.cat([self.token.expand(x.shape[0], 1, -1), x], dim=1), labels
+
+
+class DiscriminatorBlock(nn.Module):
+    """Attention and a perceptron, whose small beginnings learned scales set (Touvron et al. 2021, arXiv 2103.17239)."""
+
+    def __init__(self, config: GATDiscriminator, side: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = RMSNorm(config.width), RMSNorm(config.width)
+        self.attention = Attention(config.width, config.heads, side, config.bf16)
+        self.perceptron = SwiGLU(config.width, config.bf16)
+        self.scale1, self.scale2 = Constant(config.width, _LAYER_SCALE), Constant(config.width, _LAYER_SCALE)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, 1 + T, W), (N,) -> the same."""
+        x = x + self.scale1(self.attention(self.norm1(x)))
+        return x + self.scale2(self.perceptron(self.norm2(x))), labels
+
+
+class DiscriminatorHead(nn.Module):
+    """The class token's projection on the class (Miyato and Koyama 2018, arXiv 1802.05637), or a linear map."""
+
+    def __init__(self, config: GATDiscriminator, num_classes: int) -> None:
+        super().__init__()
+        size = config.embedding_size
+        self.norm = RMSNorm(config.width)
+        self.linear = Linear(config.width, size if num_classes else 1, config.bf16)
+        self.embedding = Embedding(num_classes, size, _STD) if num_classes else None
+        self.mapping = EqualizedPair(size, size, config.bf16) if num_classes else None
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
+        """(N, 1 + T, W), (N,) -> logits (N,), float32 whatever the network's type."""
+        features = full(self.linear(self.norm(x[:, 0])))
+        if self.embedding is None or self.mapping is None:
+            return (features.squeeze(1),)
+        return ((features * full(self.mapping(self.embedding(labels)))).sum(dim=1),)
+
+
+def generator_layers(config: GATGenerator, resolution: int, image_channels: int, num_classes: int) -> list[nn.Module]:
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, L * image channels, resolution, resolution)."""
+    side, between = resolution // config.patch, config.depth // config.levels
+    layers: list[nn.Module] = [Mapping(config, num_classes)]
+    for i in range(config.depth):
+        layers.append(GeneratorBlock(config, side, i == 0))
+        if (i + 1) % between == 0:
+            layers.append(Head(config, side, image_channels, i == config.depth - 1))
+    return layers
+
+
+def discriminator_layers(
+    config: GATDiscriminator, resolution: int, image_channels: int, num_classes: int
+) -> list[nn.Module]:
+    """Flat layer list: images (N, L * image channels, resolution, resolution), labels, seeds (N,) -> logits (N,)."""
+    side = resolution // config.patch
+    layers: list[nn.Module] = [LevelNoise(config), Tokens(config, side, config.levels * image_channels)]
+    layers += [DiscriminatorBlock(config, side) for _ in range(config.depth)]
+    return [*layers, DiscriminatorHead(config, num_classes)]

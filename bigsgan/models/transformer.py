@@ -1,0 +1,212 @@
+"""Parts of vision transformers: norms, attention with rotary positions, gated perceptrons, patches.
+
+Products are computed in the weights' type, or with ``bf16`` in that on float32 weights. What is added up over blocks,
+and what norms and softmax divide by, is at least float32 with ``bf16``, and else of the weights' type and float32.
+
+Shapes: N samples, T tokens, W features, A heads of E = W / A features, C channels, H x W pixels of an image.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bigsgan.models.dual import has_tangent
+from bigsgan.models.layers import Generators, full
+
+_EPSILON = 1e-6
+_BASE = 10_000
+"""Of the wavelengths of positions, in patches."""
+_FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Not cuDNN's, which ends in an error where it finds no plan (torch 2.14)."""
+
+
+class Linear(nn.Module):
+    """Linear map (..., F_in) -> (..., F_out), whose weight begins uniform (Glorot and Bengio 2010, equation 16).
+
+    ``multiplier`` is that of the learning rate: the weight is as much larger, and scaled back where it is used (Karras
+    et al. 2019, arXiv 1812.04948, section C).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bf16: bool, gain: float = 1.0, multiplier: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.gain, self.multiplier, self.bf16 = gain, multiplier, bf16
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Draw the weight, in float32 whatever its type, and clear the bias."""
+        bound = self.gain / self.multiplier * math.sqrt(6 / sum(self.weight.shape))
+        drawn = torch.empty(self.weight.shape, dtype=torch.float32)
+        self.weight.copy_(drawn.uniform_(-bound, bound, generator=generators("weight")))
+        self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map; with ``bf16`` the result is bf16."""
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if self.multiplier != 1:
+            weight, bias = weight * self.multiplier, bias * self.multiplier
+        if self.bf16 and weight.dtype == torch.float32:
+            weight, bias = weight.to(torch.bfloat16), bias.to(torch.bfloat16)
+        return F.linear(x.to(weight.dtype), weight, bias)
+
+
+class Constant(nn.Module):
+    """A parameter that begins at one value."""
+
+    def __init__(self, features: int, value: float) -> None:
+        super().__init__()
+        self.value = value
+        self.weight = nn.Parameter(torch.empty(features))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Fill it."""
+        self.weight.fill_(self.value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply features: (..., F) -> (..., F)."""
+        return x * self.weight
+
+
+class RMSNorm(Constant):
+    """Root mean square norm with a scale (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+    def __init__(self, features: int, epsilon: float | None = _EPSILON) -> None:
+        super().__init__(features, 1.0)
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., F) -> (..., F)."""
+        return normalized(x, self.epsilon) * self.weight
+
+
+def normalized(x: Tensor, epsilon: float | None = _EPSILON) -> Tensor:
+    """Divide by the root mean square of the features, computed in float32: (..., F) -> (..., F), in x's type.
+
+    None for epsilon is float32's distance from 1 to the next number.
+    """
+    exact = full(x)
+    added = torch.finfo(torch.float32).eps if epsilon is None else epsilon
+    return (exact * (exact.square().mean(dim=-1, keepdim=True) + added).rsqrt()).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Self-attention with normalised queries and keys (Henry et al. 2020, arXiv 2010.04245) and rotary positions.
+
+    The last P tokens are patches row by row, whose queries and keys are rotated by their rows and columns (Su et al.
+    2021, arXiv 2104.09864; in two dimensions as EVA-02 has it, arXiv 2303.11331). Tokens before them are not.
+
+    Attributes:
+        exact: Write the weights out, for second derivatives, of which torch's attention kernels have none.
+        rotation: Buffer (2, P, E) float32: cosines and sines.
+    """
+
+    rotation: Tensor
+
+    def __init__(self, width: int, heads: int, side: int, bf16: bool) -> None:
+        super().__init__()
+        self.exact, self.heads, self.side = False, heads, side
+        self.qkv = Linear(width, 3 * width, bf16)
+        self.query_norm, self.key_norm = (RMSNorm(width // heads, epsilon=None) for _ in range(2))
+        self.out = Linear(width, width, bf16)
+        self.register_buffer("rotation", torch.empty(2, side * side, width // heads, dtype=torch.float32))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Compute the rotations."""
+        num = self.rotation.shape[-1] // 4  # pairs of features that rotate with rows, and as many with columns
+        frequencies = _BASE ** (-torch.arange(num, dtype=torch.float64) / num)
+        angles = torch.outer(torch.arange(self.side, dtype=torch.float64), frequencies).repeat_interleave(2, dim=1)
+        rows, columns = angles[:, None].expand(-1, self.side, -1), angles[None].expand(self.side, -1, -1)
+        both = torch.cat([rows, columns], dim=-1).flatten(0, 1)
+        self.rotation.copy_(torch.stack([both.cos(), both.sin()]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T, W) -> (N, T, W)."""
+        n, num, width = x.shape
+        query, key, value = self.qkv(x).view(n, num, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (N, A, T, E) each
+        query, key = self._rotated(self.query_norm(query)), self._rotated(self.key_norm(key))
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        if self.exact or has_tangent(x):
+            products = torch.matmul(query, key.mT) * query.shape[-1] ** -0.5
+            mixed = torch.matmul(_softmax(products) if has_tangent(x) else torch.softmax(products, dim=-1), value)
+        else:
+            with sdpa_kernel(_FUSED):
+                mixed = F.scaled_dot_product_attention(query, key, value)
+        return self.out(mixed.transpose(1, 2).reshape(n, num, width))
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        """Rotate pairs of neighbouring features, in float32."""
+        others = x.shape[2] - self.rotation.shape[1]
+        patches = full(x[:, :, others:])
+        cosines, sines = self.rotation.to(patches.dtype)
+        even, odd = patches.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = patches * cosines + torch.stack([-odd, even], dim=-1).flatten(-2) * sines
+        return torch.cat([x[:, :, :others], turned.to(x.dtype)], dim=2) if others else turned.to(x.dtype)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    """Over the last dimension, written out: torch's (2.14) overwrites what the backward pass of its tangent needs."""
+    exact = full(x)
+    exp = (exact - exact.detach().amax(dim=-1, keepdim=True)).exp()
+    return (exp / exp.sum(dim=-1, keepdim=True)).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """Gated perceptron (Shazeer 2020, arXiv 2002.05202) with 8/3 as many features inside, rounded down."""
+
+    def __init__(self, width: int, bf16: bool) -> None:
+        super().__init__()
+        inside = int(2 / 3 * 4 * width)
+        self.expand = Linear(width, 2 * inside, bf16)
+        self.contract = Linear(inside, width, bf16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., W) -> (..., W)."""
+        gate, value = self.expand(x).chunk(2, dim=-1)
+        return self.contract(F.silu(gate) * value)
+
+
+class Positions(nn.Module):
+    """Fixed sines and cosines of the patches' columns, then of their rows (Vaswani et al. 2017, section 3.5).
+
+    Attributes:
+        table: Buffer (P, W) float32.
+    """
+
+    table: Tensor
+
+    def __init__(self, width: int, side: int) -> None:
+        super().__init__()
+        self.side = side
+        self.register_buffer("table", torch.empty(side * side, width, dtype=torch.float32))
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Compute them."""
+        num = self.table.shape[1] // 4
+        frequencies = _BASE ** (-torch.arange(num, dtype=torch.float64) / num)
+        angles = torch.outer(torch.arange(self.side, dtype=torch.float64), frequencies)
+        of_side = torch.cat([angles.sin(), angles.cos()], dim=1)  # (side, W / 2)
+        rows, columns = of_side[:, None].expand(-1, self.side, -1), of_side[None].expand(self.side, -1, -1)
+        self.table.copy_(torch.cat([columns, rows], dim=-1).flatten(0, 1))
+
+
+def patches_of(images: Tensor, patch: int) -> Tensor:
+    """Cut images into squares: (N, C, H, W) -> (N, P, C * patch^2), row by row, channel by channel."""
+    return F.unfold(images, patch, stride=patch).mT if patch > 1 else images.flatten(2).mT
+
+
+def images_of(tokens: Tensor, patch: int, side: int) -> Tensor:
+    """Put squares together: (N, side^2, patch^2 * C), pixel by pixel -> (N, C, side * patch, side * patch)."""
+    squares = tokens.unflatten(1, (side, side)).unflatten(3, (patch, patch, -1))  # (N, side, side, patch, patch, C)
+    return squares.permute(0, 5, 1, 3, 2, 4).reshape(tokens.shape[0], -1, side * patch, side * patch)

@@ -1,0 +1,138 @@
+"""State dicts of GAT's published networks (arXiv 2509.24935), and the sections that they fit.
+
+The published code has blocks and heads in lists of their own; ours is one flat list in the order of computation. Left
+behind are fixed tables of positions, G's embedding of an input that is multiplied by 0, and its running means of w,
+which ranks did not share. D's heads for a teacher's features are refused: nothing here trains them. Errors are those
+that ``sources.SOURCES`` tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from bigsgan.errors import UserError
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)|blocks\.(\d+)\.(ls_attn|ls_mlp)")
+_HEAD = re.compile(r"final_layers\.(\d+)\.(.+)\.(weight|bias)")
+_IN_BLOCK = {
+    "attn.qkv": "attention.qkv",
+    "attn.q_norm": "attention.query_norm",
+    "attn.k_norm": "attention.key_norm",
+    "attn.proj": "attention.out",
+    "mlp.w12": "perceptron.expand",
+    "mlp.w3": "perceptron.contract",
+    "adaLN_modulation.1": "modulation.linear",
+    "norm1": "norm1",
+    "norm2": "norm2",
+    "ls_attn": "scale1",
+    "ls_mlp": "scale2",
+}
+_IN_HEAD = {"adaLN_modulation.1": "modulation.linear", "linear": "linear"}
+_LEFT = re.compile(r"(pos_embed|w_avg|(?:.+\.)?feat_rope\..+)")
+_LEFT_OF_GENERATOR = re.compile(r"x_embedder\.proj\.(weight|bias)")
+
+
+def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State dict of our generator, as its ``generator_section`` describes it."""
+    depth, num_heads = _count(state, "blocks", "generator"), _count(state, "final_layers", "generator")
+    between = depth // num_heads
+    names = {"y_embedder.embedding_table.weight": "0.embedding.weight"}
+    for theirs, ours in (("0", "first"), ("2", "second")):
+        names |= {f"latent_embedder.{theirs}.{each}": f"0.layers.{ours}.{each}" for each in ("weight", "bias")}
+    found = {}
+    for name, tensor in state.items():
+        if _LEFT.fullmatch(name) or _LEFT_OF_GENERATOR.fullmatch(name):
+            continue
+        if name in names:
+            ours = names[name]
+        elif (match := _BLOCK.fullmatch(name)) and match[2] in _IN_BLOCK:
+            number = int(match[1])
+            ours = f"{1 + number + number // between}.{_IN_BLOCK[match[2]]}.{match[3]}"
+        elif (match := _HEAD.fullmatch(name)) and match[2] in _IN_HEAD:
+            ours = f"{(int(match[1]) + 1) * (between + 1)}.{_IN_HEAD[match[2]]}.{match[3]}"
+        else:
+            raise _foreign("generator", f"{name} is unknown")
+        found[f"layers.{ours}"] = tensor
+    return found
+
+
+def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State dict of our discriminator, as its ``discriminator_section`` describes it."""
+    depth = _count(state, "blocks", "discriminator")
+    names = {"y_embedder.embedding_table.weight": f"{depth + 2}.embedding.weight", "cls_token": "1.token"}
+    pairs = [("x_embedder.proj", "1.linear"), ("final_layer.1", f"{depth + 2}.linear")]
+    pairs += [(f"y_embedder.latent_embedder.{i}", f"{depth + 2}.mapping.{n}") for i, n in ((0, "first"), (2, "second"))]
+    for theirs, ours in [*pairs, ("final_layer.0", f"{depth + 2}.norm")]:
+        names |= {f"{theirs}.{each}": f"{ours}.{each}" for each in ("weight", "bias")}
+    found = {}
+    for name, tensor in state.items():
+        if _LEFT.fullmatch(name):
+            continue
+        if name.startswith("proj."):
+            raise _foreign("discriminator", f"{name} is of a head for a teacher's features, which is not supported")
+        if name in names:
+            ours = names[name]
+        elif (match := _BLOCK.fullmatch(name)) and (match[2] or match[5]) in _IN_BLOCK:
+            number, part, kind = (match[1], match[2], match[3]) if match[2] else (match[4], match[5], "weight")
+            ours = f"{2 + int(number)}.{_IN_BLOCK[part]}.{kind}"
+        else:
+            raise _foreign("discriminator", f"{name} is unknown")
+        shape = {"cls_token": (-1,), "x_embedder.proj.weight": (len(tensor), -1)}.get(name, tensor.shape)
+        found[f"layers.{ours}"] = tensor.reshape(shape)
+    return found
+
+
+def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Keys of a recipe's ``generator`` section."""
+    generator_state(state)  # which checks that it is known
+    embedding = state["y_embedder.embedding_table.weight"].shape[1]
+    return {
+        **_section(state, "generator"),
+        "levels": _count(state, "final_layers", "generator"),
+        "patch": state["x_embedder.proj.weight"].shape[-1],
+        "latent_size": state["latent_embedder.0.weight"].shape[1] - embedding,
+        "embedding_size": embedding,
+    }
+
+
+def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Keys of a recipe's ``discriminator`` section."""
+    discriminator_state(state)  # which checks that it is known
+    return {
+        **_section(state, "discriminator"),
+        "patch": state["x_embedder.proj.weight"].shape[-1],
+        "embedding_size": state["y_embedder.embedding_table.weight"].shape[1],
+    }
+
+
+def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a generator's shapes say of the images, or of their latents."""
+    patch, side = state["x_embedder.proj.weight"].shape[-1], int(state["pos_embed"].shape[1] ** 0.5)
+    return {
+        "resolution": patch * side,
+        "image_channels": len(state["final_layers.0.linear.weight"]) // patch**2,
+        "num_classes": len(state["y_embedder.embedding_table.weight"]),
+    }
+
+
+def _section(state: Mapping[str, Tensor], network: str) -> dict[str, Any]:
+    width = state["blocks.0.attn.proj.weight"].shape[0]
+    if "blocks.0.attn.q_norm.weight" not in state:
+        raise _foreign(network, "its queries and keys are not normalised")
+    heads = width // len(state["blocks.0.attn.q_norm.weight"])
+    return {"family": "gat", "depth": _count(state, "blocks", network), "width": width, "heads": heads}
+
+
+def _count(state: Mapping[str, Tensor], name: str, network: str) -> int:
+    numbers = {int(match[1]) for each in state if (match := re.match(rf"{name}\.(\d+)\.", each))}
+    if not numbers or numbers != set(range(len(numbers))):
+        raise _foreign(network, f"it lacks {name} from 0 on")
+    return len(numbers)
+
+
+def _foreign(network: str, problem: str) -> UserError:
+    return UserError("weights", None, f"are not those of a GAT {network}: {problem}", f"give a GAT {network}'s")
