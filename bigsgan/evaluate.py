@@ -14,9 +14,10 @@ from tqdm import tqdm
 
 from bigsgan.checkpoint.files import checksum
 from bigsgan.config import Recipe, load_recipe
+from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork, Metric
 from bigsgan.config.run_directory import RECIPE_FILE, RECORDS_FILE
-from bigsgan.config.sections import LARGEST_INT, Data
+from bigsgan.config.sections import LARGEST_INT
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch

@@ -296,7 +296,7 @@ def _report_start(reporter: Reporter, start: Start, nimg: int) -> None:
 def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int) -> SampleGrid:
     """What sample grids show; a grid of real images is shown at once, unless they stand beside the samples."""
     num = NUM_PAIRS if recipe.data.paired else NUM_SHOWN
-    images = readable_images(dataset, num) if comm.rank() == 0 else torch.empty(0)
+    images = readable_images(dataset, recipe.data, num) if comm.rank() == 0 else torch.empty(0)
     if recipe.data.paired:  # one rank reads, as all have to show the same
         images = comm.from_rank_zero(images)
         if not len(images):

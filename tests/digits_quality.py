@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import open_trained

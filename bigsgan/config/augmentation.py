@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bigsgan.config.sections import Data, PositiveInt, Section
+from bigsgan.config.data import Data
+from bigsgan.config.sections import PositiveInt, Section
 from bigsgan.errors import UserError
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from bigsgan.config.augmentation import Augmentation
+from bigsgan.config.data import Data
 from bigsgan.config.families import AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import Metrics
@@ -16,7 +17,6 @@ from bigsgan.config.sections import (
     EMA,
     BatchSize,
     Checkpoints,
-    Data,
     Engine,
     Engines,
     InitFrom,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, build_folder
+from bigsgan.data.latents import build_latents
 from bigsgan.data.packed import build_zip
 from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side
 from bigsgan.data.shards import build_tar
@@ -20,6 +21,7 @@ _KINDS: Mapping[str, Callable[[Data], ImageDataset]] = {
     "zip": build_zip,
     "tar": build_tar,
     "folder": build_folder,
+    "latents": build_latents,
 }
 """All but torchvision's, which is imported only if a recipe names one."""
 

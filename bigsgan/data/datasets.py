@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
+from bigsgan.data.codecs import build_codec
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
@@ -50,6 +51,8 @@ class ImageDataset(Protocol):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Image ``index``, uint8 (C, R, R), and its class; class 0 where ``data.num_classes`` is 0.
 
+        Of latents, float32 (2 * C, R, R): means and standard deviations.
+
         Raises:
             CorruptImage: The image cannot be read.
         """
@@ -60,14 +63,19 @@ class ImageDataset(Protocol):
         return Fingerprint(len(self))
 
 
-def readable_images(dataset: ImageDataset, num: int) -> Tensor:
-    """Return up to ``num`` readable images, spread over the data set: (n, C, R, R) in [-1, 1]."""
+def readable_images(dataset: ImageDataset, data: Data, num: int) -> Tensor:
+    """Return up to ``num`` readable images, spread over the data set: (n, C, R, R) in [-1, 1]; latents are decoded."""
     found = []
     num = min(num, len(dataset))
     for index in range(num):
         with suppress(CorruptImage):  # the loader counts and reports it
             found.append(dataset[index * len(dataset) // num][0])
-    return decode(torch.stack(found)) if found else torch.empty(0)
+    if not found:
+        return torch.empty(0)
+    if data.kind != "latents":
+        return decode(torch.stack(found))
+    codec, means = build_codec(data, torch.device("cpu")), torch.stack(found).chunk(2, dim=1)[0]
+    return codec.decode(codec.encode(means))
 
 
 class DigitImages(ImageDataset):

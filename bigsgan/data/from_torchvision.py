@@ -13,7 +13,7 @@ import torchvision.datasets
 from PIL import Image
 from torch import Tensor
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data.datasets import wrong_num_classes
 from bigsgan.data.fingerprint import Fingerprint, digest
 from bigsgan.errors import UserError, reason

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
+from bigsgan.data.codecs import build_codec
 from bigsgan.data.datasets import ImageDataset
-from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, random_crops
+from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, posterior_noise, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, at_end
 from bigsgan.images.codec import decode
@@ -38,7 +39,7 @@ class LabelledImages(NamedTuple):
     """A micro-batch of real images on the device."""
 
     images: Tensor
-    """float32 (n, C, R, R) in [-1, 1]."""
+    """float32 (n, C, R, R): images in [-1, 1], or what a codec makes of them."""
     labels: Tensor
     """int64 (n,), all 0 where ``data.num_classes`` is 0."""
 
@@ -78,7 +79,7 @@ class RealImages:
             skipped: Intervals of positions to skip, ascending.
             reads: Whether this rank is the one of its replica that reads images; the others load none.
         """
-        self.data, self.draws, self.device = data, draws, device
+        self.data, self.draws, self.device, self._codec = data, draws, device, build_codec(data, device)
         self._part = part
         self.reads = reads
         self._dataset = dataset
@@ -138,7 +139,13 @@ class RealImages:
         if self.data.horizontal_flip:
             mirrored = self._to_device(torch.from_numpy(horizontal_flips(self.draws, positions)))
             images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
-        return LabelledImages(decode(images), self._to_device(batch.labels))
+        if self.data.kind == "latents":
+            noise = self._to_device(torch.from_numpy(posterior_noise(self.draws, positions, images[0].numel() // 2)))
+            means, stds = images.chunk(2, dim=1)
+            images = means + stds * noise.view_as(means)
+        else:
+            images = decode(images)
+        return LabelledImages(self._codec.encode(images), self._to_device(batch.labels))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         # A copy from pageable memory waits for all queued work on the GPU; one from pinned memory does not.
@@ -220,7 +227,7 @@ class Batch(NamedTuple):
     """One micro-batch from a loading process, and the unreadable images among its samples.
 
     Attributes:
-        images: uint8 (n, C, R, R).
+        images: uint8 (n, C, R, R), or latents, float32.
         labels: int64 (n,).
         corrupt: Path and reason of each image that another one replaces.
         complete: False if no readable image was found for some sample.
@@ -283,6 +290,8 @@ def _check_shared_memory(data: Data, indices: Iterator[list[int]]) -> Iterator[l
     """
     first = list(itertools.islice(indices, 1))
     pixels = (data.crop_from or data.resolution) ** 2 * (data.image_channels + data.paired * data.input_channels)
+    if data.kind == "latents":
+        pixels = 2 * data.channels * data.side**2 * torch.float32.itemsize
     # One more for the micro-batch that the rank has taken.
     needed, free = (data.num_workers * data.prefetch + 1) * sum(map(len, first)) * pixels, _free_shared_memory()
     if free is not None and needed > free:

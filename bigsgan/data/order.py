@@ -93,3 +93,8 @@ def random_crops(draws: Draws, positions: range, margin: int) -> np.ndarray:
         draws.integers(f"crop/{side}", (), positions.start, len(positions), margin + 1) for side in ("top", "left")
     ]
     return np.stack(sides, axis=1)
+
+
+def posterior_noise(draws: Draws, positions: range, num: int) -> np.ndarray:
+    """Standard normal numbers (n, num) float32 of the samples at these positions, by which latents are drawn."""
+    return draws.normal("posterior", (), positions.start, len(positions), num)

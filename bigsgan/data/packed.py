@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data.datasets import PathList, by_class, is_image, no_images, unreadable_root
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
 from bigsgan.errors import UserError, reason

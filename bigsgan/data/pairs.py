@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data.datasets import ImageDataset, data_directory, image_files
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.draws import Draws

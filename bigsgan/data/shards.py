@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data.datasets import IMAGE_EXTENSIONS, data_directory, no_images, unreadable_root, wrong_num_classes
 from bigsgan.data.packed import OpenFiles, PackedImages, check_member, damaged
 from bigsgan.errors import UserError, reason

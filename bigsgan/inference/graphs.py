@@ -24,7 +24,7 @@ from bigsgan.config import Recipe
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.inference.sheets import set_styles
-from bigsgan.models.build import without_drafts
+from bigsgan.models.build import with_images
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import compute_as_suits
 from bigsgan.models.stylegan2 import Mapping as StyleMapping
@@ -118,7 +118,7 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
     Raises:
         UserError: torch cannot export it, the file cannot be written, or its images differ by more than ``BOUND``.
     """
-    network = without_drafts(recipe, network)
+    network = with_images(recipe, network)
     compute_as_suits(network.cpu(), "cpu")
     set_styles(network, "const", None)
     network.checkpointing = False

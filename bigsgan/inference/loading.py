@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bigsgan.config import NETWORKS, Recipe, parse_recipe
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
-from bigsgan.models.build import build_network, without_drafts
+from bigsgan.models.build import build_network, with_images
 from bigsgan.models.precision import compute_as_suits
 from bigsgan.models.stylegan2 import Mapping as StyleMapping
 from bigsgan.runtime.paths import check_regular, read_text
@@ -98,7 +98,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
         problem = f"must be an exported network: {type(error).__name__}: {cause}"
         raise UserError(str(path), None, problem, "give a file that `bigsgan export` wrote") from None
     if header["network"] == "generator":
-        network = without_drafts(recipe, network)
+        network = with_images(recipe, network)
     on_cpu = torch.device(device).type == "cpu"
     if on_cpu or dtype == "fp32":
         compute_as_suits(network, "cpu")  # in the parameters' type

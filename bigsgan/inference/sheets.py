@@ -190,7 +190,7 @@ def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:
 
 def translated_pairs(trained: TrainedNetwork, num: int, batch: int, device: torch.device) -> Sheet:
     """Inputs of the run's data, their translations and their targets side by side."""
-    pairs = readable_images(build_dataset(trained.recipe.data), num)
+    pairs = readable_images(build_dataset(trained.recipe.data), trained.recipe.data, num)
     if not len(pairs):
         raise UserError("data.root", trained.recipe.data.root, "contains no readable pairs", "repair its images")
     grid = pair_grid(trained.recipe, pairs, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import compute_as_suits
-from bigsgan.training.sampling import shown
+from bigsgan.training.sampling import Infer, shown
 
 
 @dataclass
@@ -36,9 +37,10 @@ class TrainedNetwork:
         with moving_state(self.network.stateful_layers(), moving):
             return self.network(*inputs)
 
-    def show(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
-        """What people see of a generator's samples: images (n, C, R, R) in [-1, 1]."""
-        return shown(self.recipe, self.infer)(inputs, moving)
+    @functools.cached_property
+    def show(self) -> Infer:
+        """The function that makes what people see of a generator's samples: images (n, C, R, R) in [-1, 1]."""
+        return shown(self.recipe, self.infer)
 
 
 def best_device() -> torch.device:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bigsgan.config.data import Data
 from bigsgan.config.metrics import LEAST_IMAGES, Metric
-from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError

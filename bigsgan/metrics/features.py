@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from bigsgan.checkpoint.tags import checksum
+from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork
-from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
 from bigsgan.metrics.digits import DigitClassifier, cached_classifier

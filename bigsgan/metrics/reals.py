@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import Batch, CorruptImages, next_batch, read_batches
 from bigsgan.draws import Draws

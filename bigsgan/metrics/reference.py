@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import IMAGES, LABELS, mapped_arrays, read_arrays

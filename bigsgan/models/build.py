@@ -11,7 +11,7 @@ from bigsgan.config import Recipe
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.layers import SelfAttention
-from bigsgan.models.network import LastImage, LayerStack
+from bigsgan.models.network import FromCosines, LastImage, LayerStack
 from bigsgan.models.transformer import Attention
 
 
@@ -39,11 +39,17 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     return stack
 
 
-def without_drafts(recipe: Recipe, generator: LayerStack) -> LayerStack:
-    """The same generator, with the same layers, of whose images of a sample the last is left."""
-    if recipe.generator.images_per_sample == 1:
-        return generator
-    return LayerStack([*generator.layers.values(), LastImage(recipe.data.channels)], generator.checkpointing)
+def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
+    """The same generator, with the same layers, behind which the last image of a sample is left.
+
+    A codec without weights is undone; of another one, latents are left.
+    """
+    codec, more = recipe.data.codec, list[nn.Module]()
+    if recipe.generator.images_per_sample > 1:
+        more.append(LastImage(recipe.data.channels))
+    if codec.kind == "dct":
+        more.append(FromCosines(codec.block, codec.scale or 1.0))
+    return LayerStack([*generator.layers.values(), *more], generator.checkpointing) if more else generator
 
 
 def initial_seed(recipe: Recipe, network: str) -> int:

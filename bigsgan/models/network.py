@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bigsgan.images.cosines import from_cosines
 from bigsgan.models.dual import Dual, differentiate, flat
 from bigsgan.models.layers import SpectralLayer, StatefulLayer
 
@@ -116,6 +117,18 @@ class LastImage(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor]:
         """(N, L * C, H, W) -> (N, C, H, W)."""
         return (images[:, -self.channels :].contiguous(),)  # the others' memory is free
+
+
+class FromCosines(nn.Module):
+    """Undoes the cosine transform of blocks of pixels."""
+
+    def __init__(self, block: int, scale: float) -> None:
+        super().__init__()
+        self.block, self.scale = block, scale
+
+    def forward(self, latents: Tensor) -> tuple[Tensor]:
+        """(N, C * B^2, H, W) -> (N, C, H * B, W * B)."""
+        return (from_cosines(latents, self.block, self.scale),)
 
 
 def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writes: bool = True) -> None:

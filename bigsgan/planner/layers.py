@@ -54,6 +54,7 @@ class LayerTape(NamedTuple):
         backward: From the gradients of what it returns to those of what came in, which are held at its end. It begins
             with ``kept`` and those of ``outs`` that are kept.
         num_parameters: Of the layer.
+        saves: Whether its graph keeps any tensor, so that a checkpointed layer is computed again.
     """
 
     keeps_in: tuple[int | None, ...]
@@ -64,6 +65,7 @@ class LayerTape(NamedTuple):
     recomputed: Stretch
     backward: Stretch
     num_parameters: int
+    saves: bool
 
 
 STRETCHES = ("plain", "forward", "recomputed", "backward")
@@ -178,7 +180,9 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
     last = len(backward.live) - 1
     keeps_in = tuple((end[0] if end else last) if kept_in else None for kept_in, end in zip(is_kept, ends, strict=True))
     num = sum(1 for _ in part.parameters())
-    return LayerTape(keeps_in, tuple(entries), kept, plain, forward, forward.until(max(saved)), backward, num), found
+    return LayerTape(
+        keeps_in, tuple(entries), kept, plain, forward, forward.until(max(saved)), backward, num, len(saved) > 1
+    ), found
 
 
 def _entries(outs: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Entry]:

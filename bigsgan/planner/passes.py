@@ -59,7 +59,9 @@ class Passes:
         ins, outs = [], []
         for i, tape in enumerate(self._tapes):
             came_in, returned = self._carries[i], self._carries[i + 1]
-            ends = [0] * len(came_in) if self._checkpointing else tape.keeps_in
+            ends: Sequence[int | None] = tape.keeps_in
+            if self._checkpointing:  # a layer of which the graph needs nothing is not computed again
+                ends = [0 if tape.saves else None] * len(came_in)
             ins.append({number for number, end in zip(came_in, ends, strict=True) if end is not None})
             kept_outs = {number for number, e in zip(returned, tape.outs, strict=True) if e.kept and e.alias is None}
             outs.append(set() if self._checkpointing else kept_outs)

@@ -6,7 +6,12 @@ import importlib.util
 
 from bigsgan.errors import UserError
 
-PACKAGES = {"hub": ("huggingface_hub",), "onnx": ("onnx", "onnxruntime", "onnxscript"), "wandb": ("wandb",)}
+PACKAGES = {
+    "diffusers": ("diffusers",),
+    "hub": ("huggingface_hub",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "wandb": ("wandb",),
+}
 """By extra, as pyproject.toml has them."""
 
 

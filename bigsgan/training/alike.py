@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from bigsgan.config import RunPlan
+from bigsgan.config.data import Data
 from bigsgan.config.run_directory import KEYS_OF_A_HOST, flat
-from bigsgan.config.sections import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.errors import UserError, shown

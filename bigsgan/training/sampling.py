@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config import Recipe
+from bigsgan.data.codecs import Codec, build_codec
 from bigsgan.draws import Draws
 from bigsgan.engines.base import MicroBatch
 from bigsgan.errors import UserError
@@ -169,9 +170,17 @@ def smaller_batch(batch: int) -> str:
 
 
 def shown(recipe: Recipe, infer: Infer) -> Infer:
-    """The function that makes what people see of a sample: of all images that G makes of it, the last."""
-    channels = recipe.data.channels
-    return lambda inputs, moving: infer(inputs, moving)[:, -channels:]
+    """The function that makes what people see of a sample: of all images that G makes of it, the last, decoded."""
+    codecs: list[Codec] = []  # built once something is made, on its device
+
+    @torch.no_grad()
+    def show(inputs: MicroBatch, moving: bool) -> Tensor:
+        made = infer(inputs, moving)[:, -recipe.data.channels :]
+        if not codecs:
+            codecs.append(build_codec(recipe.data, made.device))
+        return codecs[0].decode(made)
+
+    return show
 
 
 def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int, statistics: str = "running") -> Tensor:

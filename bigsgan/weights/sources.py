@@ -17,6 +17,7 @@ from bigsgan.errors import UserError, reason
 from bigsgan.weights import (
     biggan_pytorch,
     biggan_settings,
+    gat,
     nvidia_settings,
     pix2pix,
     pix2pix_settings,
@@ -35,12 +36,16 @@ SOURCES: dict[str, ModuleType] = {
     "stylegan2-ada": stylegan,
     "stylegan3-style2": stylegan,
     "r3gan": r3gan,
+    "gat": gat,
     "pix2pix": pix2pix,
 }
 """Of state dicts under the source's names, each has ``generator_section``, ``discriminator_section`` and
 ``data_section``: keys of a recipe's sections that names and shapes tell, and ``generator_state`` and
 ``discriminator_state``: state dicts of our networks of these sections. All raise a UserError where the state dict is of
 another network, or not whole, or of a network that no recipe can describe."""
+
+_OF_CHECKPOINT = {"generator": "G", "ema": "G_ema", "discriminator": "D"}
+"""The networks in a checkpoint of GAT's trainer, and their names in a snapshot."""
 
 _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
 
@@ -228,7 +233,11 @@ def _read(option: str, path: Path) -> Snapshot:
                 if problem := _unfit(tensor):
                     raise UserError(option, str(path), f"has {name}, which {problem}", "give another snapshot")
         return snapshot
-    return Snapshot({"G": ForeignNetwork("", {}, _state(option, path, read_content(option, path)))})
+    content = read_content(option, path)
+    if isinstance(content, Mapping) and _OF_CHECKPOINT.keys() <= content.keys():
+        states = {ours: _state(option, path, content[theirs]) for theirs, ours in _OF_CHECKPOINT.items()}
+        return Snapshot({name: ForeignNetwork("", {}, state) for name, state in states.items()})
+    return Snapshot({"G": ForeignNetwork("", {}, _state(option, path, content))})
 
 
 def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:

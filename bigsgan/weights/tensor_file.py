@@ -16,9 +16,10 @@ from bigsgan.runtime.paths import check_regular, check_stored
 _PASSED_OVER = (
     *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
     "numpy.dtype",
+    "argparse.Namespace",
     *(f"torch.nn.modules.activation.{name}" for name in ("ReLU", "LeakyReLU")),
 )
-"""NumPy's numbers, such as a trainer's best score, and the activations in BigGAN-PyTorch's settings."""
+"""NumPy's numbers, such as a trainer's best score, its options, and the activations in BigGAN-PyTorch's settings."""
 
 
 _IN_ITS_PLACE = {

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, build_training_dataset, prepare
 from bigsgan.draws import Draws
 

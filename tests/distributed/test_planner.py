@@ -31,6 +31,14 @@ PERCEPTRONS = [  # convolutions in bf16 need more for themselves on a CPU than f
     "discriminator={family: mlp, width: 512, depth: 3}",
     "batch=256",
 ]
+GAT = [
+    *COMMON,
+    "generator={family: gat, depth: 8, width: 128, heads: 4, patch: 4, levels: 4}",
+    "discriminator={family: gat, depth: 8, width: 128, heads: 4, patch: 4, levels: 4, embedding_size: 256}",
+    "objective={loss: relativistic, reuse_fakes: true, fake_labels: data, r1: {weight: 1}, r2: {weight: 1}}",
+    "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
+    "batch=32",
+]
 RECOMPUTING = ["accumulation=2", *(f"engines.{network}.activation_checkpointing=true" for network in NETWORKS)]
 STAGES = [
     "accumulation=4",
@@ -67,6 +75,9 @@ LAYOUTS = {
     "BigGAN, 2 stages, reused fakes": ([*BIGGAN, *STAGES, "objective.reuse_fakes=true"], zero(1)),
     "BigGAN, 2 stages": (BIGGAN + STAGES, zero(1)),
     "BigGAN, 2 stages, recomputing": ([*BIGGAN, *STAGES, "pipeline.generator_phase=recompute"], zero(0)),
+    "GAT, ZeRO 1, exact R1 and R2": (GAT, zero(1)),
+    "GAT, ZeRO 3, exact R1 and R2, recomputing": ([*GAT, *RECOMPUTING], zero(3)),
+    "GAT, 2 stages, exact R1 and R2": ([*GAT, *STAGES], zero(1)),
     "StyleGAN2, ZeRO 2, R1 and path length": (STYLEGAN2, zero(2)),
     "StyleGAN2, ZeRO 3, R1 and path length": (STYLEGAN2, zero(3)),
     "StyleGAN2, 2 stages, R1 and path length": ([*STYLEGAN2, *STAGES], zero(1)),
@@ -94,6 +105,7 @@ IN_CI = (
     "BigGAN, ZeRO 3, exact R1",
     "BigGAN, 2 stages",
     "StyleGAN2, ZeRO 2, R1 and path length",
+    "GAT, ZeRO 1, exact R1 and R2",
     "perceptrons, ZeRO 3 in bf16",
 )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bigsgan.adversarial.augmentation import AdaptiveProbability, adjusted_probability
 from bigsgan.config.augmentation import Augmentation
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.errors import UserError
 from bigsgan.training.schedules import augmentation_probability
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
-from bigsgan.config.sections import Data
 from bigsgan.models.biggan import discriminator_layers, generator_layers
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import SelfAttention, moving_state

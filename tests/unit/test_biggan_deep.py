@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
-from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.models.biggan_deep import (
     DiscriminatorBlock,

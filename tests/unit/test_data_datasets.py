@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, datasets
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from bigsgan import train
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.data.fingerprint import STAT_FILES, Fingerprint, some_of
 from bigsgan.data.from_torchvision import TorchvisionImages

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from bigsgan import cli
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, open_image

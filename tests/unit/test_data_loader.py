@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset
 from bigsgan.data.datasets import SyntheticImages
 from bigsgan.data.order import EpochOrder, horizontal_flips, random_crops

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, build_dataset, packed
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from bigsgan import cli
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, conversion, prepare
 from bigsgan.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, shards
 from tests.unit.test_data_packed import image_bytes, section, write_tar
 

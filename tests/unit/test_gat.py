@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
-from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.models import gat, transformer
 from bigsgan.models.network import LayerStack, initialize

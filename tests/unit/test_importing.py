@@ -1,5 +1,6 @@
 """Published weights become runs: what `bigsgan import` writes makes the images that the reference made."""
 
+import argparse
 import errno
 import pickle
 from pathlib import Path
@@ -13,6 +14,7 @@ import bigsgan
 from bigsgan.checkpoint import saver
 from bigsgan.cli import main
 from bigsgan.config import run_directory
+from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.errors import UserError
 from bigsgan.models.stylegan2_layers import SynthesisLayer
 from bigsgan.weights.sources import read_source
@@ -67,6 +69,27 @@ def test_r3gan(tmp_path):
     with torch.no_grad():
         images = g(record["io.latents"], record["io.labels"])
     torch.testing.assert_close(images, record["io.images"], atol=1e-4, rtol=1e-4)
+
+
+def test_gat(tmp_path):
+    record = load_file(DATA / "gat_patch2.safetensors")
+    g = imported(tmp_path, "gat", part(record, "G."), part(record, "D."))
+    with torch.no_grad():
+        images = g(record["z"], record["y"])
+    torch.testing.assert_close(images, record["made"][:, -3:], atol=1e-5, rtol=1e-5)  # of four images the last
+
+
+def test_a_gat_checkpoint(tmp_path):
+    record, run = load_file(DATA / "gat_patch2.safetensors"), tmp_path / "run"
+    ema = {name: 2 * value for name, value in part(record, "G.").items()}
+    networks = {"generator": part(record, "G."), "discriminator": part(record, "D."), "ema": ema}
+    others = {"optG": {"state": {}}, "args": argparse.Namespace(model="GAT-S/2"), "steps": 9}
+    torch.save({**networks, **others}, tmp_path / "x.pt")
+    assert main(["import", "--from", "gat", "--weights", str(tmp_path / "x.pt"), "--out", str(run)]) == 0
+    found = exported(tmp_path).network.state_dict()["layers.1.attention.qkv.weight"]
+    assert torch.equal(found, 2 * record["G.blocks.0.attn.qkv.weight"])
+    recipe = read_saved_recipe(run)
+    assert (recipe.generator.family, recipe.generator.depth, recipe.generator.patch) == ("gat", 4, 2)
 
 
 def test_stylegan2(tmp_path):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bigsgan.config import load_recipe
+from bigsgan.config.data import Data
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
-from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.models import biggan, dcgan
 from bigsgan.models.build import build_network

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bigsgan.config.data import Data
 from bigsgan.config.metrics import parse_metric
-from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError

@@ -11,8 +11,8 @@ from torch import nn
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
 
+from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork
-from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.metrics import digits, inception
 from bigsgan.metrics.digits import digit_images, train_classifier

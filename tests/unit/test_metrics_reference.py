@@ -11,8 +11,8 @@ import torch
 import torch_fidelity
 from torchmetrics.image.fid import FrechetInceptionDistance
 
+from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork, parse_metric
-from bigsgan.config.sections import Data
 from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.images.codec import encode

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bigsgan.config import load_recipe
+from bigsgan.config.data import Data
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator
-from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.models import r3gan
 from bigsgan.models.build import build_network

@@ -9,13 +9,13 @@ import yaml
 
 from bigsgan.cli import main
 from bigsgan.config import Recipe, load_recipe, plan_run
+from bigsgan.config.data import Data
 from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
     BIGGAN_GENERATOR,
     BigGANGenerator,
     biggan_discriminator_resolutions,
 )
-from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from tests import REPOSITORY
 

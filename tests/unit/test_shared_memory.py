@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import loader
 from bigsgan.data.datasets import SyntheticImages
 from bigsgan.errors import UserError
@@ -24,7 +24,7 @@ mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c "$1"
 """
 READ = """
 import itertools
-from bigsgan.config.sections import Data
+from bigsgan.config.data import Data
 from bigsgan.data import loader
 from bigsgan.data.datasets import SyntheticImages
 from bigsgan.errors import UserError

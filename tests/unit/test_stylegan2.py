@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bigsgan.config import load_recipe, plan_run
+from bigsgan.config.data import Data
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
-from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state

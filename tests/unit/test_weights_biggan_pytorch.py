@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.testing import assert_close
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
-from bigsgan.config.sections import Data
 from bigsgan.errors import UserError
 from bigsgan.models import biggan, biggan_deep
 from bigsgan.models.network import LayerStack

@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from bigsgan.config.sections import Data, Section, Width
+from bigsgan.config.data import Data
+from bigsgan.config.sections import Section, Width
 
 Depth = Annotated[int, Field(gt=0, le=64)]
 """Number of consecutive layers or blocks."""

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.base import GeneratorSection, NetworkSection
 from bigsgan.config.families.blocks import BlockSection, check_groups
-from bigsgan.config.sections import Data, PositiveFloat, Section, Width
+from bigsgan.config.sections import PositiveFloat, Section, Width
 from bigsgan.errors import UserError
 
 # Output channels of each block in units of ``channels``, coarse to fine for G (the first entry is the first
@@ -73,8 +74,8 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN", BIGGAN_GENERATOR, data.resolution)
-        blocks = len(BIGGAN_GENERATOR[data.resolution]) - 1
+        check_resolution("BigGAN", BIGGAN_GENERATOR, data.side)
+        blocks = len(BIGGAN_GENERATOR[data.side]) - 1
         if self.hierarchical and not self.shared_embedding:
             problem, detail = "must be false with shared_embedding=false", "chunks are appended to the shared embedding"
             raise UserError("generator.hierarchical", True, problem, "set generator.hierarchical=false", detail)
@@ -85,7 +86,7 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
             detail = f"it is split into chunks for the input and {blocks} blocks"
             raise UserError("generator.latent_size", self.latent_size, problem, remedy, detail)
         check_attention("generator", self.attention, [4 * 2 ** (i + 1) for i in range(blocks)])
-        check_groups("generator", self, self.widths(BIGGAN_GENERATOR[data.resolution]))
+        check_groups("generator", self, self.widths(BIGGAN_GENERATOR[data.side]))
 
 
 class BigGANDiscriminator(ScaledSection, NetworkSection):
@@ -95,9 +96,9 @@ class BigGANDiscriminator(ScaledSection, NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data.resolution)
-        check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.resolution))
-        check_groups("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.resolution]))
+        check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data.side)
+        check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.side))
+        check_groups("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.side]))
 
 
 def biggan_discriminator_resolutions(resolution: int) -> list[int]:

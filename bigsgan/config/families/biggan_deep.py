@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.base import GeneratorSection, NetworkSection
 from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
@@ -18,7 +19,7 @@ from bigsgan.config.families.biggan import (
     check_attention,
     check_resolution,
 )
-from bigsgan.config.sections import Data, Section, Width
+from bigsgan.config.sections import Section, Width
 from bigsgan.errors import UserError
 
 BOTTLENECK = 4
@@ -45,8 +46,8 @@ class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN-deep", BIGGAN_GENERATOR, data.resolution)
-        multipliers = BIGGAN_GENERATOR[data.resolution]
+        check_resolution("BigGAN-deep", BIGGAN_GENERATOR, data.side)
+        multipliers = BIGGAN_GENERATOR[data.side]
         check_attention("generator", self.attention, [8 << i for i in range(len(multipliers) - 1)])
         _check_bottleneck("generator", self.channels, min(multipliers[:-1]))
 
@@ -58,9 +59,9 @@ class BigGANDeepDiscriminator(DeepSection, NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN-deep", BIGGAN_DISCRIMINATOR, data.resolution)
-        check_attention("discriminator", self.attention, deep_discriminator_resolutions(data.resolution))
-        _check_bottleneck("discriminator", self.channels, min(BIGGAN_DISCRIMINATOR[data.resolution][1:]))
+        check_resolution("BigGAN-deep", BIGGAN_DISCRIMINATOR, data.side)
+        check_attention("discriminator", self.attention, deep_discriminator_resolutions(data.side))
+        _check_bottleneck("discriminator", self.channels, min(BIGGAN_DISCRIMINATOR[data.side][1:]))
 
 
 def deep_discriminator_resolutions(resolution: int) -> list[int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.base import GeneratorSection, NetworkSection
 from bigsgan.config.families.blocks import BlockSection, check_groups
-from bigsgan.config.sections import Data, Width
+from bigsgan.config.sections import Width
 from bigsgan.errors import UserError
 
 
@@ -19,7 +20,7 @@ class _DCGAN(BlockSection, NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        resolution = data.resolution
+        resolution = data.side
         if resolution < 8 or resolution & (resolution - 1):
             nearest = max(8, 1 << (resolution.bit_length() - 1))
             problem = "must be a power of two of at least 8 with DCGAN"

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
-from bigsgan.config.sections import Data, Fraction, Width
+from bigsgan.config.sections import Fraction, Width
 from bigsgan.errors import UserError
 
 SIZES: Mapping[str, tuple[int, int, int]] = {

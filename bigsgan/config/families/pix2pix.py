@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.base import Depth, NetworkSection
-from bigsgan.config.sections import Data, Width
+from bigsgan.config.sections import Width
 from bigsgan.errors import UserError
 
 MOST_LEVELS = 8
@@ -39,11 +40,11 @@ class Pix2PixGenerator(NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         if self.architecture == "unet":
-            pix2pix_levels(data.resolution)
-        elif data.resolution < 8 or data.resolution % 4:
+            pix2pix_levels(data.side)
+        elif data.side < 8 or data.side % 4:
             problem = "must be a multiple of 4 of at least 8 with architecture=resnet"
-            remedy = f"set data.resolution={max(8, data.resolution // 4 * 4)}"
-            raise UserError("data.resolution", data.resolution, problem, remedy)
+            remedy = f"set data.resolution={max(8, data.side // 4 * 4)}"
+            raise UserError("data.resolution", data.side, problem, remedy)
 
 
 class Pix2PixDiscriminator(NetworkSection):
@@ -60,9 +61,9 @@ class Pix2PixDiscriminator(NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        if self.architecture == "patches" and data.resolution >> self.depth < 3:
-            most = max(1, (data.resolution // 3).bit_length() - 1)
-            problem = f"must be at most {most} with images of {data.resolution} pixels"
+        if self.architecture == "patches" and data.side >> self.depth < 3:
+            most = max(1, (data.side // 3).bit_length() - 1)
+            problem = f"must be at most {most} with images of {data.side} pixels"
             raise UserError("discriminator.depth", self.depth, problem, f"set discriminator.depth={most} or less")
 
 

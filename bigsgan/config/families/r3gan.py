@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
-from bigsgan.config.sections import Data, NaturalInt, Width
+from bigsgan.config.sections import NaturalInt, Width
 from bigsgan.errors import UserError
 
 _BOTTOM = 4
@@ -39,8 +40,8 @@ class R3GANNetwork(NetworkSection):
         """Raise UserError if the lists do not fit the resolution or each other."""
         network, num = self.network, len(self.widths)
         resolution = _BOTTOM * 2 ** (num - 1)
-        if data.resolution != resolution:
-            problem = f"must have an entry for each resolution from 4 to data.resolution ({data.resolution})"
+        if data.side != resolution:
+            problem = f"must have an entry for each resolution from 4 to data.resolution ({data.side})"
             remedy, detail = "add or remove entries", f"{num} stages end at {resolution}x{resolution}"
             raise UserError(f"{network}.widths", self.widths, problem, remedy, detail)
         for key, values in (("cardinalities", self.cardinalities), ("blocks", self.blocks)):

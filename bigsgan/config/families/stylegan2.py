@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from bigsgan.config.data import Data
 from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
-from bigsgan.config.sections import Data, PositiveFloat, PositiveInt, Width
+from bigsgan.config.sections import PositiveFloat, PositiveInt, Width
 from bigsgan.errors import UserError
 
 BOTTOM_RESOLUTION = 4
@@ -60,7 +61,7 @@ class _StyleGAN2(NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        network, resolution = self.network, data.resolution
+        network, resolution = self.network, data.side
         if resolution < SMALLEST_RESOLUTION or resolution & (resolution - 1):
             nearest = max(SMALLEST_RESOLUTION, 1 << (resolution.bit_length() - 1))
             problem = f"must be a power of two of at least {SMALLEST_RESOLUTION} with StyleGAN2"
@@ -110,7 +111,7 @@ class StyleGAN2Discriminator(_StyleGAN2):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         super().check(data)
-        bottom = self.channels(data.resolution)[BOTTOM_RESOLUTION]
+        bottom = self.channels(data.side)[BOTTOM_RESOLUTION]
         if self.mbstd_channels and bottom % self.mbstd_channels:
             problem = f"must divide the {bottom} channels at {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
             remedy = f"set discriminator.mbstd_channels={math.gcd(bottom, self.mbstd_channels)}"

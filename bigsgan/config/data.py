@@ -1,0 +1,168 @@
+"""The recipe's ``data`` section: where real images come from, and what networks see of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from bigsgan.config.sections import NaturalInt, PathText, Pixels, PositiveFloat, PositiveInt, Section, Width
+from bigsgan.errors import UserError
+
+_UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
+
+
+class Codec(Section):
+    """What networks see of an image, and make.
+
+    ``pixels`` are the image itself. ``dct`` is the discrete cosine transform (type II, orthonormal) of each block of
+    pixels, which has no weights and loses nothing. ``diffusers`` is an autoencoder of the library of that name, which
+    decodes what networks make of latents (``data.kind=latents``).
+    """
+
+    kind: Literal["pixels", "dct", "diffusers"] = "pixels"
+    block: Literal[2, 4, 8] = 2
+    """Pixels a side of ``dct``'s blocks: a channel becomes ``block`` squared, of sides so many times shorter."""
+    path: PathText | None = None
+    """A local folder of ``diffusers``' AutoencoderKL; nothing is downloaded."""
+    factor: Annotated[int, Field(gt=0, le=64)] = 8
+    """How many times shorter a side of its latents is than that of an image."""
+    channels: Width = 4
+    """Of its latents."""
+    scale: PositiveFloat | None = None
+    """Latents are multiplied by it. Unless given 1 for ``dct``, and what the autoencoder's config.json says."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Codec:
+        for name in _UNUSED_OF_CODEC.get(self.kind, ("block",)):
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default:
+                raise UserError(f"data.codec.{name}", value, f"must be unset with kind={self.kind}", "remove it")
+        if self.kind == "diffusers" and not self.path:
+            remedy = "give the local folder of the autoencoder"
+            raise UserError("data.codec.path", None, "must be given with data.codec.kind=diffusers", remedy)
+        return self
+
+    @property
+    def side_factor(self) -> int:
+        """How many times shorter a side of what networks see is than an image's."""
+        return {"pixels": 1, "dct": self.block}.get(self.kind, self.factor)
+
+
+class Data(Section):
+    """Where the real images come from. Images reach the networks as float32 in [-1, 1]."""
+
+    kind: Literal[
+        "digits",
+        "folder",
+        "zip",
+        "tar",
+        "torchvision",
+        "synthetic",
+        "paired_folders",
+        "side_by_side",
+        "synthetic_pairs",
+        "latents",
+    ] = "digits"
+    """Pairs of an input and a target, for a generator that translates images, are in ``paired_folders``,
+    ``side_by_side`` and ``synthetic_pairs``; ``latents`` are images that an autoencoder has encoded before."""
+    root: PathText | None = None
+    """Directory of ``folder`` (one sub-folder a class) and ``torchvision`` (what its ``root`` argument expects).
+
+    Of ``latents``, a directory of .npy files beside dataset.json, which has their classes. The file itself of ``zip``,
+    in which each folder is a class; directory of the shards of ``tar`` (as of WebDataset),
+    of ``side_by_side`` images, each of which holds input and target, and of the targets of ``paired_folders``.
+    """
+    input_root: PathText | None = None
+    """Directory of the inputs of ``paired_folders``, which have the targets' names."""
+    input_side: Literal["left", "right"] = "left"
+    """Where the input stands in images of kind ``side_by_side``."""
+    input_channels: PositiveInt = 3
+    """Of the inputs of pairs: 1 for grey, 3 for colour."""
+    dataset: str | None = None
+    """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
+    resolution: Pixels = 16
+    image_channels: PositiveInt = 1
+    """1 for grey, 3 for colour."""
+    num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
+    """0 trains unconditionally, whatever labels the data has."""
+    num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
+    """Size of the ``synthetic`` data set."""
+    crop_from: Pixels | None = None
+    """Make training images so many pixels large first, of which a random square of ``resolution`` is cut."""
+    horizontal_flip: bool = False
+    num_workers: Annotated[int, Field(ge=0, le=256)] = 4
+    """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
+    prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
+    """Micro-batches that each loading process prepares ahead."""
+    max_corrupt: NaturalInt = 10
+    """Unreadable images that a rank skips before the run stops."""
+    codec: Codec = Codec()
+    """What networks see of an image; ``resolution`` and ``image_channels`` are those of the image."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether the data holds pairs of an input and a target."""
+        return self.kind in ("paired_folders", "side_by_side", "synthetic_pairs")
+
+    @property
+    def channels(self) -> int:
+        """Of what G makes of a sample and D judges."""
+        if self.codec.kind == "dct":
+            return self.image_channels * self.codec.block**2
+        return self.codec.channels if self.codec.kind == "diffusers" else self.image_channels
+
+    @property
+    def side(self) -> int:
+        """Its height and width."""
+        return self.resolution // self.codec.side_factor
+
+    @model_validator(mode="after")
+    def _check(self) -> Data:
+        # pydantic passes a UserError on unchanged, because it is not a ValueError.
+        if self.kind not in ("digits", "synthetic", "synthetic_pairs") and not self.root:
+            remedy = "give the path of the archive" if self.kind == "zip" else "give the path of the directory"
+            raise UserError("data.root", self.root, f"must be given with data.kind={self.kind}", remedy)
+        if self.kind == "torchvision" and not self.dataset:
+            remedy = "give the name of a class in torchvision.datasets, such as CIFAR10"
+            raise UserError("data.dataset", self.dataset, "must be given with data.kind=torchvision", remedy)
+        channels, classes = self.image_channels, self.num_classes
+        for field, number in (("data.image_channels", channels), ("data.input_channels", self.input_channels)):
+            if number not in (1, 3):
+                raise UserError(field, number, "must be 1 or 3", f"set {field}=1 for greyscale or 3 for RGB")
+        if self.crop_from is not None and self.crop_from <= self.resolution:
+            problem = f"must be greater than data.resolution ({self.resolution})"
+            raise UserError("data.crop_from", self.crop_from, problem, "give a larger number, or remove it")
+        if self.kind == "paired_folders" and not self.input_root:
+            problem = "must be given with data.kind=paired_folders"
+            raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
+        if self.paired and classes:
+            problem = f"must be 0 with data.kind={self.kind}"
+            raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
+        self._check_codec()
+        if self.kind == "digits" and channels != 1:
+            remedy, detail = "set data.image_channels=1", "the digits are greyscale"
+            raise UserError("data.image_channels", channels, "must be 1 with data.kind=digits", remedy, detail)
+        if self.kind == "digits" and classes not in (0, 10):
+            remedy = "set data.num_classes=10, or 0 to train without classes"
+            raise UserError("data.num_classes", classes, "must be 0 or 10 with data.kind=digits", remedy)
+        return self
+
+    def _check_codec(self) -> None:
+        kind, factor = self.codec.kind, self.codec.side_factor
+        if self.resolution % factor:
+            problem, detail = f"must be a multiple of {factor}", f"data.codec.kind is {kind}"
+            remedy = f"set data.resolution={-(-self.resolution // factor) * factor}"
+            raise UserError("data.resolution", self.resolution, problem, remedy, detail)
+        if (kind == "diffusers") != (self.kind == "latents"):
+            problem = "must be diffusers with data.kind=latents" if kind != "diffusers" else "must be pixels or dct"
+            detail = "an autoencoder is too slow to encode images while training" if kind == "diffusers" else ""
+            remedy = "set data.codec.kind=diffusers" if kind != "diffusers" else "set data.kind=latents"
+            raise UserError("data.codec.kind", kind, problem, remedy, detail)
+        if self.kind == "latents" and (self.crop_from is not None or self.horizontal_flip):
+            field = "data.crop_from" if self.crop_from is not None else "data.horizontal_flip"
+            remedy = "remove it, and encode mirrored images beside the others"
+            raise UserError(field, getattr(self, field[5:]), "must be unset with data.kind=latents", remedy)
+        if self.paired and kind != "pixels":
+            problem, remedy = "must be pixels with pairs of images", "remove data.codec"
+            raise UserError("data.codec.kind", kind, problem, remedy)

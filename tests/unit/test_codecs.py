@@ -1,0 +1,204 @@
+"""What networks see of images: transforms against scipy's, latents on disk, and autoencoders that do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.fft import dctn
+
+from bigsgan import cli
+from bigsgan.config.data import Data
+from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
+from bigsgan.data.codecs import build_codec
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+from bigsgan.images.cosines import from_cosines, to_cosines
+from bigsgan.images.reading import CorruptImage
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("block", [2, 4, 8])
+def test_cosines_are_scipys_and_lose_nothing(block):
+    images = torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(0))
+    found = to_cosines(images, block, scale=0.25)
+    assert found.shape == (2, 3 * block**2, 16 // block, 24 // block)
+    for c, row, column in ((0, 0, 0), (2, 1, 2)):
+        pixels = images[1, c, row * block : (row + 1) * block, column * block : (column + 1) * block]
+        expected = 0.25 * dctn(pixels.double().numpy(), type=2, norm="ortho").flatten()
+        own = found[1, c * block**2 : (c + 1) * block**2, row, column]
+        np.testing.assert_allclose(own.numpy(), expected, atol=1e-6)
+    torch.testing.assert_close(from_cosines(found, block, scale=0.25), images, rtol=0, atol=1e-5)
+    torch.testing.assert_close((found / 0.25).square().sum(), images.square().sum())  # orthonormal
+
+
+def test_networks_see_cosines_of_mirrored_images():
+    """Crops and mirroring come before the codec."""
+    plain: dict[str, Any] = {"resolution": 16, "horizontal_flip": True}
+    batches = {}
+    for codec in ({}, {"codec": {"kind": "dct", "block": 4}}):
+        data = Data(**plain, **codec)
+        reals = RealImages(build_training_dataset(data), data, Draws(0), Slice(12, 1, 0, 1), CPU)
+        (batches[data.codec.kind],) = reals.next_phase()
+    assert batches["dct"].images.shape == (12, 16, 4, 4)
+    torch.testing.assert_close(from_cosines(batches["dct"].images, 4), batches["pixels"].images, rtol=0, atol=1e-5)
+    assert torch.equal(batches["dct"].labels, batches["pixels"].labels)
+
+
+def write_latents(root: Path, num: int, posterior: bool) -> np.ndarray:
+    """Latents of 4 channels at 8x8 in files of their own; the even ones are in class 0."""
+    root.mkdir(exist_ok=True)
+    numbers = np.random.default_rng(0).normal(size=(num, 8 if posterior else 4, 8, 8)).astype(np.float32)
+    if posterior:
+        numbers[:, 4:] = np.abs(numbers[:, 4:])
+    for i in range(num):
+        np.save(root / f"{i:03}.npy", numbers[i])
+    labels = [[f"{i:03}.npy", i % 2] for i in reversed(range(num))]
+    (root / "dataset.json").write_text(json.dumps({"labels": labels}))
+    return numbers
+
+
+def write_autoencoder(root: Path, **more: Any) -> Path:
+    """The configuration alone of an autoencoder that makes sides 8 times shorter."""
+    root.mkdir(exist_ok=True)
+    about = {"latent_channels": 4, "block_out_channels": [1, 1, 1, 1], "scaling_factor": 0.5, "shift_factor": 0.25}
+    (root / "config.json").write_text(json.dumps(about | more))
+    return root
+
+
+def latents(tmp_path: Path, **more: Any) -> Data:
+    codec = {"kind": "diffusers", "path": str(write_autoencoder(tmp_path / "vae"))}
+    given = {"kind": "latents", "root": str(tmp_path / "data"), "resolution": 64, "image_channels": 3, "num_classes": 2}
+    return Data(**{**given, "codec": codec, "num_workers": 0, **more})
+
+
+def test_latents_are_read_shifted_and_scaled(tmp_path):
+    numbers, data = write_latents(tmp_path / "data", 6, posterior=False), latents(tmp_path)
+    assert (data.channels, data.side) == (4, 8)
+    dataset = build_dataset(data)
+    assert [dataset[i][1] for i in range(6)] == [0, 1] * 3
+    reals = RealImages(dataset, data, Draws(0), Slice(6, 1, 0, 1), CPU)
+    (batch,) = reals.next_phase()
+    found = sorted(batch.images.flatten(1).tolist())
+    np.testing.assert_allclose(found, sorted(((numbers - 0.25) * 0.5).reshape(6, -1).tolist()), atol=1e-6)
+
+
+def test_posteriors_are_drawn_by_position_alone(tmp_path):
+    """Means and deviations come out, whatever the number of ranks, and another epoch draws anew."""
+    numbers, data = write_latents(tmp_path / "data", 4, posterior=True), latents(tmp_path)
+    dataset, draws = build_dataset(data), Draws(0)
+    whole = RealImages(dataset, data, draws, Slice(4, 1, 0, 1), CPU)
+    phases = [whole.next_phase()[0] for _ in range(400)]
+    parts = [RealImages(dataset, data, draws, Slice(4, 1, rank, 2), CPU).next_phase()[0].images for rank in range(2)]
+    assert torch.equal(torch.cat(parts), phases[0].images)
+    of_first = [phase.images[phase.labels == 0] for phase in phases]  # files 0 and 2, in either order
+    drawn = torch.stack([each[each.mean(dim=(1, 2, 3)).argsort()] for each in of_first]) / 0.5 + 0.25
+    means = drawn.mean(dim=0).mean(dim=0)
+    expected = torch.from_numpy((numbers[0, :4] + numbers[2, :4]) / 2)
+    assert (means - expected).abs().max() < 0.3
+    assert not torch.equal(of_first[0], of_first[1])
+
+
+DAMAGES = {
+    "another shape": (
+        lambda path: np.save(path, np.zeros((3, 8, 8))),
+        r"it has the shape \(3, 8, 8\), not \(4, 8, 8\)",
+    ),
+    "not a number": (lambda path: np.save(path, np.full((4, 8, 8), np.nan)), "it has numbers that are not finite"),
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:200]), "."),
+    "code": (lambda path: np.save(path, np.array([{}], dtype=object), allow_pickle=True), "allow_pickle"),
+    "missing": (lambda path: path.unlink(), "No such file"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_latents_count_as_corrupt_images(name, tmp_path):
+    write_latents(tmp_path / "data", 3, posterior=False)
+    damage, message = DAMAGES[name]
+    damage(tmp_path / "data" / "001.npy")
+    dataset = build_dataset(latents(tmp_path))
+    assert dataset[0][0].shape == (8, 8, 8)
+    with pytest.raises(CorruptImage, match=message):
+        dataset[1]
+
+
+def test_latents_that_are_not_listed(tmp_path):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(UserError, match=r"data.root: .* has no readable dataset.json: No such file"):
+        build_dataset(latents(tmp_path))
+    write_latents(tmp_path / "data", 3, posterior=False)
+    with pytest.raises(UserError, match=r"data\.num_classes: must be 2 with this data, got 7"):
+        build_dataset(latents(tmp_path, num_classes=7))
+
+
+BAD = {
+    "side": (
+        ["data.codec={kind: dct, block: 8}", "data.resolution=20"],
+        "data.resolution: must be a multiple of 8, got 20",
+    ),
+    "unused": (["data.codec={kind: dct, path: x}"], "data.codec.path: must be unset with kind=dct, got 'x'"),
+    "no path": (["data.codec.kind=diffusers"], "data.codec.path: must be given with data.codec.kind=diffusers"),
+    "encoding": (
+        ["data.codec={kind: diffusers, path: x}"],
+        "data.codec.kind: must be pixels or dct, got 'diffusers' (an autoencoder is too slow to encode images",
+    ),
+    "latents of nothing": (
+        ["data={kind: latents, root: x}"],
+        "data.codec.kind: must be diffusers with data.kind=latents, got 'pixels'",
+    ),
+    "mirrored latents": (
+        ["data={kind: latents, root: x, horizontal_flip: true, codec: {kind: diffusers, path: y}}"],
+        "data.horizontal_flip: must be unset with data.kind=latents, got true",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_codecs_that_do_not_fit(name, tmp_path, capsys):
+    options, message = BAD[name]
+    assert cli.main(["train", "--config", "launch/recipes/digits.yaml", f"out={tmp_path / 'run'}", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "about, message",
+    [
+        ({"latent_channels": 16}, "data.codec.channels: must be 16 with this autoencoder, got 4"),
+        ({"block_out_channels": [1, 1, 1]}, "data.codec.factor: must be 4 with this autoencoder, got 8"),
+    ],
+)
+def test_autoencoders_of_another_size(about, message, tmp_path):
+    data = latents(tmp_path)
+    write_autoencoder(tmp_path / "vae", **about)
+    with pytest.raises(UserError, match=message):
+        build_codec(data, CPU)
+
+
+def test_an_autoencoder_that_is_not_there(tmp_path):
+    data = latents(tmp_path)
+    (tmp_path / "vae" / "config.json").unlink()
+    with pytest.raises(UserError, match=r"data.codec.path: .* cannot be read: No such file"):
+        build_codec(data, CPU)
+
+
+def test_an_autoencoder_decodes(tmp_path):
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    network = diffusers.AutoencoderKL(
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=(4, 4, 4, 4),
+        norm_num_groups=2,
+        scaling_factor=0.5,
+    )
+    network.save_pretrained(tmp_path / "vae")
+    numbers, data = write_latents(tmp_path / "data", 3, posterior=False), latents(tmp_path)
+    network.save_pretrained(tmp_path / "vae")  # in the place of the configuration alone
+    with torch.no_grad():
+        expected = network.eval().decode(torch.from_numpy(numbers)).sample
+    torch.testing.assert_close(readable_images(build_dataset(data), data, 3), expected, rtol=1e-4, atol=1e-4)
