@@ -36,6 +36,7 @@ _RECIPES = {
     "biggan_deep": ("biggan_deep128_imagenet", "biggan_deep256_imagenet"),
     "stylegan2": ("stylegan2_cifar", "stylegan2_256", "stylegan2_512", "stylegan2_1024"),
     "r3gan": ("r3gan_cifar10", "r3gan_imagenet32", "r3gan_ffhq64", "r3gan_imagenet64", "r3gan_ffhq256"),
+    "gat": ("gat_b_imagenet256",),
     "pix2pix": ("pix2pix_facades",),
 }
 

@@ -45,6 +45,7 @@ UNDOCUMENTED = {
     "Recipe.checkpoint_nimg": "images between two checkpoints",
     "Data.resolution": "pixels a side of the square images",
     "Data.horizontal_flip": "mirror each image with probability 1/2",
+    "Codec.kind": "`pixels`, `dct` or `diffusers`, see below",
     "Penalty.weight": "the penalty is `weight / 2` times the mean squared norm of the gradient",
     "Penalty.every": "apply it on every so many steps of D, that many times as strongly",
     "Penalty.form": "differentiate twice, or compare two logits",

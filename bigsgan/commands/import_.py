@@ -14,7 +14,7 @@ from bigsgan.errors import UserError
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("import", help="make a run directory from published weights")
-    sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "pix2pix"]
+    sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "pix2pix"]
     text = "project that trained the weights"
     command.add_argument("--from", dest="source", required=True, choices=sources, help=text)
     command.add_argument("--weights", required=True, help="pickle, or state dict of the generator")

@@ -33,6 +33,8 @@ _IN_BLOCK = {
 }
 _IN_HEAD = {"adaLN_modulation.1": "modulation.linear", "linear": "linear"}
 _LEFT = re.compile(r"(pos_embed|w_avg|(?:.+\.)?feat_rope\..+)")
+_AUTOENCODER, _FACTOR = "data/sd-vae-ft-mse", 8
+"""Where the shipped recipes have it, and how many times shorter a side of its latents is."""
 _LEFT_OF_GENERATOR = re.compile(r"x_embedder\.proj\.(weight|bias)")
 
 
@@ -110,12 +112,14 @@ def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a generator's shapes say of the images, or of their latents."""
+    """What a generator's shapes say of the images, whose latents the autoencoder of the published code makes."""
     patch, side = state["x_embedder.proj.weight"].shape[-1], int(state["pos_embed"].shape[1] ** 0.5)
+    channels = len(state["final_layers.0.linear.weight"]) // patch**2
     return {
-        "resolution": patch * side,
-        "image_channels": len(state["final_layers.0.linear.weight"]) // patch**2,
+        "resolution": _FACTOR * patch * side,
+        "image_channels": 3,
         "num_classes": len(state["y_embedder.embedding_table.weight"]),
+        "codec": {"kind": "diffusers", "path": _AUTOENCODER, "factor": _FACTOR, "channels": channels},
     }
 
 

@@ -88,8 +88,10 @@ PATCHES = [("patch1", 1), ("patch2", 3), ("patch4", 1)]
 def test_the_generator_is_the_published_one(name, channels):
     record = load_file(RECORDS / f"gat_{name}.safetensors")
     section, data = weights.generator_section(part(record, "G")), weights.data_section(part(record, "G"))
-    assert (section["levels"], data["image_channels"], data["num_classes"]) == (4, channels, 3)
-    network = filled(generator(data["resolution"], channels, 3, **section), weights.generator_state(part(record, "G")))
+    assert (section["levels"], data["codec"]["channels"], data["num_classes"]) == (4, channels, 3)
+    network = filled(
+        generator(data["resolution"] // 8, channels, 3, **section), weights.generator_state(part(record, "G"))
+    )
     made = network(record["z"], record["y"])
     assert_close(made, record["made"], rtol=1e-5, atol=1e-5)
     (made * record["direction"]).sum().backward()

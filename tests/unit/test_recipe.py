@@ -80,6 +80,9 @@ def test_defaults_are_filled_in(tmp_path):
             "dataset": None, "resolution": 16, "image_channels": 1, "num_classes": 10,
             "num_images": 50_000, "crop_from": None, "horizontal_flip": False,
             "num_workers": 4, "prefetch": 4, "max_corrupt": 10,
+            "codec": {
+                "kind": "pixels", "block": 2, "path": None, "factor": 8, "channels": 4, "scale": None,
+            },
         },
         "generator": {
             "family": "biggan", "channels": 96, "latent_size": 60, "embedding_size": 128, "hierarchical": True,
