@@ -96,7 +96,7 @@ def _evaluate(options: Options) -> None:
         evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), bar.set_description_str)
         sampler = Sampler(trained, options.seed, options.batch, device)
         sampler.prepare(options.truncation)
-        threshold = None if recipe.generator.has_styles else options.truncation
+        threshold = None if recipe.generator.truncates_w else options.truncation
         source = samples_of(recipe, trained.network, trained.infer, reals.images, device, options.seed, threshold)
         found = evaluation.measure(source, Replica(comm.rank(), comm.world_size())) if of_images else []
         found += [_path_length(trained, features, m, options, bar) for m in options.metrics if m.kind == "ppl"]

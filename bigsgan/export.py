@@ -180,8 +180,10 @@ def _check_run(trained: TrainedNetwork, options: Options, form: str) -> None:
     if options.truncation is None:
         return
     check_truncation(trained.recipe, options.truncation)
-    if form in SUFFIXES and trained.recipe.generator.has_styles:
-        problem, detail = f"must be unset with --format {form}", "psi is an input of the graph"
+    if form in SUFFIXES and trained.recipe.generator.truncates_w:
+        is_input = trained.recipe.generator.has_styles
+        detail = "psi is an input of the graph" if is_input else "no graph of this generator has psi"
+        problem = f"must be unset with --format {form}"
         raise UserError("--truncation", options.truncation, problem, "remove the option", detail)
 
 

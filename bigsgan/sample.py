@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
 from bigsgan.images.grids import image_grid, save_png
 from bigsgan.images.npz import write_images
+from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler, Sheet, set_styles, translated_pairs
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.inference.translations import Translations
@@ -60,6 +62,7 @@ class Options(NamedTuple):
         noise: ``random``, ``const`` or ``none``; None for the generator's default.
         cutoff: How many of the first styles psi holds for; None for all.
         standing: Whether batch norm gets standing statistics.
+        guidance: How far a GAT's w goes from its mean over the classes; None for as far as it is.
         width: Relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint.
     """
 
@@ -77,6 +80,7 @@ class Options(NamedTuple):
     cutoff: int | None = None
     standing: bool = True
     width: float | None = None
+    guidance: float | None = None
 
     @property
     def num_latents(self) -> int:
@@ -157,9 +161,11 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
     paired, styles, no_input = recipe.data.paired, recipe.generator.has_styles, options.input is None
     normed = options.standing or (has_standing_statistics(recipe) and not (paired and no_input))
     latents = "a generator from latents"
+    guided = recipe.generator.family == "gat" and recipe.data.num_classes > 0
     for option, given, fits, needed in (
         ("--noise", options.noise, styles, "a generator with noise maps (StyleGAN2)"),
         ("--truncation-cutoff", options.cutoff is not None, styles, "a generator with styles (StyleGAN2)"),
+        ("--guidance", options.guidance is not None, guided, "a GAT with classes"),
         ("--no-standing", not options.standing, normed, "batch norm, and with pairs also --input"),
         ("--input", not no_input, paired, "a generator that translates images"),
         ("--truncation", options.truncations, not paired, latents),
@@ -202,6 +208,10 @@ def _make_sheet(trained: TrainedNetwork, options: Options, device: torch.device)
 
 def _sampler(trained: TrainedNetwork, options: Options, device: torch.device) -> Sampler:
     set_styles(trained.network, options.noise, options.cutoff)
+    if options.guidance is not None:
+        if not math.isfinite(options.guidance):
+            raise UserError("--guidance", options.guidance, "must be a finite number", "give a number such as 1.5")
+        set_guidance(trained.network, options.guidance)
     return Sampler(trained, options.seed, options.batch, device, options.standing)
 
 

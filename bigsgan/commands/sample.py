@@ -28,8 +28,10 @@ def add(commands: Commands) -> None:
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
     text = "class of each column, such as 3,17,200-209 (default: the first that fit; in an .npz file all)"
     command.add_argument("--classes", type=_class_ranges, help=text)
-    text = "resample latents beyond this magnitude, or move styles to their mean; several, as 0.3,0.7,1, make a sweep"
+    text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT); 0.3,0.7,1 make a sweep"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
+    text = "move w away from its mean over the classes, by more than 1, or towards it (GAT; default 1)"
+    add_number(command, "--guidance", float, None, text)
     add_batch(command)
     add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
@@ -68,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         cutoff=options.truncation_cutoff,
         standing=not options.no_standing,
         width=options.ema_width,
+        guidance=options.guidance,
     )
     directory, out = Path(options.run_directory), Path(options.out)
     arguments = (directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())

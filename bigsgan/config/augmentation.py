@@ -88,6 +88,10 @@ class Augmentation(Section):
 
     def check(self, data: Data) -> None:
         """Raise UserError where the section does not fit the data."""
+        if self.kind == "ada" and data.codec.kind != "pixels":
+            problem, detail = f"must be diffaugment with data.codec.kind={data.codec.kind}", "ADA augments pixels"
+            remedy = "set augmentation.kind=diffaugment, or augmentation=null"
+            raise UserError("augmentation.kind", "ada", problem, remedy, detail)
         if self.kind == "ada" and data.resolution < 4:
             detail = "ADA pads by reflection"
             raise UserError("data.resolution", data.resolution, "must be at least 4", "set data.resolution=4", detail)

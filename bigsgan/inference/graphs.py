@@ -23,11 +23,11 @@ from torch.export import Dim, ExportedProgram
 from bigsgan.config import Recipe
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
+from bigsgan.inference.mappings import set_psi
 from bigsgan.inference.sheets import set_styles
 from bigsgan.models.build import with_images
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import compute_as_suits
-from bigsgan.models.stylegan2 import Mapping as StyleMapping
 from bigsgan.runtime.atomic import fsync
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -179,16 +179,14 @@ def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
 def _expected(recipe: Recipe, network: LayerStack, inputs: Inputs) -> Tensor:
     """The network's own images; of styles with psi, and the constant noise that is set."""
     first = inputs["x" if recipe.data.paired else "z"]
-    for layer in network.modules():
-        if isinstance(layer, StyleMapping):
-            layer.truncation_psi = _PSI
+    if "psi" in inputs:
+        set_psi(network, _PSI)
     rest = [_zeros(first)] if recipe.generator.draws else []
     try:
         return network(first, inputs.get("y", _zeros(first)), *rest)
     finally:
-        for layer in network.modules():
-            if isinstance(layer, StyleMapping):
-                layer.truncation_psi = 1.0
+        if "psi" in inputs:
+            set_psi(network, None)
 
 
 def _traced(recipe: Recipe, network: LayerStack) -> ExportedProgram:

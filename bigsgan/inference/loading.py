@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from bigsgan.config import NETWORKS, Recipe, parse_recipe
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
+from bigsgan.inference.mappings import set_psi
 from bigsgan.models.build import build_network, with_images
 from bigsgan.models.precision import compute_as_suits
-from bigsgan.models.stylegan2 import Mapping as StyleMapping
 from bigsgan.runtime.paths import check_regular, read_text
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -88,9 +88,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
         psi = float(header.get("truncation", 1.0))
         if not math.isfinite(psi):
             raise ValueError("its truncation is not finite")
-        for layer in network.modules():
-            if isinstance(layer, StyleMapping):
-                layer.truncation_psi = psi
+        set_psi(network, psi)
     except MemoryError:
         raise
     except Exception as error:  # headers of others lead to whatever error they like

@@ -16,6 +16,7 @@ from bigsgan.data import build_dataset, readable_images
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
+from bigsgan.inference.mappings import set_psi
 from bigsgan.inference.trained import TrainedNetwork
 from bigsgan.models import layers, plain
 from bigsgan.models.network import LayerStack
@@ -47,12 +48,11 @@ class Sampler:
         self._batch, self._device, self._standing = batch, device, standing
 
     def prepare(self, truncation: float | None) -> None:
-        """Give batch norm standing statistics, and a generator with styles its truncation psi.
+        """Give batch norm standing statistics, and a mapping network its truncation psi.
 
         Standing statistics are of latents drawn like the samples' (Brock et al. 2019, section 4.1).
         """
-        for layer in self._mappings():
-            layer.truncation_psi = 1.0 if truncation is None else truncation
+        set_psi(self._trained.network, truncation)
         if not self._standing:
             return
         batches = standing_batches(self._recipe, self._threshold(truncation), self._batch, self._device)
@@ -142,8 +142,8 @@ class Sampler:
         return [module for module in self._trained.network.modules() if isinstance(module, Mapping)]
 
     def _threshold(self, truncation: float | None) -> float | None:
-        """Threshold of the latents: none where truncation draws styles to their mean instead."""
-        return None if self._recipe.generator.has_styles else truncation
+        """Threshold of the latents: none where truncation moves what is made of them to a mean instead."""
+        return None if self._recipe.generator.truncates_w else truncation
 
     @contextmanager
     def _between(self, label: int, other: int, share: float) -> Iterator[None]:

@@ -141,9 +141,9 @@ def check_truncation(recipe: Recipe, truncation: float) -> None:
     """Refuse a truncation that no samples can be made with.
 
     Raises:
-        UserError: It is out of the range of a threshold, or of psi where the generator has styles.
+        UserError: It is out of the range of a threshold, or of psi where the generator has a mapping network.
     """
-    if recipe.generator.has_styles:
+    if recipe.generator.truncates_w:
         if not math.isfinite(truncation):
             raise UserError("--truncation", truncation, "must be a finite number (psi)", "give a number such as 0.7")
     elif not LEAST_TRUNCATION <= truncation < math.inf:

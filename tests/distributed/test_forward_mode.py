@@ -116,6 +116,7 @@ GAMES = {
     "minibatch deviation": FAMILIES["stylegan2"],
     "relativistic": [o for o in FAMILIES["r3gan"] if not o.startswith("objective")] + ["objective.loss=relativistic"],
     "patches of pairs": FAMILIES["pix2pix"],
+    "several images a sample": FAMILIES["gat"],
     "ada": ADA,
     "two steps": ["objective.d_steps=2"],
     "lecam": ["objective.lecam={weight: 0.3, decay: 0.5}"],

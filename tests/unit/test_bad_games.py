@@ -14,7 +14,7 @@ CASES = {
     "no family": (
         ["generator.family=null"],
         "generator.family",
-        "must be 'biggan', 'biggan_deep', 'dcgan', 'mlp', 'pix2pix', 'r3gan' or",
+        "must be 'biggan', 'biggan_deep', 'dcgan', 'gat', 'mlp', 'pix2pix', 'r3gan' or",
         "choose one of these",
     ),
     "another family's keys": (
@@ -82,6 +82,24 @@ CASES = {
         "objective.fake_labels",
         "must be uniform with data.num_classes=0, got 'data' (the data has no classes)",
         "set data.num_classes",
+    ),
+    "several images for a D of one": (
+        [FAMILIES["gat"][0], "objective.loss=relativistic"],
+        "discriminator.family",
+        "must judge as many images of a sample as generator.family=gat makes (2), got 'biggan' (it judges 1)",
+        "give both networks the same family and the same levels",
+    ),
+    "ADA of several images": (
+        [*FAMILIES["gat"][:2], "augmentation={kind: ada, p: 0.5}"],
+        "augmentation.kind",
+        "must be diffaugment with generator.family=gat, got 'ada'",
+        "set augmentation.kind=diffaugment",
+    ),
+    "ADA of latents": (
+        ["data.codec.kind=dct", "augmentation={kind: ada, p: 0.5}", "data.resolution=32"],
+        "augmentation.kind",
+        "must be diffaugment with data.codec.kind=dct, got 'ada' (ADA augments pixels)",
+        "set augmentation.kind=diffaugment",
     ),
     "a rate for one width": (
         ["optimizer.generator.reference_width=768"],

@@ -21,12 +21,15 @@ class NetworkSection(Section):
         family: Name of the family, which selects the class of the section.
         draws: Whether the network draws random numbers, such as noise; its inputs then carry a seed for each sample.
         has_styles: Whether its first layer outputs style vectors, which path length regularization needs.
+        truncates_w: Whether truncation moves what a mapping network makes of a latent towards its mean, by psi;
+            elsewhere latents are drawn within a threshold.
         paired: Whether it reads input images: G in place of latents, D beside the images that it judges.
     """
 
     network: ClassVar[str] = "discriminator"
     draws: ClassVar[bool] = False
     has_styles: ClassVar[bool] = False
+    truncates_w: ClassVar[bool] = False
     paired: ClassVar[bool] = False
     family: str
 

@@ -90,6 +90,7 @@ class GATNetwork(NetworkSection):
 class GATGenerator(GATNetwork, GeneratorSection):
     """GAT's generator (arXiv 2509.24935)."""
 
+    truncates_w = True
     family: Literal["gat"] = "gat"
     latent_size: Width = 64
     embedding_size: Width = 64

@@ -81,6 +81,7 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
 
     draws: ClassVar[bool] = True
     has_styles: ClassVar[bool] = True
+    truncates_w: ClassVar[bool] = True
     latent_size: Width = 512
     architecture: Literal["skip", "orig", "resnet"] = "skip"
     """The image is a sum over the resolutions, as published, or comes from the last; there with residual blocks or not.
