@@ -151,6 +151,9 @@ def _check_run(recipe: Recipe, options: Options) -> None:
         if recipe.data.paired:
             raise UserError("--truncation", None, "needs a generator from latents", "remove the option")
         check_truncation(recipe, options.truncation)
+    if options.reference is None and recipe.data.kind == "latents":
+        remedy, detail = "add --reference with statistics of the images", "the data holds their latents"
+        raise UserError("--reference", None, "must be given with data.kind=latents", remedy, detail)
     if options.reference is not None and recipe.data.paired:
         raise UserError("--reference", None, "needs a generator from latents", "remove the option")
     for metric in options.metrics:

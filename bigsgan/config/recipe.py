@@ -149,6 +149,12 @@ def _check_recipe(recipe: Recipe) -> None:
         problem, detail = "must be diffaugment with deterministic=true", "torch's grid_sample is not deterministic"
         remedy = "set deterministic=false, or augmentation.kind=diffaugment"
         raise UserError("augmentation.kind", "ada", problem, remedy, detail)
+    if recipe.metrics and recipe.data.kind == "latents":
+        problem, remedy = (
+            "must be null with data.kind=latents",
+            "set metrics=null, and use bigsgan evaluate --reference",
+        )
+        raise UserError("metrics", None, problem, remedy, "there are no images to compare with")
     _check_init(recipe)
     _check_images_per_sample(recipe)
     _check_pairs(recipe)

@@ -103,9 +103,16 @@ class Autoencoder:
             require("diffusers", "data.codec.kind", "diffusers")
             library = importlib.import_module("diffusers")
             try:
-                network = library.AutoencoderKL.from_pretrained(self._folder, local_files_only=True)
+                network = library.AutoencoderKL.from_pretrained(  # safetensors alone: a pickle may hold code
+                    self._folder,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    low_cpu_mem_usage=False,
+                    torch_dtype=torch.float32,
+                )
             except (OSError, ValueError) as error:
-                problem, remedy = f"cannot be read: {reason(error)}", "give the folder of an AutoencoderKL"
+                remedy = "give the folder of an AutoencoderKL with safetensors"
+                problem = f"cannot be read: {reason(error)}"
                 raise UserError("data.codec.path", str(self._folder), problem, remedy) from None
-            self._network = network.to(self._device, torch.float32).eval().requires_grad_(False)
+            self._network = network.to(self._device).eval().requires_grad_(False)
         return self._network

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.fft import dctn
 
+import bigsgan
 from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
@@ -151,6 +153,13 @@ BAD = {
         ["data={kind: latents, root: x}"],
         "data.codec.kind: must be diffusers with data.kind=latents, got 'pixels'",
     ),
+    "metrics of latents": (
+        [
+            "data={kind: latents, root: x, codec: {kind: diffusers, path: y}}",
+            "metrics={names: [fid100], every_nimg: 100}",
+        ],
+        "metrics: must be null with data.kind=latents (there are no images to compare with)",
+    ),
     "mirrored latents": (
         ["data={kind: latents, root: x, horizontal_flip: true, codec: {kind: diffusers, path: y}}"],
         "data.horizontal_flip: must be unset with data.kind=latents, got true",
@@ -186,7 +195,8 @@ def test_an_autoencoder_that_is_not_there(tmp_path):
         build_codec(data, CPU)
 
 
-def test_an_autoencoder_decodes(tmp_path):
+def save_autoencoder(root: Path) -> Any:
+    """A tiny one with random weights."""
     diffusers = pytest.importorskip("diffusers")
     torch.manual_seed(0)
     network = diffusers.AutoencoderKL(
@@ -196,9 +206,49 @@ def test_an_autoencoder_decodes(tmp_path):
         norm_num_groups=2,
         scaling_factor=0.5,
     )
-    network.save_pretrained(tmp_path / "vae")
+    network.save_pretrained(root)
+    return network.eval()
+
+
+def test_an_autoencoder_decodes(tmp_path):
     numbers, data = write_latents(tmp_path / "data", 3, posterior=False), latents(tmp_path)
-    network.save_pretrained(tmp_path / "vae")  # in the place of the configuration alone
+    network = save_autoencoder(tmp_path / "vae")  # in the place of the configuration alone
     with torch.no_grad():
-        expected = network.eval().decode(torch.from_numpy(numbers)).sample
+        expected = network.decode(torch.from_numpy(numbers)).sample
     torch.testing.assert_close(readable_images(build_dataset(data), data, 3), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_autoencoder_without_weights(tmp_path):
+    pytest.importorskip("diffusers")
+    codec = build_codec(latents(tmp_path), CPU)
+    with pytest.raises(UserError, match=r"data\.codec\.path: .* cannot be read: .*safetensors"):
+        codec.decode(torch.zeros(1, 4, 8, 8))
+
+
+@pytest.mark.slow
+def test_a_run_in_latent_space(tmp_path):
+    """Trains on posteriors, shows decoded images, samples and exports."""
+    network, run = save_autoencoder(tmp_path / "vae"), tmp_path / "run"
+    write_latents(tmp_path / "data", 40, posterior=True)
+    tiny = "family: gat, depth: 4, width: 32, heads: 2"
+    codec = f"{{kind: diffusers, path: {tmp_path / 'vae'}}}"
+    images = f"root: {tmp_path / 'data'}, resolution: 64, image_channels: 3, num_classes: 2, num_workers: 1"
+    options = [
+        f"data={{kind: latents, {images}, codec: {codec}}}", f"generator={{{tiny}}}", f"discriminator={{{tiny}}}",
+        "objective={loss: relativistic, reuse_fakes: true, fake_labels: data, r1: {weight: 0.1}}",
+        "metrics=null", f"out={run}",
+        "batch=8", "total_nimg=16", "report_nimg=8", "sample_nimg=16", "checkpoint_nimg=16",
+    ]  # fmt: skip
+    assert cli.main(["train", "--config", "launch/recipes/digits.yaml", *options]) == 0
+    assert {path.name[:11] for path in (run / "samples").iterdir()} == {"samples_rea", "samples_ema", "samples_liv"}
+    assert cli.main(["sample", "--run", str(run), "--out", str(tmp_path / "x"), "--files", "--num", "3"]) == 0
+    assert cli.main(["export", "--run", str(run), "--out", str(tmp_path / "g.safetensors")]) == 0
+    inputs = Draws(0).normal("sample", (0,), 0, 3, 64)
+    made = bigsgan.load(tmp_path / "g.safetensors")(torch.from_numpy(inputs), torch.tensor([0, 1, 0]))
+    with torch.no_grad():
+        pictures = network.decode(made / 0.5).sample
+    for i, label in enumerate((0, 1, 0)):
+        path = tmp_path / "x" / f"class{label:03}_sample{i:06}.png"
+        written = np.asarray(Image.open(path)).astype(np.float32)
+        expected = ((pictures[i].clamp(-1, 1) + 1) * 127.5).permute(1, 2, 0).numpy()
+        assert np.abs(written - expected).max() <= 1
