@@ -155,7 +155,7 @@ BAD = {
     ),
     "metrics of latents": (
         [
-            "data={kind: latents, root: x, codec: {kind: diffusers, path: y}}",
+            "data={kind: latents, root: x, resolution: 128, codec: {kind: diffusers, path: y}}",
             "metrics={names: [fid100], every_nimg: 100}",
         ],
         "metrics: must be null with data.kind=latents (there are no images to compare with)",
