@@ -27,7 +27,7 @@ FREE_KEYS = {
     "metrics", "metrics.names", "metrics.every_nimg", "metrics.features", "metrics.features.network",
     "metrics.features.weights", "metrics.features.resizer",
     "init_from.run", "init_from.nimg", "init_from.weights",
-    "data.root", "data.input_root", "data.num_workers", "data.prefetch", "data.max_corrupt",
+    "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
     "engines.generator.compile", "engines.discriminator.compile",
@@ -39,7 +39,7 @@ FREE_KEYS = {
 }  # fmt: skip
 
 # Keys that may differ between the hosts of a run; DeepSpeed files are compared by their contents.
-KEYS_OF_A_HOST = frozenset({"data.root", "data.input_root", "data.num_workers", "data.prefetch"})
+KEYS_OF_A_HOST = frozenset({"data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch"})
 
 # Files and directories that a run writes in its directory.
 _OWN_NAMES = {
@@ -51,6 +51,7 @@ _OWN_NAMES = {
 # Keys that determine the shapes of weights and optimizer states: no resumed run can change them.
 _FIXED = (
     "generator.", "discriminator.", "data.image_channels", "data.input_channels", "data.resolution", "data.num_classes",
+    "data.codec.kind", "data.codec.block", "data.codec.factor", "data.codec.channels",
     "optimizer.generator.kind", "optimizer.discriminator.kind",
 )  # fmt: skip
 

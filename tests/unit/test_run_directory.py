@@ -137,3 +137,11 @@ def test_outputs_that_cannot_be_written_are_refused_beforehand(tmp_path):
         UserError, match=r"^--out: must lie in a directory, got '.*' \(that directory does not exist\); make"
     ):
         refuse_output(tmp_path / "missing" / "new.png")
+
+
+def test_the_shape_of_what_networks_see_stays(tmp_path):
+    saved, given = (tiny_recipe(tmp_path, f"data.codec={{kind: dct, block: {block}}}", "data.resolution=64",
+                                "generator={family: mlp, latent_size: 4}", "discriminator={family: mlp}")
+                    for block in (2, 4))  # fmt: skip
+    with pytest.raises(UserError, match=r"^data.codec.block: must be 2, as in the run .*\(with init_from to keep the"):
+        compare(saved, given, ["data.codec.block"])
