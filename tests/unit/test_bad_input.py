@@ -223,7 +223,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "data.num_workers=100000": ("data.num_workers", "must be at most 256, got 100000", "give a smaller number"),
     "generator.family=progan": (
         "generator.family",
-        "must be 'biggan', 'biggan_deep', 'dcgan', 'mlp', 'pix2pix',",
+        "must be 'biggan', 'biggan_deep', 'dcgan', 'gat', 'mlp', 'pix2pix',",
         "choose one of these",
     ),
     "generator.channels=1000000000": (
