@@ -163,8 +163,7 @@ class LevelNoise(nn.Module):
 
     def __init__(self, config: GATDiscriminator) -> None:
         super().__init__()
-        last = config.levels - 1
-        self.shares = [1 - config.min_info ** (1 - i / last) + config.noise_floor for i in range(config.levels)]
+        self.shares = config.shares_of_noise()
 
     def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
         """(N, L * C, H, W), (N,), (N,) int64 -> (N, L * C, H, W), (N,)."""

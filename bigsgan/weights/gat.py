@@ -2,8 +2,8 @@
 
 The published code has blocks and heads in lists of their own; ours is one flat list in the order of computation. Left
 behind are fixed tables of positions, G's embedding of an input that is multiplied by 0, and its running means of w,
-which ranks did not share. D's heads for a teacher's features are refused: nothing here trains them. Errors are those
-that ``sources.SOURCES`` tells.
+which ranks did not share, and D's head for a teacher's features, which nothing here trains. Errors are those that
+``sources.SOURCES`` tells.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IN_BLOCK = {
     "ls_mlp": "scale2",
 }
 _IN_HEAD = {"adaLN_modulation.1": "modulation.linear", "linear": "linear"}
-_LEFT = re.compile(r"(pos_embed|w_avg|(?:.+\.)?feat_rope\..+)")
+_LEFT = re.compile(r"(pos_embed|w_avg|(?:.+\.)?feat_rope\..+|proj\.\d+\.(weight|bias))")
 _AUTOENCODER, _FACTOR = "data/sd-vae-ft-mse", 8
 """Where the shipped recipes have it, and how many times shorter a side of its latents is."""
 _LEFT_OF_GENERATOR = re.compile(r"x_embedder\.proj\.(weight|bias)")
@@ -74,8 +74,6 @@ def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in state.items():
         if _LEFT.fullmatch(name):
             continue
-        if name.startswith("proj."):
-            raise _foreign("discriminator", f"{name} is of a head for a teacher's features, which is not supported")
         if name in names:
             ours = names[name]
         elif (match := _BLOCK.fullmatch(name)) and (match[2] or match[5]) in _IN_BLOCK:

@@ -18,7 +18,10 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bigsgan.config import NETWORKS
+from bigsgan.draws import Draws
+from bigsgan.runtime import comm
 from bigsgan.training.loop import Run
+from bigsgan.training.sampling import generator_inputs
 from tests.distributed import scenarios
 
 GRACE_SECONDS = 0.005
@@ -48,7 +51,9 @@ def peaks(
             run = scenarios.build(overrides, ds, recipe=recipe)
         for network in NETWORKS:
             _mark_ends(network, getattr(run.step, network)._engine)
-        inputs = run.source.phase("standing", (0,), run.step._sources.slices["generator"]["generator"])(0)
+        num = run.step._sources.slices["generator"]["generator"].num_samples
+        labels = torch.arange(num) % max(run.recipe.data.num_classes, 1)
+        inputs = generator_inputs(run.recipe, Draws(0), "standing", 0, labels, None, comm.device())
         for update in range(num_updates):
             with record_function(f"#update{update}"):
                 scenarios.update(run, 1)

@@ -118,8 +118,10 @@ def test_the_discriminator_is_the_published_one(name, channels, exact):
 def test_weights_that_are_not_understood_are_refused():
     record = load_file(RECORDS / "gat_patch4.safetensors")
     state = part(record, "D")
-    with pytest.raises(UserError, match=r"proj\.0\.weight is of a head for a teacher's features"):
-        weights.discriminator_state({**state, "proj.0.weight": torch.zeros(1)})
+    with_head = {**state, "proj.0.weight": torch.zeros(1), "proj.4.bias": torch.zeros(1)}
+    assert weights.discriminator_state(with_head).keys() == weights.discriminator_state(state).keys()
+    with pytest.raises(UserError, match=r"GAT discriminator: proj\.scale is unknown"):
+        weights.discriminator_state({**state, "proj.scale": torch.zeros(1)})
     with pytest.raises(UserError, match=r"GAT generator: final_layers\.0\.shift\.weight is unknown"):
         weights.generator_state({**part(record, "G"), "final_layers.0.shift.weight": torch.zeros(1)})
     with pytest.raises(UserError, match="it lacks blocks from 0 on"):
@@ -231,6 +233,12 @@ def test_sections_that_do_not_fit(name):
     section, data, message = BAD[name]
     with pytest.raises(UserError, match=message):
         GATGenerator.model_validate(section).check(data)
+
+
+@pytest.mark.parametrize("noise", [{"min_info": 0.0}, {"min_info": 0.1, "noise_floor": 0.3}])
+def test_levels_of_more_than_all_noise_are_refused(noise):
+    with pytest.raises(UserError, match=r"discriminator.min_info: must be greater than 0, and at least noise_floor"):
+        GATDiscriminator.model_validate(noise).check(Data())
 
 
 def test_a_size_gives_what_is_not_given():

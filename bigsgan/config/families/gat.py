@@ -108,3 +108,15 @@ class GATDiscriminator(GATNetwork):
     """Share of the images that is left of the coarsest level beside noise."""
     noise_floor: Fraction = 0.01
     """Noise of the finest level, which all levels have more of."""
+
+    def shares_of_noise(self) -> list[float]:
+        """Of noise in each level's image, from coarse to fine: 1 - min_info^(1 - i / (levels - 1)) + noise_floor."""
+        last = self.levels - 1
+        return [1 - self.min_info ** (1 - i / last) + self.noise_floor for i in range(self.levels)]
+
+    def check(self, data: Data) -> None:
+        """Raise UserError also if a level would be more than all noise."""
+        super().check(data)
+        if self.min_info == 0 or self.min_info < self.noise_floor:
+            problem = f"must be greater than 0, and at least noise_floor ({self.noise_floor:g})"
+            raise UserError("discriminator.min_info", self.min_info, problem, "give a number such as 0.125")
