@@ -179,10 +179,12 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
     statistics = Statistics(device)
-    extras = build_extras(recipe, engines["discriminator"].network, statistics, device, comm.sum_over_ranks)
+    of_replicas = engines["generator"].sum_over_replicas
+    layers = engines["discriminator"].network
+    extras = build_extras(recipe, layers, statistics, device, comm.sum_over_ranks, of_replicas)
     counters = _imported_counters(start, recipe)
     averages = EMAState(engines["generator"], ema)
-    entries = {**_entries(engines, averages, counters), **extras.entries()}
+    entries = {**_entries(plan, engines, averages, counters), **extras.entries()}
     if start.found is not None:
         _restore(start.found, entries, layout, recipe)
     slices = _slices(plan, rank)
@@ -254,6 +256,8 @@ def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, An
         layout[f"{network}.precision"] = engine.file.precision
         layout[f"{network}.pipeline_stages"] = engine.placement.num_stages
         layout[f"{network}.division"] = engines[network].division
+        if plan.is_split:
+            layout[f"{network}.ranks"] = len(engine.placement.ranks)
     return executor, layout
 
 
@@ -263,10 +267,17 @@ def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
     return {n: bounds for n, bounds in found.items() if len(bounds) - 1 == plan.placement(n).num_stages}
 
 
-def _entries(engines: Mapping[str, Engine], averages: EMAState, counters: Counters) -> dict[str, checkpoint.StateEntry]:
+def _entries(
+    plan: RunPlan, engines: Mapping[str, Engine], averages: EMAState, counters: Counters
+) -> dict[str, checkpoint.StateEntry]:
     """The state that every run has, by name."""
+
+    def state(network: str, engine: Engine) -> EngineState:
+        first = plan.placement(network).ranks.start
+        return EngineState(engine, partial(comm.from_rank, first)) if plan.is_split else EngineState(engine)
+
     return {
-        **{network: EngineState(engine) for network, engine in engines.items()},
+        **{network: state(network, engine) for network, engine in engines.items()},
         AVERAGE: averages,
         "counters": counters,
     }

@@ -49,7 +49,12 @@ class Extras(NamedTuple):
 
 
 def build_extras(
-    recipe: Recipe, discriminator: LayerStack, statistics: Statistics, device: torch.device, sum_over_ranks: Sum
+    recipe: Recipe,
+    discriminator: LayerStack,
+    statistics: Statistics,
+    device: torch.device,
+    sum_over_ranks: Sum,
+    of_generator: Sum | None = None,
 ) -> Extras:
     """Make what the recipe asks for.
 
@@ -59,6 +64,7 @@ def build_extras(
         statistics: Where penalties are added.
         device: Of this rank.
         sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
+        of_generator: The same over the ranks that hold G; all of them unless given.
     """
     section, objective = recipe.augmentation, recipe.objective
     p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
@@ -68,6 +74,6 @@ def build_extras(
     if objective.lecam:
         anchors = LogitAnchors(objective.lecam, device, sum_over_ranks)
     if objective.path_length:
-        path_length = PathLengthPenalty(objective.path_length, statistics, device, sum_over_ranks)
+        path_length = PathLengthPenalty(objective.path_length, statistics, device, sum_over_ranks, of_generator)
     seeded, num = recipe.discriminator_reads_seeds, recipe.generator.images_per_sample
     return Extras(section is not None, seeded, num, p, adaptive, anchors, path_length)

@@ -43,8 +43,25 @@ class PathLengthPenalty(SharedState):
 
     ahead = 1
 
-    def __init__(self, section: PathLength, statistics: Statistics, device: torch.device, sum_over_ranks: Sum) -> None:
+    def __init__(
+        self,
+        section: PathLength,
+        statistics: Statistics,
+        device: torch.device,
+        sum_over_ranks: Sum,
+        sum_over_replicas: Sum | None = None,
+    ) -> None:
+        """Begin without an average.
+
+        Args:
+            section: The recipe's.
+            statistics: Where the penalty is added.
+            device: Of this rank.
+            sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
+            sum_over_replicas: Over those that hold G, where ``loss`` is computed; all ranks unless given.
+        """
         self._section, self._statistics, self._sum_over_ranks = section, statistics, sum_over_ranks
+        self._sum_over_replicas = sum_over_replicas or sum_over_ranks
         self._average = torch.zeros(1, device=device)
         self._own = torch.zeros(2, device=device)  # sum and number of this rank's lengths in this update
         self._seen = torch.zeros(2, device=device)  # the same of all ranks
@@ -69,7 +86,7 @@ class PathLengthPenalty(SharedState):
         return images.flatten(0, 1), parts[0][0]
 
     def loss(self, images: Tensor, styles: Tensor, inputs: MicroBatch) -> Tensor:
-        """The penalty on this rank's micro-batch, a scalar. All ranks call this.
+        """The penalty on this rank's micro-batch, a scalar. All ranks that hold G call this.
 
         Args:
             images: (n, C, H, W).
@@ -79,7 +96,7 @@ class PathLengthPenalty(SharedState):
         probed = probe(images, inputs, self._section.batch_shrink).sum()
         (grads,) = torch.autograd.grad(probed * Probed.scale, styles, create_graph=True)
         lengths = _lengths(full(grads) / Probed.scale)
-        return self._section.every * self._add(lengths, self._see(lengths, self._sum_over_ranks))
+        return self._section.every * self._add(lengths, self._see(lengths, self._sum_over_replicas))
 
     def taking_part(self, inputs: MicroBatch) -> MicroBatch:
         """The samples of a micro-batch whose lengths are taken."""

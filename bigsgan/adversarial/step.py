@@ -110,6 +110,7 @@ class AdversarialStep:
         self._g_objective = GeneratorObjective(section, statistics)
         self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
         statistics.declare(*statistic_names(section), *(["augmentation"] if extras.augmented else []))
+        statistics.declare("grad_norm/generator", "grad_norm/discriminator")
         self.generator.after_update = self._generator_updated
         self.discriminator.after_update = functools.partial(self._record, "discriminator", self.discriminator)
 
@@ -262,7 +263,7 @@ class AdversarialStep:
         self._record("generator", self.generator)
 
     def _record(self, name: str, engine: Engine) -> None:
-        if engine.outcomes.last is False:  # the norm is infinite
+        if engine.outcomes.last is False or engine.grad_norm is None:  # infinite, or known to other ranks
             return
         if isinstance(engine.grad_norm, Tensor):
             self._statistics.add(f"grad_norm/{name}", engine.grad_norm.detach())

@@ -1,6 +1,6 @@
 """The placement of a network's stages and replicas on ranks.
 
-A network with S stages on W ranks has W / S replicas. Without a pipeline S is 1 and every rank is a replica.
+A network with S stages on W ranks has W / S replicas. Without a pipeline S is 1 and each of its ranks is a replica.
 """
 
 from __future__ import annotations
@@ -15,24 +15,38 @@ class Placement(NamedTuple):
 
     If ``reversed``, the first stage lies on the last ranks. The discriminator's does, so that its first stage is where
     the generator's last one is, and images need not travel.
+
+    A network may have ranks of its own, from ``first`` on; the others hold nothing of it.
     """
 
     num_stages: int
     num_replicas: int
     reversed: bool = False
+    first: int = 0
+
+    @property
+    def ranks(self) -> range:
+        """Ranks that hold a part of the network."""
+        return range(self.first, self.first + self.num_stages * self.num_replicas)
+
+    @property
+    def local(self) -> Placement:
+        """The same with the network's ranks counted from 0."""
+        return self._replace(first=0)
 
     def rank(self, stage: int, replica: int) -> int:
         """Return the rank of a stage of a replica."""
-        return (self.num_stages - 1 - stage if self.reversed else stage) * self.num_replicas + replica
+        row = self.num_stages - 1 - stage if self.reversed else stage
+        return self.first + row * self.num_replicas + replica
 
     def stage(self, rank: int) -> int:
-        """Return the stage that a rank computes."""
-        stage = rank // self.num_replicas
+        """Return the stage that a rank computes; that of no layers for a rank that holds nothing of the network."""
+        stage = (rank - self.first) // self.num_replicas
         return self.num_stages - 1 - stage if self.reversed else stage
 
     def replica(self, rank: int) -> int:
-        """Return the replica that a rank belongs to."""
-        return rank % self.num_replicas
+        """Return the replica that a rank belongs to; any for a rank that holds nothing of the network."""
+        return (rank - self.first) % self.num_replicas
 
     def input_ranks(self) -> list[int]:
         """Ranks that read the network's inputs, by replica."""

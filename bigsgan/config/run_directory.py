@@ -35,6 +35,7 @@ FREE_KEYS = {
     "engines.generator.cuda_graphs", "engines.discriminator.cuda_graphs",
     "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's partition stays
     "engines.generator.pipeline_stages", "engines.discriminator.pipeline_stages",
+    "engines.generator.ranks", "engines.discriminator.ranks",
     "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip
 

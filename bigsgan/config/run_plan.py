@@ -28,6 +28,11 @@ class RunPlan:
         return self.engines[network].placement
 
     @property
+    def is_split(self) -> bool:
+        """Whether each rank holds one of the networks, and no rank both."""
+        return self.placement("generator").ranks != self.placement("discriminator").ranks
+
+    @property
     def images_travel(self) -> bool:
         """Whether D's inputs are read on other ranks than those that hold G's outputs."""
         generator, discriminator = (self.placement(network) for network in NETWORKS)
@@ -69,7 +74,8 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
     Raises:
         UserError: The batch does not divide, or a DeepSpeed file does not fit the recipe.
     """
-    placements = {network: _place(recipe, network, world_size) for network in NETWORKS}
+    shares = _ranks(recipe, world_size)
+    placements = {network: _place(recipe, network, shares[network]) for network in NETWORKS}
     for network, phase in zip(2 * NETWORKS, NETWORKS + NETWORKS[::-1], strict=True):
         # Each network's own micro-batches, and the other's: G computes D's as well, and D judges G's.
         _check_division(recipe, network, recipe.accumulation_of(phase), placements[network].num_replicas)
@@ -97,18 +103,51 @@ def _derived_keys(recipe: Recipe, network: str, micro_batch_size: int) -> dict[s
     }
 
 
-def _place(recipe: Recipe, network: str, world_size: int) -> Placement:
-    """The ranks of a network's stages and replicas.
+def _ranks(recipe: Recipe, world_size: int) -> dict[str, range]:
+    """The ranks of each network: all of them, or G's before D's where one asks for ranks of its own.
+
+    Raises:
+        UserError: Both networks do not fit on the ranks, or together do not fill them.
+    """
+    asked = {network: recipe.engine(network).ranks for network in NETWORKS}
+    given = [network for network in NETWORKS if asked[network] is not None]
+    if not given:
+        return dict.fromkeys(NETWORKS, range(world_size))
+    field, value = f"engines.{given[0]}.ranks", asked[given[0]]
+    if world_size < len(NETWORKS):
+        raise UserError(field, value, "must be null on one rank", "remove it, or start two ranks or more")
+    numbers = {network: _number_of_ranks(recipe, network, world_size) for network in given}
+    num = numbers.get("generator", world_size - numbers.get("discriminator", 0))
+    if not 0 < num < world_size:
+        problem = f"must be less than the number of ranks ({world_size})"
+        raise UserError(field, value, problem, "leave some ranks to the other network, or start more")
+    if len(given) == len(NETWORKS) and sum(numbers.values()) != world_size:
+        problem = f"must be {world_size - num}, the ranks that engines.generator.ranks={asked['generator']} leaves"
+        raise UserError("engines.discriminator.ranks", asked["discriminator"], problem, "set it so, or remove it")
+    return {"generator": range(num), "discriminator": range(num, world_size)}
+
+
+def _number_of_ranks(recipe: Recipe, network: str, world_size: int) -> int:
+    """How many ranks a network asks for; of a share, the nearest number of ranks that its stages divide."""
+    engine = recipe.engine(network)
+    if isinstance(engine.ranks, int):
+        return engine.ranks
+    stages = engine.pipeline_stages
+    return max(1, round((engine.ranks or 0) * world_size / stages)) * stages
+
+
+def _place(recipe: Recipe, network: str, ranks: range) -> Placement:
+    """The place of a network's stages and replicas on its ranks.
 
     Raises:
         UserError: The stages do not divide the ranks.
     """
-    stages = recipe.engine(network).pipeline_stages
-    if world_size % stages:
-        problem = f"must divide the number of ranks ({world_size})"
-        remedy = f"start a multiple of {stages} ranks, or set a number of stages that divides {world_size}"
+    stages, num = recipe.engine(network).pipeline_stages, len(ranks)
+    if num % stages:
+        problem = f"must divide the number of ranks ({num})"
+        remedy = f"start a multiple of {stages} ranks, or set a number of stages that divides {num}"
         raise UserError(f"engines.{network}.pipeline_stages", stages, problem, remedy)
-    return Placement(stages, world_size // stages, reversed=network == "discriminator")
+    return Placement(stages, num // stages, network == "discriminator", ranks.start)
 
 
 def _check_division(recipe: Recipe, network: str, accumulation: int, replicas: int) -> None:

@@ -42,6 +42,8 @@ PathText = Annotated[str, AfterValidator(_expand)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NaturalFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
+"""How many ranks a network has, or their share of all."""
 
 
 class Section(BaseModel):
@@ -175,6 +177,9 @@ class Engine(Section):
     """Leave DeepSpeed's own reductions, updates and prefetching in place, which cost time and memory; to compare."""
     pipeline_stages: PositiveInt = 1
     """Stages that the layers are divided into, each on its own ranks; ranks / stages replicas share the batch."""
+    ranks: Ranks | None = None
+    """Give this network ranks of its own: how many, or their share of all; the other network gets the rest. By default
+    each rank holds a part of both."""
     partition: Literal["parameters", "uniform", "profile"] = "parameters"
     """What the stages share equally: parameters, the number of layers, or time, measured once on this machine."""
 

@@ -147,7 +147,7 @@ class Work:
 
 
 class Engine(Protocol):
-    """One network with its optimizer, laid out over all ranks.
+    """One network with its optimizer, laid out over all ranks or some.
 
     Attributes:
         network: The layers that this rank computes.
@@ -156,7 +156,8 @@ class Engine(Protocol):
         replays: Whether passes are CUDA graphs: what they yield lasts until the next adversarial update begins.
         outcomes: Which updates changed the parameters; not those whose gradients were not finite.
         scales_loss: Whether overflow is taken for granted, as fp16's loss scaling does; such updates are skipped.
-        grad_norm: Norm of the last update's averaged gradient, before clipping.
+        grad_norm: Norm of the last update's averaged gradient, before clipping; None where other ranks know it.
+        is_held: Whether this rank holds a part of the network.
         after_update: Called on every rank after each update, applied or skipped.
     """
 
@@ -166,7 +167,8 @@ class Engine(Protocol):
     replays: bool
     outcomes: Outcomes
     scales_loss: bool
-    grad_norm: Tensor | float
+    grad_norm: Tensor | float | None
+    is_held: bool
     after_update: Callable[[], None]
 
     def expect(self, phase: Phase, task: Task) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import deepspeed
@@ -15,11 +16,12 @@ from torch import nn
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines import nvme
+from bigsgan.engines.absent import AbsentEngine, OutcomesOfBoth
 from bigsgan.engines.base import Engine
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
-from bigsgan.engines.deepspeed.leftovers import forget_pipeline
+from bigsgan.engines.deepspeed.leftovers import forget_pipeline, forget_world
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.exchange import build_exchange
 from bigsgan.engines.executor import Executor
@@ -32,7 +34,7 @@ from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
-from bigsgan.runtime import comm
+from bigsgan.runtime import comm, division
 
 _log = logging.getLogger(__name__)
 
@@ -54,18 +56,32 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
         check_cuda_graphs(plan, network)
     if any(map(plan.differentiates_forward, NETWORKS)):
         dual.load_rules()
-    pipelines = PipelineBuilder(plan)
+    pipelines, exchange = PipelineBuilder(plan), build_exchange(plan)
+    if plan.is_split:
+        forget_world()
+        division.divide([plan.placement(n).ranks for n in NETWORKS], timedelta(hours=comm.PATIENCE_HOURS))
     engines: dict[str, Engine] = {}
     for network, config in configs.items():
+        if comm.rank() not in plan.placement(network).ranks:
+            continue
         forget_pipeline()
-        if plan.placement(network).num_stages > 1:
-            engines[network] = pipelines.build(network, config, divisions.get(network))
-        else:
-            engines[network] = _build_zero(plan, network, config)
+        with division.within_part():
+            if plan.placement(network).num_stages > 1:
+                engines[network] = pipelines.build(network, config, divisions.get(network))
+            else:
+                engines[network] = _build_zero(plan, network, config)
     forget_pipeline()
     stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}
     order = Order(plan, stages, pipelines.costs())
-    return Executor(engines, order, build_exchange(plan), pipelines.observer())
+    if not plan.is_split:
+        return Executor(engines, order, exchange, pipelines.observer())
+    for network in NETWORKS:
+        own = engines.get(network)
+        bounds = comm.from_rank(plan.placement(network).ranks.start, own and own.division)
+        if own is None:
+            engines[network] = AbsentEngine(plan.engines[network].file.precision == "fp16", bounds)
+    engines = {network: engines[network] for network in NETWORKS}
+    return Executor(engines, order, exchange, pipelines.observer(), OutcomesOfBoth(plan, engines))
 
 
 def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngine:
@@ -83,7 +99,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     engine, averaged = initialize_engine(plan, network, stack, root, config)
     if file.uses_nvme:
         internals.keep_gradients_in_memory(engine)
-    join_replicas(stack, comm.world_size())
+    join_replicas(stack, comm.world_size(), group=division.part())
     device_skip = DeviceSkip(engine) if device_decides(engine, plan, network) else None
     stock = section.stock_deepspeed
     return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, device_skip, stock)
@@ -107,7 +123,7 @@ def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config:
         stack = build_network(plan.recipe, network)
         initialize(stack, seed)
         return stack.to(comm.device())
-    with deepspeed.zero.Init(config_dict_or_path=config):
+    with deepspeed.zero.Init(config_dict_or_path=config, data_parallel_group=division.part()):
         stack = build_network(plan.recipe, network)
     for module in stack.modules():  # zero.Init gives buffers the parameters' type and place
         for name, buffer in module.named_buffers(recurse=False):

@@ -29,10 +29,10 @@ class DeepSpeedBacked:
     """The part of the Engine protocol that does not depend on how phases are computed.
 
     Attributes:
-        network, replica, replays, outcomes, scales_loss, grad_norm, after_update: See Engine.
+        network, replica, replays, outcomes, scales_loss, grad_norm, after_update, is_held: See Engine.
     """
 
-    replays = False
+    replays, is_held = False, True
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class DeepSpeedBacked:
             network: The layers that this rank computes.
             replica: Which of those that compute the same layers it is.
             num_replicas: Number of them.
-            replicas: They; None for all ranks.
+            replicas: They; None for all ranks there are.
         """
         self._replicas = replicas
         self.network = network
         self.replica = replica
         self.outcomes = Outcomes()
-        self.grad_norm: Tensor | float = 0.0
+        self.grad_norm: Tensor | float | None = 0.0
         self.after_update: Callable[[], None] = _nothing
         self._engine = engine
         self._accumulation = engine.gradient_accumulation_steps()

@@ -1,74 +1,193 @@
-"""Redistributes images between the ranks where G's outputs arise and those that read D's inputs, and gradients back.
+"""Takes images from the ranks where G's outputs arise to those that read D's inputs, and gradients back.
+
+Each micro-batch is sent as soon as it is computed, point to point, each sample once to each rank that reads it. All of
+one direction travels in a process group of its own, in which no two ranks send to each other: on an NCCL communicator
+that went both ways, a message could wait behind one that is expected later.
 
 Shapes: N samples of a micro-batch over all replicas, of which replica r of R holds the r-th N / R.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from bigsgan.config import RunPlan
-from bigsgan.config.placement import Placement
+from bigsgan.engines.phases import Phase, Task
+from bigsgan.engines.pipeline.transport import Channel, Link
 from bigsgan.runtime import comm
+
+SENDS = ("makes images", "judges")
+"""What phases do whose outputs the other network reads."""
 
 
 def build_exchange(plan: RunPlan) -> Exchange | None:
-    """The exchange of a run; None where images arise on the very ranks that read them."""
+    """The exchange of a run; None where images arise on the very ranks that read them. Every rank calls this."""
     if not plan.images_travel:
         return None
     side = plan.recipe.data.side
     shape = (plan.recipe.judged_channels, side, side)
-    return Exchange(plan.placement("generator"), plan.placement("discriminator"), plan.recipe.batch, shape)
+    makers, judges = plan.placement("generator").output_ranks(), plan.placement("discriminator").input_ranks()
+    # The loss is a mean over the samples of a replica, of which G's has another number than D's.
+    return Exchange(_Route(makers, judges, shape), _Route(judges, makers, shape, len(makers) / len(judges)))
+
+
+class Arrival(NamedTuple):
+    """A message that a task waits for.
+
+    Attributes:
+        source: Number of the phase whose output it is.
+        num_samples: Of a micro-batch of it, that this rank reads.
+    """
+
+    source: int
+    num_samples: int
 
 
 class Exchange:
-    """Images travel from rank to rank, each sample once for each rank that reads it. Every rank calls the methods."""
+    """Both directions, as this rank sees them."""
 
-    def __init__(self, generator: Placement, discriminator: Placement, batch: int, shape: tuple[int, ...]) -> None:
-        """Know who sends and who receives.
+    def __init__(self, images: _Route, gradients: _Route) -> None:
+        self._images, self._routes = images, {"makes images": images, "judges": gradients}
+
+    def arrivals(self, phases: Sequence[Phase], tasks: Iterable[Task]) -> dict[Task, Arrival]:
+        """What the tasks of this rank wait for: each micro-batch, before the first that reads it."""
+        found: dict[Task, Arrival] = {}
+        seen: set[tuple[int, int]] = set()
+        for task in tasks:
+            phase = phases[task.phase]
+            source = {"forward": phase.images_from, "backward": phase.grads_from}.get(task.kind)
+            if source is None or (source, task.micro_batch) in seen:
+                continue
+            seen.add((source, task.micro_batch))
+            if self._routes[phases[source].does].receives:
+                num = self._images.of_target(phases[source].num_samples) if phase.grads_from is None else None
+                found[task] = Arrival(source, num or phase.num_samples)
+        return found
+
+    def expect(self, phase: Phase, num_samples: int) -> None:
+        """Prepare for the next micro-batch of a phase's outputs, of which this rank reads ``num_samples``."""
+        self._routes[phase.does].expect(num_samples)
+
+    def receive(self, phase: Phase) -> Tensor:
+        """Wait for the oldest micro-batch that was expected of such a phase."""
+        return self._routes[phase.does].receive()
+
+    def send(self, phase: Phase, output: Tensor) -> None:
+        """Send a micro-batch of a phase's outputs, without waiting for it to arrive."""
+        self._routes[phase.does].send(output)
+
+    def settle(self) -> None:
+        """Wait until all that was sent has arrived."""
+        for route in self._routes.values():
+            route.settle()
+
+
+class Share(NamedTuple):
+    """A part of the samples of a replica: [first, last) of it."""
+
+    first: float
+    last: float
+
+    def rows(self, num_samples: int) -> slice:
+        """Which of its samples."""
+        return slice(round(self.first * num_samples), round(self.last * num_samples))
+
+
+class _End(NamedTuple):
+    """Another rank of a route, or this one: what both hold of this rank's samples, and the way to another."""
+
+    share: Share
+    channel: Channel | None
+
+
+class _Route:
+    """One direction: from one network's replicas to the other's.
+
+    Attributes:
+        receives: Whether this rank is one of the targets.
+    """
+
+    def __init__(
+        self, sources: Sequence[int], targets: Sequence[int], shape: tuple[int, ...], scale: float = 1
+    ) -> None:
+        """Open the channels of this rank. Every rank calls this.
 
         Args:
-            generator: Of G's stages and replicas.
-            discriminator: Of D's.
-            batch: Images in all micro-batches of all replicas.
-            shape: Of all images of a sample.
+            sources: Ranks that hold the samples, by replica.
+            targets: Ranks that read them, by replica.
+            shape: Of a sample.
+            scale: Factor on what is sent.
         """
-        self._makers, self._judges = generator.output_ranks(), discriminator.input_ranks()
-        self._batch, self._shape = batch, shape
+        self._shape, self._scale, self._device, me = shape, scale, comm.device(), comm.rank()
+        group = dist.new_group()
+        self.receives, self._replicas = me in targets, (len(sources), len(targets))
+        self._to: list[_End] = []
+        self._from: list[_End] = []
+        self._kept: deque[Tensor] = deque()  # of this rank to itself
+        self._expected: deque[Tensor] = deque()
+        for source, target, given, taken in overlaps(sources, targets):
+            if me == source:
+                channel = None if me == target else self._open(None, Link(group, target))
+                self._to.append(_End(given, channel))
+            if me == target:
+                channel = None if me == source else self._open(Link(group, source), None)
+                self._from.append(_End(taken, channel))
 
-    def to_discriminator(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Redistribute images of all micro-batches of a phase: from G's slices of them to D's."""
-        return [self._redistribute(item, self._makers, self._judges, self._batch // len(images)) for item in images]
+    def _open(self, source: Link | None, target: Link | None) -> Channel:
+        channel = Channel(source, target, self._device)
+        channel.greet(sends_first=True)
+        return channel
 
-    def to_generator(self, grads: Sequence[Tensor]) -> list[Tensor]:
-        """Redistribute gradients at those images: from D's slices to G's.
+    def of_target(self, num_samples: int) -> int:
+        """How many samples a target reads where a source holds ``num_samples``."""
+        return num_samples * self._replicas[0] // self._replicas[1]
 
-        The loss is a mean over the samples of a replica, of which G's has another number than D's.
-        """
-        scale, num = len(self._makers) / len(self._judges), self._batch // len(grads)
-        return [scale * self._redistribute(item, self._judges, self._makers, num) for item in grads]
+    def expect(self, num_samples: int) -> None:
+        whole = torch.empty(num_samples, *self._shape, device=self._device)
+        for end in self._from:
+            if end.channel is not None:
+                end.channel.expect_into([whole[end.share.rows(num_samples)]])
+        self._expected.append(whole)
 
-    def _redistribute(self, held: Tensor, sources: list[int], targets: list[int], num_samples: int) -> Tensor:
-        """Return what this rank, if it is one of ``targets``, needs of what ``sources`` hold by replica."""
-        me = comm.rank()
-        give, take = num_samples // len(sources), num_samples // len(targets)
-        result = torch.empty(take if me in targets else 0, *self._shape, device=comm.device())
-        sends, receives = [], []
-        for i, source in enumerate(sources):
-            for j, target in enumerate(targets):
-                first, last = max(i * give, j * take), min((i + 1) * give, (j + 1) * take)
-                if first >= last:
-                    continue
-                if me == source:
-                    part = held[first - i * give : last - i * give]
-                    if me == target:
-                        result[first - j * take : last - j * take] = part
-                    else:
-                        sends.append((part.contiguous(), target))
-                elif me == target:
-                    receives.append((result[first - j * take : last - j * take], source))
-        comm.exchange(sends, receives)
-        return result
+    def receive(self) -> Tensor:
+        whole = self._expected.popleft()
+        for end in self._from:
+            if end.channel is not None:
+                end.channel.receive()
+            else:
+                whole[end.share.rows(len(whole))] = self._kept.popleft()
+        return whole
+
+    def send(self, output: Tensor) -> None:
+        output = self._scale * output if self._scale != 1 else output
+        for end in self._to:
+            part = output[end.share.rows(len(output))]
+            if end.channel is not None:
+                end.channel.send([part])
+            else:
+                self._kept.append(part)
+
+    def settle(self) -> None:
+        for end in self._to:
+            if end.channel is not None:
+                end.channel.settle()
+
+
+def overlaps(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, Share, Share]]:
+    """Pairs of ranks that hold samples in common: source, target, and the share that these are of each one's samples.
+
+    In the same order on all ranks, in which their first messages cannot wait for each other.
+    """
+    for i, source in enumerate(sources):
+        for j, target in enumerate(targets):
+            # In units of 1 / (len(sources) * len(targets)) of a micro-batch.
+            first, last = max(i * len(targets), j * len(sources)), min((i + 1) * len(targets), (j + 1) * len(sources))
+            if first < last:
+                given = Share(first / len(targets) - i, last / len(targets) - i)
+                yield source, target, given, Share(first / len(sources) - j, last / len(sources) - j)

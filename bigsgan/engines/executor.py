@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.profiler import record_function
 
 from bigsgan.engines.base import Engine, Work
-from bigsgan.engines.exchange import Exchange
+from bigsgan.engines.exchange import SENDS, Arrival, Exchange
 from bigsgan.engines.phases import Phase, Task
 from bigsgan.engines.pipeline.observer import Observer
 from bigsgan.engines.replays import begin_update
@@ -42,6 +42,7 @@ class Executor:
         order: Callable[[Sequence[Phase]], list[list[Task]]],
         exchange: Exchange | None = None,
         observer: Observer | None = None,
+        end_update: Callable[[Sequence[Phase]], None] = lambda phases: None,
     ) -> None:
         """Prepare.
 
@@ -50,11 +51,12 @@ class Executor:
             order: Gives this rank's tasks of some phases, as programs; see Order.
             exchange: Takes images to the ranks that read them, where they arise on others.
             observer: Measures one of the first updates.
+            end_update: Called on every rank with the phases of an update that has been computed.
         """
         self.engines, self.observer = engines, observer
         self.doing = ""
         self.around: Callable[[Phase, Task], AbstractContextManager[Any]] = named
-        self._order, self._exchange = order, exchange
+        self._order, self._exchange, self._end_update = order, exchange, end_update
 
     def __call__(self, works: Iterable[Work]) -> None:
         """Compute an update. Every rank calls this.
@@ -66,19 +68,20 @@ class Executor:
         alive = dict(enumerate(works))
         phases = [work.phase for work in alive.values()]
         programs = self._order(phases)
-        update = _Progress(phases, Counter(task.phase for program in programs for task in program))
+        arrivals = self._exchange.arrivals(phases, chain(*programs)) if self._exchange is not None else {}
+        update = _Progress(phases, Counter(task.phase for task in chain(*programs)), arrivals)
         if self.observer is not None:
             self.observer.begin()
         for tasks in programs:
             self._compute(tasks, alive, update)
             for engine in self.engines.values():
                 engine.settle()
-            if self._exchange is not None:
-                for number in {task.phase for task in tasks} & alive.keys():
-                    self._hand_over(alive[number])
+        if self._exchange is not None:
+            self._exchange.settle()
         self.doing = ""
         if self.observer is not None:
             self.observer.end()
+        self._end_update(phases)
 
     def _compute(self, tasks: Sequence[Task], alive: dict[int, Work], update: _Progress) -> None:
         # Nothing in here may wait for the whole device: messages that are expected ahead need other ranks to go on.
@@ -86,13 +89,12 @@ class Executor:
         expected = 0
         for i, task in enumerate(tasks):
             for other in tasks[expected : i + 1 + AHEAD]:
-                phase = update.phases[other.phase]
-                self.engines[phase.network].expect(phase, other)
+                self._expect(other, update)
             expected = max(expected, min(i + 1 + AHEAD, len(tasks)))
             phase = update.phases[task.phase]
             self.doing = f"{phase.label}: {task.kind}"
             try:
-                self.engines[phase.network].receive(phase, task)
+                self._receive(task, alive, update)
                 start = observer.now() if observer else 0.0
                 with self.around(phase, task):
                     self._compute_one(task, alive, update)
@@ -104,6 +106,19 @@ class Executor:
                 observer.add(task, phase, start)
             for number in update.done_with(task):
                 del alive[number]
+
+    def _expect(self, task: Task, update: _Progress) -> None:
+        phase = update.phases[task.phase]
+        self.engines[phase.network].expect(phase, task)
+        if self._exchange is not None and (arrival := update.arrivals.get(task)) is not None:
+            self._exchange.expect(update.phases[arrival.source], arrival.num_samples)
+
+    def _receive(self, task: Task, alive: Mapping[int, Work], update: _Progress) -> None:
+        phase = update.phases[task.phase]
+        self.engines[phase.network].receive(phase, task)
+        if self._exchange is not None and (arrival := update.arrivals.get(task)) is not None:
+            outputs = alive[arrival.source].outputs
+            outputs[task.micro_batch] = self._exchange.receive(update.phases[arrival.source])
 
     def _compute_one(self, task: Task, alive: Mapping[int, Work], update: _Progress) -> None:
         work, index = alive[task.phase], task.micro_batch
@@ -121,22 +136,15 @@ class Executor:
             engine.backward(work, index, output(work.phase.grads_from))
         else:
             engine.step(work)
-
-    def _hand_over(self, work: Work) -> None:
-        """Take what a phase has computed to the ranks that read it. Every rank calls this."""
-        assert self._exchange is not None
-        outputs = [work.outputs.get(index, torch.empty(0)) for index in range(work.phase.num)]
-        if work.phase.does == "makes images":
-            work.outputs = dict(enumerate(self._exchange.to_discriminator(outputs)))
-        elif work.phase.does == "judges":
-            work.outputs = dict(enumerate(self._exchange.to_generator(outputs)))
+        if self._exchange is not None and work.phase.does in SENDS and index in work.outputs and task.kind != "step":
+            self._exchange.send(work.phase, work.outputs.pop(index))
 
 
 class _Progress:
     """Which phases of an update are still to be computed or read."""
 
-    def __init__(self, phases: Sequence[Phase], left: Counter[int]) -> None:
-        self.phases, self._left = phases, left
+    def __init__(self, phases: Sequence[Phase], left: Counter[int], arrivals: Mapping[Task, Arrival]) -> None:
+        self.phases, self.arrivals, self._left = phases, arrivals, left
         reads = [set(phase.reads) for phase in phases]
         self._concerns = [(number, *sorted(read)) for number, read in enumerate(reads)]
         self._readers = [[n for n, read in enumerate(reads) if number in read] for number in range(len(phases))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.phases import Phase, Task, all_in_turn, hold_back_steps, in_turn
@@ -14,7 +15,8 @@ class Order:
     """Callable that gives this rank's tasks of an update as programs, one to be computed after the other.
 
     Networks that lie whole on each rank take turns. Two pipelines that meet are planned together, all phases in one
-    program. Elsewhere each phase is a program: images travel between two of them, or the recipe asks for it.
+    program. Elsewhere each phase is a program: images travel between two of them, or the recipe asks for it. A rank of
+    one network alone has that network's phases as one program, and waits for images and gradients as it needs them.
     """
 
     def __init__(self, plan: RunPlan, stages: Mapping[str, int], costs: Mapping[str, Sequence[Cost]]) -> None:
@@ -22,14 +24,15 @@ class Order:
 
         Args:
             plan: The run's.
-            stages: By network, which one this rank has.
+            stages: By network, which one this rank has; one that does not exist where it holds nothing of the network.
             costs: By network, of each stage; of those in stages.
         """
         self._stages, self._costs = stages, dict(costs)
         self._num_stages = {network: plan.placement(network).num_stages for network in NETWORKS}
+        self._held = [network for network, num in self._num_stages.items() if stages[network] in range(num)]
         num_staged = sum(num > 1 for num in self._num_stages.values())
         meets = not plan.images_travel
-        self._is_whole = num_staged == 0
+        self._is_whole = num_staged == 0 and not plan.is_split
         self._is_joint = num_staged == 2 and meets and plan.recipe.pipeline.schedule == "joint"
         self._holds_back = plan.engines["discriminator"].leaves_steps_open
         self._known: dict[tuple[Phase, ...], list[list[Task]]] = {}
@@ -44,7 +47,10 @@ class Order:
             elif self._is_joint:
                 programs = [self._planned(phases)]
             else:
-                programs = [self._alone(number, phase) for number, phase in enumerate(phases)]
+                held = [(number, phase) for number, phase in enumerate(phases) if phase.network in self._held]
+                programs = [self._alone(number, phase) for number, phase in held]
+                if len(held) < len(phases):
+                    programs = [chain(*programs)]
             if self._holds_back:
                 programs = hold_back_steps(programs, phases, "discriminator")
             self._known[key] = [list(program) for program in programs]

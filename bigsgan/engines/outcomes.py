@@ -49,6 +49,12 @@ class Outcomes:
         self._num_updates += 1
         self.num_skipped_so_far = self.num_skipped_so_far + (~applied if isinstance(applied, Tensor) else not applied)
 
+    def follow(self, num_updates: int, num_skipped: float | Tensor, last: Outcome) -> None:
+        """Take note of updates of other ranks: how many, how many of all were skipped, and how the last one ended."""
+        self._num_updates += num_updates
+        self.num_skipped_so_far = num_skipped if isinstance(num_skipped, Tensor) else int(num_skipped)
+        self.last = last
+
     def restore(self, num_applied: int, num_skipped: int) -> None:
         """Go on after so many updates."""
         self._num_updates, self.num_skipped_so_far = num_applied + num_skipped, num_skipped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from bigsgan.engines.phases import Phase, Task
 from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
-from bigsgan.runtime import comm
+from bigsgan.runtime import comm, division
 
 
 class Root(nn.Module):
@@ -102,7 +103,8 @@ class Root(nn.Module):
         with moving_state(self.stateful, moving):
             carry = self.network.part(0, ahead).fold(*inputs) if ahead else inputs
             fold = self.network.part(ahead, len(self.network.layers)).fold_dual if ahead else self._dual
-            found = fold(dual.begin(carry, tangents, comm.largest_over_ranks), num_segments)
+            largest = partial(comm.largest_over_ranks, group=division.part())
+            found = fold(dual.begin(carry, tangents, largest), num_segments)
         outputs, along = dual.end(found)
         if loss is not None:
             return loss(outputs, inputs, tangents=along)
@@ -133,7 +135,7 @@ class ZeroEngine(DeepSpeedBacked):
         Args:
             engine: DeepSpeed's.
             root: Its module.
-            rank: This process's, which is its replica's.
+            rank: This process's among those of the network, which is its replica's.
             world_size: Number of them.
             release: Removes what was made for the engine outside of it, such as swap files.
             averaged: What has to be waited for before gradients are used. While they travel, DeepSpeed's step of a
@@ -141,7 +143,7 @@ class ZeroEngine(DeepSpeedBacked):
             device_skip: Steps in the place of the host where the device decides whether to update.
             stock: Whether DeepSpeed keeps its own buffers and prefetching.
         """
-        super().__init__(engine, root.network, rank, world_size)
+        super().__init__(engine, root.network, rank, world_size, division.part())
         self.division: list[int] | None = None
         self.replays = root.replays
         self._root, self._release, self._averaged, self._device_skip = root, release, averaged, device_skip

@@ -19,7 +19,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from bigsgan.errors import UserError
-from bigsgan.runtime import launched, memory
+from bigsgan.runtime import division, launched, memory
 from bigsgan.runtime.idle_gpus import refuse_idle_gpus
 
 PATIENCE_HOURS = 3
@@ -77,8 +77,11 @@ def initialize(patience_seconds: float | None = None) -> None:
 
 
 def rank() -> int:
-    """Return this process's global rank."""
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
+    """Return this process's rank in the job, or in its part of it inside ``division.within_part``."""
+    if not dist.is_initialized():
+        return int(os.environ.get("RANK", 0))
+    with division.scope():
+        return dist.get_rank()
 
 
 def local_rank() -> int:
@@ -87,8 +90,11 @@ def local_rank() -> int:
 
 
 def world_size() -> int:
-    """Return the number of ranks."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    """Return the number of ranks of the job, or of the part."""
+    if not dist.is_initialized():
+        return 1
+    with division.scope():
+        return dist.get_world_size()
 
 
 def device() -> torch.device:
@@ -99,11 +105,14 @@ def device() -> torch.device:
 
 def barrier() -> None:
     """Wait for all ranks."""
-    dist.barrier()
+    with division.scope():
+        dist.barrier()
 
 
 def patient_barrier() -> Callable[[], None]:
     """Return what waits for all ranks, once, for hours; ``barrier`` gives up after DeepSpeed's ten minutes."""
+    if (of_job := division.patient_barrier()) is not None:
+        return of_job
     group: Any = dist.new_group(backend="gloo", timeout=timedelta(hours=PATIENCE_HOURS))
 
     def wait() -> None:
@@ -116,28 +125,37 @@ def patient_barrier() -> Callable[[], None]:
 def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Sum a tensor over all ranks, or those of a group, in place."""
     if world_size() > 1:
-        dist.all_reduce(tensor, group=group)
+        with division.scope(group):
+            dist.all_reduce(tensor, group=group)
     return tensor
 
 
 def largest_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
     """Replace a tensor by the elementwise largest of all ranks, or those of a group."""
     if world_size() > 1:
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
+        with division.scope(group):
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
 
 
 def broadcast(tensors: Iterable[Tensor], source: int = 0, group: dist.ProcessGroup | None = None) -> None:
     """Copy one rank's tensors to all ranks, or those of a group, in place."""
     if world_size() > 1:
-        for tensor in tensors:
-            dist.broadcast(tensor, source, group=group)
+        with division.scope(group):
+            for tensor in tensors:
+                dist.broadcast(tensor, source, group=group)
 
 
 def from_rank_zero(value: Any) -> Any:
     """Return rank 0's picklable ``value`` on all ranks."""
+    return from_rank(0, value)
+
+
+def from_rank(source: int, value: Any) -> Any:
+    """Return one rank's picklable ``value`` on all ranks."""
     values = [value]
     if world_size() > 1:
-        dist.broadcast_object_list(values, 0, device=device())
+        with division.scope():
+            dist.broadcast_object_list(values, source, device=device())
     return values[0]
 
 
@@ -146,7 +164,8 @@ def gather_objects(value: Any) -> list[Any] | None:
     if world_size() == 1:
         return [value]
     values = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(value, values)
+    with division.scope():
+        dist.gather_object(value, values)
     return values
 
 
@@ -162,11 +181,12 @@ def total(value: float) -> float:
 
 def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
     """Send contiguous tensors to ranks while receiving others, in place, from ranks."""
-    operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
-    operations += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives]
-    if operations:
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+    with division.scope():
+        operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
+        operations += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives]
+        if operations:
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
 
 
 def mean_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -229,7 +249,8 @@ class Agreement:
             return flag
         answer = self._answer()
         own = self._flags[flag].clone()
-        work = dist.all_reduce(own, async_op=True)
+        with division.scope():
+            work = dist.all_reduce(own, async_op=True)
         assert work is not None
         if own.is_cuda:
             work.wait()  # lets the stream wait, and not the host
@@ -279,7 +300,10 @@ def another_rank_spoke() -> bool | None:
 def _spoken(more: int) -> int | None:
     """Return how many ranks have spoken, with ``more`` of them; None where the store's host is gone."""
     try:
-        return dist.distributed_c10d._get_default_store().add(_SPEAKER_KEY, more)  # torch 2.8 to 2.15: no public name
+        with division.scope():
+            return dist.distributed_c10d._get_default_store().add(
+                _SPEAKER_KEY, more
+            )  # torch 2.8 to 2.15: no public name
     except RuntimeError:
         return None
 
@@ -291,6 +315,7 @@ def is_lost_connection(error: RuntimeError) -> bool:
 
 def leave() -> None:
     """Leave the process group at the end of a run."""
+    division.unite()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -42,7 +42,7 @@ class PowerEMA:
         if self.begun_nimg is None:
             self.begun_nimg = nimg - batch
         masters = [shard.master for shard in self._engine.shards()]
-        for width, averages in self.shards.items():
+        for width, averages in self.shards.items() if masters else ():  # torch refuses an empty list
             torch._foreach_lerp_(averages, masters, 1 - power_decay(width, nimg - self.begun_nimg, batch))
 
 
@@ -66,9 +66,9 @@ class ShardedEMA:
     @torch.no_grad()
     def update(self, decay: float) -> None:
         """Set the EMA to decay * EMA + (1 - decay) * parameters, and copy the buffers."""
-        masters = [shard.master for shard in self._engine.shards()]
-        torch._foreach_lerp_(self.shards, masters, 1 - decay)
-        if self.buffers:  # torch refuses an empty list
+        if self.shards:  # torch refuses an empty list
+            torch._foreach_lerp_(self.shards, [shard.master for shard in self._engine.shards()], 1 - decay)
+        if self.buffers:
             torch._foreach_copy_(list(self.buffers.values()), list(self._live_buffers.values()))
 
     @contextmanager

@@ -20,7 +20,7 @@ from bigsgan.data import RealImages
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics
-from bigsgan.runtime import comm
+from bigsgan.runtime import comm, division
 from bigsgan.training import alarms
 from bigsgan.training.alarms import Alarms
 from bigsgan.training.ema import ShardedEMA
@@ -216,7 +216,9 @@ def _reduce(statistics: Statistics, own_peak: float) -> dict[str, float]:
 
 
 def _report_samples(run: Run) -> None:
-    """Write grids of the live generator and of its EMA; every rank computes them, rank 0 writes."""
+    """Write grids of the live generator and of its EMA; the ranks that hold it compute them, rank 0 writes."""
+    if not run.step.generator.is_held:
+        return
     run.rank_log.phase = "samples"
     generator, nimg = run.step.generator, run.counters.nimg
     grid, batch, statistics = run.grid, run.sampling_batch, run.recipe.sample_statistics
@@ -236,13 +238,16 @@ def _report_samples(run: Run) -> None:
 
 
 def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
-    """Report metrics of the EMA's samples, unless any rank is asked to stop; all compute, rank 0 writes."""
+    """Report metrics of the EMA's samples, unless any rank is asked to stop; the ranks of G compute, rank 0 writes."""
+    if not run.step.generator.is_held:
+        return
     nimg = run.counters.nimg
 
     def stopped() -> bool:
         return comm.any_rank(requests.reason is not None)
 
-    values = measuring(run.step.generator, run.ema, run.standing, nimg, stopped)
+    with division.within_part():
+        values = measuring(run.step.generator, run.ema, run.standing, nimg, stopped)
     if values is None:
         _log.info("skipping metrics at %d images: asked to stop", nimg)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,9 @@ _BOUNDS = ("first", "end")
 class EngineState:
     """A network's masters, optimizer state, buffers, loss scale and counters."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, share: Callable[[Any], Any] = lambda numbers: numbers) -> None:
+        """Save an engine's; ``share`` gives all ranks what those have that hold the network."""
+        self._engine, self._share = engine, share
 
     def parts(self) -> list[StateShard]:
         """Masters and the optimizer's tensors, by parameter, and the buffers."""
@@ -39,12 +40,13 @@ class EngineState:
         return found
 
     def numbers(self) -> dict[str, Number]:
-        """Counters, loss scales, and how many updates the optimizer has made."""
+        """Counters, loss scales, and how many updates the optimizer has made. Every rank calls this."""
         steps = [shard.optimizer_state["step"] for shard in self._engine.shards() if "step" in shard.optimizer_state]
         found: dict[str, Number] = dict(self._engine.scalars())
         if steps:
             found[STEP] = int(max(float(step) for step in steps))
-        return found
+        shared: dict[str, Number] = self._share(found)
+        return shared
 
     @torch.no_grad()
     def load(self, saved: SavedValues) -> None:

@@ -32,7 +32,7 @@ _POLLS = 8
 _LONGEST_POLL_SECONDS = 10.0
 _SILENT_RANKS_WAIT_SECONDS = 3.0
 _BOARD_PATIENCE_SECONDS = 5.0
-_WAITING_IN = ("torch/distributed", "deepspeed/comm", "bigsgan/runtime/comm")
+_WAITING_IN = ("torch/distributed", "deepspeed/comm", "bigsgan/runtime/comm", "bigsgan/engines/pipeline/transport")
 _MOST_RANKS_NAMED = 8
 _REMEDY = "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"
 

@@ -91,11 +91,18 @@ def another_seed():
 
 def swapped_hand_over():
     """Gradients of one micro-batch go to another."""
+    held = []
 
-    def send(original, self, grads):
-        return original(self, grads)[::-1]
+    def send(original, self, phase, output):
+        if phase.does != "judges":
+            original(self, phase, output)
+            return
+        held.append(output)
+        if len(held) == phase.num:
+            while held:
+                original(self, phase, held.pop())
 
-    return wrapped(Exchange, "to_generator", send)
+    return wrapped(Exchange, "send", send)
 
 
 def heavier_penalty():

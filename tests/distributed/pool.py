@@ -96,6 +96,7 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     comm.initialize()
     awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
     awake.__enter__()  # which would be undone with the last reference to it
+    division = importlib.import_module("bigsgan.runtime.division")
     leftovers = importlib.import_module("bigsgan.engines.deepspeed.leftovers")
     keep = leftovers.process_groups()
     importlib.import_module("tests.distributed.scenarios")
@@ -110,5 +111,6 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
             result = True, getattr(importlib.import_module(module), name)(*arguments)
         except Exception:
             result = False, traceback.format_exc()
+        division.unite()  # had the run not come to its end
         leftovers.release_process_groups(keep)
         pipe.send(result)

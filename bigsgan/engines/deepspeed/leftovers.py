@@ -24,6 +24,11 @@ def forget_pipeline() -> None:
     groups.mpu = None
 
 
+def forget_world() -> None:
+    """Forget DeepSpeed's copy of the group of all ranks, where others are going to be all ranks (utils/groups.py)."""
+    groups._WORLD_GROUP = None
+
+
 def process_groups() -> set[Any]:
     """Return the process groups that there are."""
     return set(dist.distributed_c10d._world.pg_map)

@@ -40,7 +40,7 @@ class PipelineBuilder:
         self._divisions: dict[str, Division] = {}
 
     def build(self, network: str, config: dict[str, Any], bounds: Sequence[int] | None) -> PipelineEngine:
-        """Build ``generator`` or ``discriminator``, of which a rank has its own layers alone. Every rank calls this.
+        """Build ``generator`` or ``discriminator``, of which a rank has its own layers alone. Its ranks call this.
 
         ``config`` is DeepSpeed's; ``bounds`` are of the stages, as a checkpoint has them, or None to divide anew.
 
@@ -48,7 +48,7 @@ class PipelineBuilder:
             UserError: There are fewer layers than stages.
         """
         plan, rank, device = self._plan, comm.rank(), comm.device()
-        placement, file = plan.placement(network), plan.engines[network].file
+        placement, file = plan.placement(network).local, plan.engines[network].file
         measured = comm.from_rank_zero(measure_layers(plan, network, device) if rank == 0 else None)
         division = divide_network(plan, network, measured, None if bounds is None else list(bounds))
         self._divisions[network] = division

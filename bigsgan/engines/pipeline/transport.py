@@ -33,17 +33,17 @@ def open_channels(placement: Placement, rank: int, device: torch.device) -> tupl
                 pair = placement.rank(other, replica), placement.rank(other + step, replica)
                 group = dist.new_group(list(pair))
                 if rank == pair[0]:
-                    target = _Link(group, pair[1])
+                    target = Link(group, pair[1])
                 if rank == pair[1]:
-                    source = _Link(group, pair[0])
+                    source = Link(group, pair[0])
         channels.append(Channel(source, target, device))
     for channel in channels:
         channel.greet(sends_first=stage % 2 == 0)
     return channels[0], channels[1]
 
 
-class _Link(NamedTuple):
-    """A neighbour, and the group that this rank shares with it."""
+class Link(NamedTuple):
+    """Another rank, and the group in which messages to it or from it travel."""
 
     group: Any
     rank: int
@@ -56,7 +56,7 @@ class Channel:
         bytes_sent: Since the start.
     """
 
-    def __init__(self, source: _Link | None, target: _Link | None, device: torch.device) -> None:
+    def __init__(self, source: Link | None, target: Link | None, device: torch.device) -> None:
         self.bytes_sent = 0
         self._source, self._target, self._device = source, target, device
         self._num_sent = self._num_expected = 0
@@ -88,10 +88,13 @@ class Channel:
 
     def expect(self, specs: Sequence[TensorSpec]) -> None:
         """Prepare for the message that comes next after those expected already."""
+        self.expect_into([spec.empty(self._device) for spec in specs])
+
+    def expect_into(self, tensors: Sequence[Tensor]) -> None:
+        """Prepare for a message that shall stand in these tensors."""
         assert self._source is not None
         message = []
-        for spec in specs:
-            tensor = spec.empty(self._device)
+        for tensor in tensors:
             work = dist.irecv(tensor, self._source.rank, group=self._source.group, tag=self._num_expected % _TAGS)
             message.append((work, tensor))
             self._num_expected += 1

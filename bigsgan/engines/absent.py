@@ -1,0 +1,138 @@
+"""The network that a rank holds nothing of, where each network has ranks of its own.
+
+Both sides compute their own phases. What one has to know of the other beside images and gradients is how its updates
+ended, which all ranks tell each other at the end of an adversarial update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.base import Engine, MicroBatch, Shard, Work
+from bigsgan.engines.deepspeed.leftovers import forget_world
+from bigsgan.engines.outcomes import Outcome, Outcomes
+from bigsgan.engines.phases import Phase, Task
+from bigsgan.models.network import LayerStack
+from bigsgan.runtime import comm, division
+
+
+class AbsentEngine:
+    """The Engine protocol for a network that other ranks compute: without layers, shards or tasks.
+
+    Attributes:
+        network, replica, division, replays, outcomes, scales_loss, grad_norm, after_update, is_held: See Engine.
+    """
+
+    is_held = replays = False
+    replica = 0
+    grad_norm: Tensor | float | None = None
+
+    def __init__(self, scales_loss: bool, division: list[int] | None) -> None:
+        self.network, self.outcomes = LayerStack([]), Outcomes()
+        self.scales_loss, self.division = scales_loss, division
+        self.after_update: Callable[[], None] = lambda: None
+        self._loss_scale: float | Tensor = 1.0
+
+    def learn(self, num_updates: int, news: Tensor) -> None:
+        """Take note of the last updates, by what ``tell`` sent of them."""
+        num_skipped, applied, scale = news.tolist() if news.device.type == "cpu" else news.unbind()
+        self.outcomes.follow(num_updates, num_skipped, applied > 0)
+        self._loss_scale = scale
+        self.after_update()
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor on losses, as it was after the last update."""
+        return float(self._loss_scale)
+
+    def scalars(self) -> dict[str, float]:
+        """Return nothing: the ranks that hold the network tell."""
+        return {}
+
+    def load_scalars(self, values: dict[str, float]) -> None:
+        """Restore how many updates there were."""
+        self.outcomes.restore(int(values["num_applied"]), int(values["num_skipped"]))
+
+    def shards(self) -> list[Shard]:
+        """Return none."""
+        return []
+
+    def expect(self, phase: Phase, task: Task) -> None:
+        """Refuse."""
+        raise AssertionError(f"{phase.label} is computed on other ranks")
+
+    def receive(self, phase: Phase, task: Task) -> None:
+        """Refuse."""
+        self.expect(phase, task)
+
+    def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
+        """Refuse."""
+        raise AssertionError(f"{work.phase.label} is computed on other ranks")
+
+    def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
+        """Refuse."""
+        self.forward(work, index, grads)
+
+    def step(self, work: Work) -> None:
+        """Refuse."""
+        self.forward(work, 0, None)
+
+    def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
+        """Refuse."""
+        raise AssertionError("samples are made on other ranks")
+
+    def sum_over_replicas(self, tensor: Tensor) -> Tensor:
+        """Refuse."""
+        raise AssertionError("the network is on other ranks")
+
+    def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
+        """Refuse: there is no shard."""
+        raise AssertionError("the network is on other ranks")
+
+    def observe_seam(self, applied: Outcome) -> None:
+        """Do nothing: D's ranks do."""
+
+    def settle(self) -> None:
+        """Do nothing."""
+
+    def publish(self) -> None:
+        """Do nothing."""
+
+    def destroy(self) -> None:
+        """Let torch and DeepSpeed take all ranks of the job for the world again."""
+        forget_world()
+        division.unite()
+
+
+class OutcomesOfBoth:
+    """Tells how the updates of each network ended to the ranks that hold nothing of it."""
+
+    def __init__(self, plan: RunPlan, engines: Mapping[str, Engine]) -> None:
+        self._engines = engines
+        self._first = {network: plan.placement(network).ranks.start for network in NETWORKS}
+
+    def __call__(self, phases: Sequence[Phase]) -> None:
+        """Share the outcomes of an adversarial update. Every rank calls this."""
+        for network, engine in self._engines.items():
+            num = sum(phase.step for phase in phases if phase.network == network)
+            news = torch.zeros(3, dtype=torch.float64, device=comm.device())
+            if engine.is_held:
+                outcomes = engine.outcomes
+                news = torch.stack(
+                    [_number(value) for value in (outcomes.num_skipped_so_far, outcomes.last, engine.loss_scale)]
+                )
+            comm.broadcast([news], self._first[network])
+            if isinstance(engine, AbsentEngine):
+                engine.learn(num, news)
+
+
+def _number(value: float | Tensor) -> Tensor:
+    """On the device, without waiting for it."""
+    if isinstance(value, Tensor):
+        return value.detach().to(comm.device(), torch.float64).reshape(())
+    return torch.full((), float(value), dtype=torch.float64, device=comm.device())
