@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -29,6 +30,7 @@ from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import PipelineBuilder
+from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models import dual
@@ -81,7 +83,8 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
         if own is None:
             engines[network] = AbsentEngine(plan.engines[network].file.precision == "fp16", bounds)
     engines = {network: engines[network] for network in NETWORKS}
-    return Executor(engines, order, exchange, pipelines.observer(), OutcomesOfBoth(plan, engines))
+    observer = Observer(Path(plan.recipe.out) / TRACE_FILE)
+    return Executor(engines, order, exchange, observer, OutcomesOfBoth(plan, engines))
 
 
 def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngine:

@@ -56,7 +56,7 @@ def test_defaults_are_filled_in(tmp_path):
     }  # fmt: skip
     engine = {
         "ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False,
-        "compile": "none", "cuda_graphs": False, "stock_deepspeed": False, "pipeline_stages": 1,
+        "compile": "none", "cuda_graphs": False, "stock_deepspeed": False, "pipeline_stages": 1, "ranks": None,
         "partition": "parameters",
     }  # fmt: skip
     scale = {"width": 1.0, "depth": 1, "block": "standard", "groups": 8, "expansion": 4}
@@ -159,6 +159,53 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(tmp_path, wo
     assert ", got 24 (" in str(caught.value)
     assert f"on {world_size} ranks for the {network}); " in str(caught.value)
     assert str(caught.value).endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    "world_size, overrides, generator, discriminator",
+    [
+        (4, [], range(4), range(4)),
+        (4, ["engines.generator.ranks=1"], range(1), range(1, 4)),
+        (4, ["engines.discriminator.ranks=1"], range(3), range(3, 4)),
+        (8, ["engines.generator.ranks=0.4"], range(3), range(3, 8)),
+        (8, ["engines.generator.ranks=0.4", "engines.generator.pipeline_stages=2"], range(4), range(4, 8)),
+        (3, ["engines.generator.ranks=1", "engines.discriminator.ranks=2"], range(1), range(1, 3)),
+        (3, ["engines.generator.ranks=0.01"], range(1), range(1, 3)),
+    ],
+)
+def test_each_network_has_the_ranks_that_it_asks_for(tmp_path, world_size, overrides, generator, discriminator):
+    plan = plan_run(least(tmp_path, "batch=120", *overrides), world_size)
+    assert plan.placement("generator").ranks == generator
+    assert plan.placement("discriminator").ranks == discriminator
+    assert plan.is_split == (generator != discriminator)
+
+
+@pytest.mark.parametrize(
+    "world_size, overrides, text",
+    [
+        (1, ["generator.ranks=1"], "engines.generator.ranks: must be null on one rank, got 1; "),
+        (2, ["generator.ranks=2"], "engines.generator.ranks: must be less than the number of ranks (2), got 2; "),
+        (
+            2,
+            ["discriminator.ranks=5"],
+            "engines.discriminator.ranks: must be less than the number of ranks (2), got 5; ",
+        ),
+        (
+            4,
+            ["generator.ranks=1", "discriminator.ranks=2"],
+            "engines.discriminator.ranks: must be 3, the ranks that engines.generator.ranks=1 leaves, got 2; ",
+        ),
+        (
+            4,
+            ["generator.ranks=1", "discriminator.pipeline_stages=2"],
+            "engines.discriminator.pipeline_stages: must divide the number of ranks (3), got 2; ",
+        ),
+    ],
+)
+def test_ranks_that_do_not_fit_are_refused(tmp_path, world_size, overrides, text):
+    with pytest.raises(UserError) as caught:
+        plan_run(least(tmp_path, "batch=120", *(f"engines.{option}" for option in overrides)), world_size)
+    assert str(caught.value).startswith(text)
 
 
 def test_a_misspelt_key_is_named_before_what_is_missing_for_it(tmp_path):

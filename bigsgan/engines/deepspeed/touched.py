@@ -230,7 +230,7 @@ TOUCHED = (
         calls="get_param_id",
         replaces="check_overflow complete_grad_norm_calculation_for_cpu_offload update_offload_overflow_tracker",
     ),
-    Touched("utils/groups.py", _LEFTOVERS, replaces="mpu"),
+    Touched("utils/groups.py", _LEFTOVERS, replaces="mpu _WORLD_GROUP"),
     Touched("utils/logging.py", "engines/build.py", reads="logger"),
     Touched("utils/mixed_precision_linkage.py", _INTERNALS, reads="_hp_mapping"),
     Touched("utils/tensor_fragment.py", _INTERNALS, reads="hp_fragment_address lp_fragment_address numel start"),

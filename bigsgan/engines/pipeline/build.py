@@ -20,7 +20,7 @@ from bigsgan.engines.pipeline.layout import (
     measure_layers,
     samples_of,
 )
-from bigsgan.engines.pipeline.observer import Observer
+from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.engines.pipeline.transport import open_channels
 from bigsgan.engines.replicas import join_replicas
@@ -78,4 +78,4 @@ class PipelineBuilder:
         if text is None:
             return None
         _log.log(NOTICE, text)
-        return Observer(Path(self._plan.recipe.out) / "pipeline_trace.json")
+        return Observer(Path(self._plan.recipe.out) / TRACE_FILE)

@@ -1,4 +1,4 @@
-"""Measures one update of a pipeline: the bubble, and a timeline that chrome://tracing and Perfetto show."""
+"""Measures one update on ranks that wait for each other: the bubble, and a timeline that Perfetto shows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import NamedTuple
 from bigsgan.engines.phases import Phase, Task
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
+
+TRACE_FILE = "pipeline_trace.json"
+"""Of a run directory."""
 
 TRACED_UPDATE = 3
 """The first updates warm up."""
