@@ -190,7 +190,8 @@ class Surveyor:
     def _num_layers(self) -> int:
         """Layers with parameters of the network that has fewer."""
         one_rank = [f"engines.{n}.ds_config={self._file(_WITHOUT_STAGES[1], n)}" for n in NETWORKS]
-        plan = self._plan([*one_rank, *(f"engines.{n}.pipeline_stages=1" for n in NETWORKS)], ranks=1)
+        alone = [f"engines.{n}.{value}" for n in NETWORKS for value in ("pipeline_stages=1", "ranks=null")]
+        plan = self._plan([*one_rank, *alone], ranks=1)
         layers = [count(self._traces.network(plan, network)) for network in NETWORKS]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
 
@@ -246,6 +247,7 @@ class Surveyor:
                 "pipeline_stages": stages,
                 "activation_checkpointing": recomputes,
                 "accumulation": None,
+                "ranks": None,
             }
             changes += [
                 f"{field}.{key}={_text(value)}" for key, value in wanted.items() if getattr(engine, key) != value

@@ -83,6 +83,8 @@ def _bounds(plan: RunPlan, network: str, traces: Traces) -> list[int]:
 
 
 def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
+    if stage not in range(len(bounds) - 1):  # of a rank that holds nothing of the network
+        return Part((bounds[0], bounds[1]), stage, len(bounds) - 1, [], 0)
     start, stop = bounds[stage], bounds[stage + 1]
     layers = network.part(start, stop)
     sizes = [parameter.numel() for parameter in layers.parameters()]
@@ -129,6 +131,8 @@ def _game(plan: RunPlan, number: int) -> Game:
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int) -> list[Moment]:
     """Images from the average, whose weights and buffers are swapped in before."""
+    if not part.is_held:
+        return [Moment("samples", "generator", 0, 0)]
     num = plan.engines["generator"].micro_batch_size
     passes = traces.passes(plan, "generator", "train", 1, num, part.bounds)
     swapped = min(average, FLOAT * SWAP_ELEMENTS)

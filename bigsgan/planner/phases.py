@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
     Attributes:
         bounds: Layers ``bounds[0]`` up to ``bounds[1]``.
-        stage: Which stage they are.
+        stage: Which stage they are; none of the network's where the rank holds nothing of it.
         num_stages: Of the network.
         sizes: Elements of each parameter.
         buffers: Bytes of all buffers.
@@ -37,6 +37,11 @@ class Part(NamedTuple):
     num_stages: int
     sizes: list[int]
     buffers: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the rank holds any of the network."""
+        return self.stage in range(self.num_stages)
 
     @property
     def is_first(self) -> bool:
@@ -111,9 +116,9 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         passes=passes,
         keeps_graph=phase.backward or phase.keeps_graphs,
         inputs=inputs,
-        received=(0, 0) if part.is_first else entering(part.bounds[0]),
+        received=(0, 0) if part.is_first or not part.is_held else entering(part.bounds[0]),
         outputs=outputs,
-        sends=(0, 0) if part.is_last else entering(part.bounds[1]),
+        sends=(0, 0) if part.is_last or not part.is_held else entering(part.bounds[1]),
         data=phase.num * image if trains and part.is_first else 0,
         num_beyond=phase.num - shown,
         pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,

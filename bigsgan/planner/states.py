@@ -119,6 +119,8 @@ def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
 
     ``sizes`` are the elements of each parameter of the rank's layers.
     """
+    if not sizes:  # a rank that holds nothing of the network
+        return States({}, {}, Gradients(), FLOAT, 0)
     own, file = _Network(plan, network, sizes), plan.engines[network].file
     has_flat_gradients = file.precision == "bf16" and (
         (file.stage == 0 and plan.placement(network).num_stages > 1)

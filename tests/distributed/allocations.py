@@ -50,7 +50,8 @@ def peaks(
         with record_function("#build"):
             run = scenarios.build(overrides, ds, recipe=recipe)
         for network in NETWORKS:
-            _mark_ends(network, getattr(run.step, network)._engine)
+            if getattr(run.step, network).is_held:
+                _mark_ends(network, getattr(run.step, network)._engine)
         num = run.step._sources.slices["generator"]["generator"].num_samples
         labels = torch.arange(num) % max(run.recipe.data.num_classes, 1)
         inputs = generator_inputs(run.recipe, Draws(0), "standing", 0, labels, None, comm.device())
@@ -58,7 +59,8 @@ def peaks(
             with record_function(f"#update{update}"):
                 scenarios.update(run, 1)
         with record_function("#samples"), run.ema.swapped():
-            run.step.generator.infer_everywhere(inputs)
+            if run.step.generator.is_held:
+                run.step.generator.infer_everywhere(inputs)
     inspected = inspect(run) if inspect else None
     scenarios.destroy(run)
     allocations, marks = _read(profiler)

@@ -75,6 +75,11 @@ LAYOUTS = {
     "BigGAN, 2 stages, reused fakes": ([*BIGGAN, *STAGES, "objective.reuse_fakes=true"], zero(1)),
     "BigGAN, 2 stages": (BIGGAN + STAGES, zero(1)),
     "BigGAN, 2 stages, recomputing": ([*BIGGAN, *STAGES, "pipeline.generator_phase=recompute"], zero(0)),
+    "BigGAN, each network on a rank": ([*BIGGAN, "engines.generator.ranks=1"], zero(1)),
+    "BigGAN, each network on a rank, accumulating and recomputing": (
+        [*BIGGAN, *RECOMPUTING, "engines.generator.ranks=1"],
+        zero(3),
+    ),
     "GAT, ZeRO 1, exact R1 and R2": (GAT, zero(1)),
     "GAT, ZeRO 3, exact R1 and R2, recomputing": ([*GAT, *RECOMPUTING], zero(3)),
     "GAT, 2 stages, exact R1 and R2": ([*GAT, *STAGES], zero(1)),
