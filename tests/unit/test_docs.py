@@ -79,7 +79,7 @@ def test_tables_say_what_the_schema_says(generate):
 def test_the_table_of_deepspeed_says_what_is_touched(generate):
     table = generate.touched_table(VERSION)
     assert table.count("\n") == len(TOUCHED) + 1
-    assert "| `utils/groups.py` | `engines/deepspeed/leftovers.py` | replaces `mpu` |" in table
+    assert "| `utils/groups.py` | `engines/deepspeed/leftovers.py` | replaces `mpu`, `_WORLD_GROUP` |" in table
     text = (generate.DOCS / "explanation" / "deepspeed.md").read_text()
     assert f"It describes **DeepSpeed {VERSION}**" in text
     with pytest.raises(KeyError, match=f"of DeepSpeed {VERSION}, not of 0.1"):
