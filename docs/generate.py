@@ -65,13 +65,6 @@ UNDOCUMENTED = {
     "Optimizer.warmup_nimg": "images over which the learning rate rises to `lr`; below `total_nimg`",
     "Optimizer.final_lr": "needs a `decay` other than `constant`",
     "KeepBest.goal": "whether a smaller or a larger value is better",
-    "ScaledSection.channels": "width; layers have multiples of it",
-    "DeepSection.channels": "width; layers have multiples of it",
-    "BigGANGenerator.hierarchical": "cut the latent into equal chunks, one for the input and one for each block",
-    "Pix2PixGenerator.architecture": "U-Net, or CycleGAN's network of residual blocks",
-    "Pix2PixGenerator.norm": "of the layers; only before an instance norm has a convolution a bias",
-    "Pix2PixDiscriminator.architecture": "a logit for each patch, or for each pixel",
-    "Pix2PixDiscriminator.norm": "of the layers; only before an instance norm has a convolution a bias",
 }
 
 ANCHORS = {
@@ -89,13 +82,7 @@ SIGNS = (
     (annotated_types.Lt, "lt", "<"),
 )
 
-PAGES = (
-    "reference/recipes.md",
-    "reference/deepspeed-files.md",
-    "reference/commands.md",
-    "explanation/deepspeed.md",
-    "how-to/diagnose.md",
-)
+PAGES = [str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md")) if MARK.search(path.read_text())]
 
 
 def main() -> int:

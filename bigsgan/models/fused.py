@@ -113,7 +113,7 @@ class _Resample(torch.autograd.Function):
         ctx.save_for_backward(taps)
         ctx.save_for_forward(taps)
         ctx.geometry, ctx.shape = geometry, x.shape[2:]
-        return kernels("fused").resample(_dense(x), taps.contiguous(), *geometry)
+        return kernels("fused").resample(_dense(x), taps.contiguous(), geometry)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -184,7 +184,7 @@ def kernels(name: str) -> Any:
 def _try_maps(device: torch.device, dtype: torch.dtype) -> None:
     ours = kernels("fused")
     x, taps = torch.zeros(1, 1, 4, 4, device=device, dtype=dtype), torch.zeros(4, 4, device=device)
-    y = ours.resample(x, taps, *Geometry(2, 1, 2, 8, 8))
+    y = ours.resample(x, taps, Geometry(2, 1, 2, 8, 8))
     ours.rectify(y, torch.zeros(1, device=device, dtype=dtype), 0.2, 1.0)
     ours.slopes(y, y, 0.2, 1.0)
 

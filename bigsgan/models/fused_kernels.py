@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bigsgan.models.fused import Geometry
+
 _TILE = 1024
 """Numbers that a program computes: 8 in each thread of Triton's four warps."""
 _WIDEST_FILTERED = 64
@@ -121,13 +123,12 @@ def _slopes(grad_ptr, y_ptr, out_ptr, num, slope: tl.constexpr, limit: tl.conste
     tl.store(out_ptr + at, grad.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def resample(
-    x: Tensor, taps: Tensor, up: int, down: int, before: int, height: int, width: int, gain: float, flipped: bool
-) -> Tensor:
-    """Filter as ``fused.Geometry`` says: (N, C, H, W), (K, K) -> (N, C, height, width), in x's type and layout.
+def resample(x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
+    """Filter: (N, C, H, W), (K, K) -> (N, C, height, width), in x's type and layout.
 
     ``x`` is contiguous or channels_last, ``taps`` contiguous.
     """
+    up, down, before, height, width, gain, flipped = geometry
     n, c, in_height, in_width = x.shape
     channels_last = not x.is_contiguous()
     layout = torch.channels_last if channels_last else torch.contiguous_format

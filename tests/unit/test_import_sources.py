@@ -1,4 +1,4 @@
-"""The names that `bigsgan import --from` takes, the readers behind them, and the recipes that go with their families."""
+"""The names that `bigsgan import --from` takes, their readers, and the recipes of the families that these tell."""
 
 from __future__ import annotations
 
