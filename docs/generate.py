@@ -26,6 +26,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from bigsgan.commands import choosing
+from bigsgan.config import NETWORKS
 from bigsgan.config.deepspeed_keys import FILE, Rule
 from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
 from bigsgan.config.recipe import Recipe
@@ -137,7 +138,7 @@ def sections() -> dict[str, list[tuple[str, type[Section]]]]:
                 found.setdefault(f"family {family}", []).append((f"{name}.", section))
         elif classes and name in ("optimizer", "engines"):
             (section,) = {type_ for nested in classes for _, type_ in nested_sections(nested)}
-            found[name] = [("", section)]
+            found[name] = [("", section), (f"{name}.", classes[0])]  # what both networks share, behind each's own
         elif classes:
             found[name] = [("", classes[0])]
     return found
@@ -171,9 +172,9 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]
     rows: list[Row] = []
     shown: dict[type[Section], str] = {}
     for name, field in section.model_fields.items():
-        if name == "family":
-            continue
         nested = sections_in(field.annotation)
+        if name == "family" or (nested and name in NETWORKS and not is_top):
+            continue
         default = default_of(field)
         if not nested:
             type_ = type_of(field.annotation, field.metadata)

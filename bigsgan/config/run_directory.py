@@ -31,7 +31,7 @@ FREE_KEYS = {
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
     "engines.generator.compile", "engines.discriminator.compile",
-    "engines.generator.stock_deepspeed", "engines.discriminator.stock_deepspeed",
+    "engines.stock_deepspeed",
     "engines.generator.cuda_graphs", "engines.discriminator.cuda_graphs",
     "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's partition stays
     "engines.generator.pipeline_stages", "engines.discriminator.pipeline_stages",

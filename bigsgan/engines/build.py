@@ -85,7 +85,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
         internals.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size())
     device_skip = DeviceSkip(engine) if device_decides(engine, plan, network) else None
-    stock = section.stock_deepspeed
+    stock = plan.engines[network].is_stock
     return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, device_skip, stock)
 
 
