@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.models.dual import has_tangent, linearly
-from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, full
+from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, TwiceDifferentiable, full
 
 _TINY = 1e-30
 """Added to a variance of 0, whose inverse is asked for."""
@@ -61,7 +61,7 @@ def _(buffer: Tensor) -> Tensor:
     return torch.empty_like(buffer)
 
 
-class BatchStatistics(RankAverages):
+class BatchStatistics(RankAverages, TwiceDifferentiable):
     """Normalises each channel over the samples and pixels of the global micro-batch, without gain or bias.
 
     Statistics are float32 and, where ``average_over_ranks`` is given, those of all data-parallel ranks. In training
@@ -82,7 +82,7 @@ class BatchStatistics(RankAverages):
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
-        self.eps, self.momentum, self.segments, self.exact = eps, momentum, 1, False
+        self.eps, self.momentum, self.segments = eps, momentum, 1
         self.register_buffer("running_mean", torch.empty(channels, dtype=torch.float32))
         self.register_buffer("running_var", torch.empty(channels, dtype=torch.float32))
 

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigsgan.models import convolutions, spectral
-from bigsgan.models.dual import has_tangent
+from bigsgan.models.dual import has_tangent, softmax
 
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """FlashAttention wants as many features of values as of keys. cuDNN's, which torch (2.14) prefers on a Hopper, ends in
@@ -330,16 +330,24 @@ def upsample_nearest(x: Tensor) -> Tensor:
     return x[:, :, :, None, :, None].expand(n, c, height, 2, width, 2).reshape(n, c, 2 * height, 2 * width)
 
 
-class SelfAttention(nn.Module):
-    """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2.
+class TwiceDifferentiable(nn.Module):
+    """A layer whose usual kernels have no second derivatives, or coarse ones.
 
     Attributes:
-        exact: Write the weights out, for second derivatives, of which torch's attention kernels have none.
+        exact: Whether to compute in a form that can be differentiated twice, as exact penalties need of D.
+    """
+
+    exact = False
+
+
+class SelfAttention(TwiceDifferentiable):
+    """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2.
+
+    Where ``exact`` is set, it writes the weights out, as torch's attention kernels have no second derivatives.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.exact = False
         self.query = SpectralConv2d(channels, channels // 8, 1, bias=False)
         self.key = SpectralConv2d(channels, channels // 8, 1, bias=False)
         self.value = SpectralConv2d(channels, channels // 2, 1, bias=False)
@@ -362,17 +370,10 @@ class SelfAttention(nn.Module):
             mixed = _attended(query, key, value)
         else:
             products = torch.bmm(query, key.mT)  # (N, HW, HW/4)
-            weights = _softmax(products) if dual else torch.softmax(products, dim=-1)
+            weights = softmax(products) if dual else torch.softmax(products, dim=-1)
             # In this order the gradient of the weights, the largest tensor here, arrives as they lie, not transposed.
             mixed = torch.bmm(weights, value)
         return x + self.gamma * self.out(mixed.mT.view(n, -1, height, width))
-
-
-def _softmax(x: Tensor) -> Tensor:
-    """Over the last dimension, written out: torch's (2.14) overwrites what the backward pass of its tangent needs."""
-    exact = full(x)
-    exp = (exact - exact.detach().amax(dim=-1, keepdim=True)).exp()
-    return (exp / exp.sum(dim=-1, keepdim=True)).to(x.dtype)
 
 
 def _rows(x: Tensor) -> Tensor:
