@@ -14,17 +14,16 @@ from torch import nn
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.engines import nvme
 from bigsgan.engines.base import Engine
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
-from bigsgan.engines.deepspeed import internals
+from bigsgan.engines.deepspeed import internals, nvme
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
 from bigsgan.engines.deepspeed.leftovers import forget_pipeline
+from bigsgan.engines.deepspeed.native_ops import build_async_io
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.exchange import build_exchange
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.initialization import initialize_engine
-from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import PipelineBuilder
 from bigsgan.engines.replicas import join_replicas

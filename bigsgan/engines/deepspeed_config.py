@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.engines import nvme
 from bigsgan.engines.base import DTYPES
+from bigsgan.engines.deepspeed import nvme
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.errors import UserError
 

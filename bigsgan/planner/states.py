@@ -13,8 +13,8 @@ import numpy as np
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.base import DTYPES
+from bigsgan.engines.deepspeed.nvme import num_swap_buffers
 from bigsgan.engines.deepspeed_config import PART_MULTIPLE, stage_0_at_a_time, zero_settings
-from bigsgan.engines.nvme import num_swap_buffers
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.planner.gathering import Limits
 
