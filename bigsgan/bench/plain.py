@@ -1,7 +1,7 @@
 """The baseline: the same game as a loop in plain PyTorch, without engines and without the seam.
 
 G's gradient comes from backpropagating through D(G(z)). It begins with the weights of a run, reads the same images and
-latents and minimises the same losses, so that what differs in time is what engines cost or save.
+latents and minimizes the same losses, so that what differs in time is what engines cost or save.
 """
 
 from __future__ import annotations

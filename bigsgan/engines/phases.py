@@ -105,7 +105,7 @@ def update_phases(
         plan: The run's.
         penalised: Which of D's steps carry an exact penalty; where it is computed in forward mode, D differentiates
             before it trains.
-        regularised: Whether G's update carries path length regularisation; where it is computed in forward mode, G
+        regularised: Whether G's update carries path length regularization; where it is computed in forward mode, G
             differentiates before the forward passes that it goes backward through.
         checked: In which of them a finite difference is compared with the exact penalty.
     """

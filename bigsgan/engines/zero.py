@@ -58,7 +58,7 @@ class Root(nn.Module):
         tangents: Tensor | None = None,
         ahead: int = 0,
     ) -> Any:
-        """Outputs of the network, or their loss, or both outputs and a regulariser's loss.
+        """Outputs of the network, or their loss, or both outputs and a regularizer's loss.
 
         ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice or read
         for its features, and what does not belong to training: samples come in numbers of their own. Tangents begin

@@ -14,7 +14,7 @@ from bigsgan.models.network import FromCosines, LastImage, LayerStack
 
 
 def build_network(recipe: Recipe, network: str) -> LayerStack:
-    """Build one network with uninitialised parameters, on the default device and in the default type.
+    """Build one network with uninitialized parameters, on the default device and in the default type.
 
     A ``generator`` makes images of latents or input images, and labels; a ``discriminator`` makes logits of images and
     labels.

@@ -1,4 +1,4 @@
-"""Layers that carry state: spectrally normalised weights, and what layers with batch statistics have in common.
+"""Layers that carry state: spectrally normalized weights, and what layers with batch statistics have in common.
 
 A forward pass may move a layer's state (power-iteration vectors, running statistics) only while ``moving`` is set.
 The engines set it in the first gradient-carrying training forward of an update; sampling, recomputation under
@@ -100,7 +100,7 @@ class SpectralLayer(StatefulLayer):
         groups: Equal parts of the rows, each with inputs of its own.
         u: Left singular vector, buffer (rows,), float32.
         v: Right singular vector, buffer (groups * columns,), float32.
-        orthogonal: Strength of the orthogonal regularisation, 0 for none.
+        orthogonal: Strength of the orthogonal regularization, 0 for none.
         gradient_scale: What the engine multiplies losses with before the backward pass (loss scale / accumulation);
             a tensor () of the engine's, as torch.compile would take a number for a constant. It does not change between
             a forward pass and its backward pass.
@@ -286,7 +286,7 @@ class SpectralEmbedding(SpectralLayer):
 
 
 class Embedding(nn.Module):
-    """Embedding table without normalisation: labels (N,) int64 -> (N, F)."""
+    """Embedding table without normalization: labels (N,) int64 -> (N, F)."""
 
     def __init__(self, num_classes: int, features: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """R3GAN (Huang et al. 2024, "The GAN is dead; long live the GAN! A modern GAN baseline", arXiv 2501.05441).
 
-Residual stages, one for each resolution from 4x4 on, without normalisation: weights start as fix-up initialisation
+Residual stages, one for each resolution from 4x4 on, without normalization: weights start as fix-up initialization
 wants them (Zhang, Dauphin and Ma 2019, arXiv 1901.09321), so that a block begins as the identity.
 
 A stage that computes in bf16 does so on float32 weights. In an engine whose weights are bf16 or fp16 themselves, their
@@ -60,7 +60,7 @@ class Convolution(Weighted):
 
 
 class BiasedActivation(nn.Module):
-    """Bias of each channel, then a leaky ReLU, whose gain the weights' initialisation makes up for."""
+    """Bias of each channel, then a leaky ReLU, whose gain the weights' initialization makes up for."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -100,7 +100,7 @@ def normalized(x: Tensor, epsilon: float | None = _EPSILON) -> Tensor:
 
 
 class Attention(TwiceDifferentiable):
-    """Self-attention with normalised queries and keys (Henry et al. 2020, arXiv 2010.04245) and rotary positions.
+    """Self-attention with normalized queries and keys (Henry et al. 2020, arXiv 2010.04245) and rotary positions.
 
     The last P tokens are patches row by row, whose queries and keys are rotated by their rows and columns (Su et al.
     2021, arXiv 2104.09864; in two dimensions as EVA-02 has it, arXiv 2303.11331). Tokens before them are not.

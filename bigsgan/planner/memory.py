@@ -31,7 +31,7 @@ class Prediction:
         buffers: Of both networks' buffers, with their copies.
         host: What stays in the host's memory, by what it is; the rest is on the device.
         update: Fullest moments of an update, beside what stays.
-        penalised: The same of an update with the penalties that are not in every one; empty if there are none.
+        penalized: The same of an update with the penalties that are not in every one; empty if there are none.
         samples: Those of making images from the average.
     """
 
@@ -116,7 +116,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
 
 
 def _game(plan: RunPlan, number: int) -> Game:
-    """What is minimised in update number 0, which carries every lazy penalty, or number 1."""
+    """What is minimized in update number 0, which carries every lazy penalty, or number 1."""
     section = plan.objective
     statistics = Statistics(torch.device("meta"))
     discriminator = DiscriminatorObjective(section, statistics, number)

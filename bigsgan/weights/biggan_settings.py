@@ -50,7 +50,7 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
     if norm_eps is None:
         keys["generator.norm_eps"] = options.number("BN_eps")
     for network, letter in (("generator", "G"), ("discriminator", "D")):
-        # The paper's strength of the orthogonal regularisation, of which the project adds half the gradient.
+        # The paper's strength of the orthogonal regularization, of which the project adds half the gradient.
         if (strength := options.number(f"{letter}_ortho")) is not None:
             keys[f"objective.orthogonal.{network}"] = strength / 2
         betas = [options.number(f"{letter}_B{i}") for i in (1, 2)]

@@ -120,7 +120,7 @@ def _stylegan2(options: Options) -> dict[str, Any]:
         "augmentation": _augmentation(options),
         "ema": {"half_life_nimg": _nimg(options, "ema_kimg"), "ramp": options.number("ema_rampup")},
     }
-    # Without lazy regularisation it is part of every update.
+    # Without lazy regularization it is part of every update.
     every = {network: options.value(f"{network}_reg_interval") or 1 for network in "GD"}
     if gamma := options.number("loss_kwargs.r1_gamma"):
         keys["objective.r1"] = {"weight": gamma, "every": every["D"]}
