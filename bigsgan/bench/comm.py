@@ -1,4 +1,4 @@
-"""`bigsgan bench comm`: the collectives of one update, by phase, against the least that its ZeRO stages could send."""
+"""`bigsgan bench comm`: the collectives of one update, by phase, compared with the minimum of its ZeRO stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bigsgan bench generate`: how long a generator takes for a batch, by batch, precision and eager or compiled."""
+"""`bigsgan bench generate`: the time of a generator for one batch, by batch size, precision, and eager or compiled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Names for the parts of an update in `bigsgan bench profile`, by phase and task.
+"""Names the parts of an update for `bigsgan bench profile`, by phase and task.
 
-Only of networks that lie whole on each rank; a pipeline's timeline is written by the run itself.
+This covers networks without pipeline stages; a run with stages writes its own timeline.
 """
 
 from __future__ import annotations

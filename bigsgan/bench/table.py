@@ -1,4 +1,4 @@
-"""Results as a table, for a terminal or as Markdown, and as JSON. No torch here."""
+"""Prints results as a table for a terminal, as Markdown, or as JSON. No torch here."""
 
 from __future__ import annotations
 

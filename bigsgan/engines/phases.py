@@ -1,4 +1,4 @@
-"""The phases of an adversarial update, as data: what computes an update and what predicts it read this one list.
+"""The phases of an adversarial update, as data. Executors, planner, profiler and logs read this one list.
 
 A phase is a number of micro-batches that go through one network forward, backward or both, and may end in an optimizer
 step. On a device it becomes tasks. No tensors here.

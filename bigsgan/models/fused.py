@@ -1,9 +1,9 @@
-"""What is one Triton kernel in the place of many of torch's: StyleGAN2's filter, its rectifier, random numbers.
+"""Triton kernels that each replace several of torch's: StyleGAN2's filter and rectifier, random numbers.
 
-Filter and rectifier, which adds the bias, are differentiable as often as wanted.
+The filter and the rectifier, which adds the bias, can be differentiated any number of times.
 
-Whoever calls them asks ``used_for`` first and else takes torch's own operations: for tensors on a CPU, where Triton or
-the C compiler that it needs is missing, and where BIGSGAN_FUSED is 0. The choice is logged once.
+Callers ask ``used_for`` first. They use torch's own operations for tensors on a CPU, if Triton or the C compiler that it
+needs is missing, and if BIGSGAN_FUSED is 0. The choice is logged once.
 
 Shapes: N samples, C channels, H x W pixels, K x K a filter.
 """

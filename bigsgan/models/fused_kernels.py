@@ -1,11 +1,11 @@
 """StyleGAN2's filter and rectifier in Triton, on tensors (N, C, H, W) that are contiguous or channels_last.
 
-Importing this needs Triton. Only ``fused`` imports it, where it may be used, and gives it derivatives.
+Importing this module needs Triton. Only ``fused`` imports it, and adds the derivatives.
 
-A tensor is seen as the matrix whose rows lie in one piece of its memory: of pixels where it is contiguous, of channels
-where it is channels_last. A program computes a tile of it, so that neighbouring threads read neighbouring numbers
-either way, and no number of a tile needs a division of its own. Numbers are read in their type, computed in float32
-(float64 if they are that) and rounded once, when they are written.
+A tensor is treated as a matrix with contiguous rows: rows of pixels if it is contiguous, rows of channels if it is
+channels_last. A program computes one tile of this matrix. So neighbouring threads read neighbouring numbers in both
+layouts, and no number of a tile needs an index division of its own. Numbers are read in their own type, computed in
+float32 (float64 for float64), and rounded once, when they are written.
 
 Shapes: N samples, C channels, H x W pixels, K x K a filter.
 """

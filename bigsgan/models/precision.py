@@ -1,4 +1,4 @@
-"""Layers that compute in half precision, on float32 weights, do so where it pays."""
+"""Lets layers with float32 weights compute in half precision only on devices where that is faster."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Prediction:
         buffers: Of both networks' buffers, with their copies.
         host: What stays in the host's memory, by what it is; the rest is on the device.
         update: Fullest moments of an update, beside what stays.
-        penalized: The same of an update with the penalties that are not in every one; empty if there are none.
+        penalised: The same of an update with the penalties that are not in every one; empty if there are none.
         samples: Those of making images from the average.
     """
 

@@ -56,9 +56,9 @@ class Game(NamedTuple):
         trains: Segments of a micro-batch that D trains on.
         judges: Segments of one that it judges.
         differentiates: Whether D's loss differentiates its outputs by the images.
-        penalized: Whether D's loss carries R1 or R2.
+        penalised: Whether D's loss carries R1 or R2.
         checks: Whether one of them is a finite difference that is compared with the exact penalty.
-        regularizes: Whether G's path length is taken.
+        regularises: Whether G's path length is taken.
     """
 
     trains: int
