@@ -1,7 +1,7 @@
 """Updates of variants, timed in turns: each is built, warmed up, timed and destroyed, round by round.
 
 So a variant's peak of memory is its own, and slow changes of the machine affect all variants alike. A ratio compares a
-variant with the first one within a round. The first one is measured twice in each round: the second time is the control.
+variant with the first one within a round. The first one is measured twice in each round, the second time as a control.
 """
 
 from __future__ import annotations

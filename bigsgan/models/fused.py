@@ -2,8 +2,8 @@
 
 The filter and the rectifier, which adds the bias, can be differentiated any number of times.
 
-Callers ask ``used_for`` first. They use torch's own operations for tensors on a CPU, if Triton or the C compiler that it
-needs is missing, and if BIGSGAN_FUSED is 0. The choice is logged once.
+Callers ask ``used_for`` first. They use torch's own operations for tensors on a CPU, if Triton or its C compiler is
+missing, and if BIGSGAN_FUSED is 0. The choice is logged once.
 
 Shapes: N samples, C channels, H x W pixels, K x K a filter.
 """

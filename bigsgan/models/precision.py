@@ -1,4 +1,4 @@
-"""Lets layers with float32 weights compute in half precision only on devices where that is faster."""
+"""The precision of networks that are not trained: float32 on a CPU, their own elsewhere."""
 
 from __future__ import annotations
 
