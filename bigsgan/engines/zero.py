@@ -138,7 +138,7 @@ class ZeroEngine(DeepSpeedBacked):
             release: Removes what was made for the engine outside of it, such as swap files.
             averaged: What has to be waited for before gradients are used. While they travel, DeepSpeed's step of a
                 micro-batch is left to the network's next task: the other network may compute meanwhile.
-            device_skip: Steps in the place of the host where the device decides whether to update.
+            device_skip: Steps instead of the host where the device decides whether to update.
             stock: Whether DeepSpeed keeps its own buffers and prefetching.
         """
         super().__init__(engine, root.network, rank, world_size)
