@@ -1,4 +1,4 @@
-"""What a recipe may add to the game: augmentation, and regularization that remembers."""
+"""Optional, stateful parts of the training: augmentation and regularization."""
 
 from __future__ import annotations
 

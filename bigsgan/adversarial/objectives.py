@@ -1,4 +1,4 @@
-"""What each network minimizes: an adversarial loss on logits, and for D the gradient penalties.
+"""The objective of each network: an adversarial loss on logits, and for D the gradient penalties.
 
 D sees one concatenated batch in equal segments: real, fake, with a finite-difference penalty the perturbed copies, and
 with a gradient penalty what lies between real and fake. Where G makes several images of a sample, which D sees stacked

@@ -1,4 +1,4 @@
-"""What learns from the logits of an update, to act on later ones."""
+"""Statistics of D's logits in one update that act on later updates."""
 
 from __future__ import annotations
 

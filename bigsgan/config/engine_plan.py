@@ -1,4 +1,4 @@
-"""What is decided about one network's engine, once: by the recipe, its DeepSpeed file and the number of ranks."""
+"""The resolved description of one network's engine, from the recipe, its DeepSpeed file and the number of ranks."""
 
 from __future__ import annotations
 

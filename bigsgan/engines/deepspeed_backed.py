@@ -1,4 +1,4 @@
-"""What every backend keeps beside its DeepSpeed engine: shards, counters, loss scales, the buffers before an update."""
+"""State common to engines on DeepSpeed: shards, counters, loss scales, and the buffers before an update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network's optimizer and DeepSpeed engine, sized for it: the same for all layers on each rank and for a stage's."""
+"""Builds a network's optimizer and DeepSpeed engine, with bucket sizes that fit the layers on this rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the discriminator's images go through first: a layer at the head of its flat list.
+"""The discriminator's first layer, which augments its images.
 
 Shapes: N samples, C channels, H x W pixels.
 """

@@ -1,4 +1,4 @@
-"""What a network's states hold on one rank: weights, masters, optimizer, gradients, and DeepSpeed's buffers.
+"""The memory of a network's states on one rank: weights, masters, optimizer, gradients, and DeepSpeed's buffers.
 
 Follows DeepSpeed 0.19.8 as bigsgan sets it up; files are under deepspeed/runtime/. The planner's tests compare it with
 what runs of every stage hold.

@@ -1,4 +1,4 @@
-"""What BigGAN-PyTorch's ``state_dict.pth`` says of the training: its arguments, and the updates made.
+"""Reads training settings from BigGAN-PyTorch's ``state_dict.pth``: its arguments, and the updates made.
 
 One batch there is ``batch_size`` times ``num_D_accumulations`` images, and so are two of D's steps one each.
 """

@@ -1,4 +1,4 @@
-"""What ``training_options.json`` and a snapshot of NVIDIA's trainers say of the training, as keys of a recipe.
+"""Translates ``training_options.json`` and snapshots of NVIDIA's trainers to keys of a recipe.
 
 The file lies beside the snapshots of stylegan2-ada-pytorch, stylegan3 and R3GAN, which is built on them. Left out in it
 is what has the training loop's default, so defaults belong to the settings too. Those of the machine, such as
