@@ -50,7 +50,7 @@ class Options(NamedTuple):
         seed: Of the latents.
         truncation: Of the latents, or psi of styles.
         overrides: Changes to ``data`` of the run's recipe.
-        reference: File to compare with in the place of the data; None for the data.
+        reference: File to compare with instead of the data; None for the data.
         json: Print the records as JSON.
     """
 

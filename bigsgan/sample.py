@@ -161,7 +161,7 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
     paired, styles, no_input = recipe.data.paired, recipe.generator.has_styles, options.input is None
     normed = options.standing or (has_standing_statistics(recipe) and not (paired and no_input))
     latents = "a generator from latents"
-    guided = recipe.generator.family == "gat" and recipe.data.num_classes > 0
+    guided = recipe.generator.has_guidance and recipe.data.num_classes > 0
     for option, given, fits, needed in (
         ("--noise", options.noise, styles, "a generator with noise maps (StyleGAN2)"),
         ("--truncation-cutoff", options.cutoff is not None, styles, "a generator with styles (StyleGAN2)"),

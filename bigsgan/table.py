@@ -1,8 +1,10 @@
-"""Cells in columns of equal width, for a terminal."""
+"""Results as text: columns of equal width for a terminal, and values that JSON can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def aligned(rows: Sequence[Sequence[str]], num_texts: int = 1) -> list[str]:
@@ -20,3 +22,12 @@ def aligned(rows: Sequence[Sequence[str]], num_texts: int = 1) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def finite(value: Any) -> Any:
+    """The same for JSON, which has no infinity and no nan, as of a loss that diverged: null stands for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, (list, tuple)) else value

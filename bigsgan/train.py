@@ -179,9 +179,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
     statistics = Statistics(device)
-    of_replicas = engines["generator"].sum_over_replicas
-    layers = engines["discriminator"].network
-    extras = build_extras(recipe, layers, statistics, device, comm.sum_over_ranks, of_replicas)
+    sums = comm.sum_over_ranks, engines["generator"].sum_over_replicas
+    extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums)
     counters = _imported_counters(start, recipe)
     averages = EMAState(engines["generator"], ema)
     entries = {**_entries(plan, engines, averages, counters), **extras.entries()}

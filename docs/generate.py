@@ -26,6 +26,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from bigsgan.commands import choosing
+from bigsgan.config import NETWORKS
 from bigsgan.config.deepspeed_keys import FILE, Rule
 from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
 from bigsgan.config.recipe import Recipe
@@ -65,13 +66,6 @@ UNDOCUMENTED = {
     "Optimizer.warmup_nimg": "images over which the learning rate rises to `lr`; below `total_nimg`",
     "Optimizer.final_lr": "needs a `decay` other than `constant`",
     "KeepBest.goal": "whether a smaller or a larger value is better",
-    "ScaledSection.channels": "width; layers have multiples of it",
-    "DeepSection.channels": "width; layers have multiples of it",
-    "BigGANGenerator.hierarchical": "cut the latent into equal chunks, one for the input and one for each block",
-    "Pix2PixGenerator.architecture": "U-Net, or CycleGAN's network of residual blocks",
-    "Pix2PixGenerator.norm": "of the layers; only before an instance norm has a convolution a bias",
-    "Pix2PixDiscriminator.architecture": "a logit for each patch, or for each pixel",
-    "Pix2PixDiscriminator.norm": "of the layers; only before an instance norm has a convolution a bias",
 }
 
 ANCHORS = {
@@ -89,13 +83,7 @@ SIGNS = (
     (annotated_types.Lt, "lt", "<"),
 )
 
-PAGES = (
-    "reference/recipes.md",
-    "reference/deepspeed-files.md",
-    "reference/commands.md",
-    "explanation/deepspeed.md",
-    "how-to/diagnose.md",
-)
+PAGES = [str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md")) if MARK.search(path.read_text())]
 
 
 def main() -> int:
@@ -150,7 +138,7 @@ def sections() -> dict[str, list[tuple[str, type[Section]]]]:
                 found.setdefault(f"family {family}", []).append((f"{name}.", section))
         elif classes and name in ("optimizer", "engines"):
             (section,) = {type_ for nested in classes for _, type_ in nested_sections(nested)}
-            found[name] = [("", section)]
+            found[name] = [("", section), (f"{name}.", classes[0])]  # what both networks share, behind each's own
         elif classes:
             found[name] = [("", classes[0])]
     return found
@@ -184,9 +172,9 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]
     rows: list[Row] = []
     shown: dict[type[Section], str] = {}
     for name, field in section.model_fields.items():
-        if name == "family":
-            continue
         nested = sections_in(field.annotation)
+        if name == "family" or (nested and name in NETWORKS and not is_top):
+            continue
         default = default_of(field)
         if not nested:
             type_ = type_of(field.annotation, field.metadata)

@@ -1,5 +1,19 @@
 """The doctor's reference, which tests compare with too."""
 
-from bigsgan.doctor.reference import LOSSES, Reference, build_networks, distance, make_optimizer, run_reference, worst
+import contextlib
+
+import torch
+
+from bigsgan.config import Recipe
+from bigsgan.doctor.reference import LOSSES, Reference, build_networks, distance, make_optimizer, worst
 
 __all__ = ["LOSSES", "Reference", "build_networks", "distance", "make_optimizer", "run_reference", "worst"]
+
+
+def run_reference(recipe: Recipe, num_updates: int) -> dict[str, dict[str, torch.Tensor]]:
+    """State of generator, discriminator and average after some updates, each name -> tensor."""
+    reference = Reference(recipe)
+    with contextlib.closing(reference.reals):
+        for update in range(num_updates):
+            reference.update(update)
+    return reference.result()

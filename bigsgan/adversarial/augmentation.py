@@ -1,4 +1,4 @@
-"""How often augmentations act: p follows the discriminator (ADA)."""
+"""Adjusts the probability p of ADA's augmentations to the discriminator."""
 
 from __future__ import annotations
 

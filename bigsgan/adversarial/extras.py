@@ -1,4 +1,4 @@
-"""What a recipe may add to the game: augmentation, and regularisation that remembers."""
+"""Optional, stateful parts of the training: augmentation and regularization."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Extras(NamedTuple):
         images_per_sample: That G makes and D judges.
         augmentation: Probability of its augmentations, (1,), where this rank has it.
         adaptive: Steers that probability by D's logits.
-        anchors: Of LeCam's regularisation of D.
-        path_length: Regularisation of G.
+        anchors: Of LeCam's regularization of D.
+        path_length: Regularization of G.
     """
 
     augmented: bool = False

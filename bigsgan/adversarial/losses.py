@@ -19,8 +19,8 @@ class AdversarialLoss(NamedTuple):
     """The two sides of a game.
 
     Attributes:
-        discriminator: Minimised by D.
-        generator: Minimised by G.
+        discriminator: Minimized by D.
+        generator: Minimized by G.
         pairs: The generator's side looks at real logits too.
     """
 

@@ -1,8 +1,8 @@
-"""What each network minimises: an adversarial loss on logits, and for D the gradient penalties.
+"""The objective of each network: an adversarial loss on logits, and for D the gradient penalties.
 
 D sees one concatenated batch in equal segments: real, fake, with a finite-difference penalty the perturbed copies, and
 with a gradient penalty what lies between real and fake. Where G makes several images of a sample, which D sees stacked
-along the channels, a real image stands in the place of each, and penalties there are on D's gradient by the one image.
+along the channels, a real image replaces each, and penalties there are on D's gradient by the one image.
 Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,), or (S * n, P) of P patches.
 """
 
@@ -205,7 +205,7 @@ class DiscriminatorObjective:
     def _squared_norms(self, grads: Tensor, segment: int) -> Tensor:
         """Of the gradients (n, images_per_sample * C, H, W) of a segment by its own images: (n,).
 
-        A real image is in the place of several, so that its gradient is the sum of theirs.
+        A real image replaces several, so that its gradient is the sum of theirs.
         """
         if segment == _SEGMENTS["r1"]:
             grads = grads.unflatten(1, (self._images_per_sample, -1)).sum(dim=1)

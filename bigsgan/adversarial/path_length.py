@@ -1,4 +1,4 @@
-"""Path length regularisation of a generator with styles (Karras et al. 2020, arXiv 1912.04958, section 3.2).
+"""Path length regularization of a generator with styles (Karras et al. 2020, arXiv 1912.04958, section 3.2).
 
 Shapes: n samples, of which every shrink-th takes part, L style vectors of W numbers each, images (n, C, H, W).
 """

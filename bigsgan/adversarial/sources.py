@@ -1,4 +1,4 @@
-"""Where a generator's inputs come from, where they depend on the real images that the discriminator sees.
+"""Inputs of generators that depend on the real images that the discriminator sees.
 
 Shapes: n samples of one micro-batch on one replica, Z numbers in a latent, C_in and C channels of input and target of a
 pair, R pixels a side.

@@ -1,4 +1,4 @@
-"""What learns from the logits of an update, to act on later ones."""
+"""Statistics of D's logits in one update that act on later updates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LogitWatcher(Protocol):
 
 
 class LogitAnchors(SharedState):
-    """Moving averages of D's logits, and the regularisation that keeps logits near them.
+    """Moving averages of D's logits, and the regularization that keeps logits near them.
 
     R = E[max(0, D(x) - a_fake)^2] + E[max(0, a_real - D(G(z)))^2] (Tseng et al. 2021, arXiv 2104.03310, equation 6, for
     logits on the sides where they belong), with the averages as they were before the update. A named entry of a

@@ -1,1 +1,1 @@
-"""`bigsgan bench`: what a recipe costs, and where the time, the memory and the messages of an update go."""
+"""`bigsgan bench`: the cost of a recipe, and the time, memory and communication of an update."""

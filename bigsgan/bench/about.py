@@ -1,4 +1,4 @@
-"""How the commands of `bigsgan bench` run and show: on all ranks; results with where they were made, and how."""
+"""Runs the commands of `bigsgan bench` on all ranks, and prints their results with the machine and the versions."""
 
 from __future__ import annotations
 

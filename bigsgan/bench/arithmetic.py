@@ -1,4 +1,4 @@
-"""The speed of arithmetic: operations of an update over its time, and the most that the device can reach."""
+"""Arithmetic throughput: the operations of an update divided by its time, and the peak of the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bigsgan bench comm`: the collectives of one update, by phase, against the least that its ZeRO stages could send."""
+"""`bigsgan bench comm`: the collectives of one update, by phase, compared with the minimum of its ZeRO stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bigsgan.bench.about import on_all_ranks, print_results
-from bigsgan.bench.phases import IMAGES, SEAM, OpenPhases, label_phases
+from bigsgan.bench.phases import OpenPhases, label_phases
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.bench.table import NOTHING, Table
 from bigsgan.bench.train import label
@@ -125,8 +125,6 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
 
 def network_of(phase: str) -> str | None:
     """Whose parameters or gradients travel in a phase; None where it may be either's."""
-    if phase in (IMAGES, SEAM):
-        return "generator" if phase == IMAGES else "discriminator"
     return next((network for network in NETWORKS if phase.startswith(f"{network[0].upper()} ")), None)
 
 

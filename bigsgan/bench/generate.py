@@ -1,4 +1,4 @@
-"""`bigsgan bench generate`: how long a generator takes for a batch, by batch, precision and eager or compiled."""
+"""`bigsgan bench generate`: the time of a generator for one batch, by batch size, precision, and eager or compiled."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _inputs(recipe: Recipe, num: int, device: torch.device) -> MicroBatch:
-    """Inputs of the first so many samples: latents and labels, or noise in the place of images to translate."""
+    """Inputs of the first so many samples: latents and labels, or noise instead of images to translate."""
     draws = Draws(_SEED)
     labels = torch.arange(num) % max(recipe.data.num_classes, 1)
     if not recipe.data.paired:

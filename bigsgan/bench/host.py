@@ -1,4 +1,4 @@
-"""What a process uses of its host: memory at its peak, and time that it waits for disks. Linux's /proc tells."""
+"""Peak memory of a process, and the time that it waits for disks, from Linux's /proc."""
 
 from __future__ import annotations
 

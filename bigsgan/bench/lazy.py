@@ -1,4 +1,4 @@
-"""Penalties that not every update has: how many updates have to be timed for each to count as often as in a run.
+"""Lazy penalties: how many updates must be timed so that each penalty counts as often as in a run.
 
 No torch here.
 """

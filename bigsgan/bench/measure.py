@@ -1,8 +1,7 @@
 """Updates of variants, timed in turns: each is built, warmed up, timed and destroyed, round by round.
 
-So no variant's memory stands in another's peak, and what changes on the machine over minutes meets all of them. A
-ratio is taken within a round, between a variant and the first one, which is measured twice in each round: the
-second time is the control.
+So a variant's peak of memory is its own, and slow changes of the machine affect all variants alike. A ratio compares a
+variant with the first one within a round. The first one is measured twice in each round, the second time as a control.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Names for the parts of an update in `bigsgan bench profile`, by phase and task.
+"""Names the parts of an update for `bigsgan bench profile`, by phase and task.
 
-Only of networks that lie whole on each rank; a pipeline's timeline is written by the run itself.
+This covers networks without pipeline stages; a run with stages writes its own timeline.
 """
 
 from __future__ import annotations
@@ -14,18 +14,45 @@ from typing import Any
 
 from bigsgan.engines import Phase, Task
 from bigsgan.engines.deepspeed.collectives import wrapped_collectives
+from bigsgan.engines.phases import in_turn
 from bigsgan.runtime import comm
 from bigsgan.training.loop import Run
 
 Entering = Callable[[str], AbstractContextManager[Any]]
 """Gives what stands around a part of an update, by its name."""
 
-DATA, IMAGES, SEAM, REDUCE, AVERAGE, REST = "data wait", "G makes images", "seam", "reduce", "EMA", "rest"
-PHASES = (
-    DATA, IMAGES, "D forward", "D backward", "D optimizer", "G forward", SEAM, "G backward", "G optimizer", REDUCE,
-    AVERAGE, REST,
-)  # fmt: skip
-"""In the order of an update; ``seam`` is D's judgement of G's images and the gradient at them."""
+DATA, REDUCE, AVERAGE, REST = "data wait", "reduce", "EMA", "rest"
+
+
+def name_of(phase: Phase, task: Task) -> str:
+    """The part of an update that a task belongs to: its phase's label.
+
+    Passes whose graphs G's update completes are apart from those without, and so are the passes and the step of an
+    update; a step's wait for gradients is the step's.
+    """
+    if phase.step:
+        return f"{phase.label}: {task.kind}"
+    return f"{phase.label}, graphs kept" if phase.keeps_graphs else phase.label
+
+
+def _names() -> Iterator[str]:
+    """The parts of an update, in its order; no update has all of them."""
+    yield DATA
+    for phase in (
+        Phase("generator", "makes images", 1, 1),
+        Phase("discriminator", "checks", 1, 1),
+        Phase("discriminator", "differentiates", 1, 1),
+        Phase("discriminator", "trains", 1, 1),
+        Phase("generator", "differentiates", 1, 1),
+        Phase("generator", "makes images", 1, 1, keeps_graphs=True),
+        Phase("discriminator", "judges", 1, 1),
+        Phase("generator", "pulls back", 1, 1, recomputes=True),
+    ):
+        yield from (name_of(phase, task) for task in in_turn(0, phase))
+    yield from (REDUCE, AVERAGE, REST)
+
+
+PHASES = tuple(dict.fromkeys(_names()))
 
 
 def label_phases(run: Run, entering: Entering) -> None:
@@ -33,15 +60,6 @@ def label_phases(run: Run, entering: Entering) -> None:
     run.step.executor.around = lambda phase, task: entering(name_of(phase, task))
     for owner, name, label in ((run.reals, "next_phase", DATA), (run.ema, "update", AVERAGE)):
         setattr(owner, name, _around(getattr(owner, name), label, entering))
-
-
-def name_of(phase: Phase, task: Task) -> str:
-    """The part of an update that a task belongs to; a step's wait for gradients is the optimizer's."""
-    if phase.does == "judges":
-        return SEAM
-    if phase.does == "makes images" and not phase.keeps_graphs:
-        return IMAGES
-    return f"{phase.network[0].upper()} {'optimizer' if task.kind == 'step' else task.kind}"
 
 
 def labelled_collectives(entering: Entering) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
-"""The baseline: the same game as a loop in plain PyTorch, without engines and without the seam.
+"""The baseline: the same training as a plain PyTorch loop, without engines and without the seam.
 
-G's gradient comes from backpropagating through D(G(z)). It begins with the weights of a run, reads the same images and
-latents and minimises the same losses, so that what differs in time is what engines cost or save.
+G's gradient comes from backpropagation through D(G(z)). The loop has the initial weights, images, latents and losses of
+a run, so that a difference in time is what the engines cost or save.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bar for each variant, as a PNG file. Drawn with Pillow, which is there anyway; a bar chart needs no more."""
+"""A bar chart of the variants, as a PNG file. Pillow draws it, because it is a dependency already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as `bigsgan train` puts it together, of which a benchmark makes updates one by one."""
+"""Builds a run as `bigsgan train` does, for benchmarks that make its updates one by one."""
 
 from __future__ import annotations
 

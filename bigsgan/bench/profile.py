@@ -1,5 +1,5 @@
-"""`bigsgan bench profile`: where the time of one steady update goes, by phase and by operation, and what of the device
-it uses."""
+"""`bigsgan bench profile`: the time of one steady update, by phase and by operation, and the share of the device's
+peak that it reaches."""
 
 from __future__ import annotations
 

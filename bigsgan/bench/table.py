@@ -1,14 +1,13 @@
-"""Results as a table, for a terminal or as Markdown, and as JSON. No torch here."""
+"""Prints results as a table for a terminal, as Markdown, or as JSON. No torch here."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bigsgan.table import aligned
+from bigsgan.table import aligned, finite
 
 NOTHING = "-"
 
@@ -52,15 +51,7 @@ def mebibytes(num_bytes: float | None) -> str:
 
 def as_json(found: Mapping[str, Any]) -> str:
     """All numbers as JSON, which has none for infinity and nan, as of a loss that diverged: null stands for them."""
-    return json.dumps(_finite(found), indent=2, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return json.dumps(finite(found), indent=2, allow_nan=False)
 
 
 def shown(table: Table, as_markdown: bool) -> str:

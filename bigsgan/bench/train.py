@@ -1,4 +1,4 @@
-"""`bigsgan bench train`: variants of one recipe against its baseline, in one run."""
+"""`bigsgan bench train`: compares variants of one recipe with its baseline, in one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bigsgan bench train` compares: one recipe, with one thing changed at a time, or several. No torch here."""
+"""The variants of `bigsgan bench train`: one recipe with one change, or several. No torch here."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ checkpoint/constants.py, version 0.4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -54,16 +54,12 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
     reader.refuse_others(entry, network)
     saved = reader.entry(entry)
     tag = out / found.path.name
-    kinds = {"master": "fp32"} | {kind: kind for kind in sorted(saved.kinds - {"master", "buffer"})}
-    if "exp_avg_sq" in kinds:
-        kinds["exp_avg"] = "exp_avg"  # which Adam lacks here where beta1 is 0, and DeepSpeed reads
     step = torch.tensor(float(saved.numbers[STEP])) if STEP in saved.numbers else None
     num_bytes = 0
     for name, parameter in network.named_parameters():
         directory = tag / "zero" / name
         directory.mkdir(parents=True)
-        for kind, file in kinds.items():
-            value = _whole(saved, kind, name, parameter)
+        for file, value in _of_parameter(saved, name, parameter):
             if not value.isfinite().all():
                 problem = f"has a {entry} at {found.nimg} images with non-finite values in {name}"
                 raise UserError(str(found.path), None, problem, "choose an older checkpoint by --nimg")
@@ -93,6 +89,15 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
         _save(model, tag / name)
     write_text(out / "latest_universal", found.path.name)
     return num_bytes
+
+
+def _of_parameter(saved: SavedValues, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The values that are kept of a parameter, one at a time, and the files of DeepSpeed that they belong to."""
+    kinds = {"master": "fp32"} | {kind: kind for kind in sorted(saved.kinds - {"master", "buffer"})}
+    if "exp_avg_sq" in kinds:
+        kinds["exp_avg"] = "exp_avg"  # which Adam lacks here where beta1 is 0, and DeepSpeed reads
+    for kind, file in kinds.items():
+        yield file, _whole(saved, kind, name, parameter)
 
 
 def _save(value: Any, path: Path) -> None:

@@ -47,7 +47,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def expand_paths(options: argparse.Namespace) -> None:
-    """Put home directories in the place of ``~`` in all options that are paths.
+    """Replace ``~`` by home directories in all options that are paths.
 
     Raises:
         UserError: The user does not exist.

@@ -1,4 +1,4 @@
-"""What is decided about one network's engine, once: by the recipe, its DeepSpeed file and the number of ranks."""
+"""The resolved description of one network's engine, from the recipe, its DeepSpeed file and the number of ranks."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class EnginePlan:
         placement: The ranks of its stages and replicas.
         micro_batch_size: Images of one micro-batch on one replica.
         derived: DeepSpeed's keys whose values the recipe determines.
+        is_stock: Whether ``engines.stock_deepspeed`` leaves DeepSpeed's own reductions, updates and prefetching.
     """
 
     network: str
@@ -31,6 +32,7 @@ class EnginePlan:
     placement: Placement
     micro_batch_size: int
     derived: dict[str, Any]
+    is_stock: bool
 
     @property
     def reduces_by_group(self) -> bool:
@@ -44,7 +46,7 @@ class EnginePlan:
         zero = self._zero
         return (
             self.file.stage in (1, 2)
-            and not self.section.stock_deepspeed
+            and not self.is_stock
             and self.file.offload_optimizer == "none"
             and zero.get("reduce_scatter", True) is not False
             and "use_multi_rank_bucket_allreduce" not in zero
@@ -61,7 +63,7 @@ class EnginePlan:
         content = self.file.content
         scales = content.get("prescale_gradients", False) or content.get("gradient_predivide_factor", 1.0) != 1.0
         is_alone = self.placement.num_replicas == 1 or self.placement.num_stages > 1
-        return self.file.stage == 0 and not (is_alone or scales or self.section.stock_deepspeed)
+        return self.file.stage == 0 and not (is_alone or scales or self.is_stock)
 
     @property
     def overlaps(self) -> bool:

@@ -39,7 +39,7 @@ class Penalty(Section):
     """Take the finite difference from x - sigma e to x + sigma e: without the error of D's curvature and with half of
     rounding's, for one segment more in D's batch."""
     check_every: NaturalInt = 64
-    """Compare a finite difference with the exact penalty on one micro-batch of every so many penalised steps; 0 for
+    """Compare a finite difference with the exact penalty on one micro-batch of every so many penalized steps; 0 for
     none."""
 
 
@@ -83,7 +83,7 @@ class PathLength(Section):
 
 
 class Orthogonal(Section):
-    """Strength of the orthogonal regularisation of each network (Brock et al. 2019, equation 3). 0 is off.
+    """Strength of the orthogonal regularization of each network (Brock et al. 2019, equation 3). 0 is off.
 
     Twice the gradient of BigGAN-PyTorch's ``ortho()`` at the same strength: that adds 2 (W W^T * (1 - I)) W, half the
     derivative of the paper's squared norm.

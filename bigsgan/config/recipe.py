@@ -111,7 +111,7 @@ class Recipe(Section):
 
 
 def load_recipe(path: Path, overrides: list[str], data_root: str | None = None) -> Recipe:
-    """Read a recipe and apply command-line overrides, and ``data_root`` in the place of its ``data.root``.
+    """Read a recipe and apply command-line overrides, and ``data_root`` instead of its ``data.root``.
 
     Raises:
         UserError: The recipe or an override is invalid.

@@ -10,6 +10,7 @@ from typing import Any
 
 from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.recipe import Recipe, load_recipe
+from bigsgan.config.run_plan import RunPlan
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError, reason, shown
 from bigsgan.runtime.atomic import write_text
@@ -31,7 +32,7 @@ FREE_KEYS = {
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
     "engines.generator.compile", "engines.discriminator.compile",
-    "engines.generator.stock_deepspeed", "engines.discriminator.stock_deepspeed",
+    "engines.stock_deepspeed",
     "engines.generator.cuda_graphs", "engines.discriminator.cuda_graphs",
     "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's partition stays
     "engines.generator.pipeline_stages", "engines.discriminator.pipeline_stages",
@@ -55,6 +56,13 @@ _FIXED = (
     "data.codec.kind", "data.codec.block", "data.codec.factor", "data.codec.channels",
     "optimizer.generator.kind", "optimizer.discriminator.kind",
 )  # fmt: skip
+
+
+def same_on_hosts(plan: RunPlan) -> dict[str, Any]:
+    """By key, what all hosts of a run must have alike: the recipe's values and the contents of its DeepSpeed files."""
+    recipe = flat(plan.recipe.model_dump(mode="json"))
+    found = {key: value for key, value in recipe.items() if key not in KEYS_OF_A_HOST}
+    return found | {f"engines.{network}.ds_config": each.file.content for network, each in plan.engines.items()}
 
 
 def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -> None:

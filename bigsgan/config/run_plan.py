@@ -88,7 +88,8 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
         _check_pipeline(recipe, network, file)
         _check_compile(recipe, network, file)
         _check_cuda_graphs(recipe, network, file)
-        engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived)
+        is_stock = recipe.engines.stock_deepspeed in (network, "both")
+        engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived, is_stock)
     _check_slope(recipe, engines["discriminator"].file)
     return RunPlan(recipe, world_size, engines)
 

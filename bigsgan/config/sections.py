@@ -173,8 +173,6 @@ class Engine(Section):
     """What torch.compile compiles at a time for training: minutes at the start, for faster updates."""
     cuda_graphs: bool = False
     """Replay what is compiled as CUDA graphs: memory of their own, for less work of the host."""
-    stock_deepspeed: bool = False
-    """Leave DeepSpeed's own reductions, updates and prefetching in place, which cost time and memory; to compare."""
     pipeline_stages: PositiveInt = 1
     """Stages that the layers are divided into, each on its own ranks; ranks / stages replicas share the batch."""
     ranks: Ranks | None = None
@@ -189,6 +187,8 @@ class Engines(Section):
 
     generator: Engine = Engine()
     discriminator: Engine = Engine()
+    stock_deepspeed: Literal["neither", "generator", "discriminator", "both"] = "neither"
+    """Whose engine keeps DeepSpeed's own reductions, updates and prefetching, to compare; they cost time and memory."""
 
 
 class Pipeline(Section):

@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bigsgan.config import NETWORKS
-from bigsgan.config.run_directory import KEYS_OF_A_HOST, flat
+from bigsgan.config.run_directory import same_on_hosts
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.preflight import versions
 
@@ -60,12 +59,7 @@ def _told(subject: Subject) -> dict[str, Any]:
     """What has to be the same, by name."""
     told: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
     told["version of Python"] = platform.python_version()
-    if subject.plan is not None:
-        recipe = flat(subject.plan.recipe.model_dump(mode="json"))
-        told |= {key: value for key, value in recipe.items() if key not in KEYS_OF_A_HOST}
-        for network in NETWORKS:
-            told[f"engines.{network}.ds_config"] = subject.plan.engines[network].file.content
-    return told
+    return told if subject.plan is None else told | same_on_hosts(subject.plan)
 
 
 def _files() -> dict[str, str]:

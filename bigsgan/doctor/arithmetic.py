@@ -77,7 +77,7 @@ def error_of_float32(family: str, network: str, penalised: bool) -> float:
 
 
 def tensor_cores(subject: Subject) -> Finding:
-    """What tensor cores are given in the place of torch's own operations is no worse in bf16, which rounds it all."""
+    """What tensor cores are given instead of torch's own operations is no worse in bf16, which rounds it all."""
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         return not_applicable("this GPU does not compute bf16")
     errors, bounds = {}, {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
-from bigsgan.engines.native_ops import build_directories, is_left_behind
+from bigsgan.engines.deepspeed.native_ops import build_directories, is_left_behind
 
 
 def stale_locks(subject: Subject) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -154,5 +154,3 @@ PATIENCE_SECONDS = 75.0
 
 GROUP_SECONDS = 60.0
 """How long a collective of a check waits."""
-
-Examination = Callable[[Subject], Finding]

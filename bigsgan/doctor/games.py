@@ -25,7 +25,7 @@ def attend(layer: SelfAttention, generators: Any = None) -> None:
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Networks built and initialised in here have no tensor that a few updates would hardly move.
+    """Networks built and initialized in here have no tensor that a few updates would hardly move.
 
     The published beginnings are of layers with hundreds of channels: in tiny ones weights of 0.02 make a signal too
     faint for gradients that a comparison sees.

@@ -1,6 +1,6 @@
-"""How the ranks hear of each other's findings: through the store that they meet at, with no collective of torch.
+"""Exchanges findings between ranks through the rendezvous store, without torch's collectives.
 
-So a check of collectives can fail, hang or die, and rank 0 still knows which ranks have answered.
+So if a check of collectives fails, hangs or dies, rank 0 still knows which ranks have answered.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.storage import directory_of
 from bigsgan.engines.compiling import check_compiler
-from bigsgan.engines.native_ops import builders
+from bigsgan.engines.deepspeed.native_ops import builders
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.models.build import build_network
 from bigsgan.runtime.memory import size

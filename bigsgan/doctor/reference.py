@@ -7,7 +7,6 @@ draws.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from typing import Any
@@ -301,15 +300,6 @@ class Reference:
             for entry, tensors in self.result().items():
                 for name, value in tensors.items():
                     value.copy_(state[entry][name].view(value.shape))
-
-
-def run_reference(recipe: Recipe, num_updates: int) -> dict[str, dict[str, torch.Tensor]]:
-    """State of generator, discriminator and average after some updates, each name -> tensor."""
-    reference = Reference(recipe)
-    with contextlib.closing(reference.reals):
-        for update in range(num_updates):
-            reference.update(update)
-    return reference.result()
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -47,7 +47,7 @@ CHECKS = (
     Check("run.alarms", "the latest reports show no training failure", 0.1, "health:alarms", ("run",)),
     Check("run.skips", "few updates are skipped, and the loss scale holds", 0.1, "health:skips", ("run",)),
     Check("run.speed", "images a second do not fall", 0.1, "health:speed", ("run",)),
-    Check("run.age", "a run that goes on reports", 0.1, "health:age", ("run",)),
+    Check("run.age", "a running run still reports", 0.1, "health:age", ("run",)),
     Check("run.room", "the disk has room for two more checkpoints", 0.1, "health:room", ("run",)),
 )
 

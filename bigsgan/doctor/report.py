@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from bigsgan.doctor.checks import Check, Ranks
 from bigsgan.doctor.examine import Result
 from bigsgan.preflight import versions
-from bigsgan.table import aligned
+from bigsgan.table import aligned, finite
 
 _SHORT = {"pass": "pass", "fail": "FAIL", "not applicable": "n/a"}
 
@@ -79,7 +79,7 @@ class Collected:
     def _json(self) -> str:
         checks = [as_record(result, again(self._command, result)) for result in self._results]
         record = {**self._about, "failed": [c["name"] for c in checks if c["status"] == "fail"], "checks": checks}
-        return json.dumps(_finite(record), indent=2, allow_nan=False, default=str)
+        return json.dumps(finite(record), indent=2, allow_nan=False, default=str)
 
     def _markdown(self) -> str:
         lines = [describe(self._about), "", "| check | result | seconds | found |", "| --- | --- | ---: | --- |"]
@@ -155,12 +155,3 @@ def again(command: Sequence[str], result: Result) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no nan: null stands for them."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value

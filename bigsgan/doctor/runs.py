@@ -117,7 +117,7 @@ def update(run: Run, num_updates: int = 1) -> None:
 
 
 def played(game: Game) -> list[dict[str, Any]]:
-    """Play a game: this rank's ``local_state`` before the first and after each update. Every rank calls this."""
+    """Play a game: this rank's ``snapshot`` before the first and after each update. Every rank calls this."""
     with running(game) as run:
         states = [snapshot(run)]
         for _ in range(game.num_updates):
@@ -147,13 +147,11 @@ def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     return {**found, "average": run.ema.buffers}
 
 
-def local_state(run: Run) -> dict[str, Any]:
-    """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)]."""
-    return dict(on_host(snapshot(run)))
-
-
 def snapshot(run: Run) -> dict[str, Any]:
-    """What ``local_state`` gives, where it lies: nothing here waits for a device."""
+    """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)].
+
+    They stay where they are; nothing here waits for a device.
+    """
     result: dict[str, Any] = {
         entry: {name: buffer.clone() for name, buffer in named.items()} for entry, named in buffers(run).items()
     }
@@ -174,7 +172,7 @@ def on_host(tensors: Any) -> Any:
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
-    """Whole tensors from all ranks' ``local_state``.
+    """Whole tensors from all ranks' ``snapshot``, on the host.
 
     Raises:
         DifferError: Of a buffer, or of elements that several ranks hold, the bits differ.

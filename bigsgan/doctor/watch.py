@@ -1,4 +1,4 @@
-"""Ends the process where a check takes too long, or where the launcher ends it in the middle of one."""
+"""Ends the process if a check takes too long, or if the launcher ends the process during a check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the adversarial step asks of an engine, whichever way its network is laid out.
+"""The protocol of an engine, the same for every layout of a network.
 
 The two networks meet only at the image: an engine never sees the other's graph. An update is a list of phases
 (engines/phases.py); each with what it computes is a ``Work``, which the engines compute task by task.

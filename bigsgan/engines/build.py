@@ -1,4 +1,4 @@
-"""Makes the two engines of a run's plan: networks, initialisation, optimizers, DeepSpeed, executor."""
+"""Makes the two engines of a run's plan: networks, initialization, optimizers, DeepSpeed, executor."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from torch import nn
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.engines import nvme
 from bigsgan.engines.absent import AbsentEngine, OutcomesOfBoth
 from bigsgan.engines.base import Engine
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
-from bigsgan.engines.deepspeed import internals
+from bigsgan.engines.deepspeed import internals, nvme
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
 from bigsgan.engines.deepspeed.leftovers import forget_pipeline, forget_world
+from bigsgan.engines.deepspeed.native_ops import build_async_io
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.exchange import build_exchange
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.initialization import initialize_engine
-from bigsgan.engines.native_ops import build_async_io
 from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import PipelineBuilder
 from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
@@ -104,7 +103,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
         internals.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size(), group=division.part())
     device_skip = DeviceSkip(engine) if device_decides(engine, plan, network) else None
-    stock = section.stock_deepspeed
+    stock = plan.engines[network].is_stock
     return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, device_skip, stock)
 
 
@@ -120,7 +119,7 @@ def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Cal
 
 
 def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:
-    """Build the network and initialise it; at stage 3 sharded from the first parameter on."""
+    """Build the network and initialize it; at stage 3 sharded from the first parameter on."""
     seed = initial_seed(plan.recipe, network)
     if file.stage < 3:
         stack = build_network(plan.recipe, network)

@@ -201,9 +201,9 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
         raise UserError(field, True, problem, f"install torch {GRAPHS_SINCE}, or set {field}=false")
     alone = file.stage == 0 and plan.placement(network).num_replicas == 1
     if not (alone or plan.engines[network].reduces_by_group or plan.engines[network].averages_by_group):
-        if plan.engines[network].section.stock_deepspeed:
-            other = f"engines.{network}.stock_deepspeed"
-            raise UserError(field, True, f"must be false with {other}", f"set {field}=false, or {other}=false")
+        if plan.engines[network].is_stock:
+            problem = f"must be false with engines.stock_deepspeed={plan.recipe.engines.stock_deepspeed}"
+            raise UserError(field, True, problem, f"set {field}=false, or engines.stock_deepspeed=neither")
         problem = f"must be false with the gradient reduction of {file.path}"
         raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
     num_replicas, averaging = plan.placement(network).num_replicas, _first_of(plan, network, (RankAverages,))

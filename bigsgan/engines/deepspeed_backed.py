@@ -1,4 +1,4 @@
-"""What every backend keeps beside its DeepSpeed engine: shards, counters, loss scales, the buffers before an update."""
+"""State common to engines on DeepSpeed: shards, counters, loss scales, and the buffers before an update."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class DeepSpeedBacked:
         self._engine = engine
         self._accumulation = engine.gradient_accumulation_steps()
         self._penalised: list[SpectralLayer] = [layer for layer in network.spectral_layers() if layer.orthogonal]
-        # Orthogonal regularisation adds to gradients in the backward pass; they share the scale that these have.
+        # Orthogonal regularization adds to gradients in the backward pass; they share the scale that these have.
         self._penalty_scale, shared = 1.0, torch.ones((), device=comm.device())
         for layer in self._penalised:
             layer.gradient_scale = shared

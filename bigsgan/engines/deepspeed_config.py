@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.engines import nvme
 from bigsgan.engines.base import DTYPES
+from bigsgan.engines.deepspeed import nvme
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.errors import UserError
 
@@ -53,7 +53,8 @@ def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
     content = {key: value for key, value in file.content.items() if value != "auto"}
     return {
         "steps_per_print": None,
-        "timers": {"throughput": {"enabled": False}},  # waits for the device in each forward pass and step (0.19.8)
+        # It waits for the device in each forward pass and step (0.19.8).
+        "timers": {"throughput": {"enabled": plan.engines[network].is_stock}},
         "zero_force_ds_cpu_optimizer": False,  # torch's own Adam works on offloaded shards and needs no compiler
         **content,
         "zero_allow_untested_optimizer": True,  # all of engines/optimizer.py are tested

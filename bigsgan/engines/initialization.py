@@ -1,4 +1,4 @@
-"""A network's optimizer and DeepSpeed engine, sized for it: the same for all layers on each rank and for a stage's."""
+"""Builds a network's optimizer and DeepSpeed engine, with bucket sizes that fit the layers on this rank."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def initialize_engine(
     size_buckets(config, plan, network, numel)
     at_a_time = elements_of_group(plan, network, numel)
     optimizer = build_optimizer(own.optimizer, layers, own.file, at_a_time)
-    align_parts(not own.section.stock_deepspeed)
+    align_parts(not own.is_stock)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-    if own.section.stock_deepspeed:
+    if own.is_stock:
         return engine, None
     return engine, install_reducers(engine, own, stage_0_at_a_time(plan, network, numel))

@@ -11,7 +11,7 @@ from torch.optim.adam import adam
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
-from bigsgan.engines.native_ops import build_cpu_adam, needs_cpu_adam
+from bigsgan.engines.deepspeed.native_ops import build_cpu_adam, needs_cpu_adam
 from bigsgan.models.network import LayerStack
 
 Parameters: TypeAlias = "list[nn.Parameter] | list[dict[str, list[nn.Parameter]]]"

@@ -1,4 +1,4 @@
-"""How an engine's updates ended: applied, or skipped because their gradients were not finite.
+"""Outcomes of an engine's updates: applied, or skipped because of non-finite gradients.
 
 The host knows of it where it decides. Where the device does (engines/deepspeed/device_skip.py), the
 host learns of it when it asks.

@@ -1,4 +1,4 @@
-"""The phases of an adversarial update, as data: what computes an update and what foretells it read this one list.
+"""The phases of an adversarial update, as data. Executors, planner, profiler and logs read this one list.
 
 A phase is a number of micro-batches that go through one network forward, backward or both, and may end in an optimizer
 step. On a device it becomes tasks. No tensors here.
@@ -105,7 +105,7 @@ def update_phases(
         plan: The run's.
         penalised: Which of D's steps carry an exact penalty; where it is computed in forward mode, D differentiates
             before it trains.
-        regularised: Whether G's update carries path length regularisation; where it is computed in forward mode, G
+        regularised: Whether G's update carries path length regularization; where it is computed in forward mode, G
             differentiates before the forward passes that it goes backward through.
         checked: In which of them a finite difference is compared with the exact penalty.
     """

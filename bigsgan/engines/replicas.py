@@ -1,4 +1,4 @@
-"""What replicas of a network share beyond the parameters, which DeepSpeed keeps equal."""
+"""Gives replicas of a network the same buffers and batch statistics; DeepSpeed keeps their parameters equal."""
 
 from __future__ import annotations
 

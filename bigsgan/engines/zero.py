@@ -59,7 +59,7 @@ class Root(nn.Module):
         tangents: Tensor | None = None,
         ahead: int = 0,
     ) -> Any:
-        """Outputs of the network, or their loss, or both outputs and a regulariser's loss.
+        """Outputs of the network, or their loss, or both outputs and a regularizer's loss.
 
         ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice or read
         for its features, and what does not belong to training: samples come in numbers of their own. Tangents begin
@@ -140,7 +140,7 @@ class ZeroEngine(DeepSpeedBacked):
             release: Removes what was made for the engine outside of it, such as swap files.
             averaged: What has to be waited for before gradients are used. While they travel, DeepSpeed's step of a
                 micro-batch is left to the network's next task: the other network may compute meanwhile.
-            device_skip: Steps in the place of the host where the device decides whether to update.
+            device_skip: Steps instead of the host where the device decides whether to update.
             stock: Whether DeepSpeed keeps its own buffers and prefetching.
         """
         super().__init__(engine, root.network, rank, world_size, division.part())

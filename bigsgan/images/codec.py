@@ -1,4 +1,4 @@
-"""What an image is to a network: float32 in [-1, 1], -1 black and 1 white; grey has one channel, RGB three.
+"""The representation of images in networks: float32 in [-1, 1], -1 black and 1 white; grey has one channel, RGB three.
 
 Shapes: any; networks take and give (n, C, R, R).
 """

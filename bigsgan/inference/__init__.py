@@ -1,1 +1,1 @@
-"""What a trained generator is used for: opening a run or an exported file, and the images that it makes."""
+"""Uses a trained generator: opens a run or an exported file, and makes images."""

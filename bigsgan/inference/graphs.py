@@ -1,7 +1,7 @@
 """A trained generator as a graph of torch's operations or ONNX's, which runs without bigsgan.
 
 Evaluation mode: statistics are the network's own, a StyleGAN2's noise maps are its constant ones, and spectrally
-normalised weights are divided by their norms once. The graph computes in float32 and takes any number of images.
+normalized weights are divided by their norms once. The graph computes in float32 and takes any number of images.
 
 Shapes: N samples, Z numbers in a latent, C channels, R x R pixels.
 """

@@ -40,7 +40,7 @@ class Profile(NamedTuple):
 
 
 class Combination(NamedTuple):
-    """A sum of profiles in the place of another.
+    """A sum of profiles that approximates another.
 
     Attributes:
         coefficients: Of the kept profiles, float64.

@@ -39,7 +39,7 @@ class Translations:
     ) -> None:
         """List the first ``num`` images, or all; sub-directories are ignored. The seed is that of the dropout.
 
-        ``standing`` normalises as the recipe's ``sample_statistics`` say; else batch norm's running statistics do.
+        ``standing`` normalizes as the recipe's ``sample_statistics`` say; else batch norm's running statistics do.
 
         Raises:
             UserError: The directory cannot be read, or contains no images.
@@ -67,7 +67,7 @@ class Translations:
     def images(self, numbers: Sequence[int], batch: int) -> tuple[Tensor, Tensor]:
         """Images by their numbers, cropped to a square and resized (n, C_in, R, R), and their translations.
 
-        Where samples are normalised by their own batch, each is a batch, as in the published test: so no image
+        Where samples are normalized by their own batch, each is a batch, as in the published test: so no image
         depends on its neighbours.
 
         Raises:

@@ -160,7 +160,7 @@ def _digits(resolution: int, cache: Path) -> Features:
 
 
 def _inception(inception: ModuleType, path: Path, resizer: str) -> Features:
-    with torch.device("meta"):  # nothing to initialise
+    with torch.device("meta"):  # nothing to initialize
         network = inception.Inception()
     load_weights(network, path)
 

@@ -1,4 +1,4 @@
-"""What samples are compared with in the place of the run's data: an .npz file of images, of statistics, or of both.
+"""References for metrics instead of the run's data: an .npz file of images, of statistics, or of both.
 
 Shapes: N images (N, R, R, C) uint8, D features.
 """

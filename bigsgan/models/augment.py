@@ -1,4 +1,4 @@
-"""What the discriminator's images go through first: a layer at the head of its flat list.
+"""The discriminator's first layer, which augments its images.
 
 Shapes: N samples, C channels, H x W pixels.
 """
@@ -14,11 +14,11 @@ from bigsgan.config.augmentation import ADA_PIPELINES, Augmentation
 from bigsgan.models import augment_pixels as pixels
 from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.augment_geometry import SYM6, draw_geometry, inverse_matrix, warp
-from bigsgan.models.diff_augment import DiffAugment
+from bigsgan.models.diff_augment import DiffAugment, SampleAugmentation
 from bigsgan.models.layers import Generators
 
 
-class AdaptiveAugment(nn.Module):
+class AdaptiveAugment(SampleAugmentation):
     """ADA's pipeline (Karras et al. 2020, arXiv 2006.06676, appendix B): each transformation acts with a probability.
 
     No transformation looks at p, or at an image, from the host; what the pipeline lacks altogether costs nothing.
@@ -39,8 +39,7 @@ class AdaptiveAugment(nn.Module):
 
         With ``keeps_seeds`` the seeds travel on.
         """
-        super().__init__()
-        self._keeps_seeds = keeps_seeds
+        super().__init__(keeps_seeds)
         self._initial_p = p
         self._multipliers = {name: multipliers.get(name, 0.0) for name in ADA_PIPELINES["bgcfnc"]}
         self.register_buffer("p", torch.empty(1, dtype=torch.float32))
@@ -55,16 +54,8 @@ class AdaptiveAugment(nn.Module):
         self.lowpass.copy_(lowpass / lowpass.sum())
         self.bands.copy_(torch.from_numpy(pixels.band_filters()))
 
-    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
-        """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, which may leave it, and labels.
-
-        C is 1 or 3, H and W are at least 4. The type is float32 or, for tests, float64.
-        """
-        images = self.augment(images, AugmentationDraws(seeds, images.dtype))
-        return (images, labels, seeds) if self._keeps_seeds else (images, labels)
-
     def augment(self, images: Tensor, draws: AugmentationDraws) -> Tensor:
-        """Augment images by given draws: (N, C, H, W) -> the same shape."""
+        """Augment images by given draws: (N, C, H, W) -> the same shape. C is 1 or 3, H and W are at least 4."""
         p = {name: multiplier * self.p for name, multiplier in self._multipliers.items()}
         # Filters are applied in the images' type: float32 in training.
         if self._has(*ADA_PIPELINES["bg"]):

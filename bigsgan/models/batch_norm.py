@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.models.dual import has_tangent, linearly
-from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, full
+from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, TwiceDifferentiable, full
 
 _TINY = 1e-30
 """Added to a variance of 0, whose inverse is asked for."""
@@ -61,18 +61,18 @@ def _(buffer: Tensor) -> Tensor:
     return torch.empty_like(buffer)
 
 
-class BatchStatistics(RankAverages):
-    """Normalises each channel over the samples and pixels of the global micro-batch, without gain or bias.
+class BatchStatistics(RankAverages, TwiceDifferentiable):
+    """Normalizes each channel over the samples and pixels of the global micro-batch, without gain or bias.
 
     Statistics are float32 and, where ``average_over_ranks`` is given, those of all data-parallel ranks. In training
-    mode the micro-batch is normalised by itself; in evaluation mode by the running statistics (Ioffe and Szegedy
+    mode the micro-batch is normalized by itself; in evaluation mode by the running statistics (Ioffe and Szegedy
     2015, arXiv 1502.03167).
 
     Attributes:
         running_mean: Buffer (C,), float32.
         running_var: Buffer (C,), float32, unbiased.
         momentum: Weight of a new micro-batch in the running statistics.
-        segments: Equal parts of a batch, such as real and fake images, that are normalised each by itself; the first
+        segments: Equal parts of a batch, such as real and fake images, that are normalized each by itself; the first
             moves the running statistics.
         exact: Compute in float32 whatever the input's type is, for second derivatives.
     """
@@ -82,7 +82,7 @@ class BatchStatistics(RankAverages):
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
-        self.eps, self.momentum, self.segments, self.exact = eps, momentum, 1, False
+        self.eps, self.momentum, self.segments = eps, momentum, 1
         self.register_buffer("running_mean", torch.empty(channels, dtype=torch.float32))
         self.register_buffer("running_var", torch.empty(channels, dtype=torch.float32))
 
@@ -93,14 +93,14 @@ class BatchStatistics(RankAverages):
         self.running_var.fill_(1)
 
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
-        """Normalise (N, C, H, W) to mean 0 and variance 1 for each channel, in x's type.
+        """Normalize (N, C, H, W) to mean 0 and variance 1 for each channel, in x's type.
 
         Differentiable twice, in bf16 to its 8 bits only where ``exact`` is set. In training mode x may lack a ``shift``
         (C,): the mean takes it away, and the running mean has it.
         """
         # Sums over N * H * W values need more than 8 or 11 bits. torch's kernels add bf16 up in float32, as the running
         # statistics are. But second derivatives are subtracted from each other in bf16, and so would be what comes back
-        # from the normalisation and from statistics of all ranks.
+        # from the normalization and from statistics of all ranks.
         is_alone = self.average_over_ranks is None or not self.training
         inputs = x if x.dtype == torch.bfloat16 and is_alone and not self.exact else full(x)
         if not self.training:
@@ -114,7 +114,7 @@ class BatchStatistics(RankAverages):
         return normalized.reshape(n, c, h, w).to(x.dtype)
 
     def _normalize(self, x: Tensor, shift: Tensor | None) -> Tensor:
-        """Normalise (n, segments * C, H, W).
+        """Normalize (n, segments * C, H, W).
 
         Over several ranks, m and v being mean and variance, and m' and v' their values held constant,
 
@@ -176,7 +176,7 @@ class ConditionalBatchNorm(nn.Module):
         self.gain, self.bias = (self._map(condition_size, channels) for _ in range(2))
 
     def forward(self, x: Tensor, condition: Tensor, shift: Tensor | None = None) -> Tensor:
-        """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalised * (1 + gain) + bias; x may lack a shift."""
+        """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalized * (1 + gain) + bias; x may lack a shift."""
         gain = 1 + self.gain(condition)[:, :, None, None]
         return torch.addcmul(self.bias(condition)[:, :, None, None], self.statistics(x, shift), gain)
 

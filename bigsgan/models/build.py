@@ -9,14 +9,12 @@ from torch import nn
 
 from bigsgan.config import Recipe
 from bigsgan.models.augment import augmentation_layer
-from bigsgan.models.batch_norm import BatchStatistics
-from bigsgan.models.layers import SelfAttention
+from bigsgan.models.layers import TwiceDifferentiable
 from bigsgan.models.network import FromCosines, LastImage, LayerStack
-from bigsgan.models.transformer import Attention
 
 
 def build_network(recipe: Recipe, network: str) -> LayerStack:
-    """Build one network with uninitialised parameters, on the default device and in the default type.
+    """Build one network with uninitialized parameters, on the default device and in the default type.
 
     A ``generator`` makes images of latents or input images, and labels; a ``discriminator`` makes logits of images and
     labels.
@@ -34,7 +32,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
     for module in stack.modules():
-        if isinstance(module, (Attention, BatchStatistics, SelfAttention)):
+        if isinstance(module, TwiceDifferentiable):
             module.exact = network == "discriminator" and bool(recipe.objective.exact_penalties)
     return stack
 

@@ -63,7 +63,7 @@ class GeneratorOutput(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Convolution that halves the resolution, normalisation (``batch``, ``spectral`` or ``none``), leaky ReLU."""
+    """Convolution that halves the resolution, normalization (``batch``, ``spectral`` or ``none``), leaky ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, form: BlockSection) -> None:
         super().__init__()

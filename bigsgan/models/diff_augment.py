@@ -21,7 +21,27 @@ _CUTOUT = 1 / 2  # of the image's size
 _RECOLOURED, _FLIPPED = 0.5, 0.4  # of the samples
 
 
-class DiffAugment(nn.Module):
+class SampleAugmentation(nn.Module):
+    """Augments each sample by numbers that are drawn of its seed; with ``keeps_seeds`` the seeds travel on."""
+
+    def __init__(self, keeps_seeds: bool) -> None:
+        super().__init__()
+        self._keeps_seeds = keeps_seeds
+
+    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
+        """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, which may leave it, and labels.
+
+        The type is float32 or, for tests, float64.
+        """
+        images = self.augment(images, AugmentationDraws(seeds, images.dtype))
+        return (images, labels, seeds) if self._keeps_seeds else (images, labels)
+
+    def augment(self, images: Tensor, draws: AugmentationDraws) -> Tensor:
+        """Augment images by given draws: (N, C, H, W) -> the same shape."""
+        raise NotImplementedError
+
+
+class DiffAugment(SampleAugmentation):
     """Groups of transformations one after the other.
 
     ``color``, ``translation`` and ``cutout`` are Zhao's, ``latent_color`` and ``flip`` those of GAT (arXiv 2509.24935).
@@ -29,14 +49,9 @@ class DiffAugment(nn.Module):
 
     def __init__(self, policy: Sequence[str], channels: int, keeps_seeds: bool = False) -> None:
         """Take the groups and the channels of one image; with ``keeps_seeds`` the seeds travel on."""
-        super().__init__()
+        super().__init__(keeps_seeds)
         self._groups = [_GROUPS[name] for name in policy]
-        self._channels, self._keeps_seeds = channels, keeps_seeds
-
-    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
-        """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, which may leave it, labels."""
-        images = self.augment(images, AugmentationDraws(seeds, images.dtype))
-        return (images, labels, seeds) if self._keeps_seeds else (images, labels)
+        self._channels = channels
 
     def augment(self, images: Tensor, draws: AugmentationDraws) -> Tensor:
         """Augment images by given draws: (N, C, H, W) -> the same shape."""

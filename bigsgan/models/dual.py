@@ -136,3 +136,10 @@ def linearly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def has_tangent(x: Tensor) -> bool:
     """Whether a layer's input carries one."""
     return forward_mode.unpack_dual(x).tangent is not None
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Over the last dimension, written out: torch's (2.14) overwrites what the backward pass of its tangent needs."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    exp = (exact - exact.detach().amax(dim=-1, keepdim=True)).exp()
+    return (exp / exp.sum(dim=-1, keepdim=True)).to(x.dtype)

@@ -1,9 +1,9 @@
-"""What is one Triton kernel in the place of many of torch's: StyleGAN2's filter, its rectifier, random numbers.
+"""Triton kernels that each replace several of torch's: StyleGAN2's filter and rectifier, random numbers.
 
-Filter and rectifier, which adds the bias, are differentiable as often as wanted.
+The filter and the rectifier, which adds the bias, can be differentiated any number of times.
 
-Whoever calls them asks ``used_for`` first and else takes torch's own operations: for tensors on a CPU, where Triton or
-the C compiler that it needs is missing, and where BIGSGAN_FUSED is 0. The choice is logged once.
+Callers ask ``used_for`` first. They use torch's own operations for tensors on a CPU, if Triton or its C compiler is
+missing, and if BIGSGAN_FUSED is 0. The choice is logged once.
 
 Shapes: N samples, C channels, H x W pixels, K x K a filter.
 """
@@ -113,7 +113,7 @@ class _Resample(torch.autograd.Function):
         ctx.save_for_backward(taps)
         ctx.save_for_forward(taps)
         ctx.geometry, ctx.shape = geometry, x.shape[2:]
-        return kernels("fused").resample(_dense(x), taps.contiguous(), *geometry)
+        return kernels("fused").resample(_dense(x), taps.contiguous(), geometry)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -184,7 +184,7 @@ def kernels(name: str) -> Any:
 def _try_maps(device: torch.device, dtype: torch.dtype) -> None:
     ours = kernels("fused")
     x, taps = torch.zeros(1, 1, 4, 4, device=device, dtype=dtype), torch.zeros(4, 4, device=device)
-    y = ours.resample(x, taps, *Geometry(2, 1, 2, 8, 8))
+    y = ours.resample(x, taps, Geometry(2, 1, 2, 8, 8))
     ours.rectify(y, torch.zeros(1, device=device, dtype=dtype), 0.2, 1.0)
     ours.slopes(y, y, 0.2, 1.0)
 

@@ -1,11 +1,11 @@
 """StyleGAN2's filter and rectifier in Triton, on tensors (N, C, H, W) that are contiguous or channels_last.
 
-Importing this needs Triton. Only ``fused`` imports it, where it may be used, and gives it derivatives.
+Importing this module needs Triton. Only ``fused`` imports it, and adds the derivatives.
 
-A tensor is seen as the matrix whose rows lie in one piece of its memory: of pixels where it is contiguous, of channels
-where it is channels_last. A program computes a tile of it, so that neighbouring threads read neighbouring numbers
-either way, and no number of a tile needs a division of its own. Numbers are read in their type, computed in float32
-(float64 if they are that) and rounded once, when they are written.
+A tensor is treated as a matrix with contiguous rows: rows of pixels if it is contiguous, rows of channels if it is
+channels_last. A program computes one tile of this matrix. So neighbouring threads read neighbouring numbers in both
+layouts, and no number of a tile needs an index division of its own. Numbers are read in their own type, computed in
+float32 (float64 for float64), and rounded once, when they are written.
 
 Shapes: N samples, C channels, H x W pixels, K x K a filter.
 """
@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from bigsgan.models.fused import Geometry
 
 _TILE = 1024
 """Numbers that a program computes: 8 in each thread of Triton's four warps."""
@@ -121,13 +123,12 @@ def _slopes(grad_ptr, y_ptr, out_ptr, num, slope: tl.constexpr, limit: tl.conste
     tl.store(out_ptr + at, grad.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def resample(
-    x: Tensor, taps: Tensor, up: int, down: int, before: int, height: int, width: int, gain: float, flipped: bool
-) -> Tensor:
-    """Filter as ``fused.Geometry`` says: (N, C, H, W), (K, K) -> (N, C, height, width), in x's type and layout.
+def resample(x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
+    """Filter: (N, C, H, W), (K, K) -> (N, C, height, width), in x's type and layout.
 
     ``x`` is contiguous or channels_last, ``taps`` contiguous.
     """
+    up, down, before, height, width, gain, flipped = geometry
     n, c, in_height, in_width = x.shape
     channels_last = not x.is_contiguous()
     layout = torch.channels_last if channels_last else torch.contiguous_format

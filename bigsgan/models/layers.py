@@ -1,4 +1,4 @@
-"""Layers that carry state: spectrally normalised weights, and what layers with batch statistics have in common.
+"""Layers that carry state: spectrally normalized weights, and what layers with batch statistics have in common.
 
 A forward pass may move a layer's state (power-iteration vectors, running statistics) only while ``moving`` is set.
 The engines set it in the first gradient-carrying training forward of an update; sampling, recomputation under
@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigsgan.models import convolutions, spectral
-from bigsgan.models.dual import has_tangent
+from bigsgan.models.dual import has_tangent, softmax
 
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """FlashAttention wants as many features of values as of keys. cuDNN's, which torch (2.14) prefers on a Hopper, ends in
@@ -100,7 +100,7 @@ class SpectralLayer(StatefulLayer):
         groups: Equal parts of the rows, each with inputs of its own.
         u: Left singular vector, buffer (rows,), float32.
         v: Right singular vector, buffer (groups * columns,), float32.
-        orthogonal: Strength of the orthogonal regularisation, 0 for none.
+        orthogonal: Strength of the orthogonal regularization, 0 for none.
         gradient_scale: What the engine multiplies losses with before the backward pass (loss scale / accumulation);
             a tensor () of the engine's, as torch.compile would take a number for a constant. It does not change between
             a forward pass and its backward pass.
@@ -286,7 +286,7 @@ class SpectralEmbedding(SpectralLayer):
 
 
 class Embedding(nn.Module):
-    """Embedding table without normalisation: labels (N,) int64 -> (N, F)."""
+    """Embedding table without normalization: labels (N,) int64 -> (N, F)."""
 
     def __init__(self, num_classes: int, features: int) -> None:
         super().__init__()
@@ -330,16 +330,24 @@ def upsample_nearest(x: Tensor) -> Tensor:
     return x[:, :, :, None, :, None].expand(n, c, height, 2, width, 2).reshape(n, c, 2 * height, 2 * width)
 
 
-class SelfAttention(nn.Module):
-    """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2.
+class TwiceDifferentiable(nn.Module):
+    """A layer whose usual kernels have no second derivatives, or coarse ones.
 
     Attributes:
-        exact: Write the weights out, for second derivatives, of which torch's attention kernels have none.
+        exact: Whether to compute in a form that can be differentiated twice, as exact penalties need of D.
+    """
+
+    exact = False
+
+
+class SelfAttention(TwiceDifferentiable):
+    """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2.
+
+    Where ``exact`` is set, it writes the weights out, as torch's attention kernels have no second derivatives.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.exact = False
         self.query = SpectralConv2d(channels, channels // 8, 1, bias=False)
         self.key = SpectralConv2d(channels, channels // 8, 1, bias=False)
         self.value = SpectralConv2d(channels, channels // 2, 1, bias=False)
@@ -362,17 +370,10 @@ class SelfAttention(nn.Module):
             mixed = _attended(query, key, value)
         else:
             products = torch.bmm(query, key.mT)  # (N, HW, HW/4)
-            weights = _softmax(products) if dual else torch.softmax(products, dim=-1)
+            weights = softmax(products) if dual else torch.softmax(products, dim=-1)
             # In this order the gradient of the weights, the largest tensor here, arrives as they lie, not transposed.
             mixed = torch.bmm(weights, value)
         return x + self.gamma * self.out(mixed.mT.view(n, -1, height, width))
-
-
-def _softmax(x: Tensor) -> Tensor:
-    """Over the last dimension, written out: torch's (2.14) overwrites what the backward pass of its tangent needs."""
-    exact = full(x)
-    exp = (exact - exact.detach().amax(dim=-1, keepdim=True)).exp()
-    return (exp / exp.sum(dim=-1, keepdim=True)).to(x.dtype)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Convolutions that need fewer parameters than full ones, in the place of a block's.
+"""Convolutions that need fewer parameters than full ones, instead of a block's.
 
 Shapes: N samples, C channels, H x W pixels.
 """

@@ -103,7 +103,7 @@ class LayerStack(nn.Module):
         return [module for module in self.modules() if isinstance(module, StatefulLayer)]
 
     def spectral_layers(self) -> list[SpectralLayer]:
-        """List the layers with a spectrally normalised weight."""
+        """List the layers with a spectrally normalized weight."""
         return [module for module in self.modules() if isinstance(module, SpectralLayer)]
 
 
@@ -135,7 +135,7 @@ def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writ
     """Fill parameters and buffers from generators keyed by (seed, name), so that no layout changes them.
 
     Args:
-        network: Its modules own what they initialise through a method ``initialize(generators)``.
+        network: Its modules own what they initialize through a method ``initialize(generators)``.
         seed: Of the run.
         gather: Context in which the given parameters are whole on this rank; for parameters that are sharded.
         writes: Whether this rank computes; the others only take part in ``gather``'s collectives. Buffers are

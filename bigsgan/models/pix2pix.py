@@ -40,9 +40,9 @@ class GeneratorInput(nn.Module):
 
 
 class Down(nn.Module):
-    """Leaky ReLU, halving, normalisation; what comes in is carried on beside what goes out.
+    """Leaky ReLU, halving, normalization; what comes in is carried on beside what goes out.
 
-    The coarsest level leaves the normalisation out: of a single pixel nothing would be left.
+    The coarsest level leaves the normalization out: of a single pixel nothing would be left.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, is_coarsest: bool) -> None:
@@ -56,7 +56,7 @@ class Down(nn.Module):
 
 
 class Up(nn.Module):
-    """ReLU, doubling, normalisation, dropout; the last skipped feature map is laid beside the result.
+    """ReLU, doubling, normalization, dropout; the last skipped feature map is laid beside the result.
 
     ``stream`` is that of the dropout's draws, None for no dropout; seeds are kept where dropout follows later.
     """
@@ -107,7 +107,7 @@ class ResidualInput(nn.Module):
 
 
 class Resized(nn.Module):
-    """Halves or doubles the resolution and doubles or halves the channels: convolution, normalisation, ReLU."""
+    """Halves or doubles the resolution and doubles or halves the channels: convolution, normalization, ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, norm: str) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class DiscriminatorInput(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Convolution, normalisation, leaky ReLU."""
+    """Convolution, normalization, leaky ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, kernel: int, stride: int) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class DiscriminatorHead(nn.Module):
 
 
 class InstanceNorm(nn.Module):
-    """Normalises each channel of each sample over its pixels (Ulyanov et al. 2016, arXiv 1607.08022)."""
+    """Normalizes each channel of each sample over its pixels (Ulyanov et al. 2016, arXiv 1607.08022)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W)."""

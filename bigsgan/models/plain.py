@@ -1,4 +1,4 @@
-"""Convolutions and linear maps without state, initialised from generators of their own.
+"""Convolutions and linear maps without state, initialized from generators of their own.
 
 Shapes: N samples, C channels, H x W pixels, F features, K a kernel's side.
 """

@@ -1,4 +1,4 @@
-"""Layers that compute in half precision, on float32 weights, do so where it pays."""
+"""The precision of networks that are not trained: float32 on a CPU, their own elsewhere."""
 
 from __future__ import annotations
 

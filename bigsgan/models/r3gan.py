@@ -1,6 +1,6 @@
 """R3GAN (Huang et al. 2024, "The GAN is dead; long live the GAN! A modern GAN baseline", arXiv 2501.05441).
 
-Residual stages, one for each resolution from 4x4 on, without normalisation: weights start as fix-up initialisation
+Residual stages, one for each resolution from 4x4 on, without normalization: weights start as fix-up initialization
 wants them (Zhang, Dauphin and Ma 2019, arXiv 1901.09321), so that a block begins as the identity.
 
 A stage that computes in bf16 does so on float32 weights. In an engine whose weights are bf16 or fp16 themselves, their
@@ -60,7 +60,7 @@ class Convolution(Weighted):
 
 
 class BiasedActivation(nn.Module):
-    """Bias of each channel, then a leaky ReLU, whose gain the weights' initialisation makes up for."""
+    """Bias of each channel, then a leaky ReLU, whose gain the weights' initialization makes up for."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -127,13 +127,17 @@ class GeneratorInput(nn.Module):
         return (_narrowed(self.basis * scales[:, :, None, None], self.bf16),)
 
 
-class Upsample(nn.Module):
-    """Transition to the next finer stage; a 1x1 convolution where the width changes."""
+class _Transition(nn.Module):
+    """Between two stages; has a 1x1 convolution where the width changes."""
 
     def __init__(self, in_channels: int, out_channels: int, bf16: bool) -> None:
         super().__init__()
         self.conv = Convolution(in_channels, out_channels, 1, bf16=bf16) if in_channels != out_channels else None
         self.bf16 = bf16
+
+
+class Upsample(_Transition):
+    """Transition to the next finer stage."""
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C_in, H, W) -> (N, C_out, 2H, 2W)."""
@@ -164,13 +168,8 @@ class DiscriminatorInput(nn.Module):
         return self.conv(images), labels
 
 
-class Downsample(nn.Module):
-    """Transition to the next coarser stage; a 1x1 convolution where the width changes."""
-
-    def __init__(self, in_channels: int, out_channels: int, bf16: bool) -> None:
-        super().__init__()
-        self.conv = Convolution(in_channels, out_channels, 1, bf16=bf16) if in_channels != out_channels else None
-        self.bf16 = bf16
+class Downsample(_Transition):
+    """Transition to the next coarser stage."""
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H/2, W/2), (N,)."""

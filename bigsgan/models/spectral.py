@@ -1,4 +1,4 @@
-"""Spectral normalisation by Triton kernels that all layers share, whatever their shapes.
+"""Spectral normalization by Triton kernels that all layers share, whatever their shapes.
 
 By torch's operations a layer launches some twenty kernels in a pass that moves its vectors and goes backward, and what
 torch.compile makes of them is another code for each shape: half of all that it makes for BigGAN-128. Here they are

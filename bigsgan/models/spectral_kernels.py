@@ -1,4 +1,4 @@
-"""Spectral normalisation in Triton: products with a weight's two vectors, the division, and its gradient.
+"""Spectral normalization in Triton: products with a weight's two vectors, the division, and its gradient.
 
 Importing this needs Triton. Only ``fused`` imports it, where it may be used; ``spectral`` gives it derivatives.
 

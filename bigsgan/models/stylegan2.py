@@ -133,7 +133,19 @@ class SynthesisInput(nn.Module):
         return (x, ws, seeds) if self.torgb is None else (x, self.torgb(x, ws[:, 1]), ws, seeds)
 
 
-class SynthesisBlock(nn.Module):
+class _Resampling(nn.Module):
+    """Has the buffer ``resample_filter`` (4, 4), or None where no image is passed on."""
+
+    resample_filter: Tensor | None
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Fill the filter."""
+        if self.resample_filter is not None:
+            fir.fill_filter(self.resample_filter)
+
+
+class SynthesisBlock(_Resampling):
     """Doubles the resolution of feature map and image, and adds to the image.
 
     ``size`` is that of the output; the block of the images' ``resolution`` leaves the image alone in the carry.
@@ -143,8 +155,6 @@ class SynthesisBlock(nn.Module):
         torgb: None where the image comes from the last block alone.
         resample_filter: Buffer (4, 4), or None where no image is passed on.
     """
-
-    resample_filter: Tensor | None
 
     def __init__(self, config: StyleGAN2Generator, size: int, resolution: int, image_channels: int) -> None:
         super().__init__()
@@ -158,12 +168,6 @@ class SynthesisBlock(nn.Module):
         self.torgb = ToRGB(after, image_channels, w_size, clamp, half) if has_image else None
         self.skip = Doubled(before, after, half) if config.architecture == "resnet" else None
         self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32) if adds else None)
-
-    @torch.no_grad()
-    def initialize(self, generators: Generators) -> None:
-        """Fill the filter."""
-        if self.resample_filter is not None:
-            fir.fill_filter(self.resample_filter)
 
     def forward(self, x: Tensor, *carry: Tensor) -> tuple[Tensor, ...]:
         """(N, C_in, H, W), [(N, image channels, H, W)], ws, seeds -> both twice as large, ws, seeds; at last the image.
@@ -183,7 +187,7 @@ class SynthesisBlock(nn.Module):
         return tuple(images) if self.is_last else (x, *images, ws, seeds)
 
 
-class DiscriminatorBlock(nn.Module):
+class DiscriminatorBlock(_Resampling):
     """Two convolutions, the second of which halves the resolution, and a residual connection.
 
     ``size`` is that of the input; the block of the images' ``resolution`` begins with the image.
@@ -192,8 +196,6 @@ class DiscriminatorBlock(nn.Module):
         fromrgb: None where the block does not look at the image.
         resample_filter: Buffer (4, 4), or None where no image is passed on.
     """
-
-    resample_filter: Tensor | None
 
     def __init__(self, config: StyleGAN2Discriminator, size: int, resolution: int, image_channels: int) -> None:
         super().__init__()
@@ -207,12 +209,6 @@ class DiscriminatorBlock(nn.Module):
         residual = config.architecture == "resnet"
         self.skip = Conv2d(before, after, 1, activated=False, resamples=True, half=half) if residual else None
         self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32) if sees_all else None)
-
-    @torch.no_grad()
-    def initialize(self, generators: Generators) -> None:
-        """Fill the filter."""
-        if self.resample_filter is not None:
-            fir.fill_filter(self.resample_filter)
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H/2, W/2), (N,); both with the image's channels behind in ``skip``.

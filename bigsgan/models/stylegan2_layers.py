@@ -1,4 +1,4 @@
-"""Layers of StyleGAN2 (Karras et al. 2020, arXiv 1912.04958): equalised learning rates and modulated convolutions.
+"""Layers of StyleGAN2 (Karras et al. 2020, arXiv 1912.04958): equalized learning rates and modulated convolutions.
 
 Weights are drawn with standard deviation 1 and scaled by a constant where they are used, so that Adam's steps have the
 same relative size in every layer (Karras et al. 2018, arXiv 1710.10196, section 4.1).
@@ -51,7 +51,7 @@ def rectify_biased(x: Tensor, bias: Tensor, limit: float | None) -> Tensor:
 
 
 class FullyConnected(Weighted):
-    """Linear map with an equalised learning rate: (N, F_in) -> (N, F_out); ``activated`` by a leaky rectifier.
+    """Linear map with an equalized learning rate: (N, F_in) -> (N, F_out); ``activated`` by a leaky rectifier.
 
     ``lr_multiplier`` is the learning rate relative to other layers', and ``bias`` its initial value.
     """
@@ -97,7 +97,7 @@ class MappingNetwork(torch.nn.Module):
     """Latent and label -> style vector, or label alone -> its projection in D.
 
     A ``latent_size`` of 0 makes it one of labels alone, and 0 classes one of latents alone. All layers have W outputs;
-    without any layer, the normalised embedding is the projection.
+    without any layer, the normalized embedding is the projection.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class MappingNetwork(torch.nn.Module):
 
 
 class Conv2d(Weighted):
-    """Convolution of D with an equalised learning rate: (N, C_in, H, W) -> (N, C_out, H, W), or half as large.
+    """Convolution of D with an equalized learning rate: (N, C_in, H, W) -> (N, C_out, H, W), or half as large.
 
     Args:
         activated: Bias and leaky rectifier follow; or neither of them.

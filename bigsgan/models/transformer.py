@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bigsgan.models.dual import has_tangent
-from bigsgan.models.layers import Generators, full
+from bigsgan.models.dual import has_tangent, softmax
+from bigsgan.models.layers import Generators, TwiceDifferentiable, full
 
 _EPSILON = 1e-6
 _BASE = 10_000
@@ -99,14 +99,14 @@ def normalized(x: Tensor, epsilon: float | None = _EPSILON) -> Tensor:
     return (exact * (exact.square().mean(dim=-1, keepdim=True) + added).rsqrt()).to(x.dtype)
 
 
-class Attention(nn.Module):
-    """Self-attention with normalised queries and keys (Henry et al. 2020, arXiv 2010.04245) and rotary positions.
+class Attention(TwiceDifferentiable):
+    """Self-attention with normalized queries and keys (Henry et al. 2020, arXiv 2010.04245) and rotary positions.
 
     The last P tokens are patches row by row, whose queries and keys are rotated by their rows and columns (Su et al.
     2021, arXiv 2104.09864; in two dimensions as EVA-02 has it, arXiv 2303.11331). Tokens before them are not.
 
     Attributes:
-        exact: Write the weights out, for second derivatives, of which torch's attention kernels have none.
+        exact: Write the weights out, as torch's attention kernels have no second derivatives.
         rotation: Buffer (2, P, E) float32: cosines and sines.
     """
 
@@ -114,7 +114,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, side: int, bf16: bool) -> None:
         super().__init__()
-        self.exact, self.heads, self.side = False, heads, side
+        self.heads, self.side = heads, side
         self.qkv = Linear(width, 3 * width, bf16)
         self.query_norm, self.key_norm = (RMSNorm(width // heads, epsilon=None) for _ in range(2))
         self.out = Linear(width, width, bf16)
@@ -138,7 +138,7 @@ class Attention(nn.Module):
         query, key = query.to(value.dtype), key.to(value.dtype)
         if self.exact or has_tangent(x):
             products = torch.matmul(query, key.mT) * query.shape[-1] ** -0.5
-            mixed = torch.matmul(_softmax(products) if has_tangent(x) else torch.softmax(products, dim=-1), value)
+            mixed = torch.matmul(softmax(products) if has_tangent(x) else torch.softmax(products, dim=-1), value)
         else:
             with sdpa_kernel(_FUSED):
                 mixed = F.scaled_dot_product_attention(query, key, value)
@@ -152,13 +152,6 @@ class Attention(nn.Module):
         even, odd = patches.unflatten(-1, (-1, 2)).unbind(-1)
         turned = patches * cosines + torch.stack([-odd, even], dim=-1).flatten(-2) * sines
         return torch.cat([x[:, :, :others], turned.to(x.dtype)], dim=2) if others else turned.to(x.dtype)
-
-
-def _softmax(x: Tensor) -> Tensor:
-    """Over the last dimension, written out: torch's (2.14) overwrites what the backward pass of its tangent needs."""
-    exact = full(x)
-    exp = (exact - exact.detach().amax(dim=-1, keepdim=True)).exp()
-    return (exp / exp.sum(dim=-1, keepdim=True)).to(x.dtype)
 
 
 class SwiGLU(nn.Module):

@@ -1,4 +1,4 @@
-"""Where reports go: metrics.jsonl, metrics.csv and TensorBoard's event files; wandb_run.py has one more."""
+"""Destinations of reports: metrics.jsonl, metrics.csv and TensorBoard's event files; wandb_run.py has one more."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run would hold in memory, predicted from its recipe alone."""
+"""Predicts the memory of a run from its recipe."""

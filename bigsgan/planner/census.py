@@ -1,4 +1,4 @@
-"""What a computation holds in memory, counted without any: storages that come and go on the meta device."""
+"""Counts the memory of a computation on the meta device, by the storages that come and go."""
 
 from __future__ import annotations
 

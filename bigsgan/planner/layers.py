@@ -1,4 +1,4 @@
-"""What each layer of a network holds in memory, forward and backward, traced on the meta device."""
+"""Counts the memory of each layer of a network, forward and backward, on the meta device."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Layout:
 
     Attributes:
         name: For the table.
-        overrides: That make the recipe run so, in the place of those that were given.
+        overrides: That make the recipe run so, instead of those that were given.
         accumulation: Micro-batches of a batch.
         micro_batch: Images in one of the generator's, on one rank.
         recomputes: Whether both networks recompute their activations, and pipelines G's images too.

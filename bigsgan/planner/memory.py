@@ -118,7 +118,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
 
 
 def _game(plan: RunPlan, number: int) -> Game:
-    """What is minimised in update number 0, which carries every lazy penalty, or number 1."""
+    """What is minimized in update number 0, which carries every lazy penalty, or number 1."""
     section = plan.objective
     statistics = Statistics(torch.device("meta"))
     discriminator = DiscriminatorObjective(section, statistics, number)

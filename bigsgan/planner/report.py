@@ -1,4 +1,4 @@
-"""What the planner found, as a table and as JSON."""
+"""Prints the planner's results, as a table and as JSON."""
 
 from __future__ import annotations
 

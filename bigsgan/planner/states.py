@@ -1,4 +1,4 @@
-"""What a network's states hold on one rank: weights, masters, optimizer, gradients, and DeepSpeed's buffers.
+"""The memory of a network's states on one rank: weights, masters, optimizer, gradients, and DeepSpeed's buffers.
 
 Follows DeepSpeed 0.19.8 as bigsgan sets it up; files are under deepspeed/runtime/. The planner's tests compare it with
 what runs of every stage hold.
@@ -13,8 +13,8 @@ import numpy as np
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.base import DTYPES
+from bigsgan.engines.deepspeed.nvme import num_swap_buffers
 from bigsgan.engines.deepspeed_config import PART_MULTIPLE, stage_0_at_a_time, zero_settings
-from bigsgan.engines.nvme import num_swap_buffers
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.planner.gathering import Limits
 

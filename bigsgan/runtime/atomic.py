@@ -47,7 +47,7 @@ def fsync(path: Path) -> None:
 
 
 def _make(unfinished: Path) -> int:
-    """Make an empty file, in the place of one that a killed process left, and return the mode that it got.
+    """Make an empty file, instead of one that a killed process left, and return the mode that it got.
 
     Raises:
         OSError: It cannot be made, or a link, a pipe or something else has its name.

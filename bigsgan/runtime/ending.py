@@ -1,4 +1,4 @@
-"""How a command on many ranks exits after an error: one rank prints the message, all have the same exit status."""
+"""Ends a command on many ranks after an error: one rank prints the message, all have the same exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the recipes, DeepSpeed files and Slurm scripts are that come with bigsgan, in a clone and installed.
+"""Finds the recipes, DeepSpeed files and Slurm scripts that come with bigsgan, in a clone and installed.
 
 Their directories here are links to launch/recipes, ds_configs and launch/slurm; a wheel has the files themselves.
 """

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from bigsgan.config import RunPlan
 from bigsgan.config.data import Data
-from bigsgan.config.run_directory import KEYS_OF_A_HOST, flat
+from bigsgan.config.run_directory import same_on_hosts
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.errors import UserError, shown
@@ -30,9 +30,7 @@ def check_plans(plan: RunPlan) -> None:
         UserError: With the first that differs from rank 0's, and the hosts that it differs on.
     """
     told: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
-    told |= {key: value for key, value in flat(plan.recipe.model_dump()).items() if key not in KEYS_OF_A_HOST}
-    for network, engine in plan.engines.items():
-        told[f"engines.{network}.ds_config"] = engine.file.content
+    told |= same_on_hosts(plan)
 
     def refuse(by_rank: Sequence[tuple[str, dict[str, Any]]]) -> UserError | None:
         (host, first), *others = by_rank

@@ -1,4 +1,4 @@
-"""Snapshots of the power function averages: what `--ema-width` needs of a run, beside its checkpoints.
+"""Snapshots of the power-function EMAs, which `--ema-width` needs in addition to the checkpoints.
 
     ema_snapshots/000000016384/          as a checkpoint, with the averages and the EMA's buffers alone
 

@@ -1,4 +1,4 @@
-"""What BigGAN-PyTorch's ``state_dict.pth`` says of the training: its arguments, and the updates made.
+"""Reads training settings from BigGAN-PyTorch's ``state_dict.pth``: its arguments, and the updates made.
 
 One batch there is ``batch_size`` times ``num_D_accumulations`` images, and so are two of D's steps one each.
 """
@@ -50,7 +50,7 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
     if norm_eps is None:
         keys["generator.norm_eps"] = options.number("BN_eps")
     for network, letter in (("generator", "G"), ("discriminator", "D")):
-        # The paper's strength of the orthogonal regularisation, of which the project adds half the gradient.
+        # The paper's strength of the orthogonal regularization, of which the project adds half the gradient.
         if (strength := options.number(f"{letter}_ortho")) is not None:
             keys[f"objective.orthogonal.{network}"] = strength / 2
         betas = [options.number(f"{letter}_B{i}") for i in (1, 2)]

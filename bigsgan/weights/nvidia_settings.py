@@ -1,4 +1,4 @@
-"""What ``training_options.json`` and a snapshot of NVIDIA's trainers say of the training, as keys of a recipe.
+"""Translates ``training_options.json`` and snapshots of NVIDIA's trainers to keys of a recipe.
 
 The file lies beside the snapshots of stylegan2-ada-pytorch, stylegan3 and R3GAN, which is built on them. Left out in it
 is what has the training loop's default, so defaults belong to the settings too. Those of the machine, such as
@@ -120,7 +120,7 @@ def _stylegan2(options: Options) -> dict[str, Any]:
         "augmentation": _augmentation(options),
         "ema": {"half_life_nimg": _nimg(options, "ema_kimg"), "ramp": options.number("ema_rampup")},
     }
-    # Without lazy regularisation it is part of every update.
+    # Without lazy regularization it is part of every update.
     every = {network: options.value(f"{network}_reg_interval") or 1 for network in "GD"}
     if gamma := options.number("loss_kwargs.r1_gamma"):
         keys["objective.r1"] = {"weight": gamma, "every": every["D"]}

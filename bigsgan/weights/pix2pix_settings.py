@@ -1,4 +1,4 @@
-"""What ``train_opt.txt`` of the public pix2pix says of the training: a line of text for each option.
+"""Reads training settings from ``train_opt.txt`` of the public pix2pix: a line of text for each option.
 
 Its losses of D are half of ours, which Adam does not notice. Its schedules count epochs of a data set whose size the
 file does not tell.

@@ -1,4 +1,4 @@
-"""Settings that other trainers save beside their weights, and their translation to keys of a recipe."""
+"""Settings that other trainers save with their weights, and their translation to keys of a recipe."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ _IN_ITS_PLACE = {
     b"<html": ("is a web page", "download the file itself"),
     bytes(32): ("begins with zeros only, as a download that was cut off", "download it again"),
 }
-"""What a download may leave in the place of a file, by how it begins."""
+"""What a download may leave instead of a file, by its first bytes."""
 
 
 def check_file(option: str, path: Path) -> None:
-    """Refuse a path that is not a file, and what a download may leave in the place of one.
+    """Refuse a path that is not a file, and what a download may leave instead of one.
 
     Raises:
         UserError: It is a directory, a pipe or a device, or not there; or a web page and the like.

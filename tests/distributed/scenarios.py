@@ -13,7 +13,7 @@ import torch
 
 from bigsgan import checkpoint
 from bigsgan.config.run_directory import write_recipe
-from bigsgan.doctor.runs import buffers, flat_tensors, local_state, update
+from bigsgan.doctor.runs import buffers, flat_tensors, update
 from bigsgan.doctor.runs import merge as merge
 from bigsgan.doctor.runs import on_host as on_host
 from bigsgan.doctor.runs import snapshot as snapshot
@@ -35,6 +35,11 @@ def build(overrides: list[str], ds: dict[str, Any], found: Any = None, recipe: P
     directory = Path(tempfile.mkdtemp())
     plan = tiny_plan(directory, comm.world_size(), overrides, ds, recipe)
     return build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), print))
+
+
+def local_state(run: Run) -> dict[str, Any]:
+    """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)]."""
+    return dict(on_host(snapshot(run)))
 
 
 def destroy(run: Run) -> None:

@@ -161,16 +161,19 @@ def all_gathered(found, network, *phases):
     return sent(found, *phases, collective="all-gather")[1] / (4 * found["networks"][network]["parameters"])
 
 
+UPDATES = {"G": "G pulls back", "D": "D trains"}
+
+
 def test_collectives_of_stage_0_are_its_gradients(ranks):
     found, clean = ranks(2).run(counted, GAME, {"generator": zero(0), "discriminator": zero(0)})[0]
     assert clean
     for letter, network in (("G", "generator"), ("D", "discriminator")):
         numbers = found["networks"][network]
-        _, num_bytes = sent(found, f"{letter} backward", f"{letter} optimizer", collective="all-reduce")
+        _, num_bytes = sent(found, f"{UPDATES[letter]}: backward", f"{UPDATES[letter]}: step", collective="all-reduce")
         assert num_bytes == 4 * numbers["parameters"]
         assert numbers["least_bytes"] == 4 * numbers["parameters"]  # 2 (N - 1) / N of it
         assert numbers["ratio"] == 1.0
-    assert sent(found, "G forward", "D forward", "seam", "G makes images") == (0, 0)
+    assert sent(found, "G makes images, graphs kept", "D trains: forward", "D judges", "G makes images") == (0, 0)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -180,7 +183,7 @@ def test_collectives_of_stages_that_scatter(ranks, stage):
     found, _ = ranks(2).run(counted, GAME, ds)[0]
     for letter, network, ratio in (("G", "generator", 1.0), ("D", "discriminator", 1.5)):
         assert found["networks"][network]["ratio"] == pytest.approx(ratio, abs=0.05)
-        assert all_gathered(found, network, f"{letter} optimizer") == pytest.approx(1, abs=0.02)
+        assert all_gathered(found, network, f"{UPDATES[letter]}: step") == pytest.approx(1, abs=0.02)
 
 
 KEEPING, NOT_KEEPING = {}, {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
@@ -192,11 +195,14 @@ def test_collectives_of_stage_3(ranks, section, backward):
     ds = dict.fromkeys(NETWORKS, zero(3, zero=section))
     found, _ = ranks(2).run(counted, GAME, ds)[0]
     assert all_gathered(found, "generator", "G makes images") == pytest.approx(1, abs=0.05)
-    assert all_gathered(found, "discriminator", "seam") == pytest.approx(1 + backward, abs=0.25)
+    assert all_gathered(found, "discriminator", "D judges") == pytest.approx(1 + backward, abs=0.25)
     for letter, network in (("G", "generator"), ("D", "discriminator")):
-        assert all_gathered(found, network, f"{letter} forward") == pytest.approx(1, abs=0.05)
-        assert all_gathered(found, network, f"{letter} backward") == pytest.approx(backward, abs=0.25)
-        _, reduced = sent(found, f"{letter} backward", f"{letter} optimizer", collective="reduce-scatter")
+        forward = "G makes images, graphs kept" if letter == "G" else "D trains: forward"
+        assert all_gathered(found, network, forward) == pytest.approx(1, abs=0.05)
+        assert all_gathered(found, network, f"{UPDATES[letter]}: backward") == pytest.approx(backward, abs=0.25)
+        _, reduced = sent(
+            found, *(f"{UPDATES[letter]}: {kind}" for kind in ("backward", "step")), collective="reduce-scatter"
+        )
         assert reduced == pytest.approx(4 * found["networks"][network]["parameters"], rel=0.01)  # and padding
     if not backward:
         for network in NETWORKS:
@@ -206,10 +212,10 @@ def test_collectives_of_stage_3(ranks, section, backward):
 def test_what_persists_is_gathered_once_an_update(ranks):
     ds = dict.fromkeys(NETWORKS, zero(3, zero={"stage3_param_persistence_threshold": 100_000}))
     found, _ = ranks(2).run(counted, GAME, ds)[0]
-    for network, phase in (("generator", "G makes images"), ("discriminator", "seam")):
+    for network, phase in (("generator", "G makes images"), ("discriminator", "D judges")):
         assert all_gathered(found, network, phase) == pytest.approx(1, abs=0.05)
         assert found["networks"][network]["ratio"] == pytest.approx(2 / 4, abs=0.02)
-    assert sent(found, "D optimizer", "G optimizer", collective="all-gather") == (0, 0)
+    assert sent(found, "D trains: step", "G pulls back: step", collective="all-gather") == (0, 0)
 
 
 def profile_of(overrides, ds):
@@ -223,10 +229,12 @@ def profile_of(overrides, ds):
 def test_a_profile_names_the_phases(ranks, stage):
     ds = {"generator": zero(stage), "discriminator": zero(stage)}
     (found, events), _ = ranks(2).run(profile_of, ["objective.d_steps=2"], ds)
-    assert tuple(found["phases"]) == PHASES
+    unused = ("D checks", "D differentiates", "G differentiates", "G pulls back: forward")
+    assert [*found["phases"]] == [name for name in PHASES if name not in unused]
     assert all(seconds > 0 for seconds in found["phases"].values())
     names = [event.get("name") for event in events if event.get("ph") == "X"]
-    expected = {"D forward": 2, "D backward": 2, "D optimizer": 2, "G backward": 1, "seam": 2, "EMA": 1, "data wait": 2}
+    expected = {f"D trains: {kind}": 2 for kind in ("forward", "backward", "step")}
+    expected |= {"G pulls back: backward": 1, "D judges": 2, "EMA": 1, "data wait": 2}
     assert {name: names.count(f"bigsgan: {name}") for name in expected} == expected
     assert len(found["operations"]) == 10
     assert not [each for each in found["operations"] if each["name"].startswith("bigsgan: ")]

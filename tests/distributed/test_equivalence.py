@@ -29,6 +29,8 @@ PENALTIES = {
     "finite_difference": ["objective.r1={weight: 0.2, every: 2, form: finite_difference, sigma: 0.5}"],
 }
 
+STOCK = ["engines.stock_deepspeed=both"]
+
 
 @lru_cache
 def expected(*overrides: str, updates: int = UPDATES):
@@ -54,6 +56,15 @@ def cells():
 def test_matrix(ranks, stage, world_size, accumulation, penalty):
     overrides = [f"accumulation={accumulation}", *PENALTIES[penalty]]
     check(ranks(world_size), overrides, {"generator": zero(stage), "discriminator": zero(stage)})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "stage, world_size, accumulation, penalty", [*product((0, 1, 2, 3), (1, 2), (1, 2), PENALTIES)]
+)
+def test_matrix_of_deepspeed_as_it_comes(ranks, stage, world_size, accumulation, penalty):
+    overrides = [*STOCK, f"accumulation={accumulation}", *PENALTIES[penalty]]
+    check(ranks(world_size), overrides, dict.fromkeys(NETWORKS, zero(stage)))
 
 
 OVERRIDES = {

@@ -10,8 +10,9 @@ from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 from bigsgan.bench import phases
 from bigsgan.bench.arithmetic import matrix_flops_per_second, matrix_precision
 from bigsgan.bench.comm import least_bytes, network_of
-from bigsgan.bench.phases import PHASES, PhaseClock
+from bigsgan.bench.phases import PHASES, PhaseClock, name_of
 from bigsgan.bench.profile import costliest
+from bigsgan.engines.phases import all_in_turn, update_phases
 from bigsgan.plan import count_network, count_work, describe_networks
 from tests.tiny import FAMILIES, tiny_plan, zero
 
@@ -20,20 +21,20 @@ def test_a_phase_does_not_count_what_is_inside_it(monkeypatch):
     now = iter([0, 1, 3, 8, 9, 10, 20, 21])
     monkeypatch.setattr(phases.time, "perf_counter", lambda: next(now))
     clock = PhaseClock()  # at 0
-    with clock.phase("G backward"), clock.phase("reduce"):  # from 1; from 3 to 8
+    with clock.phase("G pulls back: backward"), clock.phase("reduce"):  # from 1; from 3 to 8
         pass
     clock.stop()  # 9 to 10
     with pytest.raises(ValueError, match="lost"), clock.phase("EMA"):
         raise ValueError("lost")
-    assert clock.seconds == {"rest": 1 + 1 + 10, "G backward": 2 + 1, "reduce": 5, "EMA": 1}
+    assert clock.seconds == {"rest": 1 + 1 + 10, "G pulls back: backward": 2 + 1, "reduce": 5, "EMA": 1}
 
 
 def test_phases_come_in_the_order_of_an_update():
     clock = PhaseClock()
-    for name in ("EMA", "seam", "data wait"):
+    for name in ("EMA", "D judges", "data wait"):
         with clock.phase(name):
             pass
-    assert list(clock.stop()) == ["data wait", "seam", "EMA", "rest"]
+    assert list(clock.stop()) == ["data wait", "D judges", "EMA", "rest"]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +66,23 @@ def test_reused_fakes_need_the_generator_once(tmp_path):
 def test_each_phase_has_the_network_whose_parameters_it_needs():
     found = {phase: network_of(phase) for phase in PHASES}
     g, d = ([phase for phase, network in found.items() if network == n] for n in ("generator", "discriminator"))
-    assert g == ["G makes images", "G forward", "G backward", "G optimizer"]
-    assert d == ["D forward", "D backward", "D optimizer", "seam"]
+    g_steps = [f"G pulls back: {kind}" for kind in ("forward", "backward", "step")]
+    assert g == ["G makes images", "G differentiates", "G makes images, graphs kept", *g_steps]
+    trains = [f"D trains: {kind}" for kind in ("forward", "backward", "step")]
+    assert d == ["D checks", "D differentiates", *trains, "D judges"]
+
+
+def test_names_are_the_labels_of_the_phases(tmp_path):
+    """Every task of an update has a name with its phase's label, which the output has in its order."""
+    overrides = ["objective.r1={weight: 1, method: forward_mode}", "objective.d_steps=2"]
+    plan = tiny_plan(tmp_path, 1, overrides, {"generator": zero(0), "discriminator": zero(0)})
+    update = update_phases(plan, penalised=[True, False], checked=[True, False])
+    found = [(update[task.phase].label, name_of(update[task.phase], task)) for task in all_in_turn(update)]
+    assert all(name.startswith(label) for label, name in found)
+    named = {name for _, name in found}
+    assert named <= set(PHASES)
+    assert {"D checks", "D differentiates", "D trains: forward", "D trains: step", "D judges"} <= named
+    assert {label for label, _ in found} == {phase.label for phase in update}
 
 
 def averages(*events):
@@ -84,7 +100,7 @@ def averages(*events):
 
 def test_costliest_operations_leave_the_phases_out():
     events = [(f"op{i}", 1000 * i, 1000 * (20 - i), {}) for i in range(12)]
-    events += [("bigsgan: seam", 9000, 9000, {"is_user_annotation": True}), ("op11", 500, 0, {})]
+    events += [("bigsgan: D judges", 9000, 9000, {"is_user_annotation": True}), ("op11", 500, 0, {})]
     found = costliest(averages(*events), on_gpu=False)
     assert [each["name"] for each in found] == [f"op{i}" for i in range(11, 1, -1)]
     assert found[0] == {"name": "op11", "calls": 2, "seconds": 0.0115, "share": pytest.approx(11.5 / 66.5)}
@@ -98,8 +114,8 @@ def test_kernels_count_once_for_the_operation_that_starts_them():
         ("sgemm", 3000, 0, on_gpu),
         ("aten::add", 5000, 1000, {}),
         ("vectorized_elementwise_kernel", 1000, 0, on_gpu),
-        ("bigsgan: seam", 6000, 0, phase),
-        ("bigsgan: seam", 4000, 0, {**on_gpu, **phase}),
+        ("bigsgan: D judges", 6000, 0, phase),
+        ("bigsgan: D judges", 4000, 0, {**on_gpu, **phase}),
     ]
     assert costliest(averages(*events), on_gpu=True) == [
         {"name": "aten::mm", "calls": 1, "seconds": 0.003, "share": 0.75},

@@ -15,7 +15,7 @@ import torch
 
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.doctor import alike, builds, devices, host, versions
-from bigsgan.engines import native_ops
+from bigsgan.engines.deepspeed import native_ops
 from bigsgan.errors import UserError
 from bigsgan.runtime import gpus
 from tests import REPOSITORY

@@ -135,6 +135,11 @@ def test_only_engines_and_comm_import_deepspeed():
     assert [name for name in importers if not name.startswith(MAY_IMPORT_DEEPSPEED)] == []
 
 
+def test_only_the_doctor_patches_other_modules():
+    patching = {name for name, tree in TREES.items() if "unittest" in {each.split(".")[0] for each in imported(tree)}}
+    assert patching == {f"bigsgan.doctor.{name}" for name in ("arithmetic", "games", "kernels", "runs", "smooth")}
+
+
 @pytest.mark.parametrize(
     "path", [*product_files(), ROOT / "launch" / "train.py"], ids=lambda path: str(path.relative_to(ROOT))
 )

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from torch.utils import cpp_extension
 
-from bigsgan.engines import native_ops
-from bigsgan.engines.native_ops import refuse_stale_lock
+from bigsgan.engines.deepspeed import native_ops
+from bigsgan.engines.deepspeed.native_ops import refuse_stale_lock
 from bigsgan.errors import UserError
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
-from bigsgan.engines import nvme
+from bigsgan.engines.deepspeed import nvme
 from bigsgan.errors import UserError
 
 

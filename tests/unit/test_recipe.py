@@ -56,7 +56,7 @@ def test_defaults_are_filled_in(tmp_path):
     }  # fmt: skip
     engine = {
         "ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False,
-        "compile": "none", "cuda_graphs": False, "stock_deepspeed": False, "pipeline_stages": 1, "ranks": None,
+        "compile": "none", "cuda_graphs": False, "pipeline_stages": 1, "ranks": None,
         "partition": "parameters",
     }  # fmt: skip
     scale = {"width": 1.0, "depth": 1, "block": "standard", "groups": 8, "expansion": 4}
@@ -101,7 +101,7 @@ def test_defaults_are_filled_in(tmp_path):
         "init_from": None,
         "optimizer": {"generator": {**adam, "lr": 1.0}, "discriminator": {**adam, "lr": 2e-4}},
         "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None, "warmup_nimg": 0, "power": None},
-        "engines": {"generator": engine, "discriminator": engine},
+        "engines": {"generator": engine, "discriminator": engine, "stock_deepspeed": "neither"},
         "pipeline": {"generator_phase": "keep", "schedule": "joint"},
     }  # fmt: skip
 

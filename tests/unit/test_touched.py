@@ -238,7 +238,8 @@ def constants(tree: ast.Module) -> set[str]:
     """The texts of a file's constants, which name attributes."""
     values = [node.value for node in tree.body if isinstance(node, ast.Assign)]
     parts = [part for value in values for part in (value.elts if isinstance(value, ast.Tuple) else [value])]
-    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    texts = {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    return {text for text in texts if text.isidentifier()}
 
 
 @functools.cache

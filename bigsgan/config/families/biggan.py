@@ -38,6 +38,7 @@ class ScaledSection(BlockSection):
     """The size of a network, and the variant of its convolutions."""
 
     channels: Width = 96
+    """Width; layers have multiples of it."""
     width: Annotated[float, Field(gt=0, le=64)] = 1.0
     """Multiplies all channels. Unless it is 1 they are rounded to the nearest multiple of 8, and at least 8."""
     depth: Annotated[int, Field(gt=0, le=64)] = 1
@@ -69,6 +70,7 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
     embedding_size: Width = 128
     """Size of the class embedding that all blocks share."""
     hierarchical: bool = True
+    """Cut the latent into equal chunks, one for the input and one for each block."""
     shared_embedding: bool = True
     """Let gains and biases of batch norm be linear in one embedding; without, each has an embedding of its own."""
 

@@ -30,6 +30,7 @@ class DeepSection(Section):
     """How large a network is."""
 
     channels: Width = 128
+    """Width; layers have multiples of it."""
     depth: Annotated[int, Field(gt=0, le=64)] = 2
     """Blocks for each step of the tables; one of them changes the resolution."""
     attention: list[int] = Field(default=[])

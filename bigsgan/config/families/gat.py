@@ -91,6 +91,7 @@ class GATGenerator(GATNetwork, GeneratorSection):
     """GAT's generator (arXiv 2509.24935)."""
 
     truncates_w = True
+    has_guidance = True
     family: Literal["gat"] = "gat"
     latent_size: Width = 64
     embedding_size: Width = 64

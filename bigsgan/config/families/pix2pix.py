@@ -26,11 +26,13 @@ class Pix2PixGenerator(NetworkSection):
     paired: ClassVar[bool] = True
     family: Literal["pix2pix"] = "pix2pix"
     architecture: Literal["unet", "resnet"] = "unet"
+    """U-Net, or CycleGAN's network of residual blocks."""
     channels: Width = 64
     """Of the finest feature map; coarser ones have up to eight times as many."""
     num_blocks: Depth = 9
     """Residual blocks of ``resnet``; CycleGAN has 9 from 256 pixels on, and 6 below."""
     norm: Norm = "batch"
+    """Of the layers; only before an instance norm has a convolution a bias."""
     dropout: bool = True
     """Drop half the features of a U-Net's coarsest enlarging layers, or within each residual block, in training.
 
@@ -53,11 +55,13 @@ class Pix2PixDiscriminator(NetworkSection):
     paired: ClassVar[bool] = True
     family: Literal["pix2pix"] = "pix2pix"
     architecture: Literal["patches", "pixels"] = "patches"
+    """A logit for each patch, or for each pixel."""
     channels: Width = 64
     """Of the finest feature map; coarser ones have up to eight times as many."""
     depth: Depth = 3
     """Halvings of ``patches``: 3 give patches of 70 x 70 pixels."""
     norm: Norm = "batch"
+    """Of the layers; only before an instance norm has a convolution a bias."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

@@ -100,7 +100,7 @@ class StyleGAN2Discriminator(_StyleGAN2):
     architecture: Literal["resnet", "orig", "skip"] = "resnet"
     """With residual connections, or without, as published for CIFAR-10, or with the image given to each block."""
     mapping_layers: DepthOrZero = 8
-    """Layers of the label's mapping network; with none, the label's normalised embedding is projected on."""
+    """Layers of the label's mapping network; with none, the label's normalized embedding is projected on."""
     mbstd_group: PositiveInt | None = 4
     """Consecutive images that a minibatch standard deviation is taken over; divides each rank's micro-batch.
 

@@ -1,1 +1,1 @@
-"""What bigsgan changes in DeepSpeed, or knows of its private parts."""
+"""Everything that changes DeepSpeed, or depends on its private parts."""

@@ -1,4 +1,4 @@
-"""Gradients of stage 0: averaged over the replicas group by group, while the backward pass goes on.
+"""Averages gradients at stage 0 over the replicas, bucket by bucket, during the backward pass.
 
 As it comes DeepSpeed (0.19.8, runtime/engine.py) averages them after the backward pass, one collective after the other,
 in copies of up to 500 million elements whose size no file can change. Here a group's gradients are copied into one

@@ -85,7 +85,7 @@ def device_decides(engine: DeepSpeedEngine, plan: RunPlan, network: str) -> bool
     optimizer, file = engine.basic_optimizer, plan.engines[network].file
     return (
         _runs_ahead(engine.device)
-        and not plan.engines[network].section.stock_deepspeed
+        and not plan.engines[network].is_stock
         and all(each.file.precision != "fp16" for each in plan.engines.values())
         and file.offload_optimizer == "none"
         and (file.stage in (0, 3) or plan.engines[network].reduces_by_group)

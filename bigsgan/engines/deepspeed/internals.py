@@ -1,4 +1,4 @@
-"""The private parts of DeepSpeed that bigsgan reads and calls; what it replaces stands in the files beside this one.
+"""The private parts of DeepSpeed that bigsgan reads and calls; the other files here replace some.
 
 Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_internals.py fails first if a later version changes them.
 Files are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attributes of its own to them.

@@ -1,4 +1,4 @@
-"""What DeepSpeed keeps for the whole process, and an engine leaves to the next one or leaves behind: private parts.
+"""Clears the state that DeepSpeed keeps for the whole process, and that one engine would leave for the next.
 
 Seen in DeepSpeed 0.19.8; tests/distributed/test_bench.py fails first if a later version changes them. Files are under
 deepspeed/runtime/.

@@ -4,7 +4,7 @@ DeepSpeed (0.19.8, runtime/zero/partitioned_param_coordinator.py) records in whi
 modules, and gathers the parameters of the next pass ahead as long as that is the same. A pass that differs throws the
 record away: it and the next one gather where they need, hold no parameter back that is to persist, and make the ranks
 compare lists of integers, one by one, on the host. In an adversarial update passes differ all the time: G makes images
-without a backward pass and then with one, D is penalised now and then, and judges what G makes.
+without a backward pass and then with one, D is penalized now and then, and judges what G makes.
 
 So each kind of pass has a record of its own here. What is gathered and under way they have in common. The private
 parts are those that tests/distributed/test_host_waits.py fails on first if a later version changes them.

@@ -158,7 +158,7 @@ class PipelineEngine(DeepSpeedBacked):
             work.graphs[index] = carry, outputs
 
     def _end_forward(self, work: Work, index: int, outputs: list[Tensor], along: Tensor | None) -> None:
-        """Put losses in the place of outputs, or behind them; keep images."""
+        """Replace outputs by losses, or append losses; keep images."""
         if work.loss is not None:
             outputs[:] = [work.loss(outputs[0], self._known_inputs(work, index), tangents=along)]
             return

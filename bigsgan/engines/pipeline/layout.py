@@ -1,4 +1,4 @@
-"""How a network is divided: the stages, what they cost, and how long an update will leave them waiting."""
+"""The division of a network into stages: their costs, and the bubble of an update."""
 
 from __future__ import annotations
 

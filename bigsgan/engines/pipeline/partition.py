@@ -1,4 +1,4 @@
-"""Which layers make a stage, and what travels between stages."""
+"""Divides layers into stages, and describes what travels between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each layer of a network costs on this machine: time forward and backward, and memory."""
+"""Measures the cost of each layer on this machine: time forward and backward, and memory."""
 
 from __future__ import annotations
 

@@ -1,0 +1,156 @@
+"""What a machine cannot compute, compile or replay: one message for each, before anything is built."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from bigsgan.bench import train as bench_train
+from bigsgan.bench.variants import VARIANTS, Planned
+from bigsgan.config import NETWORKS
+from bigsgan.engines import compiling, deepspeed_config
+from bigsgan.errors import UserError
+from tests.tiny import FAMILIES, tiny_plan, zero
+
+
+@pytest.mark.parametrize("precision, other", [("fp16", "bf16"), ("bf16", "fp16")])
+def test_a_precision_that_the_machine_cannot_compute(precision, other, tmp_path, monkeypatch):
+    class Accelerator:
+        def device_name(self) -> str:
+            return "abacus"
+
+        def is_fp16_supported(self) -> bool:
+            return precision != "fp16"
+
+        def is_bf16_supported(self) -> bool:
+            return precision != "bf16"
+
+    monkeypatch.setattr(deepspeed_config, "get_accelerator", Accelerator)
+    plan = tiny_plan(tmp_path, 1, [], {"discriminator": zero(1, **{precision: {"enabled": True}})})
+    with pytest.raises(UserError) as caught:
+        deepspeed_config.checked_config(plan, "discriminator")
+    assert caught.value.field == "engines.discriminator.ds_config"
+    assert caught.value.value == str(tmp_path / "discriminator.json")
+    assert caught.value.problem == f"sets {precision}, which this abacus does not support"
+    assert caught.value.remedy == f"use another precision, such as ds_configs/zero1_{other}.json"
+
+
+@pytest.mark.parametrize(
+    "device, missing, remedy",
+    [("cpu", "needs a C++ compiler, c++-99 is not installed", "CXX"), ("cuda", "Triton", "install it")],
+)
+def test_a_machine_that_cannot_compile(device, missing, remedy, tmp_path, monkeypatch):
+    class Accelerator:
+        def device_name(self) -> str:
+            return device
+
+    monkeypatch.setattr(compiling, "get_accelerator", Accelerator)
+    monkeypatch.setattr(compiling, "has_triton", lambda: False)
+    monkeypatch.setenv("CXX", "c++-99")
+    plan = tiny_plan(tmp_path, 1, ["engines.generator.compile=layers"], {})
+    compiling.check_compiler(plan, "discriminator")
+    with pytest.raises(UserError) as caught:
+        compiling.check_compiler(plan, "generator")
+    assert (caught.value.field, caught.value.value) == ("engines.generator.compile", "layers")
+    assert missing in caught.value.problem
+    assert remedy in caught.value.remedy
+    monkeypatch.setattr(compiling, "has_triton", lambda: True)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
+    compiling.check_compiler(plan, "generator")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_recomputation_that_moves_no_state_is_not_compiled(network, tmp_path):
+    recomputing = [f"engines.{network}.compile=layers", f"engines.{network}.activation_checkpointing=true"]
+    with pytest.raises(UserError, match=r"layers that update state in forward \((Spectral|Batch)") as caught:
+        compiling.check_compiler(tiny_plan(tmp_path, 1, recomputing, {}), network)
+    assert caught.value.field == f"engines.{network}.compile"
+    compiling.check_compiler(tiny_plan(tmp_path, 1, recomputing[:1], {}), network)
+    compiling.check_compiler(tiny_plan(tmp_path, 1, [*FAMILIES["stylegan2"], *recomputing], {}), network)
+
+
+REPLAYED = ["engines.discriminator.compile=whole", "engines.discriminator.cuda_graphs=true"]
+
+
+@pytest.mark.parametrize(
+    "device, version, ds, problem",
+    [
+        ("cpu", "2.15.0", zero(0), "must be false on this device (cpu)"),
+        ("cuda", "2.14.1+cu130", zero(0), "must be false with torch 2.14.1+cu130, before 2.15 graphs may be"),
+        ("cuda", "2.15.0", zero(2, zero={"reduce_scatter": False}), "the gradient reduction of"),
+        ("cuda", "2.15.0", zero(0, prescale_gradients=True), "the gradient reduction of"),
+    ],
+)
+def test_a_machine_that_cannot_replay(device, version, ds, problem, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: device))
+    monkeypatch.setattr(compiling.torch, "__version__", version)
+    compiling.check_cuda_graphs(tiny_plan(tmp_path, 2, [], {"discriminator": ds}), "discriminator")
+    plan = tiny_plan(tmp_path, 2, REPLAYED, {"discriminator": ds})
+    compiling.check_cuda_graphs(plan, "generator")
+    with pytest.raises(UserError) as caught:
+        compiling.check_cuda_graphs(plan, "discriminator")
+    assert (caught.value.field, caught.value.value) == ("engines.discriminator.cuda_graphs", True)
+    assert problem in caught.value.problem
+    assert "engines.discriminator.cuda_graphs=false" in caught.value.remedy
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_machine_that_can_replay(stage, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0+cu132")
+    for world_size in (1, 2):
+        plan = tiny_plan(tmp_path, world_size, REPLAYED, {"discriminator": zero(stage)})
+        compiling.check_cuda_graphs(plan, "discriminator")
+
+
+@pytest.mark.parametrize("stock", ["discriminator", "both"])
+def test_what_deepspeed_reduces_itself_is_not_replayed(stock, tmp_path, monkeypatch):
+    """On one rank at stage 0 nothing is reduced."""
+    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0")
+    switch = f"engines.stock_deepspeed={stock}"
+    compiling.check_cuda_graphs(tiny_plan(tmp_path, 1, [*REPLAYED, switch], {}), "discriminator")
+    with pytest.raises(UserError) as caught:
+        compiling.check_cuda_graphs(tiny_plan(tmp_path, 2, [*REPLAYED, switch], {}), "discriminator")
+    assert caught.value.problem == f"must be false with {switch}"
+    assert caught.value.remedy == "set engines.discriminator.cuda_graphs=false, or engines.stock_deepspeed=neither"
+    of_generator = tiny_plan(tmp_path, 2, [*REPLAYED, "engines.stock_deepspeed=generator"], {})
+    compiling.check_cuda_graphs(of_generator, "discriminator")
+
+
+def test_the_switch_for_stock_deepspeed_names_its_values(tmp_path):
+    with pytest.raises(UserError) as caught:
+        tiny_plan(tmp_path, 1, ["engines.stock_deepspeed=true"], {})
+    assert caught.value.field == "engines.stock_deepspeed"
+    assert caught.value.problem == "must be 'neither', 'generator', 'discriminator' or 'both'"
+
+
+def test_gradients_of_another_type_are_not_replayed(tmp_path):
+    ds = zero(1, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
+    with pytest.raises(
+        UserError, match=r"engines.discriminator.cuda_graphs: must be false with data_types, got true \(in .*; such"
+    ):
+        tiny_plan(tmp_path, 1, REPLAYED, {"discriminator": ds})
+
+
+def test_passes_with_collectives_are_not_replayed(tmp_path, monkeypatch):
+    """Nor does a benchmark begin what it would have to break off."""
+    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setattr(compiling, "has_triton", lambda: True)
+    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0")
+    replayed = [f"engines.{n}.{key}" for n in NETWORKS for key in ("compile=whole", "cuda_graphs=true")]
+    alone, together = (tiny_plan(tmp_path, num_ranks, replayed, {}) for num_ranks in (1, 2))
+    for network in NETWORKS:
+        compiling.check_cuda_graphs(alone, network)
+    compiling.check_cuda_graphs(together, "discriminator")
+    with pytest.raises(
+        UserError,
+        match=r"engines.generator.cuda_graphs: must be false with layers that average over 2 ranks in forward",
+    ):
+        compiling.check_cuda_graphs(together, "generator")
+    monkeypatch.setattr(bench_train, "checked_config", lambda plan, network: {})  # it asks for two ranks
+    planned = bench_train._on_machine(Planned(VARIANTS["cuda_graphs"], together))
+    assert planned.plan is None
+    assert "average over 2 ranks" in planned.reason

@@ -1,0 +1,50 @@
+"""Sizes that CONTRIBUTING's house style allows: lines of a file and of a function, parameters of a function."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests import REPOSITORY
+
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 400, 60, 8
+LONGER = {"training_loop": 120}
+"""Functions with a limit of their own."""
+
+FILES = sorted(path for room in ("bigsgan", "launch", "docs") for path in (REPOSITORY / room).rglob("*.py"))
+
+
+def too_large(source: str) -> Iterator[str]:
+    """What exceeds a limit. Parameters of Triton's kernels do not count: a kernel takes no records."""
+    if (num := len(source.splitlines())) > MOST_LINES:
+        yield f"the file has {num} lines"
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        assert node.end_lineno is not None
+        num = node.end_lineno - node.lineno + 1
+        if num > LONGER.get(node.name, MOST_LINES_OF_A_FUNCTION):
+            yield f"{node.name} has {num} lines"
+        given = node.args
+        names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        names += [each.arg for each in (given.vararg, given.kwarg) if each]
+        num = len([name for name in names if name not in ("self", "cls")])
+        if num > MOST_PARAMETERS and not any("triton.jit" in ast.unparse(each) for each in node.decorator_list):
+            yield f"{node.name} has {num} parameters"
+
+
+def test_sizes():
+    found = {str(path.relative_to(REPOSITORY)): [*too_large(path.read_text())] for path in FILES}
+    assert len(found) > 250
+    assert {path: problems for path, problems in found.items() if problems} == {}
+
+
+def test_a_limit_is_noticed():
+    body = "\n".join(["    pass"] * 60)
+    nine = ", ".join("abcdefghi")
+    assert [*too_large(f"def f():\n{body}\n")] == ["f has 61 lines"]
+    assert [*too_large(f"def training_loop():\n{body}\n{body}\n")] == ["training_loop has 121 lines"]
+    assert [*too_large(f"class A:\n    async def f(self, {nine}): ...\n")] == ["f has 9 parameters"]
+    assert [*too_large(f"@triton.jit(debug=True)\ndef f({nine}): ...\n")] == []
+    assert [*too_large("def f(self, a, b, c, d, e, /, *f, g, **h): ...\n")] == []
+    assert [*too_large("\n" * 401)] == ["the file has 401 lines"]
