@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from bigsgan.config import load_recipe
 from bigsgan.config.data import Data
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.errors import UserError
 from bigsgan.models import gat, transformer
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.weights import gat as weights
+from tests import REPOSITORY
 
 RECORDS = Path(__file__).resolve().parents[1] / "data"
 """Weights, inputs, outputs and gradients of the networks of github.com/hse1032/GAT at widths of 8 and 12."""
@@ -245,5 +248,26 @@ def test_a_size_gives_what_is_not_given():
     section = GATGenerator(size="L")
     assert (section.depth, section.width, section.heads) == (24, 1024, 16)
     assert GATGenerator.model_validate(section.model_dump()) == section
-    with pytest.raises(UserError, match=r"generator\.depth: must be 24 with generator\.size=L, got 12; remove it"):
-        GATGenerator(size="L", depth=12)
+    with pytest.raises(UserError) as caught:
+        GATGenerator(size="L", depth=12, width=1024, heads=32)
+    problem = "generator.depth: must be 24 with generator.size=L, got 12"
+    assert str(caught.value) == f"{problem}; set generator.depth=24 generator.heads=16, or remove generator.size"
+
+
+@pytest.mark.parametrize("size, problem", [(["S"], "'S'"), ({"S": 1}, "a single value"), (3, "'S'"), ("M", "'S'")])
+def test_a_size_that_is_none(size, problem):
+    with pytest.raises(UserError, match=rf"generator\.size: must be {problem}"):
+        load_recipe(REPOSITORY / "launch/recipes/gat_8b.yaml", [f"generator.size={json.dumps(size)}"])
+
+
+def test_a_size_over_another():
+    """What is said of a recipe with sizes of its own can be done on the command line."""
+    path, asked = REPOSITORY / "launch/recipes/gat_8b.yaml", ["generator.size=XL", "discriminator.size=XL"]
+    for network in ("generator", "discriminator"):
+        with pytest.raises(UserError) as caught:
+            load_recipe(path, asked)
+        remedy = str(caught.value).partition("; set ")[2].partition(", or")[0].split()
+        assert all(setting.startswith(f"{network}.") for setting in remedy)
+        asked += remedy
+    recipe = load_recipe(path, asked)
+    assert (recipe.discriminator.depth, recipe.generator.width, recipe.generator.heads) == (28, 1152, 16)
