@@ -46,12 +46,15 @@ class ExportedNetwork(nn.Module):
         """Make images, or judge them.
 
         Args:
-            first: Latents (N, Z) or input images of a generator; images (N, C, R, R) in [-1, 1] of a discriminator.
+            first: Latents (N, Z) or input images of a generator; of a discriminator what it judges, L for GAT's levels
+                and else 1: (N, L * C', S, S), images in [-1, 1] or what the recipe's codec makes of them.
             labels: Classes (N,) int64; None for class 0.
             rest: Seeds (N,) int64 of a network that draws noise, by default 0, 1, ...; a paired discriminator's inputs.
 
         Returns:
-            Images (N, C, R, R) in [-1, 1], or logits (N, ...).
+            Images (N, C, R, R), in [-1, 1] but for families that leave them unbounded; with ``data.kind=latents`` what
+            the autoencoder is to decode, (N, C', S, S), times its ``scaling_factor``. Logits (N, ...) of a
+            discriminator.
         """
         if labels is None:
             labels = torch.zeros(len(first), dtype=torch.int64, device=first.device)

@@ -274,6 +274,16 @@ def test_the_recipe_of_a_card_is_that_of_the_run(family, tmp_path):
     assert yaml.safe_load((tmp_path / "card.yaml").read_text())["generator"]["family"] == recipe.generator.family
 
 
+def test_a_card_of_latents_says_what_comes_out(tmp_path):
+    recipe = load_recipe(REPOSITORY / "launch/recipes/gat_b_imagenet256.yaml", [])
+    header = {"weights": "ema", "dtype": "fp32", "statistics": "as trained"}
+    card = model_card(Subject(tmp_path / "run", recipe, 8, header, 1000, None))
+    use = next(line for line in card.splitlines() if "G(torch.randn" in line)
+    assert use.startswith("encoded = G(torch.randn(4, 64), torch.tensor([0, 1, 2, 3]) % 1000)")
+    assert use.endswith("-> (4, 4, 32, 32), scaled as the autoencoder's config.json says")
+    assert "| images | 256 x 256, colour, as the autoencoder `sd-vae-ft-mse` decodes them |" in card
+
+
 def test_a_card_of_pairs_shows_no_images_of_the_data_set(tmp_path):
     run, _ = make_run(tmp_path, *FAMILIES["pix2pix_resnet"])
     folder = export(run, tmp_path / "folder", "--format", "hub")
