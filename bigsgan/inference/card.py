@@ -128,7 +128,7 @@ def _name(header: Mapping[str, str]) -> str:
 
 
 def _metrics(subject: Subject) -> str:
-    """A table of the newest values up to the checkpoint, of the same weights and truncation; empty without any."""
+    """A table of the newest values up to the checkpoint, of samples that are made alike; empty without any."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in _records(subject.run / RECORDS_FILE):
         if record["nimg"] > subject.nimg or _weights(record) != _weights(subject.header):
@@ -155,8 +155,8 @@ def _metrics(subject: Subject) -> str:
 
 
 def _weights(about: Mapping[str, Any]) -> tuple[str | None, ...]:
-    """What a record or a header says of weights and truncation, alike: a header has numbers as text."""
-    found = [about.get(name) for name in ("weights", "ema_width", "truncation")]
+    """What a record or a header says of weights, truncation and guidance, alike: a header has numbers as text."""
+    found = [about.get(name) for name in ("weights", "ema_width", "truncation", "guidance")]
     return tuple(None if value is None else str(value) for value in found)
 
 

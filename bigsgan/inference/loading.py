@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bigsgan.config import NETWORKS, Recipe, parse_recipe
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
-from bigsgan.inference.mappings import set_psi
+from bigsgan.inference.mappings import set_guidance, set_psi
 from bigsgan.models.build import build_network, with_images
 from bigsgan.models.precision import compute_as_suits
 from bigsgan.runtime.paths import check_regular, read_text
@@ -88,10 +88,11 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
         for spectral in network.spectral_layers():
             spectral.orthogonal = 0.0  # belongs to training: its gradient would be added to every backward
         network.load_state_dict(state)
-        psi = float(header.get("truncation", 1.0))
-        if not math.isfinite(psi):
-            raise ValueError("its truncation is not finite")
+        psi, guidance = (float(header.get(name, 1.0)) for name in ("truncation", "guidance"))
+        if not math.isfinite(psi) or not math.isfinite(guidance):
+            raise ValueError("its truncation or its guidance is not finite")
         set_psi(network, psi)
+        set_guidance(network, guidance)
     except MemoryError:
         raise
     except Exception as error:  # headers of others lead to whatever error they like

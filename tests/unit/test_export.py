@@ -305,6 +305,58 @@ def test_truncation_travels_in_the_folder(tmp_path):
     assert not torch.equal(opened(*inputs_of(opened)), plain(*inputs_of(plain)))
 
 
+@pytest.mark.parametrize("form", ["hub", "safetensors"])
+def test_guidance_travels_with_the_weights(form, tmp_path):
+    run, _ = make_run(tmp_path, *FAMILIES["gat"])
+    out = tmp_path / "folder" if form == "hub" else tmp_path / "g.safetensors"
+    guided = bigsgan.load(export(run, out, "--format", form, "--guidance", "1.8", "--truncation", "0.7"))
+    plain = bigsgan.load(export(run, tmp_path / "plain.safetensors"))
+    mapping = guided.network.layers["0"]
+    assert (mapping.guidance, mapping.truncation_psi, plain.network.layers["0"].guidance) == (1.8, 0.7, 1.0)
+    mapping.guidance = mapping.truncation_psi = 1.0
+    assert torch.equal(guided(*inputs_of(guided)), plain(*inputs_of(plain)))
+    if form == "hub":
+        assert json.loads((out / "config.json").read_text())["guidance"] == 1.8
+        first, second = (
+            (export(tmp_path / "run", tmp_path / name, "--format", "hub", *more) / "samples.png").read_bytes()
+            for name, more in (("one", ()), ("two", ("--guidance", "3")))
+        )
+        assert first != second
+
+
+@pytest.mark.parametrize(
+    "family, options, message",
+    [
+        ("gat", ["--guidance", "nan"], "--guidance: must be a finite number, got nan; give a number such as 1.5"),
+        ("dcgan", ["--guidance", "2"], "--guidance: needs a GAT with classes; remove the option"),
+        ("gat", ["--guidance", "2", "--format", "onnx"], "--guidance: must be unset with --format onnx, got 2"),
+        ("gat", ["--guidance", "2", "--format", "universal"], "--guidance: cannot be combined with --format universal"),
+        ("gat", ["--guidance", "2", "--network", "discriminator"], "--guidance: needs the generator"),
+    ],
+)
+def test_guidance_that_no_export_can_have(family, options, message, tmp_path, capsys):
+    run, _ = make_run(tmp_path, *FAMILIES[family])
+    out = tmp_path / ("g.onnx" if "onnx" in options else "out")
+    assert cli.main(["export", "--run", str(run), "--out", str(out), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_guided(tmp_path, capsys):
+    """Samples of one guidance are as near to each other as can be, and far from those of another."""
+    run, _ = make_run(tmp_path, *FAMILIES["gat"])
+    samples, arguments = tmp_path / "samples.npz", ["--run", str(run), "--guidance", "4"]
+    assert cli.main(["sample", *arguments, "--num", "200", "--out", str(samples)]) == 0
+    found = []
+    for options in (arguments, arguments[:2]):
+        capsys.readouterr()
+        asked = [*options, "--metrics", "fid200", "--reference", str(samples), "--json"]
+        assert cli.main(["evaluate", *asked]) == 0
+        found += json.loads(capsys.readouterr().out)
+    assert found[0]["fid200"] < 0.5 * found[1]["fid200"]
+    assert (found[0]["guidance"], "guidance" in found[1]) == (4, False)
+
+
 BROKEN = {
     "no config": lambda folder: (folder / "config.json").unlink(),
     "no weights": lambda folder: (folder / "model.safetensors").unlink(),

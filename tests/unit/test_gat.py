@@ -171,6 +171,28 @@ def test_truncation_and_guidance():
     assert_close(mapping(z, y)[0], of_classes + 1.8 * (w - of_classes), rtol=1e-4, atol=1e-5)
 
 
+def test_means_are_computed_once_and_in_parts(monkeypatch):
+    """Truncation costs a class 256 rows however many samples it has, guidance no more rows at a time than a limit."""
+    network, rows = generator(8, 1, 5, depth=4, width=16, heads=2, patch=4, latent_size=6), []
+    initialize(network, 3)
+    mapping: Any = network.layers["0"]
+    z, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([3] * 38 + [1, 1])
+    expected = {}
+    for name in ("truncation_psi", "guidance"):
+        setattr(mapping, name, 0.6)
+        expected[name] = torch.cat([mapping(z[i : i + 1], y[i : i + 1])[0] for i in range(40)])
+        setattr(mapping, name, 1.0)
+    of = mapping._of
+    monkeypatch.setattr(mapping, "_of", lambda latents, labels: rows.append(len(latents)) or of(latents, labels))
+    for name, most, found in (("truncation_psi", 256, [40, 256, 256]), ("guidance", 60, [40, 60, 60, 60, 20])):
+        monkeypatch.setattr(gat, "_MOST_ROWS", most)
+        setattr(mapping, name, 0.6)
+        assert_close(mapping(z, y)[0], expected[name], rtol=1e-4, atol=1e-5)
+        assert rows == found
+        setattr(mapping, name, 1.0)
+        rows.clear()
+
+
 def test_without_classes():
     g, d = generator(8, 3, 0, depth=4, width=16, heads=2), discriminator(8, 3, 0, depth=4, width=16, heads=2)
     initialize(g, 0), initialize(d, 1)

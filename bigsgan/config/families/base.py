@@ -23,6 +23,7 @@ class NetworkSection(Section):
         has_styles: Whether its first layer outputs style vectors, which path length regularization needs.
         truncates_w: Whether truncation moves what a mapping network makes of a latent towards its mean, by psi;
             elsewhere latents are drawn within a threshold.
+        without_half: The setting by which no layer computes in a half type of its own, see ``computes_in``.
         paired: Whether it reads input images: G in place of latents, D beside the images that it judges.
     """
 
@@ -30,6 +31,7 @@ class NetworkSection(Section):
     draws: ClassVar[bool] = False
     has_styles: ClassVar[bool] = False
     truncates_w: ClassVar[bool] = False
+    without_half: ClassVar[str] = ""
     paired: ClassVar[bool] = False
     family: str
 

@@ -24,6 +24,7 @@ SIZES: Mapping[str, tuple[int, int, int]] = {
 class GATNetwork(NetworkSection):
     """Keys of both networks: transformer blocks over patches of the images."""
 
+    without_half = "bf16=false"
     size: Literal["S", "B", "L", "XL"] | None = None
     """A published size, which gives depth, width and heads: 12 x 384 x 6, 12 x 768 x 12, 24 x 1024 x 16 or
     28 x 1152 x 16."""
