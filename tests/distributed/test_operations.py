@@ -45,14 +45,13 @@ def operations(overrides, ds):
     return counter.total
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "objective, accumulation, passes",
     [
-        (f"{{{GAME}}}", 1, (3, 10)),
-        (f"{{{GAME}, {SLOPES}}}", 1, (3, 16)),
-        (f"{{{GAME}, {SLOPES}}}", 2, (4, 16)),
-        ("{loss: relativistic}", 2, (4, 10)),
+        pytest.param(f"{{{GAME}}}", 1, (3, 10), marks=pytest.mark.nightly),
+        pytest.param(f"{{{GAME}, {SLOPES}}}", 1, (3, 16), marks=pytest.mark.nightly),
+        pytest.param(f"{{{GAME}, {SLOPES}}}", 2, (4, 16), marks=pytest.mark.slow),
+        pytest.param("{loss: relativistic}", 2, (4, 10), marks=pytest.mark.nightly),
     ],
 )
 def test_an_update_computes_what_a_plan_counts(ranks, tmp_path, objective, accumulation, passes):
