@@ -22,6 +22,7 @@ from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError, shown
+from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, open_trained
 from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
@@ -33,7 +34,14 @@ from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.training.alike import open_alike
 from bigsgan.training.measuring import keep_records, records, samples_of
-from bigsgan.training.sampling import check_batch, check_truncation, generator_inputs, sampling_mode, smaller_batch
+from bigsgan.training.sampling import (
+    check_batch,
+    check_guidance,
+    check_truncation,
+    generator_inputs,
+    sampling_mode,
+    smaller_batch,
+)
 
 
 class Options(NamedTuple):
@@ -49,6 +57,7 @@ class Options(NamedTuple):
         batch: Images at a time.
         seed: Of the latents.
         truncation: Of the latents, or psi of styles.
+        guidance: How far a GAT's w goes from its mean over the classes; None for as far as it is.
         overrides: Changes to ``data`` of the run's recipe.
         reference: File to compare with instead of the data; None for the data.
         json: Print the records as JSON.
@@ -63,6 +72,7 @@ class Options(NamedTuple):
     batch: int
     seed: int
     truncation: float | None
+    guidance: float | None
     overrides: Sequence[str]
     reference: Path | None
     json: bool
@@ -95,6 +105,8 @@ def _evaluate(options: Options) -> None:
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
         evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), bar.set_description_str)
         sampler = Sampler(trained, options.seed, options.batch, device)
+        if options.guidance is not None:
+            set_guidance(trained.network, options.guidance)
         sampler.prepare(options.truncation)
         threshold = None if recipe.generator.truncates_w else options.truncation
         source = samples_of(recipe, trained.network, trained.infer, reals.images, device, options.seed, threshold)
@@ -107,6 +119,7 @@ def _evaluate(options: Options) -> None:
             **({} if options.width is None else {"ema_width": options.width}),
             "seed": options.seed,
             "truncation": options.truncation,
+            **({} if options.guidance is None else {"guidance": options.guidance}),
             "precision": "fp32",
             "batch": options.batch,
             **_about(options.reference),
@@ -151,6 +164,8 @@ def _check_run(recipe: Recipe, options: Options) -> None:
         if recipe.data.paired:
             raise UserError("--truncation", None, "needs a generator from latents", "remove the option")
         check_truncation(recipe, options.truncation)
+    if options.guidance is not None:
+        check_guidance(recipe, options.guidance)
     if options.reference is None and recipe.data.kind == "latents":
         remedy, detail = "add --reference with statistics of the images", "the data holds their latents"
         raise UserError("--reference", None, "must be given with data.kind=latents", remedy, detail)

@@ -22,6 +22,7 @@ from bigsgan.images.grids import image_grid
 from bigsgan.inference.card import Subject, model_card
 from bigsgan.inference.graphs import SUFFIXES, write_graph
 from bigsgan.inference.hub import GRID_FILE, refuse_folder, write_folder
+from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.models.build import build_network
@@ -31,6 +32,7 @@ from bigsgan.runtime.extras import require
 from bigsgan.training.sampling import (
     GRID_ROWS,
     check_batch,
+    check_guidance,
     check_truncation,
     column_classes,
     smaller_batch,
@@ -52,6 +54,7 @@ class Options(NamedTuple):
         standing: Give the generator the standing statistics that ``bigsgan sample`` uses, so that it makes the same
             images in evaluation mode; None means yes. Otherwise its buffers are as training left them.
         truncation: Threshold of the latents of standing statistics, or psi of a generator with styles; None for none.
+        guidance: How far a GAT's w goes from its mean over the classes; None for as far as it is.
         batch: Images computed at a time.
         form: ``safetensors``, ``hub``, ``onnx``, ``torch-export`` or ``universal``; None for what the output's suffix
             says.
@@ -64,6 +67,7 @@ class Options(NamedTuple):
     nimg: int | None = None
     standing: bool | None = None
     truncation: float | None = None
+    guidance: float | None = None
     batch: int = 100
     form: str | None = None
     dtype: str = "fp32"
@@ -103,6 +107,9 @@ def main(run: Path, out: Path, options: Options) -> None:
             "nimg": str(trained.nimg),
             "recipe": json.dumps(trained.recipe.model_dump()),
         }
+        if options.guidance is not None:
+            set_guidance(trained.network, options.guidance)
+            header["guidance"] = str(options.guidance)
         if standing:
             batches = standing_batches(trained.recipe, options.truncation, options.batch, device)
             stand_statistics(trained.network, trained.infer, batches)
@@ -127,6 +134,7 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
         "--ema-width": options.width is not None,
         "--standing": options.standing is True,
         "--truncation": options.truncation is not None,
+        "--guidance": options.guidance is not None,
         "--dtype": options.dtype != "fp32",
     }
     for flag in [flag for flag, given in others.items() if given]:
@@ -158,6 +166,8 @@ def _check(options: Options, form: str, out: Path) -> None:
             raise UserError("--standing", None, "needs the generator, which alone has statistics", "remove the option")
         if form != "safetensors":
             raise UserError("--format", form, "needs the generator", "use --format safetensors, or --network generator")
+    if options.guidance is not None and options.network != "generator":
+        raise UserError("--guidance", None, "needs the generator, which alone has a mapping", "remove the option")
     if options.truncation is not None and not options.stands:
         raise UserError("--truncation", None, "needs standing statistics", "remove the option, or add --standing")
     check_batch(options.batch)
@@ -177,6 +187,11 @@ def _check(options: Options, form: str, out: Path) -> None:
 
 
 def _check_run(trained: TrainedNetwork, options: Options, form: str) -> None:
+    if options.guidance is not None:
+        check_guidance(trained.recipe, options.guidance)
+        if form in SUFFIXES:
+            problem, detail = f"must be unset with --format {form}", "no graph of a generator has it"
+            raise UserError("--guidance", options.guidance, problem, "remove the option", detail)
     if options.truncation is None:
         return
     check_truncation(trained.recipe, options.truncation)

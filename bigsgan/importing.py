@@ -42,7 +42,7 @@ _RECIPES = {
 
 _LEARNING = (
     *("batch", "accumulation", "total_nimg", "objective", "augmentation", "optimizer", "ema", "data.horizontal_flip"),
-    "generator.style_mixing",
+    *("generator.style_mixing", "generator.bf16", "discriminator.bf16"),
 )
 """How keys begin that change what is learnt, which an import says."""
 
@@ -51,7 +51,13 @@ _MOST_NIMG = 10**12
 
 _MOST_NAMES = 60
 
-_SIZES = ("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm")
+_SIZES = (
+    *("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm"),
+    *("width", "heads", "patch", "levels"),
+)
+
+_UNTOLD = ("style_mixing", "bf16")
+"""Keys of a network that no weights tell, and which a recipe that ships may have."""
 
 
 def main(
@@ -139,10 +145,10 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     if "crop_from" in tree["data"]:
         tree["data"]["crop_from"] = tree["data"]["crop_from"] * found.data["resolution"] // tree["data"]["resolution"]
     tree["data"].update(found.data)
-    kept = {"style_mixing": tree["generator"]["style_mixing"]} if "style_mixing" in tree["generator"] else {}
     for network in NETWORKS:
-        tree[network] = found.sections.get(network) or _partner(found.sections["generator"])
-    tree["generator"] = {**kept, **tree["generator"]}
+        kept = {key: tree[network][key] for key in _UNTOLD if key in tree[network]}
+        section = found.sections.get(network) or _partner(found.sections["generator"])
+        tree[network] = {**kept, **_shared(found.sections["generator"]), **section}
     settled = flat(tree)
     known = _known_keys(found)
     for key, value in known.items():
@@ -236,6 +242,11 @@ def _wrapped(words: Sequence[str]) -> list[str]:
 def _partner(generator: dict[str, Any]) -> dict[str, Any]:
     """Section of a discriminator without weights, of the generator's widths; attention is left to the user."""
     return {key: generator[key] for key in ("family", *_SIZES) if key in generator}
+
+
+def _shared(generator: dict[str, Any]) -> dict[str, Any]:
+    """Of a generator's section what the shapes of a discriminator beside it do not tell."""
+    return {key: generator[key] for key in ("levels",) if key in generator}
 
 
 class _Entry:

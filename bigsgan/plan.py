@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -35,16 +35,18 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     """Parameters and work of both networks, and the work of an update for each image of its batch.
 
     Forward passes are counted on a device without memory, a multiplication and an addition as two operations. An update
-    makes images for D's steps and its own, once for both where they are reused. They cost G a forward and later a
-    backward pass of twice the work; D goes forward and backward over real and fake images, and once more forward and
-    backward to the images for G, with the reals where G's objective pairs them. What D's penalties add is for the mean
-    update, of which a lazy one is in some.
+    makes images for D's steps and its own, once for both where they are reused and their graphs can be kept. They cost
+    G a forward and later a backward pass of twice the work; D goes forward and backward over real and fake images, and
+    once more forward and backward to the images for G, with the reals where G's objective pairs them. What D's
+    penalties add is for the mean update, of which a lazy one is in some. What activation checkpointing computes again
+    is left out, as model FLOP utilisation has it.
     """
     counted = {network: count_network(plan, network) for network in NETWORKS}
     d_steps = plan.recipe.objective.d_steps
     segments = GeneratorObjective(plan.recipe.objective, Statistics(_META)).num_segments
     generator, discriminator = (counted[network][1] for network in NETWORKS)
-    num_made = d_steps if plan.recipe.objective.reuse_fakes else d_steps + 1
+    made_again = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
+    num_made = d_steps + made_again
     update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator
     networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
     every = next((penalty.every for penalty in (plan.objective.r1, plan.objective.r2) if penalty), 1)
@@ -77,6 +79,34 @@ def describe_networks(plan: RunPlan) -> str:
     return "\n".join(lines)
 
 
+class Speed(NamedTuple):
+    """Of a GPU.
+
+    Attributes:
+        utilization: Share of its peak at which it computes what ``count_work`` counts (MFU).
+        peak: Operations a second.
+    """
+
+    utilization: float
+    peak: float
+
+
+def estimate_time(plan: RunPlan, speed: Speed) -> dict[str, float]:
+    """Seconds of a mean update, images a second, and days of the run, on the plan's ranks at a given speed."""
+    counted, recipe = count_work(plan), plan.recipe
+    flop = counted["update_flop"] + counted["penalties_flop"]
+    images = plan.world_size * speed.utilization * speed.peak / flop
+    days = recipe.total_nimg / images / 86_400
+    return {"update_seconds": recipe.batch / images, "images_per_second": images, "days": days}
+
+
+def _describe_time(plan: RunPlan, speed: Speed) -> str:
+    found, num = estimate_time(plan, speed), plan.world_size
+    gpus = f"{num:,} GPU{'s' if num > 1 else ''} at {speed.utilization:.0%} of {speed.peak / 1e12:g} TFLOP/s"
+    rate = f"{found['update_seconds']:.3g} s an update, {found['images_per_second']:,.4g} images/s"
+    return f"{gpus}: {rate}, {found['days']:.3g} days for {plan.recipe.total_nimg:,} images"
+
+
 def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
     """Parameters, and floating-point operations of a forward pass for one image."""
     num_samples = plan.engines[network].micro_batch_size  # which layers that look across samples can divide
@@ -87,14 +117,17 @@ def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
     return sum(parameter.numel() for parameter in stack.parameters()), counter.get_total_flops() // num_samples
 
 
-def main(plan: RunPlan, pipeline: bool, as_json: bool) -> None:
+def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = None) -> None:
     """Print what the networks cost, or the division of each that has stages and the bubble to expect of an update.
 
     Raises:
         UserError: No network has stages though their division is asked for, or there are fewer layers than stages.
     """
     if not pipeline:
-        print(json.dumps(count_work(plan), indent=2) if as_json else describe_networks(plan))
+        times = {} if speed is None else estimate_time(plan, speed)
+        print(json.dumps({**count_work(plan), **times}, indent=2) if as_json else describe_networks(plan))
+        if speed is not None and not as_json:
+            print(_describe_time(plan, speed))
         return
     staged = [network for network in NETWORKS if plan.placement(network).num_stages > 1]
     if not staged:

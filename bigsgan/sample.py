@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from bigsgan.runtime.paths import writing
 from bigsgan.training.sampling import (
     LARGEST_NUM,
     check_batch,
+    check_guidance,
     check_truncation,
     column_classes,
     has_standing_statistics,
@@ -158,14 +158,14 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
     """Refuse what the run's generator cannot do."""
     for truncation in options.truncations:
         check_truncation(recipe, truncation)
+    if options.guidance is not None:
+        check_guidance(recipe, options.guidance)
     paired, styles, no_input = recipe.data.paired, recipe.generator.has_styles, options.input is None
     normed = options.standing or (has_standing_statistics(recipe) and not (paired and no_input))
     latents = "a generator from latents"
-    guided = recipe.generator.has_guidance and recipe.data.num_classes > 0
     for option, given, fits, needed in (
         ("--noise", options.noise, styles, "a generator with noise maps (StyleGAN2)"),
         ("--truncation-cutoff", options.cutoff is not None, styles, "a generator with styles (StyleGAN2)"),
-        ("--guidance", options.guidance is not None, guided, "a GAT with classes"),
         ("--no-standing", not options.standing, normed, "batch norm, and with pairs also --input"),
         ("--input", not no_input, paired, "a generator that translates images"),
         ("--truncation", options.truncations, not paired, latents),
@@ -209,8 +209,6 @@ def _make_sheet(trained: TrainedNetwork, options: Options, device: torch.device)
 def _sampler(trained: TrainedNetwork, options: Options, device: torch.device) -> Sampler:
     set_styles(trained.network, options.noise, options.cutoff)
     if options.guidance is not None:
-        if not math.isfinite(options.guidance):
-            raise UserError("--guidance", options.guidance, "must be a finite number", "give a number such as 1.5")
         set_guidance(trained.network, options.guidance)
     return Sampler(trained, options.seed, options.batch, device, options.standing)
 

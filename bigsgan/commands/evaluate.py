@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
         batch=options.batch,
         seed=options.seed,
         truncation=options.truncation,
+        guidance=options.guidance,
         overrides=options.overrides,
         reference=None if options.reference is None else Path(options.reference),
         json=options.json,

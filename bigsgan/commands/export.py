@@ -41,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
         nimg=options.nimg,
         standing=options.standing,
         truncation=options.truncation,
+        guidance=options.guidance,
         batch=options.batch,
         form=options.form,
         dtype=options.dtype,

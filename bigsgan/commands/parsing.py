@@ -104,8 +104,16 @@ def add_width(command: argparse.ArgumentParser) -> None:
 
 def add_sampling(command: argparse.ArgumentParser) -> None:
     """Options of what computes images in one way."""
-    add_number(command, "--truncation", float, None, "resample latents beyond this magnitude")
+    text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT)"
+    add_number(command, "--truncation", float, None, text)
+    add_guidance(command)
     add_batch(command)
+
+
+def add_guidance(command: argparse.ArgumentParser) -> None:
+    """How much a class counts."""
+    text = "move w away from its mean over the classes, by more than 1, or towards it (GAT; default 1)"
+    add_number(command, "--guidance", float, None, text)
 
 
 def add_batch(command: argparse.ArgumentParser) -> None:

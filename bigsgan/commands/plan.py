@@ -25,6 +25,9 @@ def add(commands: Commands) -> None:
     add_number(command, "--gpu-memory", float, None, text)
     add_number(command, "--nodes", int, None, "number of hosts that the GPUs are on (default 1)")
     add_number(command, "--host-memory", float, None, "GiB of each host, for layouts that offload to it")
+    text = "share of the GPUs' peak that is computed with (MFU), with --peak-tflops: show how long the run takes"
+    add_number(command, "--mfu", float, None, text)
+    add_number(command, "--peak-tflops", float, None, "of each GPU in the type that is computed in")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)
 
@@ -37,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     gpus = least if options.gpus is None else options.gpus
     if not 1 <= gpus <= _MOST_GPUS:
         raise UserError("--gpus", gpus, f"must be 1 to {_MOST_GPUS}", "give a number in this range")
+    speed = _check_speed(options)
     if options.gpu_memory is not None:
         memory = _check_memory(options, gpus)
         with logs_aside():
@@ -49,8 +53,28 @@ def run(options: argparse.Namespace) -> int:
     planned = plan_run(recipe, gpus, path.resolve().parent)
     with logs_aside():
         module = importlib.import_module("bigsgan.plan")
-    module.main(planned, options.pipeline, options.json)
+    module.main(planned, options.pipeline, options.json, None if speed is None else module.Speed(*speed))
     return 0
+
+
+def _check_speed(options: argparse.Namespace) -> tuple[float, float] | None:
+    """Share of the peak, and the peak in operations a second, if they are given."""
+    given = {"--mfu": options.mfu, "--peak-tflops": options.peak_tflops}
+    missing = [flag for flag, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return None
+    if missing:
+        other = next(flag for flag in given if flag not in missing)
+        raise UserError(other, None, f"needs {missing[0]}", f"add {missing[0]}, such as --mfu 0.4 --peak-tflops 989")
+    for flag, given_with in (("--gpu-memory", options.gpu_memory is not None), ("--pipeline", options.pipeline)):
+        if given_with:
+            raise UserError("--mfu", None, f"cannot be combined with {flag}", "give only one of them")
+    if not 0 < options.mfu <= 1:
+        raise UserError("--mfu", options.mfu, "must be greater than 0 and at most 1", "give a share such as 0.4")
+    if not 0 < options.peak_tflops < math.inf:
+        remedy = "give what the GPU's data sheet says, such as 989"
+        raise UserError("--peak-tflops", options.peak_tflops, "must be a positive number", remedy)
+    return options.mfu, options.peak_tflops * 1e12
 
 
 def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bigsgan.commands.parsing import Commands, add_batch, add_number, add_run, add_width, logs_aside
+from bigsgan.commands.parsing import Commands, add_batch, add_guidance, add_number, add_run, add_width, logs_aside
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
@@ -30,8 +30,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--classes", type=_class_ranges, help=text)
     text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT); 0.3,0.7,1 make a sweep"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
-    text = "move w away from its mean over the classes, by more than 1, or towards it (GAT; default 1)"
-    add_number(command, "--guidance", float, None, text)
+    add_guidance(command)
     add_batch(command)
     add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")

@@ -249,6 +249,10 @@ def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:
         penalty = getattr(recipe.objective, name)
         if penalty and penalty.form == "finite_difference" and penalty.sigma and penalty.sigma < SIGMAS["bf16"]:
             field, detail = f"objective.{name}.sigma", "a smaller step is lost in rounding"
-            remedy = "remove it, or use an fp16 or fp32 file for the discriminator"
+            other = "use an fp16 or fp32 file for the discriminator"
+            if recipe.discriminator.computes_in == "bf16":
+                without = f"set discriminator.{recipe.discriminator.without_half}"
+                other = f"{without} and {other}" if file.precision == "bf16" else without
+            remedy = f"remove it, or {other}"
             problem = f"must be at least {SIGMAS['bf16']} with a bf16 discriminator"
             raise UserError(field, penalty.sigma, problem, remedy, detail)

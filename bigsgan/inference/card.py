@@ -50,9 +50,9 @@ The network is built from the recipe in `config.json`; no code comes from this r
 """
 
 _USE = {
-    "latents": "images = G(torch.randn(4, {latent_size}))  # (4, {channels}, {side}, {side}) in [-1, 1]",
-    "classes": "images = G(torch.randn(4, {latent_size}), torch.tensor([0, 1, 2, 3]) % {classes})  "
-    "# latents, classes -> (4, {channels}, {side}, {side}) in [-1, 1]",
+    "latents": "{made} = G(torch.randn(4, {latent_size}))  # (4, {channels}, {side}, {side}){values}",
+    "classes": "{made} = G(torch.randn(4, {latent_size}), torch.tensor([0, 1, 2, 3]) % {classes})  "
+    "# latents, classes -> (4, {channels}, {side}, {side}){values}",
     "pairs": "images = G(inputs)  # (n, {inputs}, {side}, {side}) -> (n, {channels}, {side}, {side}), both in [-1, 1]",
 }
 
@@ -82,19 +82,24 @@ def model_card(subject: Subject) -> str:
     recipe, header = subject.recipe, subject.header
     data = recipe.data
     kind = "pairs" if data.paired else "classes" if data.num_classes else "latents"
+    decoded = data.kind == "latents"  # by the user
+    scaled = f"scaled by {data.codec.scale:g}" if data.codec.scale else "scaled as the autoencoder's config.json says"
     use = _USE[kind].format(
         latent_size=None if data.paired else recipe.latent_size,
         classes=data.num_classes,
-        channels=data.image_channels,
+        channels=data.channels if decoded else data.image_channels,
         inputs=data.input_channels,
-        side=data.resolution,
+        side=data.side if decoded else data.resolution,
+        made="encoded" if decoded else "images",
+        values=f", {scaled}" if decoded else " in [-1, 1]",
     )
+    of_latents = f", as the autoencoder `{Path(str(data.codec.path)).name}` decodes them" if decoded else ""
     head = _HEAD.format(
         task="image-to-image" if data.paired else "unconditional-image-generation",
         family=recipe.generator.family,
         name=subject.run.absolute().name,
         grid="" if subject.grid is None else f"\n![Samples]({subject.grid})\n",
-        size=f"{data.resolution} x {data.resolution}, {'grey' if data.image_channels == 1 else 'colour'}",
+        size=f"{data.resolution} x {data.resolution}, {'grey' if data.image_channels == 1 else 'colour'}{of_latents}",
         classes=data.num_classes or "none",
         parameters=f"{subject.num_parameters / 1e6:.2f} M",
         weights=_name(header),
@@ -123,7 +128,7 @@ def _name(header: Mapping[str, str]) -> str:
 
 
 def _metrics(subject: Subject) -> str:
-    """A table of the newest values up to the checkpoint, of the same weights and truncation; empty without any."""
+    """A table of the newest values up to the checkpoint, of samples that are made alike; empty without any."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in _records(subject.run / RECORDS_FILE):
         if record["nimg"] > subject.nimg or _weights(record) != _weights(subject.header):
@@ -150,8 +155,8 @@ def _metrics(subject: Subject) -> str:
 
 
 def _weights(about: Mapping[str, Any]) -> tuple[str | None, ...]:
-    """What a record or a header says of weights and truncation, alike: a header has numbers as text."""
-    found = [about.get(name) for name in ("weights", "ema_width", "truncation")]
+    """What a record or a header says of weights, truncation and guidance, alike: a header has numbers as text."""
+    found = [about.get(name) for name in ("weights", "ema_width", "truncation", "guidance")]
     return tuple(None if value is None else str(value) for value in found)
 
 

@@ -105,7 +105,9 @@ def write_folder(
     """
     texts = {"library_name": "bigsgan", **header}
     numbers = {
-        name: json.loads(header[name]) for name in ("nimg", "ema_width", "truncation", "recipe") if name in header
+        name: json.loads(header[name])
+        for name in ("nimg", "ema_width", "truncation", "guidance", "recipe")
+        if name in header
     }
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)

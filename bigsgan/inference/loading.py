@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bigsgan.config import NETWORKS, Recipe, parse_recipe
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
-from bigsgan.inference.mappings import set_psi
+from bigsgan.inference.mappings import set_guidance, set_psi
 from bigsgan.models.build import build_network, with_images
 from bigsgan.models.precision import compute_as_suits
 from bigsgan.runtime.paths import check_regular, read_text
@@ -46,12 +46,15 @@ class ExportedNetwork(nn.Module):
         """Make images, or judge them.
 
         Args:
-            first: Latents (N, Z) or input images of a generator; images (N, C, R, R) in [-1, 1] of a discriminator.
+            first: Latents (N, Z) or input images of a generator; of a discriminator what it judges, L for GAT's levels
+                and else 1: (N, L * C', S, S), images in [-1, 1] or what the recipe's codec makes of them.
             labels: Classes (N,) int64; None for class 0.
             rest: Seeds (N,) int64 of a network that draws noise, by default 0, 1, ...; a paired discriminator's inputs.
 
         Returns:
-            Images (N, C, R, R) in [-1, 1], or logits (N, ...).
+            Images (N, C, R, R), in [-1, 1] but for families that leave them unbounded; with ``data.kind=latents`` what
+            the autoencoder is to decode, (N, C', S, S), times its ``scaling_factor``. Logits (N, ...) of a
+            discriminator.
         """
         if labels is None:
             labels = torch.zeros(len(first), dtype=torch.int64, device=first.device)
@@ -85,10 +88,11 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
         for spectral in network.spectral_layers():
             spectral.orthogonal = 0.0  # belongs to training: its gradient would be added to every backward
         network.load_state_dict(state)
-        psi = float(header.get("truncation", 1.0))
-        if not math.isfinite(psi):
-            raise ValueError("its truncation is not finite")
+        psi, guidance = (float(header.get(name, 1.0)) for name in ("truncation", "guidance"))
+        if not math.isfinite(psi) or not math.isfinite(guidance):
+            raise ValueError("its truncation or its guidance is not finite")
         set_psi(network, psi)
+        set_guidance(network, guidance)
     except MemoryError:
         raise
     except Exception as error:  # headers of others lead to whatever error they like

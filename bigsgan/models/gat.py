@@ -45,6 +45,8 @@ _MOMENT_EPSILON = 1e-8
 _NOISE_STREAM, _MEAN_STREAM = 0x6A700, 0x6A701
 _MEAN_LATENTS = 256
 """That the mean of a class is over."""
+_MOST_ROWS = 4_096
+"""That the mapping layers compute at a time for means, unless a latent has more classes."""
 
 
 class EqualizedPair(nn.Module):
@@ -79,16 +81,29 @@ class Mapping(nn.Module):
         """(N, Z), (N,) int64 -> (N, W)."""
         w = self._of(latents, labels)
         if self.truncation_psi != 1:
-            drawn = noise.normal(torch.arange(_MEAN_LATENTS, device=labels.device), _MEAN_STREAM, (self.latent_size,))
-            num = labels.shape[0]
-            means = self._of(drawn.to(latents.dtype).repeat(num, 1), labels.repeat_interleave(_MEAN_LATENTS))
-            w = means.view(num, _MEAN_LATENTS, -1).mean(dim=1).lerp(w, self.truncation_psi)
+            w = self._means_of_classes(labels).lerp(w, self.truncation_psi)
         if self.guidance != 1 and self.embedding is not None:
-            num, num_classes = labels.shape[0], self.embedding.weight.shape[0]
-            every = torch.arange(num_classes, device=labels.device).repeat(num)
-            means = self._of(latents.repeat_interleave(num_classes, dim=0), every)
-            w = means.view(num, num_classes, -1).mean(dim=1).lerp(w, self.guidance)
+            w = self._means_of_latents(latents, len(self.embedding.weight)).lerp(w, self.guidance)
         return (w,)
+
+    def _means_of_classes(self, labels: Tensor) -> Tensor:
+        """Of w over the same latents, computed once for each class there is: (N,) -> (N, W)."""
+        seeds = torch.arange(_MEAN_LATENTS, device=labels.device)
+        drawn = noise.normal(seeds, _MEAN_STREAM, (self.latent_size,)).to(self.layers.first.weight.dtype)
+        classes, places = labels.unique(return_inverse=True)
+        means = []
+        for some in classes.split(_MOST_ROWS // _MEAN_LATENTS):
+            w = self._of(drawn.repeat(len(some), 1), some.repeat_interleave(_MEAN_LATENTS))
+            means.append(w.view(len(some), _MEAN_LATENTS, -1).mean(dim=1))
+        return torch.cat(means)[places]
+
+    def _means_of_latents(self, latents: Tensor, num_classes: int) -> Tensor:
+        """Of w over the classes: (N, Z) -> (N, W)."""
+        classes, means = torch.arange(num_classes, device=latents.device), []
+        for some in latents.split(max(_MOST_ROWS // num_classes, 1)):
+            w = self._of(some.repeat_interleave(num_classes, dim=0), classes.repeat(len(some)))
+            means.append(w.view(len(some), num_classes, -1).mean(dim=1))
+        return torch.cat(means)
 
     def _of(self, latents: Tensor, labels: Tensor) -> Tensor:
         parts = [normalized(latents, _MOMENT_EPSILON)]

@@ -151,6 +151,18 @@ def check_truncation(recipe: Recipe, truncation: float) -> None:
         raise UserError("--truncation", truncation, problem, "give a number such as 0.8", detail)
 
 
+def check_guidance(recipe: Recipe, guidance: float) -> None:
+    """Refuse a guidance that no samples can be made with.
+
+    Raises:
+        UserError: It is not finite, or the generator has no mapping network that is told of classes.
+    """
+    if recipe.generator.family != "gat" or not recipe.data.num_classes:
+        raise UserError("--guidance", None, "needs a GAT with classes", "remove the option")
+    if not math.isfinite(guidance):
+        raise UserError("--guidance", guidance, "must be a finite number", "give a number such as 1.5")
+
+
 def check_batch(batch: int) -> None:
     """Refuse a number of images that cannot be computed at a time.
 

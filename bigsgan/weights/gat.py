@@ -1,9 +1,10 @@
 """State dicts of GAT's published networks (arXiv 2509.24935), and the sections that they fit.
 
 The published code has blocks and heads in lists of their own; ours is one flat list in the order of computation. Left
-behind are fixed tables of positions, G's embedding of an input that is multiplied by 0, and its running means of w,
-which ranks did not share, and D's head for a teacher's features, which nothing here trains. Errors are those that
-``sources.SOURCES`` tells.
+behind are tables of positions, which are fixed; G's embedding of an input that is multiplied by 0; its running means of
+w, which each rank had for itself; and D's head for a teacher's features, which nothing here trains. Shapes do not tell
+the type that products are computed in, D's number of levels and its noise. Errors are those that ``sources.SOURCES``
+tells.
 """
 
 from __future__ import annotations

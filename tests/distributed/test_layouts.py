@@ -11,11 +11,17 @@ from bigsgan import checkpoint
 from bigsgan.runtime import comm
 from tests.distributed import scenarios
 from tests.reference import distance
-from tests.tiny import stages, zero
+from tests.tiny import FAMILIES, stages, zero
 
 MOMENTUM = [
     *(f"optimizer.{n}={{kind: sgd, lr: 0.002, momentum: 0.9}}" for n in ("generator", "discriminator")),
     "ema.power={snapshot_nimg: 1000}",
+]
+GAT = [
+    *(option for option in FAMILIES["gat"] if not option.startswith("optimizer.")),
+    "objective.fake_labels=data",
+    "optimizer.generator={kind: sgd, lr: 0.5, momentum: 0.9}",
+    "optimizer.discriminator={kind: sgd, lr: 0.02, momentum: 0.9}",
 ]
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3, betas: [0.5, 0.9]}}" for n in ("generator", "discriminator")]
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
@@ -124,6 +130,23 @@ def test_every_pair(table, target, sources):
         worst = max(names, key=lambda name: apart(found[name], reference[name]))
         assert apart(found[worst], reference[worst]) <= 1e-5, f"from {source}: {worst}"
         assert any(apart(found[name], before[name]) > 1e-4 for name in found if "/master/" in name)
+
+
+@pytest.mark.parametrize(
+    "target, sources",
+    [
+        pytest.param("zero3", ["stages"], marks=pytest.mark.slow),
+        pytest.param("stages", ["zero3"], marks=pytest.mark.nightly),
+        pytest.param("zero2, groups", ["zero3", "stages"], marks=pytest.mark.nightly),
+    ],
+)
+def test_a_gat(table, target, sources):
+    """Whose seeds and classes travel, and which has several images of a sample at the seam."""
+    for source, begun, later, end in check_resumed(table, target, GAT, sources, THEN):
+        before, found, reference = (scenarios.whole_values(each) for each in (begun, later, end))
+        worst = max(found, key=lambda name: apart(found[name], reference[name]))
+        assert apart(found[worst], reference[worst]) <= 1e-4, f"from {source}: {worst}"
+        assert any(apart(found[name], before[name]) > 1e-3 for name in found if "/master/" in name)
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,27 @@ CASES = {
         ],
         "objective.r1.sigma",
         "must be at least 0.1 with a bf16 discriminator, got 0.01 (a smaller step is",
-        "remove it",
+        "remove it, or set discriminator.half_resolutions=0",
+    ),
+    "a slope of bf16 products": (
+        [
+            *FAMILIES["gat"],
+            "discriminator.bf16=true",
+            "objective.r1={weight: 1, form: finite_difference, sigma: 0.01}",
+        ],
+        "objective.r1.sigma",
+        "must be at least 0.1 with a bf16 discriminator, got 0.01 (a smaller step is",
+        "remove it, or set discriminator.bf16=false",
+    ),
+    "a slope of a bf16 engine": (
+        [
+            *FAMILIES["gat"],
+            "engines.discriminator.ds_config=ds_configs/zero3_bf16.json",
+            "objective.r1={weight: 1, form: finite_difference, sigma: 0.01}",
+        ],
+        "objective.r1.sigma",
+        "must be at least 0.1 with a bf16 discriminator, got 0.01 (a smaller step is",
+        "remove it, or use an fp16 or fp32 file for the discriminator",
     ),
     "both sides of an exact penalty": (
         ["objective.r2={weight: 1, antithetic: true}"],

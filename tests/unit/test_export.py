@@ -274,6 +274,16 @@ def test_the_recipe_of_a_card_is_that_of_the_run(family, tmp_path):
     assert yaml.safe_load((tmp_path / "card.yaml").read_text())["generator"]["family"] == recipe.generator.family
 
 
+def test_a_card_of_latents_says_what_comes_out(tmp_path):
+    recipe = load_recipe(REPOSITORY / "launch/recipes/gat_b_imagenet256.yaml", [])
+    header = {"weights": "ema", "dtype": "fp32", "statistics": "as trained"}
+    card = model_card(Subject(tmp_path / "run", recipe, 8, header, 1000, None))
+    use = next(line for line in card.splitlines() if "G(torch.randn" in line)
+    assert use.startswith("encoded = G(torch.randn(4, 64), torch.tensor([0, 1, 2, 3]) % 1000)")
+    assert use.endswith("-> (4, 4, 32, 32), scaled as the autoencoder's config.json says")
+    assert "| images | 256 x 256, colour, as the autoencoder `sd-vae-ft-mse` decodes them |" in card
+
+
 def test_a_card_of_pairs_shows_no_images_of_the_data_set(tmp_path):
     run, _ = make_run(tmp_path, *FAMILIES["pix2pix_resnet"])
     folder = export(run, tmp_path / "folder", "--format", "hub")
@@ -293,6 +303,58 @@ def test_truncation_travels_in_the_folder(tmp_path):
     opened = bigsgan.load(folder)
     assert (opened.network.layers["0"].truncation_psi, plain.network.layers["0"].truncation_psi) == (0.5, 1.0)
     assert not torch.equal(opened(*inputs_of(opened)), plain(*inputs_of(plain)))
+
+
+@pytest.mark.parametrize("form", ["hub", "safetensors"])
+def test_guidance_travels_with_the_weights(form, tmp_path):
+    run, _ = make_run(tmp_path, *FAMILIES["gat"])
+    out = tmp_path / "folder" if form == "hub" else tmp_path / "g.safetensors"
+    guided = bigsgan.load(export(run, out, "--format", form, "--guidance", "1.8", "--truncation", "0.7"))
+    plain = bigsgan.load(export(run, tmp_path / "plain.safetensors"))
+    mapping = guided.network.layers["0"]
+    assert (mapping.guidance, mapping.truncation_psi, plain.network.layers["0"].guidance) == (1.8, 0.7, 1.0)
+    mapping.guidance = mapping.truncation_psi = 1.0
+    assert torch.equal(guided(*inputs_of(guided)), plain(*inputs_of(plain)))
+    if form == "hub":
+        assert json.loads((out / "config.json").read_text())["guidance"] == 1.8
+        first, second = (
+            (export(tmp_path / "run", tmp_path / name, "--format", "hub", *more) / "samples.png").read_bytes()
+            for name, more in (("one", ()), ("two", ("--guidance", "3")))
+        )
+        assert first != second
+
+
+@pytest.mark.parametrize(
+    "family, options, message",
+    [
+        ("gat", ["--guidance", "nan"], "--guidance: must be a finite number, got nan; give a number such as 1.5"),
+        ("dcgan", ["--guidance", "2"], "--guidance: needs a GAT with classes; remove the option"),
+        ("gat", ["--guidance", "2", "--format", "onnx"], "--guidance: must be unset with --format onnx, got 2"),
+        ("gat", ["--guidance", "2", "--format", "universal"], "--guidance: cannot be combined with --format universal"),
+        ("gat", ["--guidance", "2", "--network", "discriminator"], "--guidance: needs the generator"),
+    ],
+)
+def test_guidance_that_no_export_can_have(family, options, message, tmp_path, capsys):
+    run, _ = make_run(tmp_path, *FAMILIES[family])
+    out = tmp_path / ("g.onnx" if "onnx" in options else "out")
+    assert cli.main(["export", "--run", str(run), "--out", str(out), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_guided(tmp_path, capsys):
+    """Samples of one guidance are as near to each other as can be, and far from those of another."""
+    run, _ = make_run(tmp_path, *FAMILIES["gat"])
+    samples, arguments = tmp_path / "samples.npz", ["--run", str(run), "--guidance", "4"]
+    assert cli.main(["sample", *arguments, "--num", "200", "--out", str(samples)]) == 0
+    found = []
+    for options in (arguments, arguments[:2]):
+        capsys.readouterr()
+        asked = [*options, "--metrics", "fid200", "--reference", str(samples), "--json"]
+        assert cli.main(["evaluate", *asked]) == 0
+        found += json.loads(capsys.readouterr().out)
+    assert found[0]["fid200"] < 0.5 * found[1]["fid200"]
+    assert (found[0]["guidance"], "guidance" in found[1]) == (4, False)
 
 
 BROKEN = {

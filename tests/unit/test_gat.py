@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from bigsgan.config import load_recipe
 from bigsgan.config.data import Data
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.errors import UserError
 from bigsgan.models import gat, transformer
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.weights import gat as weights
+from tests import REPOSITORY
 
 RECORDS = Path(__file__).resolve().parents[1] / "data"
 """Weights, inputs, outputs and gradients of the networks of github.com/hse1032/GAT at widths of 8 and 12."""
@@ -168,6 +171,28 @@ def test_truncation_and_guidance():
     assert_close(mapping(z, y)[0], of_classes + 1.8 * (w - of_classes), rtol=1e-4, atol=1e-5)
 
 
+def test_means_are_computed_once_and_in_parts(monkeypatch):
+    """Truncation costs a class 256 rows however many samples it has, guidance no more rows at a time than a limit."""
+    network, rows = generator(8, 1, 5, depth=4, width=16, heads=2, patch=4, latent_size=6), []
+    initialize(network, 3)
+    mapping: Any = network.layers["0"]
+    z, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([3] * 38 + [1, 1])
+    expected = {}
+    for name in ("truncation_psi", "guidance"):
+        setattr(mapping, name, 0.6)
+        expected[name] = torch.cat([mapping(z[i : i + 1], y[i : i + 1])[0] for i in range(40)])
+        setattr(mapping, name, 1.0)
+    of = mapping._of
+    monkeypatch.setattr(mapping, "_of", lambda latents, labels: rows.append(len(latents)) or of(latents, labels))
+    for name, most, found in (("truncation_psi", 256, [40, 256, 256]), ("guidance", 60, [40, 60, 60, 60, 20])):
+        monkeypatch.setattr(gat, "_MOST_ROWS", most)
+        setattr(mapping, name, 0.6)
+        assert_close(mapping(z, y)[0], expected[name], rtol=1e-4, atol=1e-5)
+        assert rows == found
+        setattr(mapping, name, 1.0)
+        rows.clear()
+
+
 def test_without_classes():
     g, d = generator(8, 3, 0, depth=4, width=16, heads=2), discriminator(8, 3, 0, depth=4, width=16, heads=2)
     initialize(g, 0), initialize(d, 1)
@@ -245,5 +270,26 @@ def test_a_size_gives_what_is_not_given():
     section = GATGenerator(size="L")
     assert (section.depth, section.width, section.heads) == (24, 1024, 16)
     assert GATGenerator.model_validate(section.model_dump()) == section
-    with pytest.raises(UserError, match=r"generator\.depth: must be 24 with generator\.size=L, got 12; remove it"):
-        GATGenerator(size="L", depth=12)
+    with pytest.raises(UserError) as caught:
+        GATGenerator(size="L", depth=12, width=1024, heads=32)
+    problem = "generator.depth: must be 24 with generator.size=L, got 12"
+    assert str(caught.value) == f"{problem}; set generator.depth=24 generator.heads=16, or remove generator.size"
+
+
+@pytest.mark.parametrize("size, problem", [(["S"], "'S'"), ({"S": 1}, "a single value"), (3, "'S'"), ("M", "'S'")])
+def test_a_size_that_is_none(size, problem):
+    with pytest.raises(UserError, match=rf"generator\.size: must be {problem}"):
+        load_recipe(REPOSITORY / "launch/recipes/gat_8b.yaml", [f"generator.size={json.dumps(size)}"])
+
+
+def test_a_size_over_another():
+    """What is said of a recipe with sizes of its own can be done on the command line."""
+    path, asked = REPOSITORY / "launch/recipes/gat_8b.yaml", ["generator.size=XL", "discriminator.size=XL"]
+    for network in ("generator", "discriminator"):
+        with pytest.raises(UserError) as caught:
+            load_recipe(path, asked)
+        remedy = str(caught.value).partition("; set ")[2].partition(", or")[0].split()
+        assert all(setting.startswith(f"{network}.") for setting in remedy)
+        asked += remedy
+    recipe = load_recipe(path, asked)
+    assert (recipe.discriminator.depth, recipe.generator.width, recipe.generator.heads) == (28, 1152, 16)

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import bigsgan
 from bigsgan.checkpoint import saver
 from bigsgan.cli import main
-from bigsgan.config import run_directory
+from bigsgan.config import plan_run, run_directory
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.errors import UserError
 from bigsgan.models.stylegan2_layers import SynthesisLayer
@@ -90,6 +91,46 @@ def test_a_gat_checkpoint(tmp_path):
     assert torch.equal(found, 2 * record["G.blocks.0.attn.qkv.weight"])
     recipe = read_saved_recipe(run)
     assert (recipe.generator.family, recipe.generator.depth, recipe.generator.patch) == ("gat", 4, 2)
+
+
+def gat_run(tmp_path, weights, discriminator=None):
+    """The recipe of an import of GAT's generator."""
+    torch.save(weights, tmp_path / "g.pt")
+    arguments = ["--from", "gat", "--weights", str(tmp_path / "g.pt"), "--out", str(tmp_path / "run")]
+    if discriminator is not None:
+        torch.save(discriminator, tmp_path / "d.pt")
+        arguments += ["--discriminator", str(tmp_path / "d.pt")]
+    assert main(["import", *arguments]) == 0
+    return read_saved_recipe(tmp_path / "run")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_gat_trains_on_in_the_type_of_its_recipe(tmp_path, whole, capsys):
+    """That of gat_b, whose settings an import takes: bf16 products, by which a finite difference's step is chosen."""
+    record = load_file(DATA / "gat_patch2.safetensors")
+    recipe = gat_run(tmp_path, part(record, "G."), part(record, "D.") if whole else None)
+    assert (recipe.generator.bf16, recipe.discriminator.bf16) == (True, True)
+    assert plan_run(recipe, 1, tmp_path / "run").objective.r1.sigma == 0.1
+    told = capsys.readouterr().out
+    assert "generator.bf16=true" in told
+    assert "discriminator.bf16=true" in told
+
+
+def test_a_gat_without_a_discriminator_gets_one_of_its_size(tmp_path):
+    recipe = gat_run(tmp_path, part(load_file(DATA / "gat_patch4.safetensors"), "G."))
+    g, d = recipe.generator, recipe.discriminator
+    assert (d.depth, d.width, d.heads, d.patch) == (g.depth, g.width, g.heads, g.patch)
+    assert (d.width, d.patch) != (768, 2)  # of a section that says nothing
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_gat_of_two_levels(tmp_path, whole):
+    record = load_file(DATA / "gat_patch2.safetensors")
+    of_two = {n: v for n, v in part(record, "G.").items() if not re.match(r"final_layers\.[23]\.", n)}
+    d = part(record, "D.")
+    d["x_embedder.proj.weight"] = d["x_embedder.proj.weight"][:, : 2 * 3].clone()
+    found = gat_run(tmp_path, of_two, d if whole else None)
+    assert (found.generator.levels, found.discriminator.levels) == (2, 2)
 
 
 def test_stylegan2(tmp_path):

@@ -1,5 +1,6 @@
 """What `bigsgan plan` says of the networks: against counts written down elsewhere, and by hand."""
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -85,3 +86,65 @@ def test_what_a_choice_buys_is_seen(capsys):
     for block in ("depthwise_separable", "grouped"):
         light = parameters(f"generator.block={block}", f"discriminator.block={block}")
         assert all(few < many for few, many in zip(light, standard, strict=True))
+
+
+def gat_parameters(depths, width, heads):
+    """Of G and D by hand, at patch 2 on latents 4x32x32 of 1,000 classes, with 4 levels."""
+    inside = int(8 / 3 * width)
+    block = 4 * width**2 + 4 * width + 2 * width // heads + 3 * width * inside + 2 * inside + width
+    mapping = 1000 * 64 + (128 + 1) * width + (width + 1) * width
+    g = mapping + depths[0] * (block + 4 * width * (width + 1)) + 4 * (width * (width + 1) + 16 * (width + 1))
+    judged = width + (width + 1) * 2048 + 1000 * 2048 + 2 * (2048 + 1) * 2048
+    return g, (64 + 1) * width + width + depths[1] * (block + 4 * width) + judged
+
+
+@pytest.mark.parametrize(
+    "name, depths, width, heads", [("gat_xl_imagenet256", (28, 28), 1152, 16), ("gat_8b", (32, 40), 4096, 32)]
+)
+def test_gat_of_published_and_of_great_size(name, depths, width, heads, capsys):
+    assert main(["plan", "--config", str(RECIPES / f"{name}.yaml"), "--gpus", "8", "--json"]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    g, d = counted["generator"], counted["discriminator"]
+    assert (g["parameters"], d["parameters"]) == gat_parameters(depths, width, heads)
+    if name == "gat_8b":
+        assert (g["parameters"], d["parameters"]) == (8_676_320_448, 8_074_200_352)
+    else:
+        # Published with D's heads for the features of a teacher, of 257 tokens: 237 and 242 GFLOP.
+        heads = 2 * 257 * (1152 * 2048 + 2048**2 + 2048 * 768)
+        assert g["forward_flop"] == pytest.approx(237e9, rel=3e-3)
+        assert d["forward_flop"] + heads == pytest.approx(242e9, rel=3e-3)
+    # Images of several micro-batches are made again for G's update.
+    made = 2 if name == "gat_8b" else 1
+    assert counted["update_flop"] == (made + 2) * g["forward_flop"] + 10 * d["forward_flop"]
+    assert counted["penalties_flop"] == 6 * d["forward_flop"]
+
+
+def test_how_long_a_run_takes(capsys):
+    config = ["plan", "--config", str(RECIPES / "gat_xl_imagenet256.yaml"), "--gpus", "64"]
+    assert main([*config, "--mfu", "0.4", "--peak-tflops", "989", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    images = 64 * 0.4 * 989e12 / (found["update_flop"] + found["penalties_flop"])
+    assert found["images_per_second"] == pytest.approx(images)
+    assert found["update_seconds"] == pytest.approx(512 / images)
+    assert found["days"] == pytest.approx(76_870_000 / images / 86_400)
+    assert main([*config, "--mfu", "0.4", "--peak-tflops", "989"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("64 GPUs at 40% of 989 TFLOP/s: ")
+    assert last.endswith(f"{76_870_000 / images / 86_400:.3g} days for 76,870,000 images")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--mfu", "0.4"], "--mfu: needs --peak-tflops; add --peak-tflops"),
+        (["--peak-tflops", "989"], "--peak-tflops: needs --mfu; add --mfu"),
+        (["--mfu", "40", "--peak-tflops", "989"], "--mfu: must be greater than 0 and at most 1, got 40"),
+        (["--mfu", "nan", "--peak-tflops", "989"], "--mfu: must be greater than 0 and at most 1, got nan"),
+        (["--mfu", "0.4", "--peak-tflops", "inf"], "--peak-tflops: must be a positive number, got inf"),
+        (["--mfu", "0.4", "--peak-tflops", "9", "--pipeline"], "--mfu: cannot be combined with --pipeline"),
+        (["--mfu", "0.4", "--peak-tflops", "9", "--gpu-memory", "80"], "--mfu: cannot be combined with --gpu-memory"),
+    ],
+)
+def test_speeds_that_are_none(options, message, capsys):
+    assert main(["plan", *options]) == 2
+    assert capsys.readouterr().err.startswith(f"bigsgan: {message}")

@@ -24,6 +24,7 @@ class NetworkSection(Section):
         truncates_w: Whether truncation moves what a mapping network makes of a latent towards its mean, by psi;
             elsewhere latents are drawn within a threshold.
         has_guidance: Whether samples of a class may be guided away from those of any class.
+        without_half: The setting by which no layer computes in a half type of its own, see ``computes_in``.
         paired: Whether it reads input images: G in place of latents, D beside the images that it judges.
     """
 
@@ -32,6 +33,7 @@ class NetworkSection(Section):
     has_styles: ClassVar[bool] = False
     truncates_w: ClassVar[bool] = False
     has_guidance: ClassVar[bool] = False
+    without_half: ClassVar[str] = ""
     paired: ClassVar[bool] = False
     family: str
 

@@ -24,6 +24,7 @@ SIZES: Mapping[str, tuple[int, int, int]] = {
 class GATNetwork(NetworkSection):
     """Keys of both networks: transformer blocks over patches of the images."""
 
+    without_half = "bf16=false"
     size: Literal["S", "B", "L", "XL"] | None = None
     """A published size, which gives depth, width and heads: 12 x 384 x 6, 12 x 768 x 12, 24 x 1024 x 16 or
     28 x 1152 x 16."""
@@ -44,13 +45,15 @@ class GATNetwork(NetworkSection):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_size(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("size") not in SIZES:
+        size = given.get("size") if isinstance(given, dict) else None
+        if not isinstance(size, str) or size not in SIZES:
             return given
-        own = dict(zip(("depth", "width", "heads"), SIZES[given["size"]], strict=True))
-        for key, value in own.items():
-            if given.get(key, value) != value:
-                problem = f"must be {value} with {cls.network}.size={given['size']}"
-                raise UserError(f"{cls.network}.{key}", given[key], problem, f"remove it, or {cls.network}.size")
+        own = dict(zip(("depth", "width", "heads"), SIZES[size], strict=True))
+        other = {key: given[key] for key, value in own.items() if given.get(key, value) != value}
+        for key, value in other.items():
+            settings = " ".join(f"{cls.network}.{each}={own[each]}" for each in other)
+            remedy = f"set {settings}, or remove {cls.network}.size"
+            raise UserError(f"{cls.network}.{key}", value, f"must be {own[key]} with {cls.network}.size={size}", remedy)
         return {**given, **own}
 
     @property

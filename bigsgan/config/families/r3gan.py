@@ -20,6 +20,7 @@ class R3GANNetwork(NetworkSection):
     The lists give the stages from coarse to fine, also for the discriminator.
     """
 
+    without_half = "bf16_stages=0"
     widths: list[Width] = Field(min_length=1)
     """Channels of each stage."""
     cardinalities: list[Width] = Field(min_length=1)

@@ -27,6 +27,7 @@ def stylegan2_sizes(resolution: int) -> list[int]:
 class _StyleGAN2(NetworkSection):
     """What both networks have in common (Karras et al. 2020, arXiv 1912.04958 and 2006.06676)."""
 
+    without_half = "half_resolutions=0"
     family: Literal["stylegan2"] = "stylegan2"
     channel_base: PositiveInt = 32_768
     """Channels times resolution; published: 32768, and half of it at 256."""

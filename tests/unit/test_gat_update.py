@@ -1,0 +1,120 @@
+"""One update of D and one of G, as the public code makes them of the same weights, latents, images and draws.
+
+The record has what github.com/hse1032/GAT computed in float64 with its finite differences (its exact penalties raise),
+at a step of 0.01 and without a teacher, from the weights in gat_patch2.safetensors. Random numbers of its augmentations
+and noise were those that our layers draw from the recorded seeds. Colours changed in G's update alone: there a copy for
+a finite difference is changed by the means of the image that it is a copy of, and here by its own.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective, statistic_names
+from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
+from bigsgan.config.objective import Objective
+from bigsgan.models import gat
+from bigsgan.models.diff_augment import DiffAugment
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.monitor import Statistics
+from bigsgan.weights import gat as weights
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+POLICY = ["translation", "cutout", "flip"]
+SLOPE = {"form": "finite_difference", "sigma": 0.01, "check_every": 0}
+CHANNELS, LEVELS = 3, 4
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def part(record, prefix):
+    return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
+
+
+@pytest.fixture(scope="module")
+def record():
+    found = load_file(DATA / "gat_update.safetensors")
+    return {name: value.double() if value.is_floating_point() else value for name, value in found.items()}
+
+
+@pytest.fixture
+def networks():
+    """G, and D without augmentation."""
+    state = load_file(DATA / "gat_patch2.safetensors")
+    g_state, d_state = part(state, "G."), part(state, "D.")
+    g = GATGenerator.model_validate(weights.generator_section(g_state))
+    d = GATDiscriminator.model_validate(weights.discriminator_section(d_state))
+    stacks = [
+        LayerStack(gat.generator_layers(g, 8, CHANNELS, 3)),
+        LayerStack(gat.discriminator_layers(d, 8, CHANNELS, 3)),
+    ]
+    for stack, own in zip(
+        stacks, (weights.generator_state(g_state), weights.discriminator_state(d_state)), strict=True
+    ):
+        initialize(stack, 0)
+        assert not stack.load_state_dict(own, strict=False).unexpected_keys
+    return [stack.double() for stack in stacks]
+
+
+def objective():
+    section = Objective(loss="relativistic", r1={"weight": 0.4, **SLOPE}, r2={"weight": 0.2, **SLOPE})
+    statistics = Statistics(torch.device("cpu"))
+    statistics.declare(*statistic_names(section))
+    return section, statistics
+
+
+def augmented(discriminator, policy):
+    layer = DiffAugment(policy, CHANNELS, keeps_seeds=True)
+    return LayerStack([layer, *discriminator.layers.values()], first=-1)
+
+
+def check(network, record, name, convert, rate):
+    """Gradients, their norm, and what AdamW's step of the clipped ones adds."""
+    grads, after = (convert(part(record, f"{name}_{kind}.")) for kind in ("grad", "after"))
+    parameters, whole, seen = dict(network.named_parameters()), record[f"{name}_norm"].item(), []
+    assert grads.keys() == after.keys() == parameters.keys()
+    for key, grad in grads.items():
+        assert (parameters[key].grad - grad).norm().item() <= 1e-5 * max(grad.norm().item(), 1e-3 * whole), key
+        # Of what is nearly 0 rounding decides the sign, and so the first step of Adam.
+        seen += [key] if grad.abs().min() > 1e-4 * grad.abs().max() and grad.norm() > 1e-3 * whole else []
+    assert len(seen) > 10
+    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    assert_close(norm, record[f"{name}_norm"], rtol=1e-5, atol=0)
+    before = {key: parameter.detach().clone() for key, parameter in parameters.items()}
+    torch.optim.AdamW(network.parameters(), lr=rate, betas=(0.0, 0.99), weight_decay=0.0).step()
+    for key in seen:
+        assert_close(parameters[key] - before[key], after[key] - before[key], rtol=1e-3, atol=1e-3 * rate)
+
+
+def test_an_update_of_the_discriminator(record, networks):
+    g, d = networks
+    section, statistics = objective()
+    game = DiscriminatorObjective(section, statistics, 0, images_per_sample=LEVELS)
+    with torch.no_grad():
+        made = g(record["z"], record["y"])
+    real = record["images"], record["y"], record["seeds.real"]
+    fake = made, record["y"], record["seeds.fake"]
+    batch = game.batch(real, fake, {"r1": record["r1_noise"], "r2": record["r2_noise"]})
+    loss = game(augmented(d, POLICY)(*batch), batch)
+    assert_close(loss, record["D_loss"], rtol=1e-5, atol=0)
+    loss.backward()
+    check(d, record, "D", weights.discriminator_state, 2e-3)
+
+
+def test_an_update_of_the_generator(record, networks):
+    """Behind D's update, with the same latents and reals."""
+    g, d = networks
+    for key, value in weights.discriminator_state(part(record, "D_after.")).items():
+        d.state_dict()[key].copy_(value)
+    section, statistics = objective()
+    game = GeneratorObjective(section, statistics)
+    real = record["images"], record["y"], record["seeds.judged_real"]
+    fake = g(record["z"], record["y"]), record["y"], record["seeds.judged_fake"]
+    batch = game.batch(real, fake)
+    loss = game(augmented(d, ["latent_color", *POLICY])(*batch), batch)
+    assert_close(loss, record["G_loss"], rtol=1e-5, atol=0)
+    loss.backward()
+    check(g, record, "G", weights.generator_state, 3e-3)
