@@ -104,13 +104,25 @@ def test_gradient_penalty(tmp_path):
     check(network, by_tangents(network, inputs, direction, lambda tangents, _: tangents.mean()), expected)
 
 
-def test_tangents_are_finite_differences(tmp_path):
-    network, inputs = discriminator(tmp_path, FAMILIES["r3gan"])
+@pytest.mark.parametrize("game", GAMES)
+def test_tangents_are_finite_differences(tmp_path, game):
+    network, inputs = discriminator(tmp_path, GAMES[game])
     direction, step = torch.randn(inputs[0].shape, dtype=torch.float64), 1e-6
     with torch.no_grad():
         _, found = dual.end(network.fold_dual(dual.begin(inputs, direction), SEGMENTS))
         ends = [network(inputs[0] + sign * step * direction, *inputs[1:], segments=SEGMENTS) for sign in (1, -1)]
     torch.testing.assert_close(found, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_tangents_move_no_state_and_draw_nothing(tmp_path, game):
+    network, inputs = discriminator(tmp_path, GAMES[game])
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    drawn = torch.get_rng_state()
+    by_tangents(network, inputs, torch.ones_like(inputs[0]), lambda tangents, logits: (tangents + logits).sum())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, buffer in network.named_buffers():
+        assert torch.equal(buffer, buffers[name]), name
 
 
 @pytest.mark.parametrize("num", [1, 2, 3])
