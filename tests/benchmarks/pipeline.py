@@ -6,8 +6,8 @@ A machine with fewer cores than stages cannot compute them side by side. Therefo
 that sleep: a run of the tiny recipe, whose computing is real, but each task ends, and sends what it sends, at the
 earliest when its planned time is over. A micro-batch takes a stage of G one unit forward and two units backward, and
 half of the latter where the layers are frozen; the discriminator's own update sees twice the samples. Bytes and memory
-are those of a larger recipe that does not sleep. With ``--r1`` D carries exact R1 in every update, and instead of bytes
-and memory the larger recipe's tasks of D are measured with tangents and without. The output is Markdown. Linux only.
+are those of a larger recipe that does not sleep. With ``--r1`` D carries exact R1 in every update, and the bubble alone
+is measured; see pipeline_tangents. The output is Markdown. Linux only.
 """
 
 import argparse
@@ -368,31 +368,12 @@ def measure_larger(num_updates):
     print_memory(held)
 
 
-def measure_tangents(num_updates, penalty):
-    """Print what tasks of D take where it trains with tangents and without, of the larger recipe, which computes."""
-    taken = []
-    with fresh_ranks(2) as pool:
-        pool.run(scenarios.train, [], DS, 1)
-        for options in ([], penalty):
-            options = [*LARGER, *stages(2), "pipeline.schedule=phases", *options]
-            by_rank = [found for found, _, _ in pool.run(awake, options, num_updates)]
-            spans = [span for found in by_rank for update in found for span in update]
-            taken.append([
-                statistics.median(s.end - s.start for s in spans if (s.phase.label, s.task.kind) == ("D trains", kind))
-                for kind in KINDS[:2]
-            ])  # fmt: skip
-    print("\nLarger recipe in 2 stages, awake: a task of D where it trains, median over stages and micro-batches:\n")
-    head("kind", "ms without tangents", "with", "ratio", "planned")
-    for kind, without, with_tangents in zip(KINDS, *taken, strict=False):
-        row(kind, f"{1e3 * without:.1f}", f"{1e3 * with_tangents:.1f}", f"{with_tangents / without:.2f}", "2")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", type=Path, help="write a Chrome trace of 4 stages, 8 micro-batches, schedule joint")
     parser.add_argument("--unit", type=float, default=20.0, help="milliseconds of a micro-batch's forward pass")
     parser.add_argument("--quick", action="store_true", help="fewer micro-batches and updates")
-    parser.add_argument("--r1", action="store_true", help="an exact penalty in every update; no bytes and memory")
+    parser.add_argument("--r1", action="store_true", help="an exact penalty in every update; the bubble alone")
     options = parser.parse_args()
     os.environ["DS_ACCELERATOR"] = "cpu"
     micro_batches, num_updates = ((2, 8), 1) if options.quick else ((2, 4, 8, 16), 3)
@@ -404,9 +385,7 @@ def main():
     if options.trace:
         write_trace(options.trace, kept["joint"])
     print_phases("4 stages asleep, 8 micro-batches: an update by phase:", kept)
-    if options.r1:
-        measure_tangents(num_updates, penalty)
-    else:
+    if not options.r1:
         measure_larger(num_updates)
     print(f"\nAt the end: {load()}")
 
