@@ -1,6 +1,6 @@
 """What a pipeline stage takes for tangents, as `python -m tests.benchmarks.pipeline_tangents` prints it.
 
-Of the larger recipe of tests/benchmarks/pipeline.py, in 2 stages that compute, with exact R1 in every update and without.
+Of the larger recipe of pipeline.py, in 2 stages that compute, with exact R1 in every update and without.
 """
 
 import os
