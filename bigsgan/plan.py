@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.layout import (
     Division,
@@ -29,6 +30,7 @@ from bigsgan.planner.layouts import Resources, Surveyor
 from bigsgan.runtime import comm, memory
 
 _META = torch.device("meta")
+_METHODS = {"double_backward": "by a double backward", "forward_mode": "in forward mode"}
 
 
 def count_work(plan: RunPlan) -> dict[str, Any]:
@@ -38,7 +40,8 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     makes images for D's steps and its own, once for both where they are reused and their graphs can be kept. They cost
     G a forward and later a backward pass of twice the work; D goes forward and backward over real and fake images, and
     once more forward and backward to the images for G, with the reals where G's objective pairs them. What D's
-    penalties add is for the mean update, of which a lazy one is in some. What activation checkpointing computes again
+    penalties and G's path length add is for the mean update, of which a lazy one is in some: as the plan has it, and by
+    each method. What activation checkpointing computes again
     is left out, as model FLOP utilisation has it.
     """
     counted = {network: count_network(plan, network) for network in NETWORKS}
@@ -49,21 +52,47 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     num_made = d_steps + made_again
     update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator
     networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
+    penalties = {method: _count_penalties(plan, discriminator, method) for method in _METHODS}
+    lengths = {method: _count_path_length(plan, method) for method in _METHODS}
+    taken = {"penalties_flop": penalties[_method(plan, "discriminator")]}
+    taken |= {"path_length_flop": lengths[_method(plan, "generator")]}
+    by_method = {"penalties_flop": penalties, "path_length_flop": lengths}
+    return {**networks, "update_flop": update, **taken, "by_method": by_method}
+
+
+def _method(plan: RunPlan, network: str) -> str:
+    return "forward_mode" if plan.differentiates_forward(network) else "double_backward"
+
+
+def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
+    """Operations of D's penalties in the mean update, for an image of its batch; ``discriminator`` of a forward pass.
+
+    A segment that a penalty adds goes forward and backward, 3 passes. A double backward goes to the images and back
+    through that, 1 + 2, in all segments. In forward mode D goes to the images and back before it trains, 2, and with
+    the values go tangents, 3.
+    """
     every = next((penalty.every for penalty in (plan.objective.r1, plan.objective.r2) if penalty), 1)
-    passes = _passes_of_penalties(plan, 0) + (every - 1) * _passes_of_penalties(plan, 1)
-    penalties = d_steps * passes * discriminator // every
-    return {**networks, "update_flop": update, "penalties_flop": penalties}
+    passes = 0
+    for number, times in ((0, 1), (1, every - 1)):
+        loss = DiscriminatorObjective(plan.objective, Statistics(_META), number)
+        exact = (3 if method == "double_backward" else 2 + 3) * loss.num_segments * loss.differentiates_inputs
+        passes += times * (3 * (loss.num_segments - 2) + exact)
+    return plan.recipe.objective.d_steps * passes * discriminator // every
 
 
-def _passes_of_penalties(plan: RunPlan, number: int) -> int:
-    """Forward passes of D over as many images as its batch has that its penalties cost more, in step ``number``."""
-    loss = DiscriminatorObjective(plan.objective, Statistics(_META), number)
-    passes = 3 * (loss.num_segments - 2)  # each goes forward and backward
-    if loss.differentiates_inputs and plan.differentiates_forward("discriminator"):
-        passes += (2 + 3) * loss.num_segments  # to the images and back, then once more as much for the tangents
-    elif loss.differentiates_inputs:
-        passes += 3 * len(plan.objective.exact_penalties)  # to the images, and back through that and the forward pass
-    return passes
+def _count_path_length(plan: RunPlan, method: str) -> int:
+    """Operations of G's path length in the mean update, for an image of its batch.
+
+    As those of a penalty on D, of the layers behind the styles; tangents are carried for all samples, all else is for
+    those that take part.
+    """
+    section = plan.recipe.objective.path_length
+    if section is None:
+        return 0
+    mapping, synthesis = _count_forward(plan, "generator", PathLengthPenalty.ahead)
+    if method == "double_backward":
+        return 3 * synthesis // (section.batch_shrink * section.every)
+    return ((mapping + 2 * synthesis) // section.batch_shrink + 3 * synthesis) // section.every
 
 
 def describe_networks(plan: RunPlan) -> str:
@@ -74,8 +103,15 @@ def describe_networks(plan: RunPlan) -> str:
         own = counted[network]
         lines.append(f"{network:14}{own['parameters']:>15,}{own['forward_flop'] / 1e9:>26.3f}")
     lines.append(f"{'an update':14}{'':15}{counted['update_flop'] / 1e9:>26.3f}  without penalties")
-    if counted["penalties_flop"]:
-        lines.append(f"{'penalties':14}{'':15}{counted['penalties_flop'] / 1e9:>26.3f}  of D, in the mean update")
+    for label, name, network in (("penalties", "penalties_flop", "D"), ("path length", "path_length_flop", "G")):
+        if not counted[name]:
+            continue
+        line = f"{label:14}{'':15}{counted[name] / 1e9:>26.3f}  of {network} in the mean update"
+        if name == "path_length_flop" or plan.objective.exact_penalties:
+            taken = _method(plan, "discriminator" if network == "D" else "generator")
+            (other,) = _METHODS.keys() - {taken}
+            line += f", {_METHODS[taken]} ({_METHODS[other]} {counted['by_method'][name][other] / 1e9:.3f})"
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -109,12 +145,22 @@ def _describe_time(plan: RunPlan, speed: Speed) -> str:
 
 def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
     """Parameters, and floating-point operations of a forward pass for one image."""
+    with _META:
+        stack = build_network(plan.recipe, network)
+    return sum(parameter.numel() for parameter in stack.parameters()), sum(_count_forward(plan, network, 0))
+
+
+def _count_forward(plan: RunPlan, network: str, ahead: int) -> tuple[int, int]:
+    """Operations of a forward pass for one image: of the layers ``ahead``, and of the others."""
     num_samples = plan.engines[network].micro_batch_size  # which layers that look across samples can divide
     with _META:
         stack = build_network(plan.recipe, network).eval().requires_grad_(False)
-    with FlopCounterMode(display=False) as counter:
-        stack(*meta_inputs(plan, network, num_samples))
-    return sum(parameter.numel() for parameter in stack.parameters()), counter.get_total_flops() // num_samples
+    carry, found = meta_inputs(plan, network, num_samples), []
+    for part in (stack.part(0, ahead), stack.part(ahead, len(stack.layers))):
+        with FlopCounterMode(display=False) as counter:
+            carry = part.fold(*carry)
+        found.append(counter.get_total_flops() // num_samples)
+    return found[0], found[1]
 
 
 def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = None) -> None:

@@ -33,8 +33,8 @@ class Penalty(Section):
     """How an exact penalty is computed: by differentiating twice, or by a pass that carries derivatives forward, which
     every layout allows. ``auto`` is ``forward_mode`` at ZeRO 3 and in pipelines, and ``double_backward`` elsewhere."""
     sigma: PositiveFloat | None = None
-    """Step of a finite difference, for images in [-1, 1]. Unless given 0.1 where D computes in bf16, 0.03 in fp16, and
-    0.01 in float32."""
+    """Step of a finite difference, for images in [-1, 1]. Unless given 0.1 where the coarsest type that D computes in,
+    also of a few layers alone, is bf16, 0.03 where it is fp16, and 0.01 where it is float32."""
     antithetic: bool = False
     """Take the finite difference from x - sigma e to x + sigma e: without the error of D's curvature and with half of
     rounding's, for one segment more in D's batch."""

@@ -155,7 +155,8 @@ def _filtered(x: Tensor, kernels: Tensor, dim: int, stride: int = 1) -> Tensor:
     k, taps = kernels.shape
     weight = kernels.view(k, 1, taps, 1) if dim == 2 else kernels.view(k, 1, 1, taps)
     strides = (stride, 1) if dim == 2 else (1, stride)
-    y = F.conv2d(x.reshape(1, n * c, h, w), weight.repeat(n * c, 1, 1, 1), stride=strides, groups=n * c)
+    repeated = weight.repeat(n * c, 1, 1, 1)
+    y = linearly(lambda x: F.conv2d(x, repeated, stride=strides, groups=n * c), x.reshape(1, n * c, h, w))
     return y.view(n, c * k, *y.shape[2:])
 
 

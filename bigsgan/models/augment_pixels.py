@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.augment_geometry import reflected
+from bigsgan.models.dual import linearly
 
 _BRIGHTNESS_STD = 0.2
 _CONTRAST_STD = 0.5
@@ -137,8 +139,9 @@ def amplify(images: Tensor, gain: Tensor, bands: Tensor) -> Tensor:
     kernels = (gain @ bands).repeat_interleave(c, dim=0)
     x = reflected(reflected(images, 2, -reach, h + reach), 3, -reach, w + reach)
     x = x.reshape(1, n * c, h + 2 * reach, w + 2 * reach)
-    x = F.conv2d(x, kernels[:, None, None, :], groups=n * c)
-    return F.conv2d(x, kernels[:, None, :, None], groups=n * c).view(n, c, h, w)
+    for kernel in (kernels[:, None, None, :], kernels[:, None, :, None]):
+        x = linearly(partial(F.conv2d, weight=kernel, groups=n * c), x)
+    return x.view(n, c, h, w)
 
 
 def draw_noise(draws: AugmentationDraws, p: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigsgan.models import fused
+from bigsgan.models import dual, fused
 
 MULTIPLE = 8
 """Of channels, in the half types, which kernels for tensor cores read at once: 16 bytes."""
@@ -41,6 +41,10 @@ def convolve(
     behind cuDNN's kernel, is part of the product where one can be had: as the weight of a channel of ones among those
     that fill up, or as that of a matrix product.
     """
+    return dual.multiply(lambda x, w, b: _convolved(x, w, b, stride, padding, groups), x, weight, bias)
+
+
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, groups: int) -> Tensor:
     if groups > 1 or not suits_tensor_cores(x.device, x.dtype):
         return F.conv2d(x, weight, bias, stride, padding, groups=groups)
     num, kernel = len(weight), weight.shape[2]
@@ -87,12 +91,16 @@ def convolve_transposed(
 
     On tensor cores with output channels filled up as ``convolve`` does.
     """
+
+    def transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups)
+
     num = weight.shape[1]
     missing = -num % MULTIPLE
     if groups > 1 or not missing or not suits_tensor_cores(x.device, x.dtype):
-        return F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups)
+        return dual.multiply(transposed, x, weight, bias)
     weight = F.pad(weight, (0, 0, 0, 0, 0, missing))
-    y = _first(F.conv_transpose2d(x, weight, None, stride, padding, output_padding), num)
+    y = _first(dual.multiply(transposed, x, weight), num)
     return y if bias is None else y + bias.view(-1, 1, 1)
 
 

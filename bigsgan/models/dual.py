@@ -125,12 +125,27 @@ class DualLayer(nn.Module):
 
 
 def linearly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a linear function that torch cannot differentiate forward: to the tangent too, if there is one.
+    """Apply a linear function: to the tangent too, if there is one.
 
-    Its own rule, ``jvp``, would keep torch.compile from passes without tangents as well.
+    Where torch cannot differentiate it forward, or does more work than that: see ``multiply``. A function's own rule,
+    ``jvp``, would keep torch.compile from passes without tangents as well.
     """
     value, tangent = forward_mode.unpack_dual(x)
     return function(x) if tangent is None else forward_mode.make_dual(function(value), function(tangent))
+
+
+def multiply(
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Apply ``product``, linear in x and in a weight that has no tangent, with a bias: to x's tangent without the bias.
+
+    torch's own rules of a convolution and of a matrix product multiply x by the weight's tangent as well, though it is
+    0 (2.14), and go back through that: ten passes of a network without tangents in the place of eight.
+    """
+    value, tangent = forward_mode.unpack_dual(x)
+    if tangent is None:
+        return product(x, weight, bias)
+    return forward_mode.make_dual(product(value, weight, bias), product(tangent, weight, None))
 
 
 def has_tangent(x: Tensor) -> bool:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigsgan.models import fused
+from bigsgan.models.dual import linearly
 
 TAPS = (1.0, 3.0, 3.0, 1.0)
 
@@ -34,7 +35,8 @@ def upsample(x: Tensor, kernel: Tensor) -> Tensor:
     if fused.used_for(x):
         return fused.resample(x, kernel, fused.Geometry(2, 1, size // 2, 2 * height, 2 * width, gain=4.0))
     # A transposed convolution is that, without the multiplications by zero.
-    return F.conv_transpose2d(x, _per_channel(4 * kernel, x), stride=2, padding=size // 2 - 1, groups=channels)
+    weight, padding = _per_channel(4 * kernel, x), size // 2 - 1
+    return linearly(lambda x: F.conv_transpose2d(x, weight, stride=2, padding=padding, groups=channels), x)
 
 
 def downsample(x: Tensor, kernel: Tensor) -> Tensor:
@@ -43,7 +45,8 @@ def downsample(x: Tensor, kernel: Tensor) -> Tensor:
     if fused.used_for(x):
         height, width = x.shape[2] // 2, x.shape[3] // 2
         return fused.resample(x, kernel, fused.Geometry(1, 2, padding, height, width))
-    return F.conv2d(x, _per_channel(kernel.flip(0, 1), x), stride=2, padding=padding, groups=x.shape[1])
+    weight = _per_channel(kernel.flip(0, 1), x)
+    return linearly(lambda x: F.conv2d(x, weight, stride=2, padding=padding, groups=x.shape[1]), x)
 
 
 def blur(x: Tensor, kernel: Tensor, padding: int, gain: float = 1.0) -> Tensor:
@@ -51,7 +54,8 @@ def blur(x: Tensor, kernel: Tensor, padding: int, gain: float = 1.0) -> Tensor:
     if fused.used_for(x):
         height, width = (side + 2 * padding - kernel.shape[0] + 1 for side in x.shape[2:])
         return fused.resample(x, kernel, fused.Geometry(1, 1, padding, height, width, gain))
-    return F.conv2d(x, _per_channel((gain * kernel).flip(0, 1), x), padding=padding, groups=x.shape[1])
+    weight = _per_channel((gain * kernel).flip(0, 1), x)
+    return linearly(lambda x: F.conv2d(x, weight, padding=padding, groups=x.shape[1]), x)
 
 
 def _per_channel(kernel: Tensor, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigsgan.models import convolutions, spectral
-from bigsgan.models.dual import has_tangent, softmax
+from bigsgan.models.dual import has_tangent, multiply, softmax
 
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """FlashAttention wants as many features of values as of keys. cuDNN's, which torch (2.14) prefers on a Hopper, ends in
@@ -271,7 +271,7 @@ class SpectralLinear(SpectralLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map, in the weight's type."""
-        return F.linear(x.to(self.weight.dtype), self.normalized_weight(), self.bias)
+        return multiply(F.linear, x.to(self.weight.dtype), self.normalized_weight(), self.bias)
 
 
 class SpectralEmbedding(SpectralLayer):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.models.convolutions import convolve, convolve_transposed, laid_out
+from bigsgan.models.dual import multiply
 from bigsgan.models.layers import Generators, full
 
 
@@ -82,7 +83,7 @@ class Linear(Weighted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map, in the weight's type."""
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        return multiply(F.linear, x.to(self.weight.dtype), self.weight, self.bias)
 
 
 class Embedding(Weighted):

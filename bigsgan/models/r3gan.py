@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator, R3GANNetwork
 from bigsgan.models import fir, fused
 from bigsgan.models.convolutions import convolve, laid_out, rectify_biased
+from bigsgan.models.dual import linearly
 from bigsgan.models.layers import Generators, full
 from bigsgan.models.plain import Embedding, Linear, Weighted
 
@@ -201,8 +202,8 @@ def upsample(x: Tensor) -> Tensor:
     if _filters(x):
         return fir.upsample(x, _kernel(x)[0, 0])
     n, c, h, w = x.shape
-    planes = x.reshape(n * c, 1, h, w)
-    return F.conv_transpose2d(planes, 4 * _kernel(x), stride=2, padding=1).view(n, c, 2 * h, 2 * w)
+    planes, kernel = x.reshape(n * c, 1, h, w), 4 * _kernel(x)
+    return linearly(lambda x: F.conv_transpose2d(x, kernel, stride=2, padding=1), planes).view(n, c, 2 * h, 2 * w)
 
 
 def downsample(x: Tensor) -> Tensor:
@@ -210,7 +211,8 @@ def downsample(x: Tensor) -> Tensor:
     if _filters(x):
         return fir.downsample(x, _kernel(x)[0, 0])
     n, c, h, w = x.shape
-    return F.conv2d(x.reshape(n * c, 1, h, w), _kernel(x), stride=2, padding=1).view(n, c, h // 2, w // 2)
+    planes, kernel = x.reshape(n * c, 1, h, w), _kernel(x)
+    return linearly(lambda x: F.conv2d(x, kernel, stride=2, padding=1), planes).view(n, c, h // 2, w // 2)
 
 
 def _filters(x: Tensor) -> bool:

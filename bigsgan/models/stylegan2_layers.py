@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bigsgan.models import fir, fused, noise
 from bigsgan.models.convolutions import convolve, laid_out
+from bigsgan.models.dual import linearly, multiply
 from bigsgan.models.layers import Generators, full
 from bigsgan.models.plain import Weighted
 
@@ -80,7 +81,7 @@ class FullyConnected(Weighted):
         """Map, in float32 whatever the weight's type: styles scale whole feature maps, and D's logits are few."""
         gain = ACTIVATION_GAIN if self.activated else 1.0
         weight = full(self.weight) * (self.weight_gain * gain)
-        x = F.linear(x.to(weight.dtype), weight, full(self.bias) * (self.bias_gain * gain))
+        x = multiply(F.linear, x.to(weight.dtype), weight, full(self.bias) * (self.bias_gain * gain))
         return rectify(x) if self.activated else x
 
 
@@ -303,7 +304,7 @@ class SynthesisLayer(Modulated):
         if not self.up:
             return convolve(x, weight, padding=1)
         # Zeros between the pixels, convolution, filter: (H - 1) * 2 + 3 = 2H + 1 pixels, and 2H after the filter.
-        x = F.conv_transpose2d(x, weight.transpose(0, 1), stride=2)
+        x = linearly(lambda x: F.conv_transpose2d(x, weight.transpose(0, 1), stride=2), x)
         return fir.blur(x, self.resample_filter, padding=1, gain=4.0)
 
     def _noise(self, seeds: Tensor) -> Tensor | None:

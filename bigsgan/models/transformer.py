@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bigsgan.models.dual import has_tangent, softmax
+from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.layers import Generators, TwiceDifferentiable, full
 
 _EPSILON = 1e-6
@@ -56,7 +56,7 @@ class Linear(nn.Module):
             weight, bias = weight * self.multiplier, bias * self.multiplier
         if self.bf16 and weight.dtype == torch.float32:
             weight, bias = weight.to(torch.bfloat16), bias.to(torch.bfloat16)
-        return F.linear(x.to(weight.dtype), weight, bias)
+        return multiply(F.linear, x.to(weight.dtype), weight, bias)
 
 
 class Constant(nn.Module):

@@ -193,8 +193,8 @@ class Census(TorchDispatchMode):
 
     def _summed(self, first: Any, second: Any, *_: Any) -> Tensor | None:
         """The sum of two gradients of a parameter in the place of the first; None for other sums."""
-        if not self.goes_backward or torch._C._current_autograd_node() is not None or not isinstance(second, Tensor):
-            return None  # not between two operations of a backward pass, where autograd adds up
+        if not self.goes_backward or torch.is_grad_enabled() or not isinstance(second, Tensor):
+            return None
         is_gradient = first.shape == second.shape and first.shape in self._shapes and not first._is_zerotensor()
         return first.add_(second) if is_gradient else None
 

@@ -16,7 +16,12 @@ from bigsgan.models.network import LayerStack
 from tests.tiny import FAMILIES
 from tests.unit.test_dual import by_double_backward, by_tangents, discriminator
 
-SHOWN = ("biggan", "biggan_deep", "stylegan2", "r3gan", "dcgan", "pix2pix")
+SHOWN = (
+    "biggan", "biggan_deep", "biggan_light", "stylegan2", "stylegan2_architectures", "r3gan", "gat", "dcgan",
+    "dcgan_light", "dcgan_spectral", "pix2pix", "pix2pix_resnet", "mlp",
+)  # fmt: skip
+"""All discriminators of tests/tiny.py; others there differ in G or in the loss alone."""
+
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALE, LOSS_SCALE = 2.0**10, 2.0**10  # the objective's, for fp16; fp16's own
 

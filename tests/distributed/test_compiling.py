@@ -99,10 +99,10 @@ TANGENTS = ["accumulation=2", "objective.r1={weight: 0.1, every: 2, method: forw
 
 
 def cells():
-    """Of passes with tangents; batch norm of ``dcgan`` is over ranks."""
+    """Of passes with tangents; batch norm of ``dcgan`` is over ranks, ``gat`` has attention."""
     for game, unit, stage in [("mlp", "whole", 0), ("dcgan", "layers", 1)]:
         yield pytest.param(game, unit, stage, marks=pytest.mark.slow)
-    for game in ("dcgan_spectral", "r3gan", "stylegan2"):
+    for game in ("dcgan_spectral", "r3gan", "stylegan2", "gat"):
         for unit, stage in (("layers", 1), ("whole", 2)):
             yield pytest.param(game, unit, stage, marks=pytest.mark.nightly)
 

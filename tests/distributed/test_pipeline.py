@@ -62,13 +62,13 @@ def test_layouts_may_differ(ranks, name, mode):
     check(ranks(world_size), [*options, *stages(g, d)], ds, FEWER)
 
 
-EXACT = ("r2", "two_d_steps", "scheduled", "gradient_penalty", "reused_fakes_with_path_length")
-"""Carry a penalty that needs a double backward."""
-
 OPTIONS = {
-    **{name: o for name, o in OVERRIDES.items() if name not in EXACT},
-    "two_d_steps": ["objective.d_steps=2", "accumulation=2", *FINITE],
-    "checkpointing": [f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")] + FINITE,
+    **OVERRIDES,
+    "two_d_steps": [*OVERRIDES["two_d_steps"], "accumulation=2"],
+    "two_d_steps_finite": ["objective.d_steps=2", "accumulation=2", *FINITE],
+    "checkpointing": [
+        *(f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")), *PENALTIES["exact"],
+    ],
     "checkpointing_recompute": [
         *(f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")),
         "pipeline.generator_phase=recompute", "accumulation=2",
@@ -78,7 +78,8 @@ OPTIONS = {
     ],
     "phases_one_by_one": ["pipeline.schedule=phases", "accumulation=2"],
     "uniform": [f"engines.{n}.partition=uniform" for n in ("generator", "discriminator")],
-    "one_micro_batch": FINITE,
+    "one_micro_batch": PENALTIES["exact"],
+    "one_micro_batch_finite": FINITE,
 }  # fmt: skip
 
 

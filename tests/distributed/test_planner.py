@@ -39,6 +39,12 @@ GAT = [
     "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
     "batch=32",
 ]
+DEEP = [  # D's weights are many times those of a layer, and what its activations hold
+    *COMMON,
+    "generator={family: mlp, latent_size: 64, width: 128, depth: 2}",
+    "discriminator={family: mlp, width: 512, depth: 16}",
+    "batch=32",
+]
 RECOMPUTING = ["accumulation=2", *(f"engines.{network}.activation_checkpointing=true" for network in NETWORKS)]
 STAGES = [
     "accumulation=4",
@@ -65,6 +71,15 @@ LAYOUTS = {
     "perceptrons, ZeRO 3, exact R1": ([*PERCEPTRONS, "objective.r1={weight: 1, every: 2}"], zero(3)),
     "perceptrons, ZeRO 3, exact R1 by a double backward": (
         [*PERCEPTRONS, "objective.r1={weight: 1, every: 2, method: double_backward}"],
+        zero(3),
+    ),
+    "perceptrons, ZeRO 3, exact R1, recomputing": (
+        [*PERCEPTRONS, *RECOMPUTING, "objective.r1={weight: 1, every: 2}"],
+        zero(3),
+    ),
+    "deep perceptrons, ZeRO 3, exact R1": ([*DEEP, "objective.r1={weight: 1, every: 2}"], zero(3)),
+    "deep perceptrons, ZeRO 3, exact R1 by a double backward": (
+        [*DEEP, "objective.r1={weight: 1, every: 2, method: double_backward}"],
         zero(3),
     ),
     "BigGAN, ZeRO 2, reused fakes": ([*BIGGAN, "objective={reuse_fakes: true, d_steps: 2}"], zero(2)),
@@ -111,6 +126,7 @@ IN_CI = (
     "BigGAN, 2 stages",
     "StyleGAN2, ZeRO 2, R1 and path length",
     "GAT, ZeRO 1, exact R1 and R2",
+    "perceptrons, ZeRO 3, exact R1",
     "perceptrons, ZeRO 3 in bf16",
 )
 

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
 from bigsgan.config.objective import PathLength
 from bigsgan.models import dual
@@ -104,13 +105,49 @@ def test_gradient_penalty(tmp_path):
     check(network, by_tangents(network, inputs, direction, lambda tangents, _: tangents.mean()), expected)
 
 
-def test_tangents_are_finite_differences(tmp_path):
-    network, inputs = discriminator(tmp_path, FAMILIES["r3gan"])
+@pytest.mark.parametrize("game", GAMES)
+def test_tangents_are_finite_differences(tmp_path, game):
+    network, inputs = discriminator(tmp_path, GAMES[game])
     direction, step = torch.randn(inputs[0].shape, dtype=torch.float64), 1e-6
     with torch.no_grad():
         _, found = dual.end(network.fold_dual(dual.begin(inputs, direction), SEGMENTS))
         ends = [network(inputs[0] + sign * step * direction, *inputs[1:], segments=SEGMENTS) for sign in (1, -1)]
     torch.testing.assert_close(found, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_tangents_move_no_state_and_draw_nothing(tmp_path, game):
+    network, inputs = discriminator(tmp_path, GAMES[game])
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    drawn = torch.get_rng_state()
+    by_tangents(network, inputs, torch.ones_like(inputs[0]), lambda tangents, logits: (tangents + logits).sum())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, buffer in network.named_buffers():
+        assert torch.equal(buffer, buffers[name]), name
+
+
+@pytest.mark.parametrize(
+    "game, loss, alone",
+    [
+        ("biggan", "non_saturating", True),
+        ("biggan", "hinge", False),
+        ("stylegan2", "non_saturating", False),
+        ("dcgan", "non_saturating", False),
+    ],
+)
+def test_the_slope_of_the_loss_gives_the_gradient_where_images_are_judged_alone(tmp_path, game, loss, alone):
+    """Not with hinge beyond its margin, minibatch deviation or batch norm: docs/explanation/penalties.md."""
+    network, inputs = discriminator(tmp_path, GAMES[game])
+    images = inputs[0].requires_grad_(True)
+    logits = network(*inputs, segments=SEGMENTS)
+    (exact,) = torch.autograd.grad(logits.sum(), images, retain_graph=True)
+    logits = logits + 2 if loss == "hinge" else logits  # as of a D that is sure of real images
+    value = LOSSES[loss].discriminator(*logits.chunk(SEGMENTS))
+    (slopes,) = torch.autograd.grad(value, logits, retain_graph=True)
+    (grads,) = torch.autograd.grad(value, images)
+    found, real = grads / slopes.view(-1, 1, 1, 1), slice(NUM)
+    far = float((found[real] - exact[real]).norm() / exact[real].norm())
+    assert far < 1e-12 if alone else not far < 1e-4, far
 
 
 @pytest.mark.parametrize("num", [1, 2, 3])
