@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import from_cosines, to_cosines
 from bigsgan.images.reading import CorruptImage
+from tests.autoencoders import latents, save_autoencoder, write_autoencoder, write_latents
 
 CPU = torch.device("cpu")
 
@@ -50,33 +49,6 @@ def test_networks_see_cosines_of_mirrored_images():
     assert batches["dct"].images.shape == (12, 16, 4, 4)
     torch.testing.assert_close(from_cosines(batches["dct"].images, 4), batches["pixels"].images, rtol=0, atol=1e-5)
     assert torch.equal(batches["dct"].labels, batches["pixels"].labels)
-
-
-def write_latents(root: Path, num: int, posterior: bool) -> np.ndarray:
-    """Latents of 4 channels at 8x8 in files of their own; the even ones are in class 0."""
-    root.mkdir(exist_ok=True)
-    numbers = np.random.default_rng(0).normal(size=(num, 8 if posterior else 4, 8, 8)).astype(np.float32)
-    if posterior:
-        numbers[:, 4:] = np.abs(numbers[:, 4:])
-    for i in range(num):
-        np.save(root / f"{i:03}.npy", numbers[i])
-    labels = [[f"{i:03}.npy", i % 2] for i in reversed(range(num))]
-    (root / "dataset.json").write_text(json.dumps({"labels": labels}))
-    return numbers
-
-
-def write_autoencoder(root: Path, **more: Any) -> Path:
-    """The configuration alone of an autoencoder that makes sides 8 times shorter."""
-    root.mkdir(exist_ok=True)
-    about = {"latent_channels": 4, "block_out_channels": [1, 1, 1, 1], "scaling_factor": 0.5, "shift_factor": 0.25}
-    (root / "config.json").write_text(json.dumps(about | more))
-    return root
-
-
-def latents(tmp_path: Path, **more: Any) -> Data:
-    codec = {"kind": "diffusers", "path": str(write_autoencoder(tmp_path / "vae"))}
-    given = {"kind": "latents", "root": str(tmp_path / "data"), "resolution": 64, "image_channels": 3, "num_classes": 2}
-    return Data(**{**given, "codec": codec, "num_workers": 0, **more})
 
 
 def test_latents_are_read_shifted_and_scaled(tmp_path):
@@ -193,21 +165,6 @@ def test_an_autoencoder_that_is_not_there(tmp_path):
     (tmp_path / "vae" / "config.json").unlink()
     with pytest.raises(UserError, match=r"data.codec.path: .* cannot be read: No such file"):
         build_codec(data, CPU)
-
-
-def save_autoencoder(root: Path) -> Any:
-    """A tiny one with random weights."""
-    diffusers = pytest.importorskip("diffusers")
-    torch.manual_seed(0)
-    network = diffusers.AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 4,
-        up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=(4, 4, 4, 4),
-        norm_num_groups=2,
-        scaling_factor=0.5,
-    )
-    network.save_pretrained(root)
-    return network.eval()
 
 
 def test_an_autoencoder_decodes(tmp_path):

@@ -1,0 +1,63 @@
+"""Runs in the space of a codec: what they are measured by, exported as and resumed with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigsgan import evaluate
+from bigsgan.config.metrics import FeatureNetwork, parse_metric
+from bigsgan.errors import UserError
+from bigsgan.inference.trained import TrainedNetwork, open_trained
+from tests.autoencoders import save_autoencoder, write_latents
+from tests.runs import make_run
+
+CPU = torch.device("cpu")
+
+
+def make_latent_run(directory: Path) -> Path:
+    """A run on latents of ``directory``'s autoencoder, which is not written."""
+    write_latents(directory / "data", 8, posterior=False)
+    codec = f"{{kind: diffusers, path: {directory / 'vae'}}}"
+    images = f"root: {directory / 'data'}, resolution: 64, image_channels: 3, num_classes: 2, num_workers: 0"
+    tiny = "{family: gat, depth: 4, width: 32, heads: 2}"
+    game = "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}"
+    data = f"data={{kind: latents, {images}, codec: {codec}}}"
+    return make_run(directory, data, f"generator={tiny}", f"discriminator={tiny}", game, "metrics=null")[0]
+
+
+def asked(run: Path, *overrides: str) -> evaluate.Options:
+    metrics = [parse_metric("fid10", "--metrics")]
+    features = FeatureNetwork(network="auto", weights=None, resizer="tensorflow")
+    return evaluate.Options(run, None, False, None, metrics, features, 8, 0, None, overrides, None, False)
+
+
+def generator_of(run: Path) -> TrainedNetwork:
+    return open_trained(run, "generator", False, None, CPU)
+
+
+def test_samples_of_a_latent_run_are_decoded_whatever_they_are_compared_with(tmp_path):
+    network, run = save_autoencoder(tmp_path / "vae"), make_latent_run(tmp_path)
+    inputs = (torch.randn(3, 64, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 1]))
+    with torch.no_grad():
+        expected = network.decode(generator_of(run).infer(inputs)[:, -4:] / 0.5).sample
+    (tmp_path / "vae").rename(tmp_path / "moved")
+    moved = [f"data.codec.path={tmp_path / 'moved'}"]
+    for overrides in (["data.kind=folder", "data.codec.kind=pixels", "data.codec.path=null"], moved):
+        trained = generator_of(run)
+        recipe = evaluate._with_data(trained, asked(run, *overrides))
+        if overrides is not moved:
+            (tmp_path / "moved").rename(tmp_path / "vae")
+            assert (recipe.data.kind, recipe.data.codec.kind) == ("folder", "pixels")
+        torch.testing.assert_close(trained.show(inputs, False), expected, rtol=1e-4, atol=1e-4)
+        if overrides is not moved:
+            (tmp_path / "vae").rename(tmp_path / "moved")
+
+
+def test_a_run_is_decoded_by_its_own_scale(tmp_path):
+    save_autoencoder(tmp_path / "vae")
+    run = make_latent_run(tmp_path)
+    with pytest.raises(UserError, match=r"data\.codec\.scale: must be unset, as in the run, got 3"):
+        evaluate._with_data(generator_of(run), asked(run, "data.codec.scale=3"))
