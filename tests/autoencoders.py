@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from bigsgan.config.data import Data
 
@@ -27,15 +28,16 @@ def write_latents(root: Path, num: int, posterior: bool) -> np.ndarray:
 
 
 def write_autoencoder(root: Path, **more: Any) -> Path:
-    """The configuration alone of an autoencoder that makes sides 8 times shorter."""
+    """The configuration of an autoencoder that makes sides 8 times shorter, beside weights of nothing."""
     root.mkdir(exist_ok=True)
     about = {"latent_channels": 4, "block_out_channels": [1, 1, 1, 1], "scaling_factor": 0.5, "shift_factor": 0.25}
     (root / "config.json").write_text(json.dumps(about | more))
+    save_file({"nothing": torch.zeros(1)}, root / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
     return root
 
 
 def latents(tmp_path: Path, **more: Any) -> Data:
-    codec = {"kind": "diffusers", "path": str(write_autoencoder(tmp_path / "vae"))}
+    codec = more.pop("codec", None) or {"kind": "diffusers", "path": str(write_autoencoder(tmp_path / "vae"))}
     given = {"kind": "latents", "root": str(tmp_path / "data"), "resolution": 64, "image_channels": 3, "num_classes": 2}
     return Data(**{**given, "codec": codec, "num_workers": 0, **more})
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bigsgan import evaluate
+from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork, parse_metric
+from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.inference.trained import TrainedNetwork, open_trained
-from tests.autoencoders import save_autoencoder, write_latents
+from bigsgan.training.alike import refuse_other_codec
+from tests.autoencoders import latents, save_autoencoder, write_latents
 from tests.runs import make_run
 
 CPU = torch.device("cpu")
@@ -26,6 +31,10 @@ def make_latent_run(directory: Path) -> Path:
     game = "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}"
     data = f"data={{kind: latents, {images}, codec: {codec}}}"
     return make_run(directory, data, f"generator={tiny}", f"discriminator={tiny}", game, "metrics=null")[0]
+
+
+def latents_of(directory: Path, folder: str, **more: Any) -> Data:
+    return latents(directory, codec={"kind": "diffusers", "path": str(directory / folder), **more})
 
 
 def asked(run: Path, *overrides: str) -> evaluate.Options:
@@ -61,3 +70,28 @@ def test_a_run_is_decoded_by_its_own_scale(tmp_path):
     run = make_latent_run(tmp_path)
     with pytest.raises(UserError, match=r"data\.codec\.scale: must be unset, as in the run, got 3"):
         evaluate._with_data(generator_of(run), asked(run, "data.codec.scale=3"))
+
+
+def test_a_run_goes_on_with_its_own_autoencoder_alone(tmp_path):
+    """Wherever that is; of a checkpoint from before digests were kept nothing is known."""
+    network = save_autoencoder(tmp_path / "vae")
+    write_latents(tmp_path / "data", 2, posterior=False)
+    data = latents_of(tmp_path, "vae")
+    saved = build_dataset(data).fingerprint()._asdict()
+    assert saved["scaling"] == "scale 0.5, shift 0"
+    shutil.copytree(tmp_path / "vae", tmp_path / "moved")
+    for before in (saved, {"num_images": 2}, None):
+        refuse_other_codec(before, latents_of(tmp_path, "moved"))
+    config = tmp_path / "moved" / "config.json"
+    config.write_text(config.read_text().replace('"scaling_factor": 0.5', '"scaling_factor": 0.25'))
+    with pytest.raises(
+        UserError, match=r"data\.codec\.path: .*moved' shifts and scales .* \(scale 0\.25, shift 0, before"
+    ):
+        refuse_other_codec(saved, latents_of(tmp_path, "moved"))
+    refuse_other_codec(saved, latents_of(tmp_path, "moved", scale=0.25))  # which --allow-change has let pass
+    torch.nn.init.ones_(network.post_quant_conv.bias)
+    network.save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match=r"data\.codec\.path: .*other' has other weights than the autoencoder that"):
+        refuse_other_codec(saved, latents_of(tmp_path, "other"))
+    there = build_dataset(latents_of(tmp_path, "other")).fingerprint()
+    assert build_dataset(data).fingerprint().difference(there) == "an autoencoder of other weights"
