@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.fft import idctn
 
-from bigsgan import evaluate
+import bigsgan
+from bigsgan import evaluate, export
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork, parse_metric
 from bigsgan.data import build_dataset
@@ -95,3 +97,51 @@ def test_a_run_goes_on_with_its_own_autoencoder_alone(tmp_path):
         refuse_other_codec(saved, latents_of(tmp_path, "other"))
     there = build_dataset(latents_of(tmp_path, "other")).fingerprint()
     assert build_dataset(data).fingerprint().difference(there) == "an autoencoder of other weights"
+
+
+def test_an_export_takes_its_autoencoder_along_by_reference(tmp_path):
+    network, run, out = save_autoencoder(tmp_path / "vae"), make_latent_run(tmp_path), tmp_path / "g.safetensors"
+    export.main(run, out, export.Options(batch=8))
+    generator = bigsgan.load(out)
+    inputs = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 1])
+    with torch.no_grad():
+        made = generator(*inputs)
+        expected = network.decode(made / 0.5).sample
+    torch.testing.assert_close(generator.decode(made), expected, rtol=1e-4, atol=1e-4)
+    (tmp_path / "vae").rename(tmp_path / "moved")
+    torch.testing.assert_close(bigsgan.load(out).decode(made, tmp_path / "moved"), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match=r"data\.codec\.path: .*vae' cannot be read"):
+        bigsgan.load(out).decode(made)
+    torch.nn.init.ones_(network.post_quant_conv.bias)
+    network.save_pretrained(tmp_path / "vae")
+    with pytest.raises(UserError, match=r"data\.codec\.path: .*vae' is not the autoencoder that the generator was"):
+        bigsgan.load(out).decode(made)
+
+
+def test_a_generator_of_cosines_exports_images(tmp_path):
+    """As a file, and as a graph where onnx is installed; both are what `bigsgan sample` shows."""
+    tiny = "{family: gat, depth: 4, width: 32, heads: 2, patch: 1}"
+    data = "data={kind: digits, resolution: 16, image_channels: 1, num_classes: 10, codec: {kind: dct, block: 4}}"
+    game = "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}"
+    run, _ = make_run(tmp_path, data, f"generator={tiny}", f"discriminator={tiny}", game, "metrics=null")
+    inputs = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 7, 9])
+    trained = generator_of(run)
+    trained.network.eval()
+    made = trained.infer(inputs)[:, -16:]
+    frequencies = made.reshape(3, 4, 4, 4, 4).double().numpy()  # (n, u, v, rows, columns)
+    blocks = idctn(frequencies, type=2, norm="ortho", axes=(1, 2))
+    expected = torch.from_numpy(blocks.transpose(0, 3, 1, 4, 2).reshape(3, 1, 16, 16)).float()
+    torch.testing.assert_close(trained.show(inputs, False), expected, rtol=1e-4, atol=1e-4)
+    export.main(run, tmp_path / "g.safetensors", export.Options(batch=8))
+    with torch.no_grad():
+        generator = bigsgan.load(tmp_path / "g.safetensors")
+        found = generator(*inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert generator.decode(found) is found
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    export.main(run, tmp_path / "g.onnx", export.Options(batch=8))
+    session = onnxruntime.InferenceSession(str(tmp_path / "g.onnx"))
+    names = [each.name for each in session.get_inputs()]
+    (drawn,) = session.run(None, dict(zip(names, (each.numpy() for each in inputs), strict=True)))
+    torch.testing.assert_close(torch.from_numpy(drawn), expected, rtol=1e-3, atol=1e-3)
