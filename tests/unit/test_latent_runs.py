@@ -118,6 +118,7 @@ def test_an_export_takes_its_autoencoder_along_by_reference(tmp_path):
         bigsgan.load(out).decode(made)
 
 
+@pytest.mark.slow
 def test_a_generator_of_cosines_exports_images(tmp_path):
     """As a file, and as a graph where onnx is installed; both are what `bigsgan sample` shows."""
     tiny = "{family: gat, depth: 4, width: 32, heads: 2, patch: 1}"
