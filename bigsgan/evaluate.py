@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ def _evaluate(options: Options) -> None:
     _check(options)
     device = comm.device()
     trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width, comm)
-    recipe = _with_data(trained.recipe, options)
+    recipe = _with_data(trained, options)
     _check_run(recipe, options)
     reals, data = _reals(recipe, options.reference)
     features = open_features(options.features, recipe.data, directory())
@@ -109,7 +110,7 @@ def _evaluate(options: Options) -> None:
             set_guidance(trained.network, options.guidance)
         sampler.prepare(options.truncation)
         threshold = None if recipe.generator.truncates_w else options.truncation
-        source = samples_of(recipe, trained.network, trained.infer, reals.images, device, options.seed, threshold)
+        source = samples_of(recipe, trained.network, trained.show, reals.images, device, options.seed, threshold)
         found = evaluation.measure(source, Replica(comm.rank(), comm.world_size())) if of_images else []
         found += [_path_length(trained, features, m, options, bar) for m in options.metrics if m.kind == "ppl"]
     if comm.rank() == 0:
@@ -177,13 +178,24 @@ def _check_run(recipe: Recipe, options: Options) -> None:
             raise UserError("--metrics", metric.name, problem, "remove it")
 
 
-def _with_data(recipe: Recipe, options: Options) -> Recipe:
-    """The run's recipe with another place of the data."""
+def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
+    """The run's recipe with another place of the data; what G makes is decoded as in the run.
+
+    ``data.codec`` of another kind describes the images to compare with. Of the run's kind it may only say where the
+    autoencoder is now.
+    """
+    recipe = trained.recipe
     changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides))
-    for key in ("resolution", "image_channels", "num_classes"):
-        if getattr(changed.data, key) != getattr(recipe.data, key):
-            problem = f"must be {shown(getattr(recipe.data, key))}, as in the run"
-            raise UserError(f"data.{key}", getattr(changed.data, key), problem, "remove it")
+    fixed = ["resolution", "image_channels", "num_classes"]
+    if changed.data.codec.kind == recipe.data.codec.kind:
+        fixed += [f"codec.{key}" for key in type(changed.data.codec).model_fields if key != "path"]
+        data = recipe.data.model_copy(update={"codec": changed.data.codec})
+        trained.recipe = recipe.model_copy(update={"data": data})
+    for key in fixed:
+        wanted, given = (attrgetter(key)(each.data) for each in (recipe, changed))
+        if wanted != given:
+            problem = f"must be {'unset' if wanted is None else shown(wanted)}, as in the run"
+            raise UserError(f"data.{key}", given, problem, "remove it")
     return changed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +17,14 @@ from bigsgan import checkpoint
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.checkpoint.universal import write_universal
 from bigsgan.config.run_directory import read_saved_recipe, refuse_directory, refuse_output
+from bigsgan.data.autoencoders import identity
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError, reason
 from bigsgan.images.grids import image_grid
 from bigsgan.inference.card import Subject, model_card
 from bigsgan.inference.graphs import SUFFIXES, write_graph
 from bigsgan.inference.hub import GRID_FILE, refuse_folder, write_folder
+from bigsgan.inference.loading import CODEC
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
@@ -41,6 +44,8 @@ from bigsgan.training.sampling import (
 )
 
 UNIVERSAL = "universal"
+
+_log = logging.getLogger(__name__)
 
 
 class Options(NamedTuple):
@@ -106,6 +111,7 @@ def main(run: Path, out: Path, options: Options) -> None:
             "dtype": options.dtype,
             "nimg": str(trained.nimg),
             "recipe": json.dumps(trained.recipe.model_dump()),
+            **_codec_of(trained),
         }
         if options.guidance is not None:
             set_guidance(trained.network, options.guidance)
@@ -125,6 +131,16 @@ def main(run: Path, out: Path, options: Options) -> None:
             _write(_rounded(trained, state, options.dtype), header, out)
     about = f"{header['weights']} {network} at {trained.nimg} images seen"
     print(f"{out}: {about}, {_num_parameters(trained) / 1e6:.2f} M parameters, {text}")
+
+
+def _codec_of(trained: TrainedNetwork) -> dict[str, str]:
+    """What tells the autoencoder that decodes from others, where it is at hand."""
+    section = trained.recipe.data.codec
+    try:
+        return {CODEC: identity(section).weights} if section.is_autoencoder else {}
+    except UserError as error:
+        _log.warning("the export does not tell which autoencoder decodes it: %s", error)
+        return {}
 
 
 def _write_universal(run: Path, out: Path, options: Options) -> None:

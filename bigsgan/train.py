@@ -37,7 +37,7 @@ from bigsgan.runtime import comm, memory, roll_call
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.locking import hold
-from bigsgan.training.alike import check_plans, open_alike
+from bigsgan.training.alike import check_plans, open_alike, refuse_other_codec
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.initial_weights import freeze_first_layers, load_imported_ema, load_initial_weights
 from bigsgan.training.loop import Run, training_loop
@@ -185,6 +185,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     averages = EMAState(engines["generator"], ema)
     entries = {**_entries(plan, engines, averages, counters), **extras.entries()}
     if start.found is not None:
+        refuse_other_codec(start.found.layout.get(DATA), recipe.data)
         _restore(start.found, entries, layout, recipe)
     slices = _slices(plan, rank)
     draws = Draws(recipe.seed)
@@ -306,7 +307,8 @@ def _report_start(reporter: Reporter, start: Start, nimg: int) -> None:
 def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int) -> SampleGrid:
     """What sample grids show; a grid of real images is shown at once, unless they stand beside the samples."""
     num = NUM_PAIRS if recipe.data.paired else NUM_SHOWN
-    images = readable_images(dataset, recipe.data, num) if comm.rank() == 0 else torch.empty(0)
+    images = _on_rank_zero(lambda: readable_images(dataset, recipe.data, num, comm.device()))
+    images = torch.empty(0) if images is None else images
     if recipe.data.paired:  # one rank reads, as all have to show the same
         images = comm.from_rank_zero(images)
         if not len(images):

@@ -1,12 +1,15 @@
-"""`bigsgan data prepare`: converts a directory of images once, for training to read."""
+"""`bigsgan data`: converts or encodes a directory of images once, for training to read."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_number
+from bigsgan.commands.parsing import Commands, add_number, logs_aside
+from bigsgan.runtime import launched
+from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(group: Commands) -> None:
@@ -22,6 +25,43 @@ def add(group: Commands) -> None:
     command.add_argument("--format", choices=["zip", "tar", "folder"], required=True, help=text)
     add_number(command, "--workers", int, None, "processes that convert (default: one for each CPU core)")
     command.set_defaults(run=prepare)
+    _add_encode(commands)
+
+
+def _add_encode(commands: Commands) -> None:
+    text = "make latents of images with an autoencoder, on all ranks; a second run resumes"
+    command = commands.add_parser("encode", help=text)
+    command.add_argument("source", metavar="SRC", help="directory of images, with a sub-folder for each class if any")
+    command.add_argument("destination", metavar="DST", help="directory of the shards to write, of data.kind=latents")
+    text = "diffusers:FOLDER, torchscript:ENCODER,DECODER, dct or dct:BLOCK"
+    command.add_argument("--codec", required=True, help=text)
+    add_number(command, "--resolution", int, None, "pixels a side of the images", required=True)
+    command.add_argument("--grey", action="store_true", help="encode images of one channel")
+    command.add_argument(
+        "--keep-images", action="store_true", help="keep the images beside their latents, as PNG files"
+    )
+    add_number(command, "--batch", int, 32, "images encoded at a time, by each rank (default 32)")
+    add_number(command, "--workers", int, None, "processes of each rank that read images (default: its share of cores)")
+    command.set_defaults(run=encode)
+
+
+def encode(options: argparse.Namespace) -> int:
+    """Make latents of a directory of images, on all ranks."""
+    os.environ.update(launcher_variables(os.environ))
+    launched.check_launcher()
+    with logs_aside():
+        module = importlib.import_module("bigsgan.encode")
+    asked = module.Options(
+        source=Path(options.source),
+        destination=Path(options.destination),
+        codec=options.codec,
+        resolution=options.resolution,
+        image_channels=1 if options.grey else 3,
+        batch=options.batch,
+        keep_images=options.keep_images,
+        workers=options.workers,
+    )
+    return int(module.main(asked))
 
 
 def prepare(options: argparse.Namespace) -> int:

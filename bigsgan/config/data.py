@@ -10,27 +10,29 @@ from bigsgan.config.sections import NaturalInt, PathText, Pixels, PositiveFloat,
 from bigsgan.errors import UserError
 
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
+_AUTOENCODERS = ("diffusers", "torchscript")
 
 
 class Codec(Section):
     """What networks see of an image, and make.
 
     ``pixels`` are the image itself. ``dct`` is the discrete cosine transform (type II, orthonormal) of each block of
-    pixels, which has no weights and loses nothing. ``diffusers`` is an autoencoder of the library of that name, which
-    decodes what networks make of latents (``data.kind=latents``).
+    pixels, which has no weights and loses nothing. ``diffusers`` is an autoencoder of the library of that name, and
+    ``torchscript`` a program of any other: they decode what networks make of latents (``data.kind=latents``).
     """
 
-    kind: Literal["pixels", "dct", "diffusers"] = "pixels"
+    kind: Literal["pixels", "dct", "diffusers", "torchscript"] = "pixels"
     block: Literal[2, 4, 8] = 2
     """Pixels a side of ``dct``'s blocks: a channel becomes ``block`` squared, of sides so many times shorter."""
     path: PathText | None = None
-    """A local folder of ``diffusers``' AutoencoderKL; nothing is downloaded."""
+    """A local folder of ``diffusers``' AutoencoderKL, or the file of ``torchscript``'s decoder, which makes images
+    (n, C, R, R) in [-1, 1] of latents; nothing is downloaded."""
     factor: Annotated[int, Field(gt=0, le=64)] = 8
     """How many times shorter a side of its latents is than that of an image."""
     channels: Width = 4
     """Of its latents."""
     scale: PositiveFloat | None = None
-    """Latents are multiplied by it. Unless given 1 for ``dct``, and what the autoencoder's config.json says."""
+    """Latents are multiplied by it. Unless given 1, but of ``diffusers`` what the autoencoder's config.json says."""
 
     @model_validator(mode="after")
     def _check(self) -> Codec:
@@ -38,10 +40,15 @@ class Codec(Section):
             value = getattr(self, name)
             if value != type(self).model_fields[name].default:
                 raise UserError(f"data.codec.{name}", value, f"must be unset with kind={self.kind}", "remove it")
-        if self.kind == "diffusers" and not self.path:
-            remedy = "give the local folder of the autoencoder"
-            raise UserError("data.codec.path", None, "must be given with data.codec.kind=diffusers", remedy)
+        if self.is_autoencoder and not self.path:
+            remedy = f"give the local {'folder' if self.kind == 'diffusers' else 'file'} of the autoencoder"
+            raise UserError("data.codec.path", None, f"must be given with data.codec.kind={self.kind}", remedy)
         return self
+
+    @property
+    def is_autoencoder(self) -> bool:
+        """Whether it is an autoencoder, too slow to encode images while training."""
+        return self.kind in _AUTOENCODERS
 
     @property
     def side_factor(self) -> int:
@@ -69,7 +76,8 @@ class Data(Section):
     root: PathText | None = None
     """Directory of ``folder`` (one sub-folder a class) and ``torchvision`` (what its ``root`` argument expects).
 
-    Of ``latents``, a directory of .npy files beside dataset.json, which has their classes. The file itself of ``zip``,
+    Of ``latents``, a directory of .npy files beside dataset.json, which has their classes, a zip file of the same, or
+    a directory of tar shards, as `bigsgan data encode` makes them. The file itself of ``zip``,
     in which each folder is a class; directory of the shards of ``tar`` (as of WebDataset),
     of ``side_by_side`` images, each of which holds input and target, and of the targets of ``paired_folders``.
     """
@@ -110,7 +118,7 @@ class Data(Section):
         """Of what G makes of a sample and D judges."""
         if self.codec.kind == "dct":
             return self.image_channels * self.codec.block**2
-        return self.codec.channels if self.codec.kind == "diffusers" else self.image_channels
+        return self.codec.channels if self.codec.is_autoencoder else self.image_channels
 
     @property
     def side(self) -> int:
@@ -154,11 +162,13 @@ class Data(Section):
             problem, detail = f"must be a multiple of {factor}", f"data.codec.kind is {kind}"
             remedy = f"set data.resolution={-(-self.resolution // factor) * factor}"
             raise UserError("data.resolution", self.resolution, problem, remedy, detail)
-        if (kind == "diffusers") != (self.kind == "latents"):
-            problem = "must be diffusers with data.kind=latents" if kind != "diffusers" else "must be pixels or dct"
-            detail = "an autoencoder is too slow to encode images while training" if kind == "diffusers" else ""
-            remedy = "set data.codec.kind=diffusers" if kind != "diffusers" else "set data.kind=latents"
-            raise UserError("data.codec.kind", kind, problem, remedy, detail)
+        if kind == "pixels" and self.kind == "latents":
+            problem, remedy = "must be diffusers, torchscript or dct with data.kind=latents", "name what encoded them"
+            raise UserError("data.codec.kind", kind, problem, remedy)
+        if self.codec.is_autoencoder and self.kind != "latents":
+            detail = "an autoencoder is too slow to encode images while training"
+            remedy = "encode them before (`bigsgan data encode`), and set data.kind=latents"
+            raise UserError("data.codec.kind", kind, "must be pixels or dct", remedy, detail)
         if self.kind == "latents" and (self.crop_from is not None or self.horizontal_flip):
             field = "data.crop_from" if self.crop_from is not None else "data.horizontal_flip"
             remedy = "remove it, and encode mirrored images beside the others"

@@ -5,18 +5,17 @@ Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
 
 from __future__ import annotations
 
-import importlib
-import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.errors import UserError, reason
+from bigsgan.data.autoencoders import PATH, check_folder, in_chunks, load_folder, load_program
+from bigsgan.errors import UserError
 from bigsgan.images.cosines import from_cosines, to_cosines
-from bigsgan.runtime.extras import require
 
 
 class Codec(Protocol):
@@ -57,37 +56,30 @@ class Cosines:
     """The cosine transform of blocks."""
 
     def __init__(self, data: Data) -> None:
-        self._options = data.codec.block, data.codec.scale or 1.0
+        self._block, self._scale = data.codec.block, data.codec.scale or 1.0
+        self._is_encoded = data.kind == "latents"
 
     def encode(self, images: Tensor) -> Tensor:
-        """Transform."""
-        return to_cosines(images, *self._options)
+        """Transform, unless the data holds transformed images."""
+        return self._scale * images if self._is_encoded else to_cosines(images, self._block, self._scale)
 
     def decode(self, latents: Tensor) -> Tensor:
         """Transform back."""
-        return from_cosines(latents, *self._options)
+        return from_cosines(latents, self._block, self._scale)
 
 
 class Autoencoder:
-    """An AutoencoderKL of diffusers in a local folder; networks see (z - shift) * scale, both from its config.json."""
+    """An AutoencoderKL of diffusers, or a decoder in TorchScript; networks see (z - shift) * scale."""
 
     def __init__(self, data: Data, device: torch.device) -> None:
         """Read its configuration; its weights are read where they are first needed."""
-        section = data.codec
-        self._folder, self._device, self._network = Path(str(section.path)), device, None
-        try:
-            about: dict[str, Any] = json.loads((self._folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
-            remedy = "give the folder of an AutoencoderKL, with config.json and its weights"
-            problem = f"cannot be read: {reason(error)}"
-            raise UserError("data.codec.path", section.path, problem, remedy) from None
-        factor, channels = 2 ** (len(about.get("block_out_channels", [])) - 1), about.get("latent_channels")
-        for name, wanted, given in (("factor", factor, section.factor), ("channels", channels, section.channels)):
-            if wanted != given:
-                problem = f"must be {wanted} with this autoencoder"
-                raise UserError(f"data.codec.{name}", given, problem, f"set data.codec.{name}={wanted}")
-        self._scale = section.scale or float(about.get("scaling_factor", 1.0))
-        self._shift = float(about.get("shift_factor") or 0.0)
+        self._section, self._device = data.codec, device
+        self._shape = data.image_channels, data.resolution, data.resolution
+        self._decoder: Callable[[Tensor], Tensor] | None = None
+        self._scale, self._shift = data.codec.scale or 1.0, 0.0
+        if data.codec.kind == "diffusers":
+            about = check_folder(data.codec)
+            self._scale, self._shift = about.scale, about.shift
 
     def encode(self, images: Tensor) -> Tensor:
         """Latents as the autoencoder makes them, shifted and scaled: the data holds no images."""
@@ -95,24 +87,24 @@ class Autoencoder:
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """What the decoder makes."""
-        return self._loaded().decode(latents.float() / self._scale + self._shift).sample
+        """What the decoder makes, a few at a time.
 
-    def _loaded(self) -> Any:
-        if self._network is None:
-            require("diffusers", "data.codec.kind", "diffusers")
-            library = importlib.import_module("diffusers")
-            try:
-                network = library.AutoencoderKL.from_pretrained(  # safetensors alone: a pickle may hold code
-                    self._folder,
-                    local_files_only=True,
-                    use_safetensors=True,
-                    low_cpu_mem_usage=False,
-                    torch_dtype=torch.float32,
-                )
-            except (OSError, ValueError) as error:
-                remedy = "give the folder of an AutoencoderKL with safetensors"
-                problem = f"cannot be read: {reason(error)}"
-                raise UserError("data.codec.path", str(self._folder), problem, remedy) from None
-            self._network = network.to(self._device).eval().requires_grad_(False)
-        return self._network
+        Raises:
+            UserError: It cannot be read, or makes images of another size.
+        """
+        if self._decoder is None:
+            self._decoder = self._loaded()
+        images = in_chunks(self._decoder, latents.float() / self._scale + self._shift, self._shape[1] ** 2)
+        if images.shape[1:] != self._shape:
+            problem = f"makes images of the shape {tuple(images.shape[1:])}, not {self._shape}"
+            remedy = "give another, or the data.resolution and data.image_channels of its images"
+            raise UserError(PATH, self._section.path, problem, remedy)
+        return images
+
+    def _loaded(self) -> Callable[[Tensor], Tensor]:
+        path = Path(str(self._section.path))
+        if self._section.kind == "torchscript":
+            program = load_program(path, PATH, self._device)
+            return lambda latents: program(latents).float()
+        network = load_folder(path, PATH, self._device)
+        return lambda latents: network.decode(latents).sample

@@ -13,14 +13,15 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
@@ -29,6 +30,9 @@ from bigsgan.runtime.paths import check_regular
 
 RESUMES = "then run the same command again, which resumes"
 """The end of a remedy."""
+
+_J = TypeVar("_J")
+_R = TypeVar("_R")
 
 _AHEAD = 4  # images in flight for each process, so that none waits for a slow one
 
@@ -67,31 +71,82 @@ def convert(job: Job) -> Converted:
         with Image.open(job.out) as written:
             return Converted(b"", len(written.getbands()), "")
     try:
-        check_regular(job.path)
-        content = Path(job.path).read_bytes()
-    except OSError as error:
-        if error.errno in _FAULTS_OF_IMAGES:
-            return Converted(b"", 1, reason(error, job.path))
-        raise UserError(
-            "SRC", job.path, f"cannot be read: {reason(error, job.path)}", f"fix the disk, {RESUMES}"
-        ) from error
-    try:
-        image = open_image(job.path, io.BytesIO(content))
-        # Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB.
-        channels = 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
-        pixels = image_tensor(image, job.path, job.resolution, channels)  # (C, R, R)
+        pixels, channels = _pixels(job.path, job.resolution, None)
     except CorruptImage as error:
         return Converted(b"", 1, error.reason)
-    file = io.BytesIO()
-    Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy()).save(file, "PNG")  # (R, R, 3) or (R, R)
+    content = _png(pixels)
     if not job.out:
-        return Converted(file.getvalue(), channels, "")
+        return Converted(content, channels, "")
     try:
         with replacing(Path(job.out)) as unfinished:
-            unfinished.write_bytes(file.getvalue())
+            unfinished.write_bytes(content)
     except OSError as error:
         raise unwritable(Path(job.out), error) from error
     return Converted(b"", channels, "")
+
+
+def _pixels(path: str, resolution: int, channels: int | None) -> tuple[Tensor, int]:
+    """Read an image: uint8 (C, R, R), with the channels that it has if they are None, and their number.
+
+    Raises:
+        CorruptImage: It is unreadable.
+        UserError: The disk fails.
+    """
+    try:
+        check_regular(path)
+        content = Path(path).read_bytes()
+    except OSError as error:
+        if error.errno in _FAULTS_OF_IMAGES:
+            raise CorruptImage(path, reason(error, path)) from None
+        problem = f"cannot be read: {reason(error, path)}"
+        raise UserError("SRC", path, problem, f"fix the disk, {RESUMES}") from error
+    image = open_image(path, io.BytesIO(content))
+    if channels is None:
+        # Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB.
+        channels = 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
+    return image_tensor(image, path, resolution, channels), channels
+
+
+def _png(pixels: Tensor) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy()).save(file, "PNG")  # (R, R, 3) or (R, R)
+    return file.getvalue()
+
+
+class ReadJob(NamedTuple):
+    """One image to read."""
+
+    path: str
+    resolution: int
+    """R."""
+    channels: int
+    """C."""
+    keep: bool
+    """Whether the content of a PNG file is wanted too."""
+
+
+class Read(NamedTuple):
+    """The result for one image."""
+
+    pixels: bytes
+    """uint8 (C, R, R)."""
+    content: bytes
+    """Content of a PNG file, if it is wanted."""
+    problem: str
+    """Why the image is unreadable; empty if it is readable."""
+
+
+def read(job: ReadJob) -> Read:
+    """Read one image.
+
+    Raises:
+        UserError: The disk fails.
+    """
+    try:
+        pixels, _ = _pixels(job.path, job.resolution, job.channels)
+    except CorruptImage as error:
+        return Read(b"", b"", error.reason)
+    return Read(pixels.numpy().tobytes(), _png(pixels) if job.keep else b"", "")
 
 
 def _start_process() -> None:
@@ -108,9 +163,14 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def conversions(jobs: Iterator[Job], workers: int) -> AbstractContextManager[Iterator[Converted]]:
+    """Convert in ``workers`` processes; see ``in_order``."""
+    return in_order(convert, jobs, workers)
+
+
 @contextmanager
-def conversions(jobs: Iterator[Job], workers: int) -> Iterator[Iterator[Converted]]:
-    """Convert in ``workers`` processes, ahead of time; yield an iterator over the results in the order of the jobs.
+def in_order(work: Callable[[_J], _R], jobs: Iterator[_J], workers: int) -> Iterator[Iterator[_R]]:
+    """Work in ``workers`` processes, ahead of time; yield an iterator over the results in the order of the jobs.
 
     Raises:
         UserError: The disk fails.
@@ -118,10 +178,10 @@ def conversions(jobs: Iterator[Job], workers: int) -> Iterator[Iterator[Converte
     """
     pool = ProcessPoolExecutor(workers, initializer=_start_process)
 
-    def submit(num: int) -> list[Future[Converted]]:
-        return [pool.submit(convert, job) for job in itertools.islice(jobs, num)]
+    def submit(num: int) -> list[Future[_R]]:
+        return [pool.submit(work, job) for job in itertools.islice(jobs, num)]
 
-    def take() -> Iterator[Converted]:
+    def take() -> Iterator[_R]:
         while pending:
             yield pending.popleft().result()
             pending.extend(submit(1))

@@ -35,6 +35,7 @@ Folder = TypeVar("Folder")
 Image = TypeVar("Image")
 
 _SYNTHETIC_IMAGES = 8_192
+_CPU = torch.device("cpu")
 _MOST_VISITS = 1_000
 
 
@@ -63,8 +64,14 @@ class ImageDataset(Protocol):
         return Fingerprint(len(self))
 
 
-def readable_images(dataset: ImageDataset, data: Data, num: int) -> Tensor:
-    """Return up to ``num`` readable images, spread over the data set: (n, C, R, R) in [-1, 1]; latents are decoded."""
+def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.device = _CPU) -> Tensor:
+    """Return up to ``num`` readable images, spread over the data set: (n, C, R, R) in [-1, 1] on the host.
+
+    Latents are decoded on ``device``.
+
+    Raises:
+        UserError: Their autoencoder cannot be read.
+    """
     found = []
     num = min(num, len(dataset))
     for index in range(num):
@@ -74,8 +81,8 @@ def readable_images(dataset: ImageDataset, data: Data, num: int) -> Tensor:
         return torch.empty(0)
     if data.kind != "latents":
         return decode(torch.stack(found))
-    codec, means = build_codec(data, torch.device("cpu")), torch.stack(found).chunk(2, dim=1)[0]
-    return codec.decode(codec.encode(means))
+    codec, means = build_codec(data, device), torch.stack(found).chunk(2, dim=1)[0]
+    return codec.decode(codec.encode(means.to(device))).cpu()
 
 
 class DigitImages(ImageDataset):

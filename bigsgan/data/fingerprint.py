@@ -19,12 +19,16 @@ class Fingerprint(NamedTuple):
         names: Digest of the images' names below the data's root, in order.
         classes: Digest of their classes, in order.
         sizes: Digest of sizes and places of files.
+        codec: Digest of the weights of the autoencoder that decodes latents.
+        scaling: How latents are shifted and scaled.
     """
 
     num_images: int
     names: str = ""
     classes: str = ""
     sizes: str = ""
+    codec: str = ""
+    scaling: str = ""
 
     def difference(self, other: Fingerprint) -> str | None:
         """Describe how ``other`` differs; None if it does not."""
@@ -34,6 +38,8 @@ class Fingerprint(NamedTuple):
             "names": "images of other names",
             "classes": "images of other classes",
             "sizes": "files of other sizes",
+            "codec": "an autoencoder of other weights",
+            "scaling": "latents of another scale",
         }
         return next((text for field, text in words.items() if getattr(self, field) != getattr(other, field)), None)
 

@@ -1,25 +1,121 @@
-"""Latents of an autoencoder in .npy files, with their classes in dataset.json: the layout of REPA and GAT's code.
+"""Latents that an autoencoder made before, in .npy files with their classes.
+
+Three layouts are in use: files of their own beside dataset.json (REPA, GAT), a zip file of the same (EDM2), and tar
+shards (WebDataset), which `bigsgan data encode` writes.
 
 Shapes: N latents in a data set, C channels, R numbers a side.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bigsgan.config.data import Data
+from bigsgan.data.autoencoders import identity
 from bigsgan.data.datasets import PathList, data_directory, wrong_num_classes
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
+from bigsgan.data.packed import PackedFiles, damaged, zip_content, zip_entries, zip_members
+from bigsgan.data.shards import is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
-from bigsgan.images.reading import CorruptImage
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.runtime.paths import check_regular
 
 LABELS_FILE = "dataset.json"
+ABOUT_FILE = "codec.json"
+"""What `bigsgan data encode` says of the shards beside it."""
+
+_SUFFIX = ".npy"
+_HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+class Files(Protocol):
+    """Files with their classes, wherever they are."""
+
+    def __len__(self) -> int:
+        """N."""
+        ...
+
+    def path(self, index: int) -> str:
+        """For messages."""
+        ...
+
+    def label(self, index: int) -> int:
+        """Class."""
+        ...
+
+    def read(self, index: int) -> bytes:
+        """Content.
+
+        Raises:
+            CorruptImage: It cannot be read.
+        """
+        ...
+
+    def fingerprint(self) -> Fingerprint:
+        """Digests of the listing."""
+        ...
+
+
+class LooseFiles:
+    """Files in a directory."""
+
+    def __init__(self, root: Path, names: list[str], labels: list[int]) -> None:
+        self._root, self._names = root, PathList(names)
+        self._labels = np.array(labels, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def path(self, index: int) -> str:
+        """Of the file."""
+        return str(self._root / self._names[index])
+
+    def label(self, index: int) -> int:
+        """Of the file."""
+        return int(self._labels[index])
+
+    def read(self, index: int) -> bytes:
+        """Of the file."""
+        path = self.path(index)
+        try:
+            check_regular(path)
+            return Path(path).read_bytes()
+        except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+            raise CorruptImage(path, reason(error, path)) from None
+
+    def fingerprint(self) -> Fingerprint:
+        """Return digests of the names, of the classes, and of the sizes of some files."""
+        sizes = file_sizes(self.path(index) for index in some_of(len(self)))
+        return Fingerprint(len(self), self._names.digest(), digest([self._labels.tobytes()]), sizes)
+
+
+class PackedLatents(PackedFiles):
+    """Latents in tar shards, and the images beside some."""
+
+    def image(self, index: int) -> bytes:
+        """The image of which latents were made; empty where there is none.
+
+        Raises:
+            CorruptImage: It cannot be read.
+        """
+        entry = self._entries[index]
+        try:
+            return self._files.read(int(entry["archive"]), int(entry["image_offset"]), int(entry["image_size"]))
+        except (OSError, EOFError) as error:
+            raise CorruptImage(self.path(index), f"its image cannot be read: {reason(error)}") from None
 
 
 class LatentFiles:
@@ -27,55 +123,176 @@ class LatentFiles:
 
     in_memory = False
 
-    def __init__(self, root: Path, names: list[str], labels: list[int], data: Data) -> None:
-        self._root, self._names = root, PathList(names)
-        self._labels = np.array(labels, dtype=np.int64)
+    def __init__(self, files: Files, data: Data) -> None:
+        """Take the files.
+
+        Raises:
+            UserError: The recipe's autoencoder cannot be read.
+        """
+        self._files, self._codec = files, identity(data.codec)
         self._shapes = tuple((times * data.channels, data.side, data.side) for times in (1, 2))
+        self._resolution, self._image_channels = data.resolution, data.image_channels
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self._files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path = self._root / self._names[index]
-        try:
-            found = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise CorruptImage(str(path), reason(error)) from None
-        if found.ndim == 4 and len(found) == 1:
-            found = found[0]
-        if found.shape not in self._shapes:
-            raise CorruptImage(str(path), f"it has the shape {found.shape}, not {self._shapes[0]} or {self._shapes[1]}")
-        latents = torch.from_numpy(found.astype(np.float32))
+        path = self._files.path(index)
+        latents = torch.from_numpy(_array(self._files.read(index), path, self._shapes))
         if not torch.isfinite(latents).all():
-            raise CorruptImage(str(path), "it has numbers that are not finite")
+            raise CorruptImage(path, "it has numbers that are not finite")
         if len(latents) == self._shapes[0][0]:  # all of one shape, as some may be posteriors and others not
             latents = torch.cat([latents, torch.zeros_like(latents)])
-        return latents, int(self._labels[index])
+        return latents, self._files.label(index)
+
+    def image(self, index: int) -> Tensor | None:
+        """The image of which latents were made, uint8 (C, R, R), where the data has it beside them.
+
+        Raises:
+            CorruptImage: It cannot be read.
+        """
+        content = self._files.image(index) if isinstance(self._files, PackedLatents) else b""
+        if not content:
+            return None
+        path = self._files.path(index)
+        return image_tensor(open_image(path, io.BytesIO(content)), path, self._resolution, self._image_channels)
 
     def fingerprint(self) -> Fingerprint:
-        """Return digests of the names, of the classes, and of the sizes of some files."""
-        sizes = file_sizes(str(self._root / self._names[index]) for index in some_of(len(self)))
-        return Fingerprint(len(self), self._names.digest(), digest([self._labels.tobytes()]), sizes)
+        """Return digests of the listing, and what tells the autoencoder that decodes from others."""
+        return self._files.fingerprint()._replace(codec=self._codec.weights, scaling=self._codec.scaling)
+
+
+def _array(content: bytes, path: str, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """Read a .npy file as float32 of one of these shapes.
+
+    The header is checked first: numpy takes memory for what it says, and unpickles objects, or opens another archive.
+    """
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"its version {version} is not supported")
+        shape, is_fortran, dtype = _HEADERS[version](file)
+    except Exception as error:  # damaged headers make numpy raise all kinds
+        raise CorruptImage(path, reason(error)) from None
+    if dtype.kind not in "fiu":
+        raise CorruptImage(path, f"it holds the type {dtype}, and not numbers")
+    if (shape[1:] if len(shape) == 4 and shape[0] == 1 else shape) not in shapes:
+        raise CorruptImage(path, f"it has the shape {shape}, not {shapes[0]} or {shapes[1]}")
+    num, start = int(np.prod(shape)), file.tell()
+    if len(content) < start + num * dtype.itemsize:
+        raise CorruptImage(path, "it is cut off")
+    found = np.frombuffer(content, dtype, num, start).reshape(shape, order="F" if is_fortran else "C")
+    return found.reshape(shape[-3:]).astype(np.float32)
 
 
 def build_latents(data: Data) -> LatentFiles:
-    """List the latents that ``dataset.json`` in ``data.root`` names, in the order of their names.
+    """List the latents of ``data.root``: a directory with dataset.json or with tar shards, or a zip file.
+
+    They are in the order of their names, in shards in that of the shards.
 
     Raises:
-        UserError: It is not there, is of another form, or has another number of classes than ``data.num_classes``.
+        UserError: It is not there or of another form, has classes beyond ``data.num_classes``, or was made by another
+            autoencoder than the recipe's, which cannot be read or lacks its weights.
     """
-    root = data_directory("data.root", data.root, f"give the directory with the .npy files and {LABELS_FILE}")
-    path = root / LABELS_FILE
+    if os.path.isfile(str(data.root)):
+        return LatentFiles(_packed(data), data)
+    remedy = f"give the directory with the .npy files and {LABELS_FILE}, or with tar shards, or a zip file"
+    root = data_directory("data.root", data.root, remedy)
     try:
-        listed: Any = json.loads(path.read_text(encoding="utf-8"))["labels"]
-        pairs = sorted((str(name), int(label)) for name, label in listed)
+        names = os.listdir(root)
+    except OSError as error:
+        raise UserError("data.root", data.root, f"cannot be read: {reason(error, root)}", remedy) from None
+    if LABELS_FILE not in names and any(map(is_shard, names)):
+        return LatentFiles(_sharded(data, root), data)
+    try:
+        content = (root / LABELS_FILE).read_bytes()
+    except OSError as error:
+        raise _unlisted(data, error) from None
+    listed = _listed(data, content, lambda: _files_below(root))
+    return LatentFiles(LooseFiles(root, [name for name, _ in listed], [label for _, label in listed]), data)
+
+
+def _files_below(root: Path) -> list[str]:
+    found = (Path(directory, name) for directory, _, names in os.walk(root) for name in names)
+    return [str(path.relative_to(root)) for path in found]
+
+
+def _packed(data: Data) -> PackedFiles:
+    members = {info.filename: info for info in zip_members(data)}
+    try:
+        with zipfile.ZipFile(str(data.root)) as archive:
+            content = archive.read(LABELS_FILE)
+    except KeyError as error:
+        raise _unlisted(data, error) from None
+    except Exception as error:  # BadZipFile, zlib.error, NotImplementedError, ...
+        raise damaged(data, "is damaged", error) from None
+    listed = _listed(data, content, lambda: list(members))
+    if missing := [name for name, _ in listed if name not in members]:
+        problem = f"has no {missing[0]}, which {LABELS_FILE} lists"
+        raise UserError("data.root", data.root, problem, "pack it again")
+    entries = zip_entries(data, [members[name] for name, _ in listed], [label for _, label in listed])
+    return PackedFiles([str(data.root)], [name for name, _ in listed], entries, zip_content)
+
+
+def _sharded(data: Data, root: Path) -> PackedLatents:
+    archives, names, entries = read_shards(data)
+    if not names:
+        raise UserError("data.root", data.root, "has no latents (*.npy) in its shards", "encode some images")
+    _check_num_classes(data, int(entries["label"].max()) + 1, "classes")
+    _check_codec(data, root / ABOUT_FILE)
+    return PackedLatents(archives, names, entries, tar_content)
+
+
+def _check_codec(data: Data, path: Path) -> None:
+    """Refuse another codec than that which the shards were made by, where a file beside them tells."""
+    if not os.path.isfile(path):
+        return
+    try:
+        check_regular(path)
+        about = dict(json.loads(path.read_text(encoding="utf-8"))["codec"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = f'write {{"labels": [["name.npy", 0], ...]}} into {LABELS_FILE}'
-        raise UserError("data.root", data.root, f"has no readable {LABELS_FILE}: {reason(error)}", remedy) from None
+        problem = f"has a damaged {ABOUT_FILE}: {reason(error)}"
+        raise UserError("data.root", data.root, problem, "encode the images again, or remove that file") from None
+    for key in ("kind", "block"):
+        given = getattr(data.codec, key)
+        if about.get(key, given) != given:
+            problem = f"must be {about[key]} with these latents"
+            raise UserError(f"data.codec.{key}", given, problem, f"set data.codec.{key}={about[key]}")
+    weights = identity(data.codec).weights
+    if about.get("weights", weights) != weights:
+        problem = f"is another autoencoder than that which made the latents in {data.root}"
+        detail = f"their {ABOUT_FILE} has other digests"
+        raise UserError("data.codec.path", data.codec.path, problem, "give the one that encoded them", detail)
+
+
+def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> list[tuple[str, int]]:
+    """Names and classes that dataset.json tells of; all files where it has no classes and none are wanted."""
+    try:
+        labels: Any = json.loads(content)["labels"]
+        if labels is None and not data.num_classes:
+            pairs = sorted((name, 0) for name in all_names() if name.endswith(_SUFFIX))
+        else:
+            pairs = sorted((str(name), int(label)) for name, label in labels)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unlisted(data, error) from None
     if not pairs:
         raise UserError("data.root", data.root, f"has no latents in {LABELS_FILE}", "encode some images")
-    num_classes = max(label for _, label in pairs) + 1
-    if data.num_classes and num_classes != data.num_classes:
-        raise wrong_num_classes(data, num_classes, f"classes in {LABELS_FILE}")
-    labels = [label if data.num_classes else 0 for _, label in pairs]
-    return LatentFiles(root, [name for name, _ in pairs], labels, data)
+    if not data.num_classes:
+        return [(name, 0) for name, _ in pairs]
+    if (lowest := min(pairs, key=lambda pair: pair[1]))[1] < 0:
+        problem = f"has a class below 0 in {LABELS_FILE}, that of {lowest[0]}"
+        raise UserError("data.root", data.root, problem, "number classes from 0, or set data.num_classes=0")
+    _check_num_classes(data, max(label for _, label in pairs) + 1, f"classes in {LABELS_FILE}")
+    return pairs
+
+
+def _check_num_classes(data: Data, found: int, what: str) -> None:
+    """Refuse more classes than the recipe has; a part of a data set may lack the last ones."""
+    if data.num_classes and found > data.num_classes:
+        raise wrong_num_classes(data, found, what)
+
+
+def _unlisted(data: Data, error: Exception) -> UserError:
+    remedy = f'write {{"labels": [["name.npy", 0], ...]}} into {LABELS_FILE}'
+    return UserError("data.root", data.root, f"has no readable {LABELS_FILE}: {reason(error)}", remedy)

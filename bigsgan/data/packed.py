@@ -75,39 +75,37 @@ class OpenFiles:
         return b"".join(pieces)
 
 
-class PackedImages:
-    """Images at known offsets in archives, each with a class."""
-
-    in_memory = False
+class PackedFiles:
+    """Files at known offsets in archives, each with a class."""
 
     def __init__(
-        self,
-        archives: list[str],
-        names: list[str],
-        entries: np.ndarray,
-        content: Callable[[OpenFiles, np.void], bytes],
-        data: Data,
+        self, archives: list[str], names: list[str], entries: np.ndarray, content: Callable[[OpenFiles, np.void], bytes]
     ) -> None:
-        """Take the names of all images, and (N,) entries: ``archive``, ``label`` and what ``content`` reads by."""
+        """Take the names of all files, and (N,) entries: ``archive``, ``label`` and what ``content`` reads by."""
         self._archives, self._names, self._entries = archives, PathList(names), entries
         self._files, self._content = OpenFiles(archives), content
-        self.resolution, self.channels = data.resolution, data.image_channels
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def path(self, index: int) -> str:
-        """Return the path of the archive of image ``index``, followed by its path in the archive."""
+        """Return the path of the archive of file ``index``, followed by its path in the archive."""
         return f"{self._archives[self._entries[index]['archive']]}/{self._names[index]}"
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        entry, path = self._entries[index], self.path(index)
+    def label(self, index: int) -> int:
+        """Return the class of file ``index``."""
+        return int(self._entries[index]["label"])
+
+    def read(self, index: int) -> bytes:
+        """Return the content of file ``index``.
+
+        Raises:
+            CorruptImage: It cannot be read.
+        """
         try:
-            content = self._content(self._files, entry)
+            return self._content(self._files, self._entries[index])
         except Exception as error:  # OSError, EOFError, zlib.error, ...: only this image is affected
-            raise CorruptImage(path, reason(error)) from error
-        image = image_tensor(open_image(path, io.BytesIO(content)), path, self.resolution, self.channels)
-        return image, int(entry["label"])
+            raise CorruptImage(self.path(index), reason(error)) from error
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the index, of the archives' names if there are several, and of their sizes."""
@@ -123,6 +121,29 @@ class PackedImages:
         )
 
 
+class PackedImages(PackedFiles):
+    """Images in archives."""
+
+    in_memory = False
+
+    def __init__(
+        self,
+        archives: list[str],
+        names: list[str],
+        entries: np.ndarray,
+        content: Callable[[OpenFiles, np.void], bytes],
+        data: Data,
+    ) -> None:
+        """See ``PackedFiles``; ``data`` says how large images are, and how many channels they have."""
+        super().__init__(archives, names, entries, content)
+        self.resolution, self.channels = data.resolution, data.image_channels
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, content = self.path(index), self.read(index)
+        image = image_tensor(open_image(path, io.BytesIO(content)), path, self.resolution, self.channels)
+        return image, self.label(index)
+
+
 def build_zip(data: Data) -> PackedImages:
     """Open the zip file ``data.root``. Classes and order are those of the same files in a folder.
 
@@ -131,17 +152,7 @@ def build_zip(data: Data) -> PackedImages:
     Raises:
         UserError: It does not exist, is damaged, contains no images, or has another number of class folders.
     """
-    root = Path(str(data.root))
-    if not os.path.isfile(root):
-        problem = "must be a file" if os.path.exists(root) else "does not exist"
-        raise UserError("data.root", data.root, problem, "give the zip file with the images")
-    try:
-        with zipfile.ZipFile(root) as archive:
-            members = list({info.filename: info for info in archive.infolist()}.values())
-    except OSError as error:
-        raise unreadable_root(data, error) from error
-    except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError, ...
-        raise damaged(data, "is damaged", error) from error
+    members = zip_members(data)
     visible = [info for info in members if not _is_hidden(info.filename)]
     images = sorted((i for i in visible if is_image(i.filename.rpartition("/")[2])), key=lambda info: info.filename)
     labels = [0] * len(images)
@@ -155,16 +166,44 @@ def build_zip(data: Data) -> PackedImages:
         images, labels = by_class(data, files, list)
     if not images:
         raise no_images(data, "a zip file with files")
+    names = [info.filename for info in images]
+    return PackedImages([str(data.root)], names, zip_entries(data, images, labels), zip_content, data)
+
+
+def zip_members(data: Data) -> list[zipfile.ZipInfo]:
+    """Return what the zip file ``data.root`` says that it contains.
+
+    Raises:
+        UserError: It does not exist, or is damaged.
+    """
+    root = Path(str(data.root))
+    if not os.path.isfile(root):
+        problem = "must be a file" if os.path.exists(root) else "does not exist"
+        raise UserError("data.root", data.root, problem, "give the zip file with the images")
+    try:
+        with zipfile.ZipFile(root) as archive:
+            return list({info.filename: info for info in archive.infolist()}.values())
+    except OSError as error:
+        raise unreadable_root(data, error) from error
+    except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError, ...
+        raise damaged(data, "is damaged", error) from error
+
+
+def zip_entries(data: Data, members: Sequence[zipfile.ZipInfo], labels: Sequence[int]) -> np.ndarray:
+    """Return (N,) entries by which ``zip_content`` reads members.
+
+    Raises:
+        UserError: One is encrypted, compressed by a method that is not supported, or too large.
+    """
     entries = []
-    for info, label in zip(images, labels, strict=True):
+    for info, label in zip(members, labels, strict=True):
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & _ENCRYPTED:
             problem = f"has a member that is encrypted or compressed by another method than deflate, {info.filename}"
             raise UserError("data.root", data.root, problem, "pack it again without compression (zip -0)")
         check_member(data, info.filename, max(info.file_size, info.compress_size))
         inflated = info.file_size if info.compress_type == zipfile.ZIP_DEFLATED else -1
         entries.append((0, info.header_offset, info.compress_size, label, inflated, info.CRC))
-    names = [info.filename for info in images]
-    return PackedImages([str(root)], names, np.array(entries, dtype=_ZIP_ENTRY), _zip_content, data)
+    return np.array(entries, dtype=_ZIP_ENTRY)
 
 
 def _is_hidden(name: str) -> bool:
@@ -172,7 +211,8 @@ def _is_hidden(name: str) -> bool:
     return name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
 
 
-def _zip_content(files: OpenFiles, entry: np.void) -> bytes:
+def zip_content(files: OpenFiles, entry: np.void) -> bytes:
+    """Return the content of a member of a zip file, which its checksum confirms."""
     # Not zipfile: it has one position in one open file, and keeps a Python object per member in every process.
     number, offset = int(entry["archive"]), int(entry["offset"])
     signature, name, extra = _LOCAL_HEADER.unpack(files.read(number, offset, _LOCAL_HEADER.size))

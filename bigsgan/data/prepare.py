@@ -14,10 +14,10 @@ import shlex
 import shutil
 import zipfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,8 @@ _log = logging.getLogger(__name__)
 
 LARGEST_RESOLUTION = 2**14
 _PART_SIZE = 1_000
-_LOCK = ".lock"
+LOCK = ".lock"
+_SHARDED = ("tar", "latents")
 _SHOWN_UNREADABLE = 10
 
 
@@ -89,24 +90,20 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
             source or with another resolution, or is in use by another process; the disk is full, or cannot be read or
             written; a process died; or a class has no readable image.
     """
-    for field, number, most in (("--resolution", resolution, LARGEST_RESOLUTION), ("--workers", workers, None)):
-        if number < 1:
-            raise UserError(field, number, "must be at least 1", "give a larger number")
-        if most and number > most:
-            raise UserError(field, number, f"must be at most {most}", "give a smaller number")
+    check_numbers(resolution, workers)
     refuse_parts_of_runs(destination, "DST")
-    task = _Task(list_source(source), destination, resolution, format)
+    task = Task(list_source(source), destination, resolution, format)
     if destination.resolve().is_relative_to(source.resolve()):
         raise UserError("DST", str(destination), "must lie outside SRC", "give another destination")
     try:
         if format == "zip" and destination.is_file():
             return _already_joined(task)
-        if not _check_destination(task) or format == "zip" or _parts_left(task):
+        if not check_destination(task) or format == "zip" or parts_left(task):
             task.work.mkdir(parents=True, exist_ok=True)
             remedy = "wait until it has ended, or give another destination"
             with ExitStack() as stack:
-                stack.callback(hold(task.work / _LOCK, "DST", str(destination), remedy))
-                if not _check_destination(task):  # again: another process may have started and stopped meanwhile
+                stack.callback(hold(task.work / LOCK, "DST", str(destination), remedy))
+                if not check_destination(task):  # again: another process may have started and stopped meanwhile
                     write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
                 _convert_parts(task, workers)
                 if format == "zip":
@@ -122,24 +119,45 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
     return made
 
 
+def check_numbers(resolution: int, workers: int) -> None:
+    """Refuse what no image and no machine has.
+
+    Raises:
+        UserError: A number is out of range.
+    """
+    for option, number, most in (("--resolution", resolution, LARGEST_RESOLUTION), ("--workers", workers, None)):
+        if number < 1:
+            raise UserError(option, number, "must be at least 1", "give a larger number")
+        if most and number > most:
+            raise UserError(option, number, f"must be at most {most}", "give a smaller number")
+
+
 @dataclass(frozen=True)
-class _Task:
+class Task:
     """The parameters of a conversion, and the paths of its parts."""
 
     source: Source
     destination: Path
     resolution: int
     format: str
+    more: dict[str, Any] = field(default_factory=dict)
+    """What else all parts must share."""
+
+    @property
+    def command(self) -> str:
+        """What makes this."""
+        return "encode" if self.format == "latents" else "prepare"
 
     @property
     def work(self) -> Path:
         """Directory of the plan and the reports, and of the parts of a zip file."""
         if self.format == "zip":
             return self.destination.with_name(f"{self.destination.name}.parts")
-        return self.destination / ".prepare"
+        return self.destination / f".{self.command}"
 
     @property
     def plan_file(self) -> Path:
+        """Path of the plan."""
         return self.work / "plan.json"
 
     @cached_property
@@ -150,6 +168,7 @@ class _Task:
             "resolution": self.resolution,
             "part_size": _PART_SIZE,
             "source": self.source.digest(),
+            **self.more,
         }
 
     def parts(self) -> dict[int, range]:
@@ -160,7 +179,7 @@ class _Task:
 
     def archive(self, number: int) -> Path | None:
         """Return the path of a part's archive, if it has one."""
-        if self.format == "tar":
+        if self.format in _SHARDED:
             return self.destination / f"shard-{number:06d}.tar"
         return self.work / f"part-{number:06d}.zip" if self.format == "zip" else None
 
@@ -169,17 +188,18 @@ class _Task:
         return self.work / f"part-{number:06d}.json"
 
     def is_complete(self, number: int) -> bool:
+        """Return whether a part has been written."""
         archive = self.archive(number)
         return self.report(number).is_file() and (archive is None or archive.is_file())
 
     def name(self, index: int) -> str:
         """Return the path of an image within the destination, without its suffix. Names sort as the source does."""
         label = self.source.labels[index]
-        folder = f"{self.source.classes[label]}/" if self.source.classes and self.format != "tar" else ""
+        folder = f"{self.source.classes[label]}/" if self.source.classes and self.format not in _SHARDED else ""
         return f"{folder}{index:08d}"
 
 
-def _check_destination(task: _Task) -> bool:
+def check_destination(task: Task) -> bool:
     """Return whether the destination was started with this plan; refuse another plan's, or anything else."""
     if task.destination.exists() and (task.format == "zip" or not task.destination.is_dir()):
         raise _not_ours(task)
@@ -187,14 +207,14 @@ def _check_destination(task: _Task) -> bool:
         _check_plan(task, _read_json(task.plan_file.read_text()))
         return True
     # What a process leaves behind that is killed before the plan is written.
-    begun = {task.work.name, _LOCK, f"{task.plan_file.name}.tmp"}
+    begun = {task.work.name, LOCK, f"{task.plan_file.name}.tmp"}
     for directory in {task.work, task.work if task.format == "zip" else task.destination}:
         if directory.exists() and any(entry.name not in begun for entry in directory.iterdir()):
             raise _not_ours(task)
     return False
 
 
-def _already_joined(task: _Task) -> Prepared:
+def _already_joined(task: Task) -> Prepared:
     """Return the result stored in the comment of a complete zip file, and remove its parts."""
     try:
         with zipfile.ZipFile(task.destination) as archive:
@@ -210,7 +230,7 @@ def _already_joined(task: _Task) -> Prepared:
     return Prepared(num_images, len(task.source.classes), comment["image_channels"], num_unreadable, [])
 
 
-def _check_plan(task: _Task, found: Any) -> None:
+def _check_plan(task: Task, found: Any) -> None:
     if not isinstance(found, dict) or found.keys() != task.plan.keys():
         raise _not_ours(task)
     if found == task.plan:
@@ -222,11 +242,11 @@ def _check_plan(task: _Task, found: Any) -> None:
     raise _taken(task, problem)
 
 
-def _not_ours(task: _Task) -> UserError:
-    return _taken(task, "exists, and was not made by `bigsgan data prepare`")
+def _not_ours(task: Task) -> UserError:
+    return _taken(task, f"exists, and was not made by `bigsgan data {task.command}`")
 
 
-def _taken(task: _Task, problem: str) -> UserError:
+def _taken(task: Task, problem: str) -> UserError:
     both = task.format == "zip" and task.destination.name and task.work.exists()
     places = f"it and {task.work}" if both else "it"
     return UserError("DST", str(task.destination), problem, f"give another destination, or delete {places} first")
@@ -239,9 +259,9 @@ def _read_json(text: str) -> Any:
         return {}
 
 
-def _convert_parts(task: _Task, workers: int) -> None:
+def _convert_parts(task: Task, workers: int) -> None:
     """Write the parts that are not complete."""
-    left = _parts_left(task)
+    left = parts_left(task)
     if not left:
         return
     if task.format == "folder":
@@ -258,16 +278,17 @@ def _convert_parts(task: _Task, workers: int) -> None:
             _write_part(task, number, part, results, bar)
 
 
-def _parts_left(task: _Task) -> dict[int, range]:
+def parts_left(task: Task) -> dict[int, range]:
+    """Return the parts that are not complete."""
     return {number: part for number, part in task.parts().items() if not task.is_complete(number)}
 
 
-def _job(task: _Task, index: int) -> Job:
+def _job(task: Task, index: int) -> Job:
     out = str(task.destination / f"{task.name(index)}.png") if task.format == "folder" else None
     return Job(task.source.paths[index], task.resolution, out)
 
 
-def _write_part(task: _Task, number: int, part: range, results: Iterator[Converted], bar: tqdm) -> None:
+def _write_part(task: Task, number: int, part: range, results: Iterator[Converted], bar: tqdm) -> None:
     report: dict[str, Any] = {"image_channels": 1, "unreadable": []}
 
     def members() -> Iterator[tuple[str, bytes]]:
@@ -291,9 +312,13 @@ def _write_part(task: _Task, number: int, part: range, results: Iterator[Convert
     write_text(task.report(number), json.dumps(report) + "\n")
 
 
-def _sum_up(task: _Task) -> Prepared:
+def _sum_up(task: Task) -> Prepared:
     """Combine the reports of all parts; refuse a class without a readable image."""
-    reports = [json.loads(task.report(number).read_text()) for number in task.parts()]
+    return sum_up(task, [json.loads(task.report(number).read_text()) for number in task.parts()])
+
+
+def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
+    """Combine reports of all parts; see ``_sum_up``."""
     unreadable = dict(entry for report in reports for entry in report["unreadable"])
     source, num = task.source, len(task.source.paths)
     found = {source.labels[index] for index in range(num) if index not in unreadable}
@@ -310,7 +335,7 @@ def _sum_up(task: _Task) -> Prepared:
     return Prepared(num - len(named), len(source.classes), channels, len(named), named)
 
 
-def _join(task: _Task) -> None:
+def _join(task: Task) -> None:
     """Join the parts into one zip file, with the plan as its comment."""
 
     def members() -> Iterator[tuple[str, bytes]]:

@@ -35,7 +35,9 @@ _CLASS_NUMBER = re.compile(rb"\s*([0-9]{1,9})\s*")
 _TAR_BLOCK = 512
 
 _PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("label", "i8")])
-_ENTRY = np.dtype([("archive", "i4"), *_PLACE.descr])
+_LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size", "i8")])
+"""Of latents, and of the image of the same key: its size is 0 where there is none."""
+
 _FORMAT = 1
 """Version of the cached index."""
 
@@ -51,10 +53,10 @@ class _State(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """Names and offsets of a shard's images, in its order."""
+    """Names and offsets of a shard's images or latents, in its order."""
 
     names: list[str]
-    places: np.ndarray  # (number of images,), of type _PLACE
+    places: np.ndarray  # (number of images,), of type _PLACE, or _LATENTS_PLACE
 
 
 def build_tar(data: Data) -> PackedImages:
@@ -65,25 +67,45 @@ def build_tar(data: Data) -> PackedImages:
     Raises:
         UserError: There are no shards, one is damaged, none has images, or they have another number of classes.
     """
+    archives, names, entries = read_shards(data)
+    if not names:
+        raise no_images(data, "a directory with shards (*.tar) of files")
+    num_classes = int(entries["label"].max()) + 1
+    if data.num_classes and num_classes != data.num_classes:
+        raise wrong_num_classes(data, num_classes, "classes")
+    return PackedImages(archives, names, entries, tar_content, data)
+
+
+def read_shards(data: Data) -> tuple[list[str], list[str], np.ndarray]:
+    """Return the shards in ``data.root``, and names and entries of the images in them, or latents: what ``data`` wants.
+
+    Raises:
+        UserError: There are no shards, or one is damaged.
+    """
     root = data_directory("data.root", data.root, "give the directory with the shards (*.tar)")
     try:
-        paths = sorted(path for path in root.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
+        paths = sorted(path for path in root.iterdir() if is_shard(path.name))
         shards = _index(data, root, paths)
     except OSError as error:
         raise unreadable_root(data, error) from error
     if not paths:
         raise UserError("data.root", data.root, "contains no shards (*.tar)", "give the directory with the shards")
     names = [name for shard in shards for name in shard.names]
-    if not names:
-        raise no_images(data, "a directory with shards (*.tar) of files")
-    entries = np.empty(len(names), dtype=_ENTRY)
+    place = _place(data)
+    entries = np.empty(len(names), dtype=[("archive", "i4"), *place.descr])
     entries["archive"] = np.repeat(np.arange(len(shards)), [len(shard.names) for shard in shards])
-    for field in _PLACE.fields or ():
+    for field in place.names or ():
         entries[field] = np.concatenate([shard.places[field] for shard in shards])
-    num_classes = int(entries["label"].max()) + 1
-    if data.num_classes and num_classes != data.num_classes:
-        raise wrong_num_classes(data, num_classes, "classes")
-    return PackedImages([str(path) for path in paths], names, entries, _content, data)
+    return [str(path) for path in paths], names, entries
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file counts as a shard, by its name."""
+    return name.endswith(".tar") and not name.startswith(".")
+
+
+def _place(data: Data) -> np.dtype:
+    return _LATENTS_PLACE if data.kind == "latents" else _PLACE
 
 
 def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
@@ -93,9 +115,10 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
         UserError: A shard is damaged.
         OSError: A shard cannot be read.
     """
-    index = root / f".bigsgan-index-{'classes' if data.num_classes else 'plain'}.npz"  # "plain" has no classes
+    what = "-latents" if data.kind == "latents" else ""
+    index = root / f".bigsgan-index{what}-{'classes' if data.num_classes else 'plain'}.npz"  # "plain" has no classes
     states = [_state(path) for path in paths]
-    known = _read_index(index)
+    known = _read_index(index, _place(data))
     left = [(state, path) for state, path in zip(states, paths, strict=True) if state not in known]
     if left:
         start = time.perf_counter()
@@ -113,7 +136,7 @@ def _state(path: Path) -> _State:
     return _State(path.name, found.st_size, found.st_mtime_ns)
 
 
-def _read_index(index: Path) -> dict[_State, _Shard]:
+def _read_index(index: Path, place: np.dtype) -> dict[_State, _Shard]:
     """Read a cached index; a missing or damaged one is empty."""
     try:
         check_regular(index)
@@ -123,7 +146,7 @@ def _read_index(index: Path) -> dict[_State, _Shard]:
             places = file["places"]
         states = [_State(*state) for state in about["states"]]
         ends = np.cumsum(about["numbers"])
-        if about["format"] != _FORMAT or places.dtype != _PLACE or not len(names) == len(places) == ends[-1]:
+        if about["format"] != _FORMAT or places.dtype != place or not len(names) == len(places) == ends[-1]:
             return {}
         starts = ends - about["numbers"]
         each = zip(states, starts, ends, strict=True)
@@ -154,8 +177,10 @@ def _write_index(index: Path, shards: dict[_State, _Shard]) -> None:
 
 
 def _read_headers(data: Data, path: Path) -> _Shard:
-    images: list[tuple[str, str, int, int]] = []  # key, name, offset, size
+    found: list[tuple[str, str, int, int]] = []  # key, name, offset, size
     classes: dict[str, int] = {}
+    beside: dict[str, tuple[int, int]] = {}  # images beside latents: offset, size
+    latents = data.kind == "latents"
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
@@ -163,9 +188,13 @@ def _read_headers(data: Data, path: Path) -> _Shard:
                 if parts is None or not member.isreg():
                     continue
                 key, field = parts[1], parts[2].lower()
-                if f".{field}" in IMAGE_EXTENSIONS:
+                is_image, is_array = f".{field}" in IMAGE_EXTENSIONS, f".{field}".endswith(".npy")
+                if is_image or (is_array and latents):
                     check_member(data, f"{member.name} in {path.name}", member.size)
-                    images.append((key, member.name, member.offset_data, member.size))
+                if is_image and latents:
+                    beside[key] = member.offset_data, member.size
+                elif is_image or (is_array and latents):
+                    found.append((key, member.name, member.offset_data, member.size))
                 elif field == "cls" and data.num_classes:
                     classes[key] = _class_number(archive, member, data)
             _check_end(path, archive.offset)
@@ -175,8 +204,9 @@ def _read_headers(data: Data, path: Path) -> _Shard:
         raise unreadable_root(data, error) from error
     except Exception as error:  # TarError, EOFError, ValueError, ...: damaged headers make tarfile raise all kinds
         raise damaged(data, f"has a damaged shard, {path.name}", error) from error
-    places = [(offset, size, classes.get(key, 0)) for key, _, offset, size in images]
-    return _Shard([name for _, name, _, _ in images], np.array(places, dtype=_PLACE))
+    more = [beside.get(key, (0, 0)) if latents else () for key, *_ in found]
+    places = [(*place, classes.get(key, 0), *other) for (key, _, *place), other in zip(found, more, strict=True)]
+    return _Shard([name for _, name, *_ in found], np.array(places, dtype=_place(data)))
 
 
 def _class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, data: Data) -> int:
@@ -196,5 +226,6 @@ def _check_end(path: Path, offset: int) -> None:
             raise EOFError(f"neither a header nor the end of the archive at byte {offset}")
 
 
-def _content(files: OpenFiles, entry: np.void) -> bytes:
+def tar_content(files: OpenFiles, entry: np.void) -> bytes:
+    """Return the content of a member of a shard."""
     return files.read(int(entry["archive"]), int(entry["offset"]), int(entry["size"]))

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
+from bigsgan.data.loader import shared_bytes
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -68,12 +69,11 @@ def shared_memory(subject: Subject) -> Finding:
 
 
 def _shared_bytes(subject: Subject) -> int:
-    """Of one rank: the micro-batches that its loading processes prefetch, and the one that it has taken."""
-    if subject.plan is None:
+    """Of one rank."""
+    plan = subject.plan
+    if plan is None:
         return LEAST_SHARED_BYTES
-    data, plan = subject.plan.recipe.data, subject.plan
-    pixels = (data.crop_from or data.resolution) ** 2 * (data.image_channels + data.paired * data.input_channels)
-    return (data.num_workers * data.prefetch + 1) * plan.engines["discriminator"].micro_batch_size * pixels
+    return shared_bytes(plan.recipe.data, plan.engines["discriminator"].micro_batch_size)
 
 
 def cores(subject: Subject) -> Finding:

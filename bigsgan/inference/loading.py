@@ -13,6 +13,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from bigsgan.config import NETWORKS, Recipe, parse_recipe
+from bigsgan.data.autoencoders import identity
+from bigsgan.data.codecs import Codec, build_codec
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
 from bigsgan.inference.mappings import set_guidance, set_psi
@@ -22,6 +24,9 @@ from bigsgan.runtime.paths import check_regular, read_text
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 """Of a folder as the Hub wants it."""
+
+CODEC = "codec_sha256"
+"""Key of a header with the digest of the weights of the autoencoder that decodes, where an export found it."""
 
 _MOST_LETTERS = 1 << 20
 """Of a recipe."""
@@ -41,6 +46,7 @@ class ExportedNetwork(nn.Module):
     def __init__(self, recipe: Recipe, network: nn.Module, header: dict[str, str]) -> None:
         super().__init__()
         self.recipe, self.network, self.header = recipe, network, header
+        self._codecs: dict[tuple[str, torch.device], Codec] = {}
 
     def forward(self, first: Tensor, labels: Tensor | None = None, *rest: Tensor) -> Tensor:
         """Make images, or judge them.
@@ -61,6 +67,35 @@ class ExportedNetwork(nn.Module):
         if not rest and getattr(self.recipe, self.header["network"]).draws:
             rest = (torch.arange(len(first), device=first.device),)
         return self.network(first, labels, *rest)
+
+    def decode(self, made: Tensor, path: str | Path | None = None) -> Tensor:
+        """Images of what a generator makes: of latents by the autoencoder that the recipe names, else the same.
+
+        Args:
+            made: What ``forward`` gave.
+            path: Where the autoencoder is now, unless where the recipe says.
+
+        Returns:
+            Images (N, C, R, R) float32, not clipped.
+
+        Raises:
+            UserError: The autoencoder cannot be read, or is not the one of the run.
+        """
+        data = self.recipe.data
+        if not data.codec.is_autoencoder:
+            return made
+        codec = data.codec if path is None else data.codec.model_copy(update={"path": str(path)})
+        data, key = data.model_copy(update={"codec": codec}), (str(codec.path), made.device)
+        if key not in self._codecs:
+            wanted = self.header.get(CODEC)
+            if wanted and wanted != identity(codec).weights:
+                problem, remedy = (
+                    "is not the autoencoder that the generator was trained with",
+                    "give the path of that one",
+                )
+                raise UserError("path" if path else "data.codec.path", str(codec.path), problem, remedy)
+            self._codecs[key] = build_codec(data, made.device)
+        return self._codecs[key].decode(made)
 
 
 def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None = None) -> ExportedNetwork:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from bigsgan.config import RunPlan
 from bigsgan.config.data import Data
 from bigsgan.config.run_directory import same_on_hosts
+from bigsgan.data.autoencoders import identity
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.errors import UserError, shown
@@ -60,6 +61,28 @@ def open_alike(build: Callable[[Data], ImageDataset], data: Data) -> ImageDatase
         told = error
     _agree(told, lambda by_rank: _different_data(by_rank, data))
     return dataset
+
+
+def refuse_other_codec(saved: object, data: Data) -> None:
+    """Refuse to go on with another autoencoder, or another scale of its latents, than a checkpoint's.
+
+    Where it lies may differ between runs, and between hosts. ``saved`` is the data's fingerprint in the checkpoint's
+    manifest, of before autoencoders were recorded too. The same on all ranks, whose data ``open_alike`` has compared.
+
+    Raises:
+        UserError: Networks would see other latents than before, or samples would be decoded by other weights.
+    """
+    if not isinstance(saved, dict) or data.kind != "latents":
+        return
+    before, now = (saved.get(key) or "" for key in ("codec", "scaling")), identity(data.codec)
+    weights, scaling = before
+    remedy = "give the run's own autoencoder, or another `out` to start a new run"
+    if weights and weights != now.weights:
+        problem = "has other weights than the autoencoder that the run began with"
+        raise UserError("data.codec.path", data.codec.path, problem, remedy)
+    if scaling and scaling != now.scaling and data.codec.scale is None:  # one that is given is a key of the recipe
+        problem = f"shifts and scales latents otherwise than before ({now.scaling}, before {scaling})"
+        raise UserError("data.codec.path", data.codec.path, problem, remedy)
 
 
 def _different_data(by_rank: Sequence[tuple[str, Fingerprint | UserError]], data: Data) -> UserError | None:

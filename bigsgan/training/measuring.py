@@ -78,7 +78,7 @@ class Measuring:
         self._tell("standing statistics")
         with ema.swapped():
             stand_statistics(network, infer, standing)
-            source = samples_of(recipe, network, infer, self._dataset, comm.device(), recipe.seed)
+            source = samples_of(recipe, network, shown(recipe, infer), self._dataset, comm.device(), recipe.seed)
             found = self._evaluation.measure(source, self._replica, stopped)
         if not found:
             return None
@@ -99,7 +99,7 @@ class Measuring:
 def samples_of(
     recipe: Recipe,
     network: LayerStack,
-    infer: Infer,
+    make: Infer,
     dataset: ImageDataset | None,
     device: torch.device,
     seed: int,
@@ -107,11 +107,10 @@ def samples_of(
 ) -> Generate:
     """Return the function that makes a generator's samples for metrics, from latents or from the data set's inputs.
 
-    ``network`` is what this rank has of the generator, with standing statistics if it needs them, and ``infer`` runs
-    it. ``truncation`` is a threshold of the latents.
+    ``network`` is what this rank has of the generator, with standing statistics if it needs them, and ``make``
+    shows what it makes. ``truncation`` is a threshold of the latents.
     """
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.max_corrupt, comm.rank())
-    make = shown(recipe, infer)
 
     def inputs(first: int, labels: Tensor) -> MicroBatch:
         if not recipe.data.paired or dataset is None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +13,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from scipy.fft import dctn
 
 import bigsgan
 from bigsgan import cli
 from bigsgan.config.data import Data
-from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
+from bigsgan.data import RealImages, Slice, autoencoders, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.codecs import build_codec
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import from_cosines, to_cosines
 from bigsgan.images.reading import CorruptImage
+from tests.autoencoders import latents, save_autoencoder, write_autoencoder, write_latents
 
 CPU = torch.device("cpu")
 
@@ -52,33 +57,6 @@ def test_networks_see_cosines_of_mirrored_images():
     assert torch.equal(batches["dct"].labels, batches["pixels"].labels)
 
 
-def write_latents(root: Path, num: int, posterior: bool) -> np.ndarray:
-    """Latents of 4 channels at 8x8 in files of their own; the even ones are in class 0."""
-    root.mkdir(exist_ok=True)
-    numbers = np.random.default_rng(0).normal(size=(num, 8 if posterior else 4, 8, 8)).astype(np.float32)
-    if posterior:
-        numbers[:, 4:] = np.abs(numbers[:, 4:])
-    for i in range(num):
-        np.save(root / f"{i:03}.npy", numbers[i])
-    labels = [[f"{i:03}.npy", i % 2] for i in reversed(range(num))]
-    (root / "dataset.json").write_text(json.dumps({"labels": labels}))
-    return numbers
-
-
-def write_autoencoder(root: Path, **more: Any) -> Path:
-    """The configuration alone of an autoencoder that makes sides 8 times shorter."""
-    root.mkdir(exist_ok=True)
-    about = {"latent_channels": 4, "block_out_channels": [1, 1, 1, 1], "scaling_factor": 0.5, "shift_factor": 0.25}
-    (root / "config.json").write_text(json.dumps(about | more))
-    return root
-
-
-def latents(tmp_path: Path, **more: Any) -> Data:
-    codec = {"kind": "diffusers", "path": str(write_autoencoder(tmp_path / "vae"))}
-    given = {"kind": "latents", "root": str(tmp_path / "data"), "resolution": 64, "image_channels": 3, "num_classes": 2}
-    return Data(**{**given, "codec": codec, "num_workers": 0, **more})
-
-
 def test_latents_are_read_shifted_and_scaled(tmp_path):
     numbers, data = write_latents(tmp_path / "data", 6, posterior=False), latents(tmp_path)
     assert (data.channels, data.side) == (4, 8)
@@ -106,6 +84,13 @@ def test_posteriors_are_drawn_by_position_alone(tmp_path):
     assert not torch.equal(of_first[0], of_first[1])
 
 
+def header(*shape: int) -> bytes:
+    """Of a .npy file without its numbers."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
 DAMAGES = {
     "another shape": (
         lambda path: np.save(path, np.zeros((3, 8, 8))),
@@ -113,7 +98,11 @@ DAMAGES = {
     ),
     "not a number": (lambda path: np.save(path, np.full((4, 8, 8), np.nan)), "it has numbers that are not finite"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:200]), "."),
-    "code": (lambda path: np.save(path, np.array([{}], dtype=object), allow_pickle=True), "allow_pickle"),
+    "code": (lambda path: np.save(path, np.array([{}], dtype=object), allow_pickle=True), "it holds the type object"),
+    "text": (lambda path: np.save(path, np.full((4, 8, 8), "no")), "it holds the type <U2, and not numbers"),
+    "an archive": (lambda path: np.savez(path.open("wb"), np.zeros((4, 8, 8))), "the magic string is not correct"),
+    "a shape beyond memory": (lambda path: path.write_bytes(header(4, 2**40, 2**20)), "it has the shape"),
+    "a directory": (lambda path: path.unlink() or path.mkdir(), "."),
     "missing": (lambda path: path.unlink(), "No such file"),
 }
 
@@ -134,8 +123,25 @@ def test_latents_that_are_not_listed(tmp_path):
     with pytest.raises(UserError, match=r"data.root: .* has no readable dataset.json: No such file"):
         build_dataset(latents(tmp_path))
     write_latents(tmp_path / "data", 3, posterior=False)
-    with pytest.raises(UserError, match=r"data\.num_classes: must be 2 with this data, got 7"):
-        build_dataset(latents(tmp_path, num_classes=7))
+    with pytest.raises(UserError, match=r"data\.num_classes: must be 2 with this data, got 1"):
+        build_dataset(latents(tmp_path, num_classes=1))
+    assert build_dataset(latents(tmp_path, num_classes=7))[2][1] == 0  # a part may lack the last classes
+    (tmp_path / "data" / "dataset.json").write_text('{"labels": [["000.npy", -1]]}')
+    with pytest.raises(UserError, match=r"data\.root: .* has a class below 0 in dataset\.json, that of 000\.npy"):
+        build_dataset(latents(tmp_path))
+
+
+def test_latents_without_classes(tmp_path):
+    """Other tools write null for no classes: all files are latents, those in folders too."""
+    numbers = write_latents(tmp_path / "data", 3, posterior=False)
+    (tmp_path / "data" / "00001").mkdir()
+    (tmp_path / "data" / "000.npy").rename(tmp_path / "data" / "00001" / "000.npy")
+    (tmp_path / "data" / "dataset.json").write_text('{"labels": null}')
+    dataset = build_dataset(latents(tmp_path, num_classes=0))
+    assert [dataset[i][1] for i in range(len(dataset))] == [0] * 3
+    np.testing.assert_array_equal([dataset[i][0][:4].numpy() for i in range(3)], numbers)
+    with pytest.raises(UserError, match=r"data\.root: .* has no readable dataset.json"):
+        build_dataset(latents(tmp_path))
 
 
 BAD = {
@@ -151,7 +157,7 @@ BAD = {
     ),
     "latents of nothing": (
         ["data={kind: latents, root: x}"],
-        "data.codec.kind: must be diffusers with data.kind=latents, got 'pixels'",
+        "data.codec.kind: must be diffusers, torchscript or dct with data.kind=latents, got 'pixels'",
     ),
     "metrics of latents": (
         [
@@ -179,6 +185,12 @@ def test_codecs_that_do_not_fit(name, tmp_path, capsys):
     [
         ({"latent_channels": 16}, "data.codec.channels: must be 16 with this autoencoder, got 4"),
         ({"block_out_channels": [1, 1, 1]}, "data.codec.factor: must be 4 with this autoencoder, got 8"),
+        ({"block_out_channels": []}, r"data.codec.path: .*/vae' has block_out_channels \[\] in its config.json; give"),
+        ({"latent_channels": "4"}, 'data.codec.path: .* has latent_channels "4" in its config.json'),
+        ({"scaling_factor": None}, "data.codec.path: .* has scaling_factor null in its config.json"),
+        ({"shift_factor": [1]}, r"data.codec.path: .* has shift_factor \[1\] in its config.json"),
+        ({"latents_mean": [0.5]}, "data.codec.path: .* has latents_mean in its config.json"),
+        ({"_class_name": "VQModel"}, "data.codec.path: .* is of the class VQModel, not AutoencoderKL"),
     ],
 )
 def test_autoencoders_of_another_size(about, message, tmp_path):
@@ -193,21 +205,10 @@ def test_an_autoencoder_that_is_not_there(tmp_path):
     (tmp_path / "vae" / "config.json").unlink()
     with pytest.raises(UserError, match=r"data.codec.path: .* cannot be read: No such file"):
         build_codec(data, CPU)
-
-
-def save_autoencoder(root: Path) -> Any:
-    """A tiny one with random weights."""
-    diffusers = pytest.importorskip("diffusers")
-    torch.manual_seed(0)
-    network = diffusers.AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 4,
-        up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=(4, 4, 4, 4),
-        norm_num_groups=2,
-        scaling_factor=0.5,
-    )
-    network.save_pretrained(root)
-    return network.eval()
+    for text, message in (("[1]", "no table of names and values"), ("{}", "no block_out_channels")):
+        (tmp_path / "vae" / "config.json").write_text(text)
+        with pytest.raises(UserError, match=rf"data\.codec\.path: .* {message}"):
+            build_codec(data, CPU)
 
 
 def test_an_autoencoder_decodes(tmp_path):
@@ -215,14 +216,97 @@ def test_an_autoencoder_decodes(tmp_path):
     network = save_autoencoder(tmp_path / "vae")  # in the place of the configuration alone
     with torch.no_grad():
         expected = network.decode(torch.from_numpy(numbers)).sample
-    torch.testing.assert_close(readable_images(build_dataset(data), data, 3), expected, rtol=1e-4, atol=1e-4)
+    found = readable_images(build_dataset(data), data, 3, CPU)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_autoencoder_without_weights(tmp_path):
-    pytest.importorskip("diffusers")
-    codec = build_codec(latents(tmp_path), CPU)
-    with pytest.raises(UserError, match=r"data\.codec\.path: .* cannot be read: .*safetensors"):
-        codec.decode(torch.zeros(1, 4, 8, 8))
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+def fewer(path: Path) -> None:
+    save_file(dict(list(load_file(path).items())[:5]), path, metadata={"format": "pt"})
+
+
+def reshaped(path: Path) -> None:
+    save_file({name: torch.zeros(3) for name in load_file(path)}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (Path.unlink, "cannot be read: it has no diffusion_pytorch_model.safetensors"),
+        (lambda path: path.write_bytes(path.read_bytes()[:500]), "cannot be read: Unable to load weights"),
+        (fewer, r"has no weights for \d+ tensors, such as decoder\.conv"),
+        (reshaped, "cannot be read: Error.* size mismatch"),
+    ],
+)
+def test_an_autoencoder_whose_weights_are_damaged(damage, message, tmp_path):
+    data = latents(tmp_path)
+    save_autoencoder(tmp_path / "vae")
+    damage(tmp_path / "vae" / WEIGHTS)
+    with pytest.raises(UserError, match=rf"data\.codec\.path: .* {message}"):
+        build_codec(data, CPU).decode(torch.zeros(1, 4, 8, 8))
+
+
+def test_missing_weights_are_met_where_the_data_is_opened(tmp_path):
+    """By all ranks, and not by rank 0 at the first grid."""
+    write_latents(tmp_path / "data", 2, posterior=False)
+    data = latents(tmp_path)
+    (tmp_path / "vae" / WEIGHTS).unlink()
+    with pytest.raises(UserError, match=r"data\.codec\.path: .* it has no diffusion_pytorch_model"):
+        build_dataset(data)
+
+
+def test_the_scale_of_older_autoencoders_is_that_of_diffusers(tmp_path):
+    """Their config.json does not have it, as that of sd-vae-ft-mse."""
+    write_latents(tmp_path / "data", 2, posterior=False)
+    data = latents(tmp_path)
+    network = save_autoencoder(tmp_path / "vae")
+    about = json.loads((tmp_path / "vae" / "config.json").read_text())
+    del about["scaling_factor"]
+    (tmp_path / "vae" / "config.json").write_text(json.dumps(about))
+    scale = type(network).from_config(type(network).load_config(tmp_path / "vae")).config.scaling_factor
+    ones = torch.ones(1, 4, 8, 8)
+    torch.testing.assert_close(build_codec(data, CPU).encode(ones), scale * ones)
+
+
+def test_autoencoders_decode_a_few_images_at_a_time(tmp_path, monkeypatch):
+    data, seen = latents(tmp_path), []
+    network = save_autoencoder(tmp_path / "vae")
+    codec = build_codec(data, CPU)
+    monkeypatch.setattr(autoencoders, "_PIXELS_AT_A_TIME", 3 * 64 * 64)
+    drawn = torch.randn(7, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = codec.decode(drawn)
+    decoder = codec._decoder
+    codec._decoder = lambda part: seen.append(len(part)) or decoder(part)
+    codec.decode(drawn)
+    assert seen == [3, 3, 1]
+    with torch.no_grad():
+        torch.testing.assert_close(found, network.decode(drawn / 0.5).sample, rtol=1e-4, atol=1e-4)
+
+
+class Doubling(torch.nn.Module):
+    """Makes an image of 3 channels, twice as large, of latents of 2 channels."""
+
+    def forward(self, latents):
+        images = latents.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        return torch.cat([images, images[:, :1]], 1)
+
+
+def test_a_program_decodes(tmp_path):
+    path = tmp_path / "decoder.pt"
+    torch.jit.script(Doubling()).save(str(path))
+    codec = {"kind": "torchscript", "path": str(path), "factor": 2, "channels": 2, "scale": 0.25}
+    data = latents(tmp_path, codec=codec)
+    assert (data.channels, data.side) == (2, 32)
+    built, drawn = build_codec(data, CPU), torch.randn(3, 2, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(built.encode(drawn), 0.25 * drawn)
+    torch.testing.assert_close(built.decode(drawn), Doubling()(drawn / 0.25))
+    with pytest.raises(UserError, match=r"makes images of the shape \(3, 64, 64\), not \(1, 64, 64\)"):
+        build_codec(latents(tmp_path, codec=codec, image_channels=1), CPU).decode(drawn)
+    path.write_bytes(b"no program")
+    with pytest.raises(UserError, match=r"data\.codec\.path: must be a TorchScript file, got '.*decoder\.pt'"):
+        build_codec(data, CPU).decode(drawn)
 
 
 @pytest.mark.slow
@@ -241,6 +325,13 @@ def test_a_run_in_latent_space(tmp_path):
     ]  # fmt: skip
     assert cli.main(["train", "--config", "launch/recipes/digits.yaml", *options]) == 0
     assert {path.name[:11] for path in (run / "samples").iterdir()} == {"samples_rea", "samples_ema", "samples_liv"}
+    torch.nn.init.ones_(network.post_quant_conv.bias)
+    network.save_pretrained(tmp_path / "vae")
+    again = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), "total_nimg=24"]
+    refused = subprocess.run(again, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "has other weights than the autoencoder that the run began with" in refused.stderr
+    network = save_autoencoder(tmp_path / "vae")
     assert cli.main(["sample", "--run", str(run), "--out", str(tmp_path / "x"), "--files", "--num", "3"]) == 0
     assert cli.main(["export", "--run", str(run), "--out", str(tmp_path / "g.safetensors")]) == 0
     inputs = Draws(0).normal("sample", (0,), 0, 3, 64)

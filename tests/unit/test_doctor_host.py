@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from bigsgan.config import load_recipe, plan_run
+from bigsgan.config.data import Data
 from bigsgan.doctor import alike, builds, devices, host, versions
 from bigsgan.engines.deepspeed import native_ops
 from bigsgan.errors import UserError
@@ -70,6 +72,12 @@ def test_shared_memory_of_a_container(monkeypatch, tmp_path):
         assert alone(host.shared_memory, plan=plan).status == "pass"
         (place / "more").write_bytes(bytes(8 << 10))
         assert alone(host.shared_memory, plan=plan).status == "fail"
+        # Latents are floats, and have a deviation beside each: 2 x 4 x 8 x 8 numbers, where the image has 3 x 64 x 64.
+        codec = {"kind": "diffusers", "path": "x"}
+        latents = Data(kind="latents", root="y", resolution=64, image_channels=3, num_classes=2, codec=codec)
+        recipe = plan.recipe.model_copy(update={"data": latents})
+        needed = alone(host.shared_memory, plan=replace(plan, recipe=recipe)).numbers["needed_bytes"]
+        assert needed == 17 * 8 * 2 * 4 * 8 * 8 * 4
 
 
 def test_cores_of_ranks(monkeypatch, tmp_path):

@@ -1,0 +1,239 @@
+"""Autoencoders on the disk: AutoencoderKL of diffusers in a folder, and programs of TorchScript.
+
+Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigsgan.config.data import Codec
+from bigsgan.errors import UserError, reason
+from bigsgan.runtime.extras import require
+from bigsgan.runtime.paths import check_regular
+
+_PIXELS_AT_A_TIME = 2**18
+"""Of the images that are decoded or encoded together: four of 256x256."""
+
+_WEIGHTS = "diffusion_pytorch_model.safetensors"
+_INDEX = f"{_WEIGHTS}.index.json"
+_PARTS = "diffusion_pytorch_model-*.safetensors"
+"""Of a folder with weights in several files, beside ``_INDEX``."""
+
+_DEFAULT_SCALE = 0.18215
+"""diffusers' own (0.42.1): config.json of older autoencoders, such as sd-vae-ft-mse, does not have it."""
+
+_READ_BYTES = 1 << 24
+_FOLDER = "give the folder of an AutoencoderKL, with config.json and its weights"
+PATH = "data.codec.path"
+
+
+class About(NamedTuple):
+    """What an autoencoder says of itself.
+
+    Attributes:
+        factor: How many times shorter a side of its latents is than that of an image.
+        channels: C'.
+        scale: Networks see (z - shift) * scale.
+        shift: See there.
+    """
+
+    factor: int
+    channels: int
+    scale: float
+    shift: float
+
+
+class Identity(NamedTuple):
+    """Tells autoencoders apart.
+
+    Attributes:
+        weights: Digest of the files with its weights.
+        scaling: How latents are shifted and scaled, in words.
+    """
+
+    weights: str
+    scaling: str
+
+
+def identity(section: Codec) -> Identity:
+    """Of a recipe's autoencoder; empty of a codec without one.
+
+    Raises:
+        UserError: It cannot be read, is incomplete, or has latents of another size than the recipe says.
+    """
+    if section.kind == "diffusers":
+        about = check_folder(section)
+        return Identity(folder_digest(Path(str(section.path))), f"scale {about.scale:g}, shift {about.shift:g}")
+    if section.kind == "torchscript":
+        return Identity(program_digest(Path(str(section.path))), f"scale {section.scale or 1.0:g}")
+    return Identity("", "")
+
+
+def check_folder(section: Codec) -> About:
+    """Compare a folder's configuration with the recipe's section; return it with the scale that counts.
+
+    Raises:
+        UserError: It cannot be read, or has latents of another size.
+    """
+    about = read_folder(Path(str(section.path)), PATH)
+    for name, wanted, given in (
+        ("factor", about.factor, section.factor),
+        ("channels", about.channels, section.channels),
+    ):
+        if wanted != given:
+            problem = f"must be {wanted} with this autoencoder"
+            raise UserError(f"data.codec.{name}", given, problem, f"set data.codec.{name}={wanted}")
+    return about._replace(scale=section.scale or about.scale)
+
+
+def read_folder(folder: Path, field: str) -> About:
+    """Read config.json of a folder; ``field`` is the key or option that named it.
+
+    Raises:
+        UserError: It cannot be read, or is not that of an AutoencoderKL.
+    """
+
+    def refuse(problem: str) -> UserError:
+        return UserError(field, str(folder), problem, _FOLDER)
+
+    try:
+        check_regular(folder / "config.json")
+        about: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise refuse(f"cannot be read: {reason(error)}") from None
+    if not isinstance(about, dict):
+        raise refuse("has a config.json that is not that of an AutoencoderKL: it is no table of names and values")
+    if (name := about.get("_class_name", "AutoencoderKL")) != "AutoencoderKL":
+        raise refuse(f"is of the class {name}, not AutoencoderKL")
+    for key in ("latents_mean", "latents_std"):
+        if about.get(key) is not None:
+            raise refuse(f"has {key} in its config.json, and one scale for all channels is supported alone")
+    widths: Any = about.get("block_out_channels")
+    channels: Any = about.get("latent_channels")
+    scale, shift = about.get("scaling_factor", _DEFAULT_SCALE), about.get("shift_factor")
+    for key, value, fits in (
+        ("block_out_channels", widths, isinstance(widths, list) and 0 < len(widths) <= 16),
+        ("latent_channels", channels, _is_number(channels) and channels == int(channels) > 0),
+        ("scaling_factor", scale, _is_number(scale) and 0 < scale < float("inf")),
+        ("shift_factor", shift, shift is None or (_is_number(shift) and abs(shift) < float("inf"))),
+    ):
+        if not fits:
+            found = f"{key} {json.dumps(value)}" if key in about else f"no {key}"
+            raise refuse(f"has {found} in its config.json")
+    return About(2 ** (len(widths) - 1), int(channels), float(scale), float(shift or 0.0))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def load_folder(folder: Path, field: str, device: torch.device) -> Any:
+    """The AutoencoderKL of a folder, in float32 and evaluation mode.
+
+    Raises:
+        UserError: The package diffusers is not installed, or the weights are missing, damaged or not all there.
+    """
+    require("diffusers", field, str(folder))
+    folder_digest(folder, field)  # which tells of missing files
+    library = importlib.import_module("diffusers")
+    try:
+        network, loaded = library.AutoencoderKL.from_pretrained(  # safetensors alone: a pickle may hold code
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            low_cpu_mem_usage=False,
+            torch_dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # OSError, SafetensorError, RuntimeError of other shapes, TypeError of other options ...
+        raise UserError(field, str(folder), f"cannot be read: {reason(error)}", _FOLDER) from None
+    if missing := sorted(loaded["missing_keys"]):  # diffusers draws them at random, and warns
+        problem = f"has no weights for {len(missing)} tensors, such as {missing[0]}"
+        raise UserError(field, str(folder), problem, "give all files of the autoencoder")
+    return network.to(device).eval().requires_grad_(False)
+
+
+def load_program(path: Path, field: str, device: torch.device) -> Any:
+    """A program of TorchScript, in evaluation mode.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    program_digest(path, field)
+    try:
+        return torch.jit.load(str(path), map_location=device).eval()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        detail = next(iter(str(error).splitlines()), "")
+        remedy = "save it with torch.jit.save"
+        raise UserError(field, str(path), "must be a TorchScript file", remedy, detail) from None
+
+
+def folder_digest(folder: Path, field: str = PATH) -> str:
+    """Digest of the weights in a folder.
+
+    Raises:
+        UserError: There are none.
+    """
+    files = [folder / _WEIGHTS]
+    if not os.path.isfile(files[0]) and os.path.isfile(folder / _INDEX):
+        files = sorted(folder.glob(_PARTS))
+    if not files or not os.path.isfile(files[0]):
+        raise UserError(field, str(folder), f"cannot be read: it has no {_WEIGHTS}", _FOLDER)
+    return _digest(files, field)
+
+
+def program_digest(path: Path, field: str = PATH) -> str:
+    """Digest of a program.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    return _digest([path], field)
+
+
+def _digest(files: list[Path], field: str) -> str:
+    try:
+        states = []
+        for file in files:
+            check_regular(file)
+            found = file.stat()
+            states.append((str(file), found.st_size, found.st_mtime_ns))
+        return _digest_of(tuple(states))
+    except OSError as error:
+        remedy = "give a file that exists and can be read"
+        raise UserError(field, str(files[0]), f"cannot be read: {reason(error, files[0])}", remedy) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _digest_of(states: tuple[tuple[str, int, int], ...]) -> str:
+    """SHA-256 of files, once for each state of them: those of sd-vae-ft-mse have 335 MB."""
+    digest = hashlib.sha256()
+    for path, size, _ in states:
+        digest.update(size.to_bytes(8, "little"))
+        with open(path, "rb") as file:
+            while block := file.read(_READ_BYTES):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def in_chunks(function: Callable[[Tensor], Tensor], tensors: Tensor, pixels: int) -> Tensor:
+    """Apply a function to a few samples at a time, of which each has so many ``pixels`` as an image.
+
+    Activations of an autoencoder are large, and stand beside the optimizers' states while a run shows samples.
+    """
+    return torch.cat([function(part) for part in tensors.split(max(1, _PIXELS_AT_A_TIME // pixels))])

@@ -1,0 +1,118 @@
+"""What `bigsgan data encode` makes latents with.
+
+Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigsgan.config.data import Codec, Data
+from bigsgan.data.autoencoders import identity, in_chunks, load_folder, load_program, program_digest, read_folder
+from bigsgan.data.codecs import build_codec
+from bigsgan.errors import UserError
+from bigsgan.images.cosines import to_cosines
+
+_FIELD = "--codec"
+_FORMS = "give diffusers:FOLDER, torchscript:ENCODER,DECODER, dct, or dct:BLOCK"
+_BLOCKS = ("2", "4", "8")
+
+
+class Encoder(NamedTuple):
+    """Makes latents.
+
+    Attributes:
+        codec: The recipe's section that decodes them.
+        about: What tells it from others.
+        encode: Images (n, C, R, R) in [-1, 1] -> latents (n, C', R', R') float32, neither shifted nor scaled, or means
+            and standard deviations of a posterior (n, 2 * C', R', R').
+    """
+
+    codec: dict[str, Any]
+    about: dict[str, str]
+    encode: Callable[[Tensor], Tensor]
+
+
+def open_encoder(text: str, channels: int, resolution: int, device: torch.device) -> Encoder:
+    """Open what ``--codec`` names, and see on one image that its latents can be decoded.
+
+    Args:
+        text: ``diffusers:FOLDER``, ``torchscript:ENCODER,DECODER``, ``dct`` or ``dct:BLOCK``.
+        channels: C.
+        resolution: R.
+        device: Where it computes.
+
+    Raises:
+        UserError: There is no such codec, it cannot be read, or it does not take such images.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == "diffusers" and rest:
+        found = _folder(Path(rest), resolution, device)
+    elif kind == "torchscript" and rest.count(",") == 1 and all(rest.split(",")):
+        encoder, decoder = map(Path, rest.split(","))
+        found = _programs(encoder, decoder, channels, resolution, device)
+    elif text == "dct" or (kind == "dct" and rest in _BLOCKS):
+        block = int(rest or 2)
+        found = Encoder({"kind": "dct", "block": block}, {}, lambda images: to_cosines(images, block))
+    else:
+        raise UserError(_FIELD, text, "must name a codec", _FORMS)
+    data = Data(
+        kind="latents",
+        root="DST",
+        resolution=resolution,
+        image_channels=channels,
+        num_classes=0,
+        codec=Codec(**found.codec),
+    )
+    with torch.no_grad():
+        made = found.encode(torch.zeros(1, channels, resolution, resolution, device=device))
+    num, shape = data.channels, (data.side, data.side)
+    if made.shape not in [(1, times * num, *shape) for times in (1, 2)]:
+        problem = f"makes latents of the shape {tuple(made.shape[1:])}, not {(num, *shape)} or {(2 * num, *shape)}"
+        raise UserError(_FIELD, text, problem, "give another codec")
+    build_codec(data, device).decode(made[:, :num])
+    weights = identity(data.codec).weights
+    return found._replace(about={**found.about, **({"weights": weights} if weights else {})})
+
+
+def _folder(folder: Path, resolution: int, device: torch.device) -> Encoder:
+    """AutoencoderKL of diffusers."""
+    about = read_folder(folder, _FIELD)
+    network = load_folder(folder, _FIELD, device)
+
+    def part(images: Tensor) -> Tensor:
+        posterior = network.encode(images).latent_dist
+        return torch.cat([posterior.mean, posterior.std], dim=1)
+
+    codec = {"kind": "diffusers", "path": str(folder), "factor": about.factor, "channels": about.channels}
+    return Encoder(codec, {}, functools.partial(in_chunks, part, pixels=resolution**2))
+
+
+def _programs(encoder: Path, decoder: Path, channels: int, resolution: int, device: torch.device) -> Encoder:
+    """Of TorchScript. The encoder makes latents, or a tuple of means and standard deviations."""
+    program = load_program(encoder, _FIELD, device)
+
+    def run(images: Tensor) -> Any:
+        with torch.no_grad():
+            return program(images)
+
+    def part(images: Tensor) -> Tensor:
+        made = run(images)
+        return (torch.cat(list(made), dim=1) if isinstance(made, tuple) else made).float()
+
+    made = run(torch.zeros(1, channels, resolution, resolution, device=device))
+    first = made[0] if isinstance(made, tuple) and len(made) == 2 else made
+    if not isinstance(first, Tensor) or first.ndim != 4 or first.shape[2] < 1 or resolution % first.shape[2]:
+        problem = f"must make latents, or a tuple of means and deviations, of images (n, {channels}, R, R)"
+        remedy = "give a program whose latents are (n, C, R / factor, R / factor)"
+        raise UserError(_FIELD, str(encoder), problem, remedy)
+    codec = {"kind": "torchscript", "path": str(decoder), "factor": resolution // first.shape[2]}
+    codec["channels"] = first.shape[1]
+    about = {"encoder": program_digest(encoder, _FIELD)}
+    return Encoder(codec, about, functools.partial(in_chunks, part, pixels=resolution**2))

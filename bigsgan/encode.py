@@ -1,0 +1,275 @@
+"""`bigsgan data encode`: makes latents of images with a user's autoencoder, on all ranks.
+
+As in `bigsgan data prepare` the work is split into parts of consecutive images, each of them a tar shard with a report.
+A part is computed by one rank, in batches that only depend on its images, so that the shards are the same for any
+number of ranks. What is complete and has its checksum is left alone by a second run.
+
+Shapes: n images, C channels, R pixels a side.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import logging
+import math
+import os
+import shlex
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from bigsgan.checkpoint.files import checksum
+from bigsgan.config.run_directory import refuse_parts_of_runs
+from bigsgan.data.conversion import RESUMES, Read, ReadJob, in_order, read, unwritable
+from bigsgan.data.encoders import Encoder, open_encoder
+from bigsgan.data.latents import ABOUT_FILE
+from bigsgan.data.packed import write_tar
+from bigsgan.data.prepare import LOCK, Prepared, Task, check_destination, check_numbers, sum_up
+from bigsgan.data.source import list_source
+from bigsgan.errors import UserError
+from bigsgan.images.codec import decode
+from bigsgan.runtime import comm, memory
+from bigsgan.runtime.atomic import replacing, write_text
+from bigsgan.runtime.ending import exit_status
+from bigsgan.runtime.kernels import kernels
+from bigsgan.runtime.locking import hold
+from bigsgan.runtime.tf32 import tf32
+from bigsgan.training.sampling import check_batch, smaller_batch
+
+_log = logging.getLogger(__name__)
+
+_SHOWN_UNREADABLE = 10
+
+
+class Options(NamedTuple):
+    """What to encode.
+
+    Attributes:
+        source: Directory of images, with a folder for each class if any.
+        destination: Directory of the shards.
+        codec: What makes latents; see ``open_encoder``.
+        resolution: R.
+        image_channels: C.
+        batch: Images encoded at a time, on which the bytes may depend.
+        keep_images: Whether the images lie beside their latents.
+        workers: Processes of each rank that read images; None for its share of the CPU's cores.
+    """
+
+    source: Path
+    destination: Path
+    codec: str
+    resolution: int
+    image_channels: int
+    batch: int
+    keep_images: bool
+    workers: int | None
+
+
+def main(options: Options) -> int:
+    """Encode, and return the exit status. Every rank calls this."""
+
+    def work() -> int:
+        with memory.naming_remedy(f"with {options.batch} images at a time", smaller_batch(options.batch)):
+            if os.environ.get("RANK"):
+                comm.initialize(comm.PATIENCE_HOURS * 3600)
+            with tf32(False), kernels(deterministic=True):
+                _encode(options)
+        comm.leave()
+        return 0
+
+    return exit_status(work)
+
+
+def _encode(options: Options) -> None:
+    check_batch(options.batch)
+    check_numbers(options.resolution, 1 if options.workers is None else options.workers)
+    if comm.device().type == "cpu":
+        torch.set_num_threads(1)  # the order of sums depends on their number, and that on the number of ranks
+    encoder = open_encoder(options.codec, options.image_channels, options.resolution, comm.device())
+    with ExitStack() as stack:
+        planned = comm.from_rank_zero(_planned(options, encoder, stack) if comm.rank() == 0 else None)
+        if isinstance(planned, UserError):
+            raise planned
+        task: Task = planned
+        reports = _checked_reports(task)
+        left = [number for number in task.parts() if number not in reports]
+        try:
+            made = _encode_parts(task, left[comm.rank() :: comm.world_size()], encoder, options)
+        except OSError as error:
+            raise unwritable(options.destination, error) from error
+        except BrokenProcessPool as error:
+            remedy = f"lower it, or give the machine more memory, {RESUMES}"
+            raise UserError(
+                "--workers", options.workers, "worker processes were started and one died", remedy
+            ) from error
+        for other in comm.gather_objects(made) or []:
+            reports.update(other)
+        if comm.rank() == 0:
+            _finish(task, [reports[number] for number in task.parts()], encoder)
+
+
+def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task | UserError:
+    """What all ranks are to do, and rank 0 keeps other jobs from; returns what is wrong, as only rank 0 is here."""
+    try:
+        refuse_parts_of_runs(options.destination, "DST")
+        more = {
+            "image_channels": options.image_channels,
+            "batch": options.batch,
+            "keep_images": options.keep_images,
+            "codec": encoder.codec["kind"] + str(encoder.codec.get("block", "")),
+            **encoder.about,
+        }
+        task = Task(list_source(options.source), options.destination, options.resolution, "latents", more)
+        if options.destination.resolve().is_relative_to(options.source.resolve()):
+            raise UserError("DST", str(options.destination), "must lie outside SRC", "give another destination")
+        begun = check_destination(task)
+        task.work.mkdir(parents=True, exist_ok=True)
+        remedy = "wait until it has ended, or give another destination"
+        stack.callback(hold(task.work / LOCK, "DST", str(options.destination), remedy))
+        if not begun:
+            write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
+    except OSError as error:
+        return unwritable(options.destination, error)
+    except UserError as error:
+        return error
+    return task
+
+
+def _checked_reports(task: Task) -> dict[int, dict[str, Any]]:
+    """Reports of the parts that are complete, by number, on all ranks, which share the work of their checksums."""
+    found = {}
+    for number in list(task.parts())[comm.rank() :: comm.world_size()]:
+        archive = task.archive(number)
+        try:
+            report = json.loads(task.report(number).read_text())
+            if archive is not None and report["sha256"] == checksum(archive):
+                found[number] = report
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning("part %d is made again: %s", number, error)
+    each = comm.gather_objects(found)
+    merged = {} if each is None else dict(itertools.chain.from_iterable(part.items() for part in each))
+    reports: dict[int, dict[str, Any]] = comm.from_rank_zero(merged)
+    return reports
+
+
+def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Options) -> dict[int, dict[str, Any]]:
+    """Write some parts; return their reports."""
+    parts = {number: part for number, part in task.parts().items() if number in set(numbers)}
+    num = sum(map(len, parts.values()))
+    if not num:
+        return {}
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
+    workers = max(1, len(os.sched_getaffinity(0)) // ranks) if options.workers is None else options.workers
+    jobs = (
+        ReadJob(task.source.paths[index], task.resolution, options.image_channels, options.keep_images)
+        for part in parts.values()
+        for index in part
+    )
+    with (  # in this order: the progress bar starts a thread, and processes should be forked before
+        in_order(read, jobs, min(workers, num)) as results,
+        tqdm(total=num, unit="image", dynamic_ncols=True, disable=None if comm.rank() == 0 else True) as bar,
+    ):
+        return {number: _write_part(task, number, results, bar, encoder, options) for number in parts}
+
+
+def _write_part(
+    task: Task, number: int, results: Iterator[Read], bar: tqdm, encoder: Encoder, options: Options
+) -> dict[str, Any]:
+    """Write one part, and its report."""
+    report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": []}
+    moments = np.zeros(3)  # how many numbers, their sum and the sum of their squares, over the posterior
+
+    def members() -> Iterator[tuple[str, bytes]]:
+        indices = iter(task.parts()[number])
+        while batch := list(itertools.islice(indices, options.batch)):
+            images = dict(zip(batch, (next(results) for _ in batch), strict=True))
+            bar.update(len(batch))
+            report["unreadable"] += [[index, image.problem] for index, image in images.items() if image.problem]
+            readable = {index: image for index, image in images.items() if not image.problem}
+            if not readable:
+                continue
+            latents = _encoded(list(readable.values()), encoder, options)
+            moments[:] += _moments(latents, encoder)
+            for (index, image), numbers in zip(readable.items(), latents, strict=True):
+                yield from _members(task, index, numbers, image.content)
+
+    archive = task.archive(number)
+    assert archive is not None
+    with replacing(archive) as unfinished:
+        write_tar(unfinished, members())
+        report["sha256"] = checksum(unfinished)
+    report["moments"] = moments.tolist()
+    write_text(task.report(number), json.dumps(report) + "\n")
+    return report
+
+
+def _encoded(images: list[Read], encoder: Encoder, options: Options) -> np.ndarray:
+    """Latents of some images."""
+    shape = (len(images), options.image_channels, options.resolution, options.resolution)
+    pixels = np.frombuffer(b"".join(image.pixels for image in images), np.uint8).reshape(shape)
+    with torch.no_grad():
+        made = encoder.encode(decode(torch.from_numpy(pixels.copy()).to(comm.device())))
+    found: np.ndarray = made.float().cpu().numpy()
+    return found
+
+
+def _moments(latents: np.ndarray, encoder: Encoder) -> np.ndarray:
+    means, channels = latents.astype(np.float64), encoder.codec.get("channels", latents.shape[1])
+    means, stds = means[:, :channels], means[:, channels:]
+    return np.array([means.size, means.sum(), np.square(means).sum() + np.square(stds).sum()])
+
+
+def _members(task: Task, index: int, latents: np.ndarray, image: bytes) -> Iterator[tuple[str, bytes]]:
+    file = io.BytesIO()
+    np.save(file, latents)
+    yield f"{task.name(index)}.npy", file.getvalue()
+    if task.source.classes:
+        yield f"{task.name(index)}.cls", str(task.source.labels[index]).encode()
+    if image:
+        yield f"{task.name(index)}.png", image
+
+
+def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None:
+    """Say what was made: beside the shards, and to the user."""
+    made = sum_up(task, reports)
+    shards = {str(task.archive(number)): report for number, report in zip(task.parts(), reports, strict=True)}
+    about = {
+        "codec": {**{key: value for key, value in encoder.codec.items() if key != "path"}, **encoder.about},
+        "resolution": task.resolution,
+        "num_images": made.num_images,
+        "sha256": {Path(path).name: report["sha256"] for path, report in shards.items()},
+    }
+    write_text(task.destination / ABOUT_FILE, json.dumps(about, indent=2) + "\n")
+    for path, why in made.unreadable[:_SHOWN_UNREADABLE]:
+        _log.warning("skipped an unreadable image: %s: %s", path, why)
+    if made.num_unreadable:
+        _log.warning("%d unreadable images were skipped", made.num_unreadable)
+    print(f"{task.destination}: latents of {made.num_images} images of {made.num_classes or 'no'} classes")
+    print(*(shlex.quote(f"data.{key}={value}") for key, value in _overrides(task, made, reports, encoder).items()))
+
+
+def _overrides(task: Task, made: Prepared, reports: list[dict[str, Any]], encoder: Encoder) -> dict[str, Any]:
+    """The data of a recipe that uses the latents; those without a scale of their own get a deviation of 1."""
+    codec = dict(encoder.codec)
+    num, total, squares = (sum(report["moments"][i] for report in reports) for i in range(3))
+    deviation = math.sqrt(max(squares / num - (total / num) ** 2, 0.0))
+    if codec["kind"] != "diffusers" and deviation > 0:
+        codec["scale"] = f"{1 / deviation:.4g}"
+    return {
+        "kind": "latents",
+        "root": task.destination,
+        "resolution": task.resolution,
+        "image_channels": made.image_channels,
+        "num_classes": made.num_classes,
+        **{f"codec.{key}": value for key, value in codec.items()},
+    }

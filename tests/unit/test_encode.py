@@ -1,0 +1,180 @@
+"""`bigsgan data encode`: latents as the autoencoder makes them, resumed, and read by data.kind=latents."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from bigsgan import cli
+from bigsgan.config.data import Data
+from bigsgan.data import build_dataset, prepare, readable_images
+from bigsgan.images.cosines import to_cosines
+from tests.autoencoders import save_autoencoder
+from tests.ports import free_port
+
+SIZE = 32
+PARTS = [4, 4, 2]  # of 5 readable images in each of two classes
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(prepare, "_PART_SIZE", 4)
+
+
+def write_images(root: Path) -> torch.Tensor:
+    """Images of two classes, five in each, and one that is none; in [-1, 1]."""
+    drawn = np.random.default_rng(0).integers(0, 256, (10, SIZE, SIZE, 3), dtype=np.uint8)
+    for i, pixels in enumerate(drawn):
+        (root / f"class{i // 5}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / f"class{i // 5}" / f"{i}.png")
+    return torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def encode(source: Path, made: Path, codec: str, *more: str) -> int:
+    arguments = ["--codec", codec, "--resolution", str(SIZE), "--workers", "1", "--batch", "3", *more]
+    return cli.main(["data", "encode", str(source), str(made), *arguments])
+
+
+def printed_data(capsys) -> Data:
+    """The section that the printed overrides make."""
+    tree: dict[str, Any] = {"codec": {}, "num_workers": 0}
+    for override in shlex.split(capsys.readouterr().out.splitlines()[-1]):
+        key, _, value = override.removeprefix("data.").partition("=")
+        place = tree["codec"] if key.startswith("codec.") else tree
+        place[key.removeprefix("codec.")] = yaml.safe_load(value)
+    return Data(**tree)
+
+
+def contents(made: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(made.iterdir()) if path.is_file()}
+
+
+def test_posteriors_of_an_autoencoder(tmp_path, capsys):
+    network, images = save_autoencoder(tmp_path / "vae"), write_images(tmp_path / "images")
+    (tmp_path / "images" / "class1" / "7.png").write_bytes(b"none")
+    assert encode(tmp_path / "images", tmp_path / "made", f"diffusers:{tmp_path / 'vae'}", "--keep-images") == 0
+    data = printed_data(capsys)
+    assert (data.codec.kind, data.codec.path, data.codec.scale) == ("diffusers", str(tmp_path / "vae"), None)
+    dataset, kept = build_dataset(data), [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    with torch.no_grad():
+        posterior = network.encode(images[kept]).latent_dist
+    assert len(dataset) == 9
+    for index, number in enumerate(kept):
+        latents, label = dataset[index]
+        expected = torch.cat([posterior.mean[index], posterior.std[index]])
+        torch.testing.assert_close(latents, expected, rtol=1e-4, atol=1e-5)
+        assert label == number // 5
+        assert torch.equal(dataset.image(index).float() / 127.5 - 1, images[number])
+    with torch.no_grad():
+        expected = network.decode(posterior.mean).sample
+    torch.testing.assert_close(readable_images(dataset, data, 9), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_cosines_have_a_scale(tmp_path, capsys):
+    images = write_images(tmp_path / "images")
+    assert encode(tmp_path / "images", tmp_path / "made", "dct:4") == 0
+    data = printed_data(capsys)
+    cosines, dataset = to_cosines(images, 4), build_dataset(data)
+    for index in range(10):
+        torch.testing.assert_close(dataset[index][0][:48], cosines[index])
+    assert data.codec.scale == pytest.approx(1 / cosines.std().item(), rel=1e-3)
+    torch.testing.assert_close(readable_images(dataset, data, 10), images, rtol=0, atol=1e-5)
+
+
+def test_a_second_run_makes_what_is_missing_or_damaged(tmp_path, capsys):
+    write_images(tmp_path / "images")
+    made = tmp_path / "made"
+    assert encode(tmp_path / "images", made, "dct") == 0
+    before, (first, second, third) = contents(made), sorted(made.glob("*.tar"))
+    sums = json.loads(before["codec.json"])["sha256"]
+    assert list(sums) == [first.name, second.name, third.name]
+    untouched = first.stat().st_mtime_ns
+    second.unlink()
+    third.write_bytes(third.read_bytes()[:-1] + b"x")
+    assert encode(tmp_path / "images", made, "dct") == 0
+    assert contents(made) == before
+    assert first.stat().st_mtime_ns == untouched
+    capsys.readouterr()
+    for codec, more, message in (
+        ("dct:4", [], "was started with codec dct2, not dct4"),
+        ("dct", ["--keep-images"], "was started with keep images False, not True"),
+        ("dct", ["--batch", "4"], "was started with batch 3, not 4"),
+    ):
+        assert encode(tmp_path / "images", made, codec, *more) == 2
+        assert message in capsys.readouterr().err
+    assert contents(made) == before
+
+
+class Halves(torch.nn.Module):
+    """Means and deviations of blocks of 2x2 pixels."""
+
+    def forward(self, images):
+        blocks = images.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
+        return blocks.mean((3, 5)), blocks.std((3, 5))
+
+
+class Enlarging(torch.nn.Module):
+    def forward(self, latents):
+        return latents.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+
+def test_programs_encode_and_decode(tmp_path, capsys):
+    images, programs = write_images(tmp_path / "images"), [tmp_path / "encoder.pt", tmp_path / "decoder.pt"]
+    for network, path in zip((Halves(), Enlarging()), programs, strict=True):
+        torch.jit.script(network).save(str(path))
+    assert encode(tmp_path / "images", tmp_path / "made", f"torchscript:{programs[0]},{programs[1]}") == 0
+    data = printed_data(capsys)
+    assert (data.codec.factor, data.codec.channels) == (2, 3)
+    means, stds = Halves()(images)
+    dataset = build_dataset(data)
+    torch.testing.assert_close(dataset[6][0], torch.cat([means[6], stds[6]]))
+    spread = (means.var(correction=0) + stds.square().mean()).sqrt().item()
+    assert data.codec.scale == pytest.approx(1 / spread, rel=1e-3)
+    torch.testing.assert_close(readable_images(dataset, data, 10), Enlarging()(means))
+
+
+@pytest.mark.parametrize(
+    "codec, message",
+    [
+        ("vae", "--codec: must name a codec, got 'vae'; give diffusers:FOLDER"),
+        ("dct:3", "--codec: must name a codec, got 'dct:3'"),
+        ("torchscript:one", "--codec: must name a codec, got 'torchscript:one'"),
+        ("diffusers:none", "--codec: 'none' cannot be read: No such file"),
+        ("torchscript:a,b", "--codec: 'a' cannot be read: No such file"),
+    ],
+)
+def test_codecs_that_cannot_encode(codec, message, tmp_path, capsys):
+    write_images(tmp_path / "images")
+    assert encode(tmp_path / "images", tmp_path / "made", codec) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_write_the_bytes_of_one(tmp_path):
+    """More images than a shard holds, so that both have work."""
+    save_autoencoder(tmp_path / "vae")
+    drawn = np.random.default_rng(0).integers(0, 256, (1_003, 16, 16, 3), dtype=np.uint8)
+    (tmp_path / "images").mkdir()
+    for i, pixels in enumerate(drawn):
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{i:04}.png")
+    arguments = ["data", "encode", str(tmp_path / "images"), "--resolution", "16", "--workers", "1"]
+    arguments += ["--codec", f"diffusers:{tmp_path / 'vae'}"]
+    torchrun = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    for name, launcher in (("one", []), ("two", [*torchrun, "-m"])):
+        command = [sys.executable, "-m", *launcher, "bigsgan", *arguments, str(tmp_path / name)]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600)
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert sorted(one) == ["codec.json", "shard-000000.tar", "shard-000001.tar"]
+    assert one == two
