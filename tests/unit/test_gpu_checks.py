@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 
 from bigsgan import cli, shipped
 from tests import REPOSITORY
+from tests.distributed import agreement
 from tests.gpu import __main__ as checks
 from tests.gpu.__main__ import CHECKS, Check
 
@@ -61,6 +64,55 @@ def test_benches_take_their_options(capsys):
             ).stdout.replace("\n", " ")
             for name in variants.replace("+", ",").split(","):
                 assert name in help_text
+
+
+COLLECT = """
+import json, sys
+import pytest
+
+class Collected:
+    def pytest_collection_finish(self, session):
+        self.found = [item.nodeid for item in session.items]
+
+result = []
+for arguments in json.load(sys.stdin):
+    collected = Collected()
+    pytest.main(["--collect-only", "-qq", *arguments], plugins=[collected])
+    result.append(collected.found)
+print("\\n" + json.dumps(result))
+"""
+
+
+@pytest.mark.slow
+def test_each_check_selects_tests_and_each_of_its_words_some():
+    """A word of -k that selects nothing is a claim without a proof."""
+    asked = []
+    for check in CHECKS:
+        if "pytest" in check.command:
+            options = check.command[check.command.index("pytest") + 1 :]
+            asked.append((check, options))
+            if "-k" in options:
+                at = options.index("-k") + 1
+                words = re.split(" or | and ", options[at])
+                asked += [(check, [*options[:at], word]) for word in words]
+    assert len(asked) > len(CHECKS)
+    arguments = json.dumps([options for _, options in asked])
+    done = subprocess.run([*PYTHON, COLLECT], input=arguments, capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    for (check, options), found in zip(asked, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        print(f"{check.name}: {len(found)} of {' '.join(options[6:])}")
+        assert found, f"{check.name} selects nothing by {options}"
+
+
+@pytest.mark.parametrize("on_gpu, share, agrees", [("0", 1.0, 1), ("0", 5.0, 0), ("1", 5.0, 1), ("1", 10.5, 0)])
+def test_a_gpu_may_differ_from_the_reference_on_a_cpu_by_ten_times_as_much(monkeypatch, on_gpu, share, agrees):
+    monkeypatch.setenv("TESTS_ON_GPU", on_gpu)
+    monkeypatch.setattr(agreement, "differences", lambda *arguments: [[(share + 1, "there"), (share, "there")]])
+    if agrees:
+        agreement.check_updates(None, [], {}, 1)
+    else:
+        with pytest.raises(AssertionError, match="update 0 differs"):
+            agreement.check_updates(None, [], {}, 1)
 
 
 @pytest.mark.parametrize("words", [["--list"], ["--only", "graphs", "--list"]])
