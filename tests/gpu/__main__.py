@@ -63,7 +63,7 @@ CHECKS = [
     Check("device_skip", "an update waits for nothing; the device skips", 60, _tests("tests/gpu/test_device_skip.py")),
     Check("exact", "every network, differentiated twice, against float64", 70, _tests("tests/gpu/test_exact.py")),
     Check("fused", "StyleGAN2's kernels against torch's operations", 70, _tests("tests/gpu/test_fused.py")),
-    Check("digits", "train, resume, sample, evaluate and export", 120, _tests("tests/test_end_to_end.py")),
+    Check("digits", "train, kill, resume, sample, evaluate and export", 120, _tests("tests/test_end_to_end.py")),
     Check(
         "deterministic",
         "with deterministic: true a run that other processes resume is the same, bit for bit",
@@ -85,6 +85,18 @@ CHECKS = [
         on_one_gpu=True,
     ),
     Check("biggan", "BigGAN-128 in bf16 and fp16, stages 1 to 3", 120, _tests("tests/gpu/test_gpu.py", "-k", "biggan")),
+    Check(
+        "memory",
+        "BigGAN-128 takes the memory that the planner foretells, within a tenth",
+        50,
+        [sys.executable, "-m", "bigsgan", "doctor", "--only", "recipe.updates", *_BIGGAN],
+    ),
+    Check(
+        "variants",
+        "cudnn.benchmark, and attention's kernels, at BigGAN-128's shapes",
+        40,
+        [sys.executable, "-m", "tests.gpu.variants"],
+    ),
     Check(
         "speed of BigGAN",
         "eager, compiled and deterministic in bf16, beside plain PyTorch with TF32",

@@ -10,9 +10,11 @@ import sys
 import pytest
 
 from bigsgan import cli, shipped
+from bigsgan.doctor import registry
 from tests import REPOSITORY
 from tests.distributed import agreement
 from tests.gpu import __main__ as checks
+from tests.gpu import variants
 from tests.gpu.__main__ import CHECKS, Check
 
 PYTHON = [sys.executable, "-c"]
@@ -113,6 +115,28 @@ def test_a_gpu_may_differ_from_the_reference_on_a_cpu_by_ten_times_as_much(monke
     else:
         with pytest.raises(AssertionError, match="update 0 differs"):
             agreement.check_updates(None, [], {}, 1)
+
+
+def test_the_doctor_takes_its_options(capsys):
+    (check,) = [check for check in CHECKS if "doctor" in check.command]
+    words = check.command[check.command.index("doctor") + 1 :]
+    assert words[0] == "--only"
+    assert words[1] in [each.name for each in registry.CHECKS]
+    assert cli.main(["train", "--dry-run", *words[2:]]) == 0
+
+
+def test_times_of_variants_are_printed(capsys):
+    """On a CPU of small shapes, and attention as it is in float32 but for bf16's roundings."""
+    assert variants.main() == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "bfloat16" in first
+    times = [re.fullmatch(r"Convolution(.*): ([.0-9]+) without cudnn.benchmark, ([.0-9]+) with it", x) for x in lines]
+    assert len([each for each in times if each and min(map(float, each.groups()[1:])) > 0]) == 2
+    attention = [re.fullmatch(r"Attention(.*), (written out|flash): ([.0-9]+), (.*) off", line) for line in lines]
+    assert [each[2] for each in attention if each and float(each[3]) > 0 and 1e-4 < float(each[4]) < 1e-2] == [
+        "written out", "flash",
+    ]  # fmt: skip
+    assert sum("efficient: not here" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("words", [["--list"], ["--only", "graphs", "--list"]])
