@@ -28,8 +28,8 @@ from bigsgan.training.recovery import Recovery
 from tests.distributed import scenarios
 from tests.stand_in import sanitizing
 
-WARM_UP = {0: 2, 1: 2, 2: 2, 3: 3}
-"""Updates by stage, in which allocators fill and stage 3 learns the order of modules, with a penalty and without."""
+WARM_UP, LONGER = 2, 3
+"""Updates in which allocators fill; at stage 3, which learns the order of modules, and where ranks talk, one more."""
 
 
 def prepare() -> None:
@@ -96,7 +96,8 @@ def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[st
         ``launches``: kernels in each of them.
     """
     made = scenarios.build(overrides, dict.fromkeys(NETWORKS, ds))
-    scenarios.update(made, WARM_UP[ds["zero_optimization"]["stage"]])
+    is_longer = ds["zero_optimization"]["stage"] == 3 or comm.world_size() > 1
+    scenarios.update(made, LONGER if is_longer else WARM_UP)
     before = launches()
     with _waits() as waits:
         scenarios.update(made, 2)
