@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,24 +28,33 @@ from tests.tiny import tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
+SAME_SUMS = ["deterministic=true"] if torch.cuda.is_available() else []
+"""Without which cuDNN may take other algorithms in another process, and a resumed run differs in its last bits."""
 
 
-def train(directory: Path, total: int, out: str = "run") -> str:
+def train(directory: Path, total: int) -> str:
+    done = begin(directory, total)
+    output, _ = done.communicate(timeout=240)
+    assert done.returncode == 0, output
+    return output
+
+
+def begin(directory: Path, total: int, saves: int = 16) -> subprocess.Popen[str]:
     tiny_recipe(directory)
     overrides = [
-        f"out={directory / out}",
+        f"out={directory / 'run'}",
         f"total_nimg={total}",
         "report_nimg=8",
         "sample_nimg=32",
-        "checkpoint_nimg=16",
+        f"checkpoint_nimg={saves}",
         "metrics={names: [fid64, pr64, labels64], every_nimg: 16}",
         "ema.power={snapshot_nimg: 8}",
+        *SAME_SUMS,
     ]
     command = [sys.executable, "launch/train.py", "--config", directory / "tiny.yaml", *overrides]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    pipes: dict[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=ROOT, text=True, env=environment, **pipes)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +160,8 @@ def test_every_rank_keeps_a_log(run):
 def test_the_same_command_goes_on(run, tmp_path):
     directory, _ = run
     assert "is complete at 32 images; raise total_nimg" in train(directory, 32)
-    assert "Resuming from" in train(directory, 48)
+    kill_before_it_saves(directory)
+    assert f"Resuming from {directory / 'run' / 'checkpoints' / '000000000032'}" in train(directory, 48)
     train(tmp_path, 48)
     resumed, whole = (
         load_file(d / "run/checkpoints/000000000048/rank00000.safetensors") for d in (directory, tmp_path)
@@ -167,6 +178,22 @@ def test_the_same_command_goes_on(run, tmp_path):
     assert {key.split("/")[1] for key in whole} == {"buffer", "power_0.05", "power_0.1"}
     for key, value in whole.items():
         assert torch.equal(value, resumed[key]), key
+
+
+def kill_before_it_saves(directory: Path) -> None:
+    """Let the run go on, and kill it between two checkpoints, after some updates that are lost."""
+    report = directory / "run" / "metrics.jsonl"
+    size = report.stat().st_size
+    process = begin(directory, 1_000_000, saves=1_000_000)
+    try:
+        until = time.monotonic() + 120
+        while report.stat().st_size == size:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("options", [[], ["--truncation", "0.5"], ["--live", "--batch", "50"]], ids=" ".join)

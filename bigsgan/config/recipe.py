@@ -57,7 +57,7 @@ class Recipe(Section):
     max_rollbacks: NaturalInt = 10
     """How often a run returns to a checkpoint after a non-finite update, before it ends instead."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 480
-    """The run is ended if one update, report or grid of samples takes longer."""
+    """The run is ended if one update, report or grid of samples takes longer, the first update four times as long."""
     deterministic: bool = False
     """Use deterministic kernels, which may be slower."""
     data: Data

@@ -24,6 +24,7 @@ class RankLog(logging.Filter):
         path: The log file.
         num_phases: Phases that were begun, a sign of life.
         num_moved: Bytes of checkpoints that were brought to the disk or read, another.
+        has_updated: Whether an update has begun and ended in this process.
         write: Prints a warning on rank 0's terminal; assign to change it, as when a progress bar begins.
         detail: Gives what is being computed within the phase, or nothing.
     """
@@ -33,6 +34,7 @@ class RankLog(logging.Filter):
         self.path, self.write = path, write
         self.detail: Callable[[], str] = str
         self.num_phases = self.num_moved = 0
+        self.has_updated = False
         self._phase = "start"
         self._rank, self._host = rank, socket.gethostname()
         self._handlers: list[tuple[logging.Logger, logging.Handler]] = []
@@ -45,6 +47,7 @@ class RankLog(logging.Filter):
 
     @phase.setter
     def phase(self, phase: str) -> None:
+        self.has_updated |= self._phase.startswith("update ")
         self._phase = phase
         self.num_phases += 1
 

@@ -23,6 +23,12 @@ from bigsgan.monitor import RankLog
 MOVING = frozenset({"checkpoint", "rollback"})
 """Phases in which ranks write, read and wait for large files: they may last as long as any rank's files move."""
 
+FIRST = 4
+"""How many times the timeout a phase may last before this process has made an update.
+
+Kernels are loaded, measured (cuDNN) and compiled (Triton, torch.compile) then, of which torch tells of the last alone.
+"""
+
 _LONGEST_COMPILATION_SECONDS = 3600.0
 """Of one piece of code; as long torch.compile may keep the ranks waiting."""
 
@@ -76,7 +82,7 @@ class Watchdog:
 
         Args:
             timeout: Seconds in one phase, or there without a byte of a checkpoint that moves on any rank, after which
-                a run counts as hanging.
+                a run counts as hanging; until the first update is complete, ``FIRST`` times as many.
             rank_log: Knows the phase and what has moved; gets the stacks of a rank that hangs.
             open_board: Called in the thread, before the watch begins.
             seconds_compiling: How long this rank has been compiling; 0 where it does not. While a rank compiles, the
@@ -110,13 +116,16 @@ class Watchdog:
             self._beat(board)
             if (now := self._progress(board)) != seen:
                 seen, since = now, time.monotonic()
-            elif time.monotonic() - since > self._timeout:
+            elif time.monotonic() - since > self._limit():
                 before = self._beats(board)
                 if self._stopped.wait(2 * pause):  # long enough for every process that lives to beat again
                     return
                 if self._progress(board) == seen:
                     self._give_up(board, before)
                     return
+
+    def _limit(self) -> float:
+        return self._timeout if self._rank_log.has_updated else FIRST * self._timeout
 
     def _progress(self, board: _BoundedWaitStore) -> tuple[int, int, int]:
         """Return numbers that change as long as the run makes progress."""
@@ -139,7 +148,7 @@ class Watchdog:
 
     def _give_up(self, board: _BoundedWaitStore, before: dict[int, _Beat]) -> None:
         self._beat(board)
-        text = describe(before, self._beats(board), self._timeout, self._world_size)
+        text = describe(before, self._beats(board), self._limit(), self._world_size)
         speaks = board.ask("add", "speaker", 1) in (1, None)  # the first rank, or any if the store does not answer
         if speaks:
             with suppress(OSError):  # standard error may be on a full disk: the run has to end all the same

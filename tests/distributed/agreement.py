@@ -1,5 +1,6 @@
 """Whether the updates of a pool's ranks are the reference's; see bigsgan/doctor/agreement.py."""
 
+import os
 import tempfile
 from collections import Counter
 from contextlib import nullcontext
@@ -7,8 +8,10 @@ from pathlib import Path
 
 from bigsgan.config import load_recipe
 from bigsgan.doctor import agreement
-from bigsgan.doctor.agreement import SAME
+from bigsgan.doctor.agreement import ROUNDING, SAME
+from bigsgan.doctor.arithmetic import ELSEWHERE
 from tests.distributed import scenarios
+from tests.distributed.pool import ON_GPU
 from tests.smooth import smooth
 from tests.tiny import tiny_recipe
 
@@ -16,6 +19,11 @@ __all__ = ["COUNTS", "SAME", "check_updates", "differences"]
 
 COUNTS: Counter[str] = Counter()
 """Updates that were compared, and those that met a kink."""
+
+
+def allowed():
+    """How much of what the doctor allows: the reference is on a CPU, whose sums have another order than a GPU's."""
+    return ELSEWHERE if os.environ.get(ON_GPU) == "1" else 1.0
 
 
 def each_update(overrides, ds, num_updates, recipe=None, is_smooth=True):
@@ -34,9 +42,10 @@ def check_updates(pool, overrides, ds, num_updates, recipe=None):
     """Every update of a pool's ranks is the reference's."""
     for update, shares in enumerate(differences(pool, overrides, ds, num_updates, recipe)):
         COUNTS["updates"] += 1
-        COUNTS["kinks"] += shares[0][0] > 1 >= shares[-1][0]
-        print(f"update {update}: {shares[-1][0]:.2f} of what is allowed, {shares[-1][1]}, found {len(shares)} times")
-        assert shares[-1][0] <= 1, f"update {update} differs, from whichever state: {shares}"
+        nearest, where = min(shares)
+        COUNTS["kinks"] += shares[0][0] > allowed() >= nearest
+        print(f"update {update}: {nearest:.2f} of what is allowed, {where}, found {len(shares)} times")
+        assert nearest <= allowed(), f"update {update} differs, from whichever state: {shares}"
 
 
 def differences(pool, overrides, ds, num_updates, recipe=None, is_smooth=True):
@@ -47,4 +56,5 @@ def differences(pool, overrides, ds, num_updates, recipe=None, is_smooth=True):
     options = [f"out={directory}", *overrides]
     with smooth() if is_smooth else nullcontext():
         own = load_recipe(recipe, options) if recipe else tiny_recipe(directory, *overrides)
-        yield from agreement.differences(states, own)
+        changes = ROUNDING if allowed() == 1 else ROUNDING[::8]  # on a GPU most updates differ by more than on a CPU
+        yield from agreement.differences(states, own, changes=changes)

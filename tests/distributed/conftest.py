@@ -8,17 +8,9 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch.utils import cpp_extension
 
 from tests.distributed import agreement
-from tests.distributed.pool import ON_GPU, RankPool
+from tests.distributed.pool import RankPool
 
 BUILD_SECONDS = 3000
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On a GPU that ranks share, skip what gloo cannot do for its tensors: send and receive."""
-    if os.environ.get(ON_GPU) == "1":
-        for item in items:
-            if "tests/distributed/" in item.nodeid and any(word in item.nodeid for word in ("pipeline", "stages")):
-                item.add_marker(pytest.mark.skip(reason="gloo sends no tensors of a GPU from rank to rank"))
 
 
 @pytest.fixture(scope="session")

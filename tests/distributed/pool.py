@@ -9,6 +9,8 @@ import traceback
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from tests.ports import free_port
 
 ON_GPU = "TESTS_ON_GPU"
@@ -35,26 +37,30 @@ class RankPool:
     def run(self, function: Any, *arguments: Any, timeout: float = DEFAULT_TIMEOUT) -> list[Any]:
         """Call an importable function on every rank and return the results by rank.
 
-        A rank that raises or does not answer fails the test, and the next call gets fresh ranks.
+        A rank that raises or does not answer fails the test, and the next call gets fresh ranks. Where all skip what
+        they are asked, so does the test.
         """
         if not self._ranks:
             self._start()
         for _, pipe in self._ranks:
             pipe.send((function.__module__, function.__qualname__, arguments))
-        results = []
+        results, skipped = [], None
         for rank, (_, pipe) in enumerate(self._ranks):
             if not pipe.poll(timeout):
                 self.stop()
                 raise TimeoutError(f"rank {rank} did not answer within {timeout} s")
             try:
-                is_good, result = pipe.recv()
+                outcome, result = pipe.recv()
             except EOFError:
                 self.stop()
                 raise RuntimeError(f"rank {rank} died") from None
-            if not is_good:
+            if outcome == "raised":
                 self.stop()
                 raise RuntimeError(f"rank {rank} raised:\n{result}")
+            skipped = result if outcome == "skipped" else skipped
             results.append(result)
+        if skipped is not None:
+            pytest.skip(skipped)
         return results
 
     def stop(self) -> None:
@@ -76,10 +82,15 @@ class RankPool:
 
 
 def _share_gpu(accelerator: Any) -> None:
-    """Let ranks that gloo connects compute on one device, in float32 where float32 is asked for."""
+    """Let ranks that gloo connects compute on one device, the same sums in every run, in float32 where it is asked for.
+
+    What has no deterministic kernel, such as ADA's grid_sample, warns instead of raising.
+    """
     os.environ.update(LOCAL_RANK="0", LOCAL_SIZE="1")
     accelerator.communication_backend_name = lambda: "gloo"
     importlib.import_module("bigsgan.runtime.tf32").tf32(allowed=False).__enter__()
+    importlib.import_module("bigsgan.runtime.kernels").choose_kernels(deterministic=True)
+    importlib.import_module("torch").use_deterministic_algorithms(True, warn_only=True)
 
 
 def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
@@ -108,9 +119,11 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
         except EOFError:
             return
         try:
-            result = True, getattr(importlib.import_module(module), name)(*arguments)
+            result = "returned", getattr(importlib.import_module(module), name)(*arguments)
+        except pytest.skip.Exception as skip:
+            result = "skipped", skip.msg
         except Exception:
-            result = False, traceback.format_exc()
+            result = "raised", traceback.format_exc()
         division.unite()  # had the run not come to its end
         leftovers.release_process_groups(keep)
         pipe.send(result)

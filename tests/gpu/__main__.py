@@ -24,6 +24,7 @@ _BIGGAN = ["--config", "biggan128_imagenet", *_SYNTHETIC, "batch=64"]
 _STYLEGAN2 = ["--config", "stylegan2_256", *_SYNTHETIC, "batch=16"]
 _R3GAN = ["--config", "r3gan_imagenet64", *_SYNTHETIC, "batch=64"]
 _TIMES = ["--rounds", "2", "--warmup", "4", "--steps", "4"]
+_SPEEDS = "baseline_tf32,mixed_precision,mixed_precision+compiled,mixed_precision+deterministic"
 
 
 class Check(NamedTuple):
@@ -32,7 +33,7 @@ class Check(NamedTuple):
     Attributes:
         name: Of its file.
         proves: What it shows.
-        seconds: That it may take.
+        seconds: That it is expected to take; it is ended after twice as long.
         command: The words of it.
         on_one_gpu: Whether the ranks of tests share the GPU, over gloo.
     """
@@ -49,47 +50,72 @@ def _tests(*words: str) -> list[str]:
 
 
 CHECKS = [
-    Check("device", "versions, and the speed of products and copies", 60, [sys.executable, "-m", "tests.gpu.device"]),
-    Check("nccl", "the default recipe over NCCL with one rank", 90, _tests("tests/gpu/test_gpu.py", "-k", "default")),
+    Check("device", "versions, and the speed of products and copies", 40, [sys.executable, "-m", "tests.gpu.device"]),
+    Check("nccl", "the default recipe over NCCL with one rank", 60, _tests("tests/gpu/test_gpu.py", "-k", "default")),
     Check(
         "equivalence",
         "two ranks against plain PyTorch at every stage, without TF32",
-        200,
+        140,
         _tests("tests/distributed/test_equivalence.py", "-k", "test_matrix and 2-2"),
         on_one_gpu=True,
     ),
-    Check("gathers", "stage 3 waits for steps, however late they are", 90, _tests("tests/gpu/test_gathers.py")),
+    Check("gathers", "stage 3 waits for steps, however late they are", 70, _tests("tests/gpu/test_gathers.py")),
     Check("device_skip", "an update waits for nothing; the device skips", 60, _tests("tests/gpu/test_device_skip.py")),
-    Check("exact", "every network, differentiated twice, against float64", 80, _tests("tests/gpu/test_exact.py")),
-    Check("fused", "StyleGAN2's kernels against torch's operations", 80, _tests("tests/gpu/test_fused.py")),
-    Check("digits", "train, resume, sample, evaluate and export", 120, _tests("tests/test_end_to_end.py")),
+    Check("exact", "every network, differentiated twice, against float64", 70, _tests("tests/gpu/test_exact.py")),
+    Check("fused", "StyleGAN2's kernels against torch's operations", 70, _tests("tests/gpu/test_fused.py")),
+    Check("digits", "train, kill, resume, sample, evaluate and export", 120, _tests("tests/test_end_to_end.py")),
+    Check(
+        "deterministic",
+        "with deterministic: true a run that other processes resume is the same, bit for bit",
+        80,
+        _tests("tests/gpu/test_deterministic.py"),
+    ),
     Check(
         "state",
-        "resumed runs and offload, bit for bit",
-        120,
-        _tests("tests/distributed/test_state.py", "-k", "resume or offload"),
+        "what two ranks save and resume, bit for bit",
+        80,
+        _tests("tests/distributed/test_state.py", "-k", "resume"),
+        on_one_gpu=True,
+    ),
+    Check(
+        "offload",
+        "optimizer and weights on the host against plain PyTorch, and skipped there",
+        70,
+        _tests("tests/distributed/test_equivalence.py", "tests/distributed/test_state.py", "-k", "offload or host"),
         on_one_gpu=True,
     ),
     Check("biggan", "BigGAN-128 in bf16 and fp16, stages 1 to 3", 120, _tests("tests/gpu/test_gpu.py", "-k", "biggan")),
     Check(
+        "memory",
+        "BigGAN-128 takes the memory that the planner foretells, within a tenth",
+        50,
+        [sys.executable, "-m", "bigsgan", "doctor", "--only", "recipe.updates", *_BIGGAN],
+    ),
+    Check(
+        "variants",
+        "cudnn.benchmark, and attention's kernels, at BigGAN-128's shapes",
+        40,
+        [sys.executable, "-m", "tests.gpu.variants"],
+    ),
+    Check(
         "speed of BigGAN",
-        "eager, compiled, in bf16 and with TF32, beside plain PyTorch",
-        150,
-        [*_BENCH, "train", "--variants", "baseline_tf32,mixed_precision,mixed_precision+compiled", *_TIMES, *_BIGGAN],
+        "eager, compiled and deterministic in bf16, beside plain PyTorch with TF32",
+        170,
+        [*_BENCH, "train", "--variants", _SPEEDS, *_TIMES, *_BIGGAN],
     ),
     Check(
         "speed of StyleGAN2",
         "with ADA, beside plain PyTorch",
-        120,
+        90,
         [*_BENCH, "train", "--variants", "baseline,zero0", *_TIMES, *_STYLEGAN2],
     ),
     Check(
         "speed of R3GAN",
         "with R1 and R2 in every update, beside plain PyTorch",
-        90,
+        80,
         [*_BENCH, "train", "--variants", "baseline,zero0", *_TIMES, *_R3GAN],
     ),
-    Check("graphs", "CUDA graphs train the same", 120, _tests("tests/gpu/test_cuda_graphs.py")),
+    Check("graphs", "CUDA graphs train the same", 90, _tests("tests/gpu/test_cuda_graphs.py")),
 ]
 """In order of risk: what is wrong in one makes those behind it meaningless."""
 
@@ -119,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(check: Check, log: Path) -> str:
     """Run one check, showing what it prints and keeping it in a file; return how it went."""
     environment = {**os.environ, **({"TESTS_ON_GPU": "1"} if check.on_one_gpu else {})}
-    bounded = ["timeout", "--kill-after=10", str(check.seconds), *check.command]
+    bounded = ["timeout", "--kill-after=10", str(2 * check.seconds), *check.command]
     with log.open("w") as file:
         file.write(f"$ {' '.join(check.command)}\n")
         file.flush()

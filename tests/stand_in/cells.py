@@ -28,12 +28,12 @@ from bigsgan.training.recovery import Recovery
 from tests.distributed import scenarios
 from tests.stand_in import sanitizing
 
-WARM_UP = 3
-"""Updates in which allocators fill and stage 3 learns the order of modules; torch's lists of devices are read, too."""
+WARM_UP, LONGER = 2, 3
+"""Updates in which allocators fill; at stage 3, which learns the order of modules, and where ranks talk, one more."""
 
 
 def prepare() -> None:
-    """Make a rank ready for cells. Objects travel by gloo, as the stand-in's collectives carry nothing."""
+    """Make a rank ready for cells. Objects travel by the hosts' gloo: the stand-in carries and computes nothing."""
     if comm.world_size() > 1:
         group = dist.new_group(backend="gloo")
 
@@ -96,7 +96,8 @@ def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[st
         ``launches``: kernels in each of them.
     """
     made = scenarios.build(overrides, dict.fromkeys(NETWORKS, ds))
-    scenarios.update(made, WARM_UP)
+    is_longer = ds["zero_optimization"]["stage"] == 3 or comm.world_size() > 1
+    scenarios.update(made, LONGER if is_longer else WARM_UP)
     before = launches()
     with _waits() as waits:
         scenarios.update(made, 2)
@@ -137,3 +138,23 @@ def _waits() -> Iterator[Counter[str]]:
 def launches() -> int:
     """Kernels that this process has launched."""
     return int(ctypes.CDLL("libcudart.so.13").stand_in_launches())
+
+
+def shared(cells: dict[str, Any]) -> dict[str, Any]:
+    """Make an update of each cell on ranks that share a device: launches by cell, and what connects the ranks.
+
+    Returns:
+        ``sum``: what an all-reduce of each rank's number plus one, on the device, gives; by gloo it is computed.
+    """
+    prepare()
+    ours = torch.tensor([comm.rank() + 1.0]).to(comm.device())
+    dist.all_reduce(ours)
+    found: dict[str, Any] = {"device": str(comm.device()), "backend": dist.get_backend(), "sum": float(ours)}
+    for name, (overrides, ds) in cells.items():
+        with leaving_nothing():
+            made = scenarios.build(overrides, dict.fromkeys(NETWORKS, ds))
+            before = launches()
+            scenarios.update(made, 1)
+            found[name] = launches() - before
+            scenarios.destroy(made)
+    return found

@@ -45,7 +45,7 @@ def count(unit: str) -> dict[str, float]:
     sources: list[str] = []
     calls: Counter[str] = Counter()
 
-    def write(self: Any, name: str, source: str, device: str = "cuda") -> _Written:
+    def write(self: Any, name: str, source: str, *arguments: Any, **options: Any) -> _Written:
         sources.append(source.replace(name, ""))
         return _Written(name, calls)
 

@@ -13,6 +13,9 @@ pytestmark = pytest.mark.skipif(build.obstacle() is not None, reason=str(build.o
 UPDATES = 2
 MICRO_BATCHES = [*matrix.CLIPPED, "accumulation=2"]
 
+IN_CI_OF = {2: matrix.IN_CI, 1: ["0-fp32-device", "2-bf16-optimizer", "3-bf16-all"]}
+"""Layouts in which CI looks for races, by the number of ranks; alone, a rank has the streams of copies and gathers."""
+
 IN_CI = "1-bf16-device"
 PIPELINES = [
     pytest.param(n, marks=pytest.mark.slow if n == IN_CI else pytest.mark.nightly) for n in matrix.IN_PIPELINES
@@ -37,28 +40,21 @@ def test_the_sanitizer_sees_a_race(on_ranks):
     assert "in race" in report  # where the tensor was written
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in matrix.IN_CI else pytest.mark.nightly)
-        for name in matrix.RUNS
-    ],
-)
-def test_no_two_streams_race(on_ranks, layout):
-    """Samples and checkpoints come last, with the average swapped in."""
-    cell = ([*MICRO_BATCHES, matrix.R1], matrix.LAYOUTS[layout])
-    on_ranks(2, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("layout", matrix.SHOWN)
+@pytest.mark.parametrize("layout", matrix.RUNS)
 def test_no_two_streams_race_in_any_family(on_ranks, layout):
     on_ranks(2, cells.walk, matrix.cells(layout, "accumulation=2"), False, sanitizer=True)
 
 
-@pytest.mark.parametrize("layout", PIPELINES)
-def test_no_two_streams_race_in_pipelines_of_any_family(on_ranks, layout):
-    games = {name: cell for name, cell in matrix.cells_in_pipelines(layout).items() if name in matrix.PIPED}
+@pytest.mark.parametrize(
+    "layout, every",
+    [
+        pytest.param(IN_CI, 3, marks=pytest.mark.slow),
+        *(pytest.param(n, 1, marks=pytest.mark.nightly) for n in matrix.IN_PIPELINES),
+    ],
+)
+def test_no_two_streams_race_in_pipelines_of_any_family(on_ranks, layout, every):
+    games = {name: matrix.cells_in_pipelines(layout)[name] for name in matrix.PIPED[::every]}
     on_ranks(2, cells.walk, games, False, sanitizer=True)
 
 
@@ -66,6 +62,20 @@ def test_no_two_streams_race_in_pipelines_of_any_family(on_ranks, layout):
 def test_no_two_streams_race_in_pipelines(on_ranks, layout):
     cell = ([*matrix.PIPELINES, *MICRO_BATCHES, matrix.R1], matrix.LAYOUTS[layout])
     on_ranks(2, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
+
+
+@pytest.mark.parametrize(
+    "num_ranks, layout",
+    [
+        pytest.param(num, name, marks=pytest.mark.slow if name in IN_CI_OF[num] else pytest.mark.nightly)
+        for num in IN_CI_OF
+        for name in matrix.RUNS
+    ],
+)
+def test_no_two_streams_race(on_ranks, num_ranks, layout):
+    """Samples and checkpoints come last, with the average swapped in."""
+    cell = ([*MICRO_BATCHES, matrix.R1], matrix.LAYOUTS[layout])
+    on_ranks(num_ranks, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
 
 
 @pytest.mark.parametrize("whole", ALL_OR_SOME)
@@ -97,3 +107,15 @@ def test_what_pipelines_refuse(on_ranks):
             assert cell in refused, cell
     for name, field in matrix.NOT_IN_PIPELINES.items():
         assert refused[f"{name} 0-fp32-device"] == field
+
+
+@pytest.mark.slow
+def test_ranks_share_a_device(on_ranks):
+    """As ``TESTS_ON_GPU=1`` has them do it: gloo carries the tensors of a device, but none from rank to rank."""
+    games = {str(stage): ([*MICRO_BATCHES, matrix.R1], matrix.zero(stage)) for stage in range(4)}
+    found = on_ranks(2, cells.shared, games, sharing=True)
+    assert (found.pop("device"), found.pop("backend"), found.pop("sum")) == ("cuda:0", "gloo", 3.0)
+    assert found.keys() == games.keys()
+    assert min(found.values()) > 100
+    with pytest.raises(pytest.skip.Exception, match="gloo sends no tensors of a GPU"):
+        on_ranks(2, cells.shared, {"pipelines": (matrix.PIPELINES, matrix.zero(0))}, sharing=True)

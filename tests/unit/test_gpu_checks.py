@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 from bigsgan import cli, shipped
+from bigsgan.doctor import registry
 from tests import REPOSITORY
+from tests.distributed import agreement
 from tests.gpu import __main__ as checks
+from tests.gpu import variants
 from tests.gpu.__main__ import CHECKS, Check
 
 PYTHON = [sys.executable, "-c"]
@@ -61,6 +66,77 @@ def test_benches_take_their_options(capsys):
             ).stdout.replace("\n", " ")
             for name in variants.replace("+", ",").split(","):
                 assert name in help_text
+
+
+COLLECT = """
+import json, sys
+import pytest
+
+class Collected:
+    def pytest_collection_finish(self, session):
+        self.found = [item.nodeid for item in session.items]
+
+result = []
+for arguments in json.load(sys.stdin):
+    collected = Collected()
+    pytest.main(["--collect-only", "-qq", *arguments], plugins=[collected])
+    result.append(collected.found)
+print("\\n" + json.dumps(result))
+"""
+
+
+@pytest.mark.slow
+def test_each_check_selects_tests_and_each_of_its_words_some():
+    """A word of -k that selects nothing is a claim without a proof."""
+    asked = []
+    for check in CHECKS:
+        if "pytest" in check.command:
+            options = check.command[check.command.index("pytest") + 1 :]
+            asked.append((check, options))
+            if "-k" in options:
+                at = options.index("-k") + 1
+                words = re.split(" or | and ", options[at])
+                asked += [(check, [*options[:at], word]) for word in words]
+    assert len(asked) > len(CHECKS)
+    arguments = json.dumps([options for _, options in asked])
+    done = subprocess.run([*PYTHON, COLLECT], input=arguments, capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    for (check, options), found in zip(asked, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        print(f"{check.name}: {len(found)} of {' '.join(options[6:])}")
+        assert found, f"{check.name} selects nothing by {options}"
+
+
+@pytest.mark.parametrize("on_gpu, share, agrees", [("0", 1.0, 1), ("0", 5.0, 0), ("1", 5.0, 1), ("1", 10.5, 0)])
+def test_a_gpu_may_differ_from_the_reference_on_a_cpu_by_ten_times_as_much(monkeypatch, on_gpu, share, agrees):
+    monkeypatch.setenv("TESTS_ON_GPU", on_gpu)
+    monkeypatch.setattr(agreement, "differences", lambda *arguments: [[(share + 1, "there"), (share, "there")]])
+    if agrees:
+        agreement.check_updates(None, [], {}, 1)
+    else:
+        with pytest.raises(AssertionError, match="update 0 differs"):
+            agreement.check_updates(None, [], {}, 1)
+
+
+def test_the_doctor_takes_its_options(capsys):
+    (check,) = [check for check in CHECKS if "doctor" in check.command]
+    words = check.command[check.command.index("doctor") + 1 :]
+    assert words[0] == "--only"
+    assert words[1] in [each.name for each in registry.CHECKS]
+    assert cli.main(["train", "--dry-run", *words[2:]]) == 0
+
+
+def test_times_of_variants_are_printed(capsys):
+    """On a CPU of small shapes, and attention as it is in float32 but for bf16's roundings."""
+    assert variants.main() == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "bfloat16" in first
+    times = [re.fullmatch(r"Convolution(.*): ([.0-9]+) without cudnn.benchmark, ([.0-9]+) with it", x) for x in lines]
+    assert len([each for each in times if each and min(map(float, each.groups()[1:])) > 0]) == 2
+    attention = [re.fullmatch(r"Attention(.*), (written out|flash): ([.0-9]+), (.*) off", line) for line in lines]
+    assert [each[2] for each in attention if each and float(each[3]) > 0 and 1e-4 < float(each[4]) < 1e-2] == [
+        "written out", "flash",
+    ]  # fmt: skip
+    assert sum("efficient: not here" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("words", [["--list"], ["--only", "graphs", "--list"]])

@@ -58,7 +58,27 @@ Board = torch.distributed.HashStore
 
 
 def rank_log(path: Path) -> RankLog:
-    return RankLog(path, 0, print)
+    """Of a process that has made an update."""
+    log = RankLog(path, 0, print)
+    log.phase = "update 0"
+    log.phase = "report"
+    return log
+
+
+@pytest.mark.parametrize(
+    "phases, seconds",
+    [(["build", "samples", "update 7"], 2.0), (["samples"], 2.0), (["samples", "update 7", "report", "update 8"], 0.5)],
+)
+def test_until_an_update_is_complete_four_times_as_long_is_allowed(tmp_path, capfd, phases, seconds):
+    ended = threading.Event()
+    log = RankLog(tmp_path / "rank00000.log", 0, print)
+    for phase in phases:
+        log.phase = phase
+    begun = time.monotonic()
+    with Watchdog(0, 1, 0.5, log, Board, end=ended.set).watching():
+        assert ended.wait(60)
+    assert time.monotonic() - begun > seconds
+    assert f"no progress for {seconds:.0f} s: rank 0 in phase '{phases[-1]}' at" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("progresses", [True, False])

@@ -1,0 +1,62 @@
+"""With ``deterministic: true`` a run that another process resumes is the same bit for bit; on a CPU too."""
+
+import pytest
+import torch
+
+from bigsgan.config import NETWORKS
+from bigsgan.runtime.kernels import kernels
+from tests.distributed import scenarios
+from tests.distributed.pool import RankPool
+from tests.distributed.test_state import ADAM, check_same_run
+from tests.tiny import FAMILIES, zero
+
+ON_DEVICE = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
+PENALISED = [*ADAM, "accumulation=2", "objective.r1={weight: 0.2, every: 2}"]
+COMPILED = [f"engines.{network}.compile=whole" for network in NETWORKS]
+
+GAMES = {
+    "BigGAN": (PENALISED, zero(0)),
+    "BigGAN in bf16": (PENALISED, zero(2, bf16={"enabled": True})),
+    "StyleGAN2": ([*ADAM, *FAMILIES["stylegan2"]], zero(0)),
+    "compiled": ([*PENALISED, *FAMILIES["mlp"], *COMPILED], zero(1)),
+}
+"""What the recipe has and DeepSpeed's file; cuDNN, the Triton kernels and torch.compile each choose in some of them."""
+
+
+def first_half(directory):
+    """By game what an uninterrupted run of this process ends with, and what the first half of another one saves."""
+    found = {}
+    with kernels(deterministic=True):
+        for name, (overrides, ds) in GAMES.items():
+            both = dict.fromkeys(NETWORKS, ds)
+            found[name] = scenarios.uninterrupted([*overrides, "deterministic=true"], both, 6)
+            scenarios.begun([*overrides, "deterministic=true"], both, f"{directory}/{name}", 3)
+    return found
+
+
+def second_half(directory):
+    """By game what this process, which resumes it, ends with."""
+    with kernels(deterministic=True):
+        found = {}
+        for name, (overrides, ds) in GAMES.items():
+            both = dict.fromkeys(NETWORKS, ds)
+            found[name] = scenarios.resumed([*overrides, "deterministic=true"], both, f"{directory}/{name}", 3)
+    return found
+
+
+def in_a_process(function, *arguments):
+    pool = RankPool(1, ON_DEVICE)
+    try:
+        return pool.run(function, *arguments)[0]
+    finally:
+        pool.stop()
+
+
+@pytest.mark.slow
+def test_another_process_goes_on_with_the_same_run(tmp_path):
+    whole = in_a_process(first_half, str(tmp_path))
+    parts = in_a_process(second_half, str(tmp_path))
+    assert whole.keys() == parts.keys() == GAMES.keys()
+    for name in GAMES:
+        check_same_run([whole[name]], [parts[name]])
+        print(f"{name}: {len(whole[name]['state'])} tensors are the same, bit for bit")
