@@ -18,8 +18,11 @@ from bigsgan.doctor.checks import Subject
 from bigsgan.draws import Draws
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.exchange import Exchange
+from bigsgan.models.batch_norm import BatchStatistics
+from bigsgan.models.layers import SpectralLayer
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
+from tests.distributed import host_faults
 from tests.examined import Kept
 
 FAULTY = 1
@@ -125,11 +128,29 @@ def changed_bit():
     return wrapped(saver, "write_tensors", write)
 
 
+def keeps_its_state(original, self, *arguments):
+    moving, self.moving = self.moving, self.moving and not is_faulty()
+    try:
+        return original(self, *arguments)
+    finally:
+        self.moving = moving
+
+
+def stale_statistic():
+    """A running mean and variance that stop moving on one rank."""
+    return wrapped(BatchStatistics, "_normalize", keeps_its_state)
+
+
+def stale_power_iteration():
+    """Singular vectors that stop moving on one rank."""
+    return wrapped(SpectralLayer, "normalized_weight", keeps_its_state)
+
+
 @contextmanager
 def planted(name):
     with ExitStack() as stack:
         if name:
-            stack.enter_context(globals()[name]())
+            stack.enter_context((globals().get(name) or getattr(host_faults, name))())
         yield
 
 
