@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bigsgan.doctor import clone
 from bigsgan.doctor.checks import Check
 from bigsgan.errors import UserError
 
@@ -52,27 +53,36 @@ CHECKS = (
 )
 
 
+def listed() -> tuple[Check, ...]:
+    """All checks: those of ``CHECKS``, and those of a clone of the repository, which run its tests."""
+    return (*CHECKS, *clone.checks())
+
+
 def chosen(only: Sequence[str], examines_run: bool, lists: bool = False) -> list[Check]:
     """Checks that a command line asks for.
 
     Args:
         only: Names of checks or groups of them; none asks for all of a run's health or all the others. What takes
-            minutes is asked for by its whole name alone.
+            minutes is asked for by its whole name alone, or by that of a group which has nothing else.
         examines_run: Whether ``--run`` is given.
-        lists: Whether they are only listed, those that take minutes too.
+        lists: Whether they are only listed: then none asks for all that there are.
 
     Raises:
         UserError: A name stands for no check.
     """
+    every = listed() if only or lists else CHECKS
     for word in only:
-        if not any(_stands_for(word, check) for check in CHECKS):
+        if not any(_stands_for(word, check) for check in every):
             problem = "must be the name of a check, or the part before its point"
             raise UserError("--only", word, problem, "see `bigsgan doctor --list`")
-    short = [check for check in CHECKS if lists or "only" not in check.needs or check.name in only]
+    if lists and not only:
+        return list(every)
+    short = {check.group for check in every if "only" not in check.needs}
+    asked = [c for c in every if lists or "only" not in c.needs or c.name in only or c.group not in short]
     if only:
-        return [check for check in short if any(_stands_for(word, check) for word in only)]
-    return [check for check in short if ("run" in check.needs) == examines_run]
+        return [check for check in asked if any(_stands_for(word, check) for word in only)]
+    return [check for check in asked if ("run" in check.needs) == examines_run]
 
 
 def _stands_for(word: str, check: Check) -> bool:
-    return check.name == word or check.name.startswith(f"{word}.")
+    return word in (check.name, check.group)

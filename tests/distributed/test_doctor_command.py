@@ -26,7 +26,7 @@ def test_two_ranks_of_a_launcher(tmp_path, launcher):
     env["PATH"] = f"{os.path.dirname(sys.executable)}:{env['PATH']}"
     done = subprocess.run([launcher, *words], cwd=tmp_path, env=env, text=True, capture_output=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads(done.stdout[done.stdout.index("\n{\n") if not done.stdout.startswith("{") else 0 :])
+    record, _ = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{\n"))  # among the launcher's own lines
     assert (record["ranks"], record["failed"]) == (2, [])
     checks = {check["name"]: check for check in record["checks"]}
     for name in ("environment.alike", "environment.clocks", "environment.paths", *ONLY[1:]):

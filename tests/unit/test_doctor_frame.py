@@ -35,6 +35,7 @@ def test_every_check_of_the_list_exists():
         module, _, name = check.run.partition(":")
         function = getattr(importlib.import_module(f"bigsgan.doctor.{module}"), name)
         assert list(inspect.signature(function).parameters) == ["subject"]
+        assert not check.words
         assert function.__doc__
         assert set(check.needs) <= set(NEEDS)
         assert "." in check.name
@@ -46,9 +47,10 @@ def test_the_list_is_printed_without_torch():
     code = "import sys; from bigsgan.cli import main; main(['doctor', '--list']); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [
-        check.name for check in registry.CHECKS if "run" not in check.needs
-    ]
+    assert [line.split()[0] for line in lines[1:]] == [check.name for check in registry.listed()]
+    needs = {line.split()[0]: line for line in lines[1:]}
+    assert " --run " in needs["run.age"]
+    assert " a GPU, its name after --only " in needs["gpu.nccl"]
 
 
 def test_checks_of_the_host_need_no_torch():
@@ -65,6 +67,8 @@ def test_checks_of_the_host_need_no_torch():
         (["run.age", "environment.files"], False, ["environment.files", "run.age"]),
         (["speed"], False, [check.name for check in registry.CHECKS if check.name.startswith("speed.")]),
         ([], True, [check.name for check in registry.CHECKS if check.name.startswith("run.")]),
+        (["arithmetic"], False, [c.name for c in registry.CHECKS if c.group == "arithmetic" and "only" not in c.needs]),
+        (["arithmetic.compiled"], False, ["arithmetic.compiled"]),
     ],
 )
 def test_the_choice(only, examines_run, names):
