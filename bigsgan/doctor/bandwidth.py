@@ -93,7 +93,7 @@ def _groups(subject: Subject, backend: str) -> Iterator[Together]:
 
 def _made(name: str, groups: Sequence[Sequence[int]], link: tuple[links.Link, int] | None) -> Iterator[Together]:
     """This rank's group of some that have no rank in common; nothing where it is alone in it."""
-    made = [(ranks, dist.new_group(list(ranks))) for ranks in groups]
+    made: list[tuple[Sequence[int], Any]] = [(ranks, dist.new_group(list(ranks))) for ranks in groups]
     try:
         for ranks, group in made:
             if comm.rank() in ranks and len(ranks) > 1:

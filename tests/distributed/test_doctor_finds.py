@@ -76,6 +76,16 @@ def test_nothing_is_found_where_there_is_no_fault(ranks, tmp_path):
     assert seconds < MOST_SECONDS * busy
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fault, status", [("small_networks", "pass"), ("inexact_compilation", "fail")])
+def test_compiled_networks(ranks, tmp_path, fault, status):
+    (found,) = ranks(1).run(faults.examined, fault, ["arithmetic.compiled"], tmp_path)
+    print(found)
+    assert found["arithmetic.compiled"][0] == status
+    games = found["arithmetic.compiled"][2]
+    assert {"compiled whole", "compiled layers"} <= games.keys()
+
+
 def test_collectives_are_right(ranks, tmp_path):
     found, _ = ranks(2).run(faults.examined, "", ["layouts.collectives"], tmp_path)
     status, said, numbers, _ = found["layouts.collectives"]
