@@ -125,7 +125,7 @@ def half(subject: Subject) -> Finding:
 
 
 def half_of_families(subject: Subject) -> Finding:
-    """So does one update of each family, in bf16: in fp16 a first update may be skipped, as its scale is too large."""
+    """So does one update of each family, in bf16."""
     return _halves(GAMES, {"bf16": HALF_TYPES["bf16"]}, 1)
 
 
