@@ -25,6 +25,7 @@ class Segment(NamedTuple):
         rows: The history, a dictionary a step, with ``_step``.
         metrics: Patterns of metric names, and the metric that each is drawn over.
         directory: With the files.
+        alerts: Title and text of each message that W&B is to send.
         finished: Whether the run was ended, and not killed.
     """
 
@@ -35,6 +36,7 @@ class Segment(NamedTuple):
     rows: list[dict[str, Any]]
     metrics: dict[str, str]
     directory: Path
+    alerts: list[tuple[str, str]]
     finished: bool
 
     def series(self, name: str) -> list[tuple[int, Any]]:
@@ -50,7 +52,7 @@ def read_segments(out: Path) -> list[Segment]:
 def _read(path: Path) -> Segment:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    run, config, rows, metrics, finished = None, {}, [], {}, False
+    run, config, rows, metrics, alerts, finished = None, {}, [], {}, [], False
     for data in _records(path.read_bytes()):
         record = Record.FromString(data)
         match record.WhichOneof("record_type"):
@@ -65,11 +67,13 @@ def _read(path: Path) -> Segment:
                 rows[-1].setdefault("_step", record.history.step.num)
             case "metric":
                 metrics[record.metric.name or record.metric.glob_name] = record.metric.step_metric
+            case "alert":
+                alerts.append((record.alert.title, record.alert.text))
             case "exit":
                 finished = True
     assert run is not None
     config.pop("_wandb", None)
-    return Segment(run.run_id, run.project, run.display_name, config, rows, metrics, path.parent, finished)
+    return Segment(run.run_id, run.project, run.display_name, config, rows, metrics, path.parent, alerts, finished)
 
 
 def _records(content: bytes) -> Iterator[bytes]:

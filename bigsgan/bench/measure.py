@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd import DeviceType
@@ -19,6 +19,9 @@ from bigsgan.bench.host import HostPeak, disk_wait_seconds, return_unused
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm, memory
+
+_NCCL, _GLOO = "nccl", "gloo:"
+"""In the names of NCCL's kernels (ncclDevKernel_AllReduce ...), and before those of gloo's collectives."""
 
 Builder = Callable[[], "Loop | None"]
 """Makes a loop, or gives None on a rank that takes no part in it."""
@@ -51,11 +54,13 @@ class Settings(NamedTuple):
         rounds: In each of which every variant takes its turn.
         warmup: Updates before the clock starts, at least one.
         steps: Updates that are timed, as one block.
+        looks_at_talk: Whether ``talking`` is measured on CPUs too, in one more update under the profiler.
     """
 
     rounds: int
     warmup: int
     steps: int
+    looks_at_talk: bool = False
 
 
 class Visit(NamedTuple):
@@ -71,6 +76,8 @@ class Visit(NamedTuple):
         host_before: Of the process, before the variant was built.
         first_losses: Means of the first update.
         losses: Means of the timed updates.
+        talking: Share of the time in which ranks exchanged numbers, or waited for each other to, and nothing computed
+            on a GPU meanwhile.
     """
 
     seconds: float
@@ -82,6 +89,14 @@ class Visit(NamedTuple):
     host_before: int
     first_losses: dict[str, float]
     losses: dict[str, float]
+    talking: float = 0.0
+
+
+class Shares(NamedTuple):
+    """Of the time of one update: with a kernel, and with none but those of communication."""
+
+    busy: float
+    talking: float
 
 
 class Stopwatch:
@@ -177,29 +192,53 @@ def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
     disk_after, on_cpu = disk_wait_seconds(), comm.device().type == "cpu"
     data_seconds, losses = loop.waited_seconds - waited, loop.means()
     device_peak, host_peak = None if on_cpu else comm.peak_memory_bytes(), host.peak()  # without the profiler's
+    cores = used / (wall * torch.get_num_threads())
+    if on_cpu:
+        shares = Shares(cores, _talk_of_cpus(loop) if settings.looks_at_talk and comm.world_size() > 1 else 0.0)
+    else:
+        shares = _profiled_shares(loop)
     return Visit(
         seconds=seconds / settings.steps,
         data_seconds=data_seconds / settings.steps,
         disk_seconds=None if disk is None or disk_after is None else (disk_after - disk) / settings.steps,
-        busy=used / (wall * torch.get_num_threads()) if on_cpu else _profiled_busy_share(loop),
+        busy=shares.busy,
         device_peak=device_peak,
         host_peak=host_peak,
         host_before=host.before,
         first_losses=first,
         losses=losses,
+        talking=shares.talking,
     )
 
 
-def _profiled_busy_share(loop: Loop) -> float:
-    """Share of one more update in which the GPU had a kernel to run."""
-    with _kernel_profile() as profiler:
+def _profiled_shares(loop: Loop) -> Shares:
+    """Of one more update: the time in which the GPU had a kernel to run, and that in which all of these were NCCL's.
+
+    NCCL's kernels run while they wait for other ranks.
+    """
+    events, wall = _profiled(loop, _kernel_profile())
+    kernels = [event for event in events if event.device_type == DeviceType.CUDA]
+    spans = [(event.time_range.start, event.time_range.end) for event in kernels]
+    computing = [span for span, event in zip(spans, kernels, strict=True) if _NCCL not in event.name.lower()]
+    return Shares(covered(spans) / wall, (covered(spans) - covered(computing)) / wall)
+
+
+def _talk_of_cpus(loop: Loop) -> float:
+    """Share of one more update in which a collective of gloo was under way; CPUs compute beside few of them."""
+    events, wall = _profiled(loop, profile(activities=[ProfilerActivity.CPU]))
+    talk = [(event.time_range.start, event.time_range.end) for event in events if event.name.startswith(_GLOO)]
+    return min(1.0, covered(talk) / wall)
+
+
+def _profiled(loop: Loop, profiler: profile) -> tuple[list[Any], float]:
+    """Events of one more update, and its time in their unit, us."""
+    with profiler as running:
         comm.synchronize()
         start = time.perf_counter()  # not before the profiler has started
         loop()
         comm.synchronize()
         wall = time.perf_counter() - start
-    kernels = [event for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
-    return covered((event.time_range.start, event.time_range.end) for event in kernels) / (wall * 1e6)
+    return list(running.events() or ()), wall * 1e6
 
 
 def _kernel_profile() -> profile:

@@ -11,6 +11,7 @@ from pathlib import Path
 from bigsgan.commands.parsing import Commands, add_recipe, logs_aside
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.config.run_directory import RECIPE_FILE
+from bigsgan.doctor.again import launcher
 from bigsgan.doctor.registry import chosen
 from bigsgan.doctor.report import Collected, Printed, listed
 from bigsgan.errors import UserError
@@ -62,16 +63,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """What runs the doctor so again, under the same launcher where this host has all ranks."""
-    num_ranks, local_size = launched.world_size(), os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE")
-    words: list[str] = []
-    if os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-        words = ["srun", "--ntasks", str(num_ranks)]
-    elif num_ranks > 1 and local_size == str(num_ranks):
-        words = ["deepspeed", "--num_gpus", str(num_ranks), "--no_python"]
-        if os.environ.get("TORCHELASTIC_RUN_ID"):
-            words = ["torchrun", "--nproc_per_node", str(num_ranks), "--no-python", "--"]
-    words += ["bigsgan", "doctor"]
+    """What runs the doctor so again, under the same launcher."""
+    words = [*launcher(os.environ), "bigsgan", "doctor"]
     if options.config is not None:
         words += ["--config", options.config, *options.overrides]
     return words + (["--run", options.run_directory] if options.run_directory is not None else [])

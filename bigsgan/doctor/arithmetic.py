@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from bigsgan.runtime import comm
 
 GAMES: dict[str, list[str]] = {"biggan": [], **FAMILIES}
 
+COMPILED: list[str] = []
+"""Of the networks that are compiled; BigGAN's have every kind of layer, and take minutes."""
+
 DIFFERENTIATED = {"generator": ("generator", False), "discriminator": ("discriminator", False)} | {
     "discriminator twice": ("discriminator", True)
 }
@@ -43,6 +46,9 @@ ELSEWHERE = 10.0
 
 MOST_OFF = 0.2
 """Share of two updates that bf16 or fp16 change: eight or eleven bits, in losses that are differentiated twice."""
+
+HALF_TYPES: dict[str, Any] = {"bf16": {"enabled": True}, "fp16": {"enabled": True, "initial_scale_power": 8}}
+"""Sections of a DeepSpeed file."""
 
 REMEDY = (
     "repeat on another device or host: if only this one fails, take it out of use; "
@@ -115,29 +121,43 @@ def errors_of_bf16(family: str, network: str, penalised: bool) -> tuple[float, f
 
 def half(subject: Subject) -> Finding:
     """Two updates in bf16 and fp16 go nearly where those in float32 go."""
-    options = ["accumulation=2", "objective.r1={weight: 0.2, every: 2}"]
-    half_types: dict[str, Any] = {"bf16": {"enabled": True}, "fp16": {"enabled": True, "initial_scale_power": 8}}
+    return _halves({"": ["accumulation=2", "objective.r1={weight: 0.2, every: 2}"]}, HALF_TYPES, 2)
+
+
+def half_of_families(subject: Subject) -> Finding:
+    """So does one update of each family, in bf16."""
+    return _halves(GAMES, {"bf16": HALF_TYPES["bf16"]}, 1)
+
+
+def _halves(games: Mapping[str, Sequence[str]], types: Mapping[str, Any], num_updates: int) -> Finding:
+    """Compare moves at ZeRO 1 in those of the half types that this device computes with those in float32."""
     errors: dict[str, float] = {}
+    lacking: set[str] = set()
     with exact():
-        exactly = _move(Game("float32", options, both(1), 2))
-        for name, section in half_types.items():
-            try:
-                move = _move(Game(name, options, both(1, **{name: section}), 2))
-            except UserError as error:
-                if not error.problem.startswith(f"sets {name}"):
-                    raise
-                continue  # which this device does not compute
-            errors[name] = float((move - exactly).norm() / exactly.norm()) if len(move) else 0.0
+        for family, options in games.items():
+            exactly = _move(Game("float32", options, both(1), num_updates))
+            for name in (name for name in types if name not in lacking):
+                try:
+                    move = _move(Game(name, options, both(1, **{name: types[name]}), num_updates))
+                except UserError as error:
+                    if not error.problem.startswith(f"sets {name}"):
+                        raise
+                    lacking.add(name)
+                    continue
+                off = (move - exactly).norm() / exactly.norm() if len(move) else torch.zeros(())
+                errors[f"{family} {name}".strip()] = float(off)
     if not errors:
-        return not_applicable("this device computes neither bf16 nor fp16")
+        return not_applicable(f"this device does not compute {' or '.join(types)}")
     if comm.rank():
         return passed("rank 0 compares", severity=-1)
     same = [name for name, error in errors.items() if error == 0]
     if same:
         text = f"{same[0]} gives the very numbers of float32: nothing was rounded"
         return replace(failed(text, REMEDY, {"errors": errors}), of_all=True)
-    lacking = "".join(f" ({name} is not supported here)" for name in half_types if name not in errors)
-    what = f"two updates in {' and '.join(errors)}{lacking} are"
+    names = " and ".join(name for name in types if name not in lacking)
+    lacks = "".join(f" ({name} is not supported here)" for name in types if name in lacking)
+    count = "1 update" if num_updates == 1 else f"{num_updates} updates"
+    what = f"{count} in {names}{lacks} {'is' if num_updates == 1 else 'are'}"
     return replace(_told(what, errors, dict.fromkeys(errors, MOST_OFF), "off"), of_all=True)
 
 
@@ -146,10 +166,11 @@ def compiled(subject: Subject) -> Finding:
     games = []
     for unit in ("whole", "layers"):
         own = [f"engines.{network}.compile={unit}" for network in NETWORKS]
-        games.append(Game(f"compiled {unit}", ["accumulation=2", "objective.r1={weight: 0.2, every: 2}", *own]))
+        game = [*COMPILED, "accumulation=2", "objective.r1={weight: 0.2, every: 2}", *own]
+        games.append(Game(f"compiled {unit}", game))
     if comm.device().type == "cuda":
         own = [f"engines.{n}.{key}" for n in NETWORKS for key in ("compile=whole", "cuda_graphs=true")]
-        games.append(Game("CUDA graphs", ["accumulation=2", *own], num_updates=4))
+        games.append(Game("CUDA graphs", [*COMPILED, "accumulation=2", *own], num_updates=4))
     torch.compiler.reset()
     return layouts.compare(subject, games)
 

@@ -24,7 +24,7 @@ NEEDS: dict[Need, str] = {
 }
 """What a check may need, in words. A connection is made where a check asks for it, and one rank has it too.
 
-What needs its name takes minutes: a group does not include it.
+What needs its name takes minutes: a group does not include it, but for groups of such checks alone.
 """
 
 
@@ -128,8 +128,10 @@ class Check:
         name: ``<group>.<name>``; ``--only`` takes either.
         proves: What a pass shows, as a sentence without an end.
         seconds: About how long it takes.
-        run: ``<module>:<function>`` in bigsgan/doctor: takes a Subject, returns a Finding, and runs on every rank.
+        run: ``<module>:<function>`` in bigsgan/doctor: takes a Subject and ``words``, returns a Finding, and runs on
+            every rank.
         needs: What it needs; where that lacks, it is not applicable.
+        words: Given to the function behind the subject.
     """
 
     name: str
@@ -137,6 +139,12 @@ class Check:
     seconds: float
     run: str
     needs: tuple[Need, ...] = ()
+    words: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """The part of its name before the point."""
+        return self.name.partition(".")[0]
 
     @property
     def needed(self) -> str:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bigsgan.doctor import links
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.host import nodes_of
 from bigsgan.runtime import idle_gpus
 
-PCI = Path("/sys/bus/pci/devices")
+PCI, CPU = Path("/sys/bus/pci/devices"), Path("/proc/cpuinfo")
+PINNED_BYTES, _COPIES = 128 << 20, 4
+"""Of each rank."""
+
 MOST_TAKEN, MOST_TAKEN_BYTES = 0.1, 3 << 29
 """Of a GPU's memory, the larger may be in use before a run: CUDA itself takes some hundred MiB, desktops a GiB."""
 
@@ -24,7 +30,7 @@ def devices(subject: Subject) -> Finding:
         idle_gpus.refuse_idle_gpus(os.environ)
         subject.ranks.gather(None)
         why = "DS_ACCELERATOR is cpu" if asks_for_cpu else "no GPU here"
-        return not_applicable(f"{why}; a run computes on the CPU")
+        return not_applicable(f"{why}; a run computes on the CPU", {"name": processor()})
     num, rank = torch.cuda.device_count(), subject.local_rank
     numbers = {"visible": num, "local_rank": rank, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
     own = str(torch.cuda.get_device_properties(rank).uuid) if rank < num else None
@@ -47,12 +53,20 @@ def devices(subject: Subject) -> Finding:
     return passed(f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free", numbers, taken)
 
 
+def processor() -> str:
+    """What this host's CPU is called, with the cores that this process may use."""
+    name = "CPU"
+    with suppress(OSError):
+        lines = CPU.read_text().splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
 def numa(subject: Subject) -> Finding:
     """A rank's cores are on the NUMA node of its GPU, or it is not bound to cores."""
-    properties: Any = torch.cuda.get_device_properties(subject.local_rank)
-    if not hasattr(properties, "pci_bus_id"):
+    place = place_of(subject.local_rank)
+    if not place:
         return not_applicable("this torch does not tell the place of a GPU")
-    place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         node = int((PCI / place / "numa_node").read_text())
     except OSError:
@@ -66,3 +80,50 @@ def numa(subject: Subject) -> Finding:
         text = f"its cores are on NUMA node {nodes[0]}, its GPU on node {node}"
         return failed(text, remedy, numbers)
     return passed(f"GPU and cores are on NUMA node {node}", numbers)
+
+
+def place_of(device: torch.device | int) -> str:
+    """Of a GPU on the PCI bus, such as ``0000:1b:00.0``; empty where this torch does not tell it."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    if not hasattr(properties, "pci_bus_id"):
+        return ""
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+
+
+def pinned(subject: Subject) -> Finding:
+    """Pin memory of the host, as loading and offload do, and copy it to the rank's GPU and back, all ranks at once."""
+    try:
+        found, problem = copy_rates(torch.device("cuda", subject.local_rank)), ""
+    except RuntimeError as error:  # of CUDA, which is how torch tells that memory cannot be pinned too
+        found, problem = {}, " ".join(str(error).split())[:200]
+    subject.ranks.gather(None)
+    numbers: dict[str, Any] = {**found, "pinned_bytes": PINNED_BYTES}
+    if problem:
+        remedy = "run `ulimit -l unlimited` before the launcher (docker run --ulimit memlock=-1), or free memory"
+        return failed(f"{PINNED_BYTES >> 20} MiB cannot be pinned and copied: {problem}", remedy, numbers)
+    to, back = found["to_device_bytes_per_second"], found["to_host_bytes_per_second"]
+    text = f"{PINNED_BYTES >> 20} MiB are pinned, and copied at {to / 1e9:.1f} GB/s to the GPU, {back / 1e9:.1f} back"
+    link = links.of_bus(place_of(subject.local_rank))
+    if link is not None:
+        numbers |= {"link": link.name, "link_bytes_per_second": link.rate}
+        text += f"; {link.name} gives {link.rate / 1e9:.1f}"
+    return passed(text, numbers, -min(to, back))
+
+
+def copy_rates(device: torch.device) -> dict[str, float]:
+    """Bytes a second of copies between pinned memory and a device, of the fastest of a few."""
+    held = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True).fill_(1)
+    there = torch.empty_like(held, device=device)
+    found = {}
+    for name, target, source in (("to_device", there, held), ("to_host", held, there)):
+        seconds = []
+        for _ in range(_COPIES):
+            torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - start)
+        found[f"{name}_bytes_per_second"] = PINNED_BYTES / min(seconds)
+    if int(held[-1]) != 1:
+        raise RuntimeError(f"a copy came back as {int(held[-1])}, not 1")
+    return found

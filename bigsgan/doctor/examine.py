@@ -142,7 +142,8 @@ class Examiner:
             if lacking:
                 return not_applicable(lacking)
             module, _, function = check.run.partition(":")
-            found: Finding = getattr(importlib.import_module(f"bigsgan.doctor.{module}"), function)(self.subject)
+            examine = getattr(importlib.import_module(f"bigsgan.doctor.{module}"), function)
+            found: Finding = examine(self.subject, *check.words)
             return found
         except Exception as error:
             if self.ranks.is_lost(error):

@@ -47,6 +47,7 @@ def penalties(subject: Subject) -> Finding:
     gradient = ["objective.loss=wasserstein", "objective.gradient_penalty={weight: 1%s}"]
     games = {
         "finite differences": [_R1 % _FINITE, _R2 % _FINITE],
+        "antithetic differences": [_PARTS, _R1 % f"{_FINITE}, antithetic: true"],
         "forward mode": [_PARTS, _R1 % _FORWARD, _R2 % _FORWARD],
         "gradient penalty": [gradient[0], gradient[1] % ""],
         "gradient penalty, forward mode": [gradient[0], gradient[1] % _FORWARD],
@@ -71,6 +72,18 @@ def hand_overs(subject: Subject) -> Finding:
     return compare(subject, games)
 
 
+def offload(subject: Subject) -> Finding:
+    """Optimizer state on the host, at ZeRO 2, and at ZeRO 3 parameters too."""
+    on_host = {"offload_optimizer": {"device": "cpu"}}
+    games = [
+        Game("ZeRO 2, its optimizer on the host", [_PARTS, _R1 % ""], both(2, zero=on_host), 2),
+        Game(
+            "ZeRO 3, all of it on the host", [_R1 % ""], both(3, zero={**on_host, "offload_param": {"device": "cpu"}})
+        ),
+    ]
+    return compare(subject, games)
+
+
 def pipelines(subject: Subject) -> Finding:
     """Both networks in stages, one of them, recomputed stages; with penalties of both forms."""
     num = next((num for num in (2, 3) if comm.world_size() % num == 0), None)
@@ -82,6 +95,7 @@ def pipelines(subject: Subject) -> Finding:
         Game("both in stages, forward mode", [*stages(num, num), _PARTS, _R1 % _FORWARD], both(0)),
         Game("recomputed", [*again, _PARTS], both(1)),
         Game("G in stages", [*stages(num, 1), _R1 % ""], {"generator": zero(1), "discriminator": zero(3)}),
+        Game("path length in stages", [*_STYLES, _PATHS % _FORWARD, *stages(num, num)], both(1)),
         Game("D in stages", [*stages(1, num), _PARTS], {"generator": zero(3), "discriminator": zero(0)}),
     ]
     return compare(subject, games)

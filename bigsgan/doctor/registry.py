@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bigsgan.doctor import clone
 from bigsgan.doctor.checks import Check
 from bigsgan.errors import UserError
 
@@ -18,6 +19,7 @@ CHECKS = (
     Check("environment.alike", "all ranks have the same packages and recipe", 0.2, "alike:same_files", ("ranks",)),
     Check("environment.versions", "Python, torch, deepspeed and the driver are supported", 2, "versions:versions"),
     Check("environment.devices", "each rank has a GPU that computes, with its memory free", 2, "devices:devices"),
+    Check("environment.pinned", "memory can be pinned, for copies to the GPU", 1, "devices:pinned", ("gpu",)),
     Check("environment.numa", "each rank's cores are near its GPU", 0.1, "devices:numa", ("gpu",)),
     Check("environment.builds", "no killed build blocks the compilation of ops", 2, "builds:stale_locks"),
     Check("environment.compilers", "what the recipe compiles can be compiled", 3, "recipes:compilers", ("config",)),
@@ -25,6 +27,8 @@ CHECKS = (
     Check("arithmetic.float64", "gradients in float32 are those of float64", 5, "arithmetic:float64", ("group",)),
     Check("arithmetic.updates", "each family's update is plain PyTorch's", 13, "arithmetic:updates", ("group",)),
     Check("arithmetic.half", "bf16 and fp16 round, and not more than they may", 4, "arithmetic:half", ("group",)),
+    Check("arithmetic.half_of_families", "nor does bf16 in any family", 20, "arithmetic:half_of_families", ("group",)),
+    Check("arithmetic.optimizers", "optimizers follow their equations", 1, "optimizers:optimizers", ("group",)),
     Check("arithmetic.tensor_cores", "tensor cores lose nothing", 10, "arithmetic:tensor_cores", ("gpu", "group")),
     Check("arithmetic.kernels", "fused kernels are torch's operations", 15, "kernels:feature_maps", ("gpu", "group")),
     Check("arithmetic.draws", "a GPU draws what a CPU draws", 3, "kernels:random_numbers", ("gpu", "group")),
@@ -34,14 +38,22 @@ CHECKS = (
     Check("layouts.zero", "updates at ZeRO 0 to 3 are plain PyTorch's", 10, "layouts:zero_stages", ("group",)),
     Check("layouts.penalties", "so are those with each form of penalty", 10, "layouts:penalties", ("group",)),
     Check("layouts.hand_overs", "and those that share or remake images", 4, "layouts:hand_overs", ("group",)),
-    Check("layouts.pipelines", "and those in stages", 6, "layouts:pipelines", ("ranks", "group")),
+    Check("layouts.offload", "and those whose state stays on the host", 4, "layouts:offload", ("group",)),
+    Check("layouts.pipelines", "and those in stages", 7, "layouts:pipelines", ("ranks", "group")),
     Check("layouts.checkpoints", "another layout reads what one has saved", 6, "saving:checkpoints", ("group",)),
     Check("speed.disk", "the disk of `out` takes a checkpoint in time", 10, "speed:disk"),
     Check("speed.memory", "how fast memory is copied", 2, "speed:memory", ("group",)),
     Check("speed.product", "how fast matrices are multiplied", 3, "speed:product", ("group",)),
-    Check("speed.collectives", "how fast ranks talk, by size", 5, "speed:collectives", ("ranks", "group")),
+    Check(
+        "speed.collectives",
+        "ranks talk as fast as links let them",
+        5,
+        "bandwidth:collectives",
+        ("ranks", "group"),
+    ),
     Check("speed.data", "images are read as fast as updates take them", 10, "speed:data", ("config",)),
     Check("recipe.updates", "updates take the planned memory", 60, "updates:updates", ("config", "group")),
+    Check("recipe.compiled", "the same, of one that compiles", 600, "updates:compiled_updates", ("config", "group")),
     Check("run.checkpoints", "checkpoints are complete, and the newest intact", 10, "health:checkpoints", ("run",)),
     Check("run.finite", "the latest reports have finite values", 0.1, "health:finite", ("run",)),
     Check("run.alarms", "the latest reports show no training failure", 0.1, "health:alarms", ("run",)),
@@ -52,27 +64,36 @@ CHECKS = (
 )
 
 
+def listed() -> tuple[Check, ...]:
+    """All checks: those of ``CHECKS``, and those of a clone of the repository, which run its tests."""
+    return (*CHECKS, *clone.checks())
+
+
 def chosen(only: Sequence[str], examines_run: bool, lists: bool = False) -> list[Check]:
     """Checks that a command line asks for.
 
     Args:
         only: Names of checks or groups of them; none asks for all of a run's health or all the others. What takes
-            minutes is asked for by its whole name alone.
+            minutes is asked for by its whole name alone, or by that of a group which has nothing else.
         examines_run: Whether ``--run`` is given.
-        lists: Whether they are only listed, those that take minutes too.
+        lists: Whether they are only listed: then none asks for all that there are.
 
     Raises:
         UserError: A name stands for no check.
     """
+    every = listed() if only or lists else CHECKS
     for word in only:
-        if not any(_stands_for(word, check) for check in CHECKS):
+        if not any(_stands_for(word, check) for check in every):
             problem = "must be the name of a check, or the part before its point"
             raise UserError("--only", word, problem, "see `bigsgan doctor --list`")
-    short = [check for check in CHECKS if lists or "only" not in check.needs or check.name in only]
+    if lists and not only:
+        return list(every)
+    short = {check.group for check in every if "only" not in check.needs}
+    asked = [c for c in every if lists or "only" not in c.needs or c.name in only or c.group not in short]
     if only:
-        return [check for check in short if any(_stands_for(word, check) for word in only)]
-    return [check for check in short if ("run" in check.needs) == examines_run]
+        return [check for check in asked if any(_stands_for(word, check) for word in only)]
+    return [check for check in asked if ("run" in check.needs) == examines_run]
 
 
 def _stands_for(word: str, check: Check) -> bool:
-    return check.name == word or check.name.startswith(f"{word}.")
+    return word in (check.name, check.group)

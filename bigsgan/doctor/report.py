@@ -82,7 +82,8 @@ class Collected:
         return json.dumps(finite(record), indent=2, allow_nan=False, default=str)
 
     def _markdown(self) -> str:
-        lines = [describe(self._about), "", "| check | result | seconds | found |", "| --- | --- | ---: | --- |"]
+        lines = [describe(self._about), "", *_devices(self._about, self._results), ""]
+        lines += ["| check | result | seconds | found |", "| --- | --- | ---: | --- |"]
         for result in self._results:
             said = _cell(result.finding.said)
             lines.append(f"| `{result.check.name}` | {result.finding.status} | {result.seconds:.1f} | {said} |")
@@ -92,7 +93,37 @@ class Collected:
         for result in failed:
             command = again(self._command, result)
             lines.append(f"- `{result.check.name}`: {result.finding.remedy}. Again: `{command}`")
-        return "\n".join(lines)
+        return "\n".join([*lines, "", *_numbers(self._results)])
+
+
+def _devices(facts: dict[str, Any], results: Sequence[Result]) -> list[str]:
+    """A table of ranks, their hosts and what they compute on."""
+    looked = next((result.findings for result in results if result.check.name == "environment.devices"), [])
+    lines = ["| rank | host | device |", "| ---: | --- | --- |"]
+    for rank, host in enumerate(facts["host_of_rank"]):
+        device = looked[rank].numbers.get("name", looked[rank].said) if looked else "not asked for"
+        lines.append(f"| {rank} | {host} | {_cell(str(device))} |")
+    return lines
+
+
+def _numbers(results: Sequence[Result]) -> list[str]:
+    """All numbers as JSON, a check a line; one value for ranks that agree."""
+    lines = []
+    for result in results:
+        by_rank = [_rounded(_finite(dict(each.numbers))) for each in result.findings]
+        if any(by_rank):
+            same = all(each == by_rank[0] for each in by_rank)
+            lines.append(f"{result.check.name}: {json.dumps(by_rank[0] if same else by_rank, default=str)}")
+    return ["Numbers, of each rank where they differ:", "", "```text", *lines, "```"] if lines else []
+
+
+def _rounded(value: Any) -> Any:
+    """Four digits of each number that is no whole one."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {str(key): _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def as_record(result: Result, command: str) -> dict[str, Any]:
@@ -127,6 +158,7 @@ def about(ranks: Ranks) -> dict[str, Any]:
     return {
         "date": datetime.now().astimezone().isoformat(" ", "seconds"),
         "hosts": sorted(set(ranks.hosts)),
+        "host_of_rank": list(ranks.hosts),
         "ranks": ranks.size,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),

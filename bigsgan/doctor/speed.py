@@ -1,4 +1,4 @@
-"""How fast this host writes, reads, copies, multiplies and talks. Bounds are for the disk and the data alone."""
+"""How fast this host writes, reads, copies and multiplies. Bounds are for the disk and the data alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from bigsgan.bench.arithmetic import matrix_flops_per_second
-from bigsgan.bench.comm import sent_in_ring
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.recipes import checkpoint_bytes
@@ -33,7 +31,6 @@ MOST_CHECKPOINT_SECONDS = 600.0
 
 _PIECE, _MOST_PIECES, _DISK_SECONDS = 32 << 20, 8, 5.0
 _COPIED, _REPEATS = 256 << 20, 5
-_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 _READING_SECONDS = 4.0
 
 
@@ -92,7 +89,7 @@ def memory(subject: Subject) -> Finding:
     for name, device in places.items():
         source, target = (torch.ones(_COPIED // 4, device=device) for _ in range(2))
         subject.ranks.gather(None)
-        seconds = _fastest(lambda target=target, source=source: target.copy_(source))  # type: ignore[misc]
+        seconds = fastest(lambda target=target, source=source: target.copy_(source))  # type: ignore[misc]
         found[f"{name}_bytes_per_second"] = 2 * _COPIED / seconds
     texts = [f"{name.partition('_')[0]} {rate / 1e9:.1f} GB/s" for name, rate in found.items()]
     return passed(f"{', '.join(texts)}, read and written", found, -found["host_bytes_per_second"])
@@ -106,28 +103,6 @@ def product(subject: Subject) -> Finding:
         found[f"{name}_flops_per_second"] = matrix_flops_per_second(dtype, comm.device())
     texts = [f"{rate / 1e12:.3g} TFLOP/s in {name.partition('_')[0]}" for name, rate in found.items()]
     return passed(", ".join(texts), found, -found["fp32_flops_per_second"])
-
-
-def collectives(subject: Subject) -> Finding:
-    """All-reduce and all-gather tensors of several sizes: seconds, and what each rank sends in a ring a second."""
-    num, device = comm.world_size(), comm.device()
-    found: list[dict[str, Any]] = []
-    for num_bytes in _SIZES:
-        whole = torch.ones(num_bytes // 4 // num * num, device=device)
-        part = torch.ones(whole.numel() // num, device=device)
-        operations: dict[str, tuple[int, Callable[[], Any]]] = {
-            "all-reduce": (2, lambda whole=whole: dist.all_reduce(whole.zero_())),  # type: ignore[misc]
-            "all-gather": (1, lambda whole=whole, part=part: dist.all_gather_into_tensor(whole, part)),  # type: ignore[misc]
-        }
-        for name, (times, operation) in operations.items():
-            seconds = _fastest(operation)
-            sent = sent_in_ring(times, whole.nbytes, num)
-            found.append({"collective": name, "bytes": whole.nbytes, "seconds": seconds, "rate": sent / seconds})
-    largest = {each["collective"]: each["rate"] for each in found[-len(operations) :]}
-    latency, backend = min(each["seconds"] for each in found), dist.get_backend()
-    text = ", ".join(f"{name} {rate / 1e9:.2f} GB/s" for name, rate in largest.items())
-    text += f", at least {1e6 * latency:.0f} us, over {backend}"
-    return passed(text, {"backend": backend, "sizes": found}, -min(largest.values()))
 
 
 def data(subject: Subject) -> Finding:
@@ -162,7 +137,7 @@ def data(subject: Subject) -> Finding:
     return passed(f"{text}, updates took {needed:.0f}", numbers, -rate)
 
 
-def _fastest(operation: Callable[[], Any]) -> float:
+def fastest(operation: Callable[[], Any]) -> float:
     """Seconds of the fastest of a few, after one that is not timed."""
     found = []
     for _ in range(1 + _REPEATS):

@@ -18,18 +18,35 @@ from bigsgan.runtime.memory import size
 MOST_MEMORY_ERROR = 0.1
 """Of the planner's prediction, relative to what the allocator held."""
 
-_SETTINGS = Settings(rounds=1, warmup=2, steps=4)
-_WAITS, _BUSY = 0.1, 0.8
-"""Share of the time from which data is what limits updates, and below which the host is."""
+_SETTINGS = Settings(rounds=1, warmup=2, steps=4, looks_at_talk=True)
+_COMPILED = _SETTINGS._replace(warmup=4)
+"""The first update compiles, and CUDA graphs are recorded in later ones."""
+
+_WAITS, _TALKS, _BUSY = 0.1, 0.2, 0.8
+"""Share of the time from which data limit updates, from which communication does, and below which the host does."""
 
 
 def updates(subject: Subject) -> Finding:
     """Make six updates of the recipe, time the last four, and compare the planner's memory with the allocator's."""
-    plan = subject.recipe_plan()
-    if any(plan.engines[network].section.compile != "none" for network in NETWORKS):
-        return not_applicable("compiling takes minutes; `bigsgan bench train` measures compiled recipes")
+    if _compiles(subject.recipe_plan()):
+        return not_applicable("the recipe compiles, which takes minutes: see recipe.compiled")
+    return _measured(subject.recipe_plan(), subject, _SETTINGS)
+
+
+def compiled_updates(subject: Subject) -> Finding:
+    """The same of a recipe that compiles."""
+    if not _compiles(subject.recipe_plan()):
+        return not_applicable("the recipe compiles nothing")
+    return _measured(subject.recipe_plan(), subject, _COMPILED)
+
+
+def _compiles(plan: RunPlan) -> bool:
+    return any(plan.engines[network].section.compile != "none" for network in NETWORKS)
+
+
+def _measured(plan: RunPlan, subject: Subject, settings: Settings) -> Finding:
     choose_kernels(plan.recipe.deterministic)
-    own = visit(lambda: build_engine_loop(plan), contextlib.nullcontext, _SETTINGS)
+    own = visit(lambda: build_engine_loop(plan), contextlib.nullcontext, settings)
     assert own is not None, "every rank takes part"
     arithmetic = arithmetic_of(plan, {})
     visits: list[Visit] = subject.ranks.gather(own)
@@ -38,11 +55,14 @@ def updates(subject: Subject) -> Finding:
         "images_per_second": plan.recipe.batch / seconds,
         "seconds_per_update": seconds,
         "busy_share": min(each.busy for each in visits),
+        "communication_share": min(each.talking for each in visits),  # in which others do not wait for a slow rank
         "data_wait_share": max(each.data_seconds for each in visits) / seconds,
         **speed(arithmetic, seconds),
     }
-    text = f"{numbers['images_per_second']:.3g} images/s; {limit(numbers, own.device_peak is not None)}"
-    if own.device_peak is None:
+    numbers["idle_share"] = max(0.0, 1 - numbers["busy_share"])
+    has_device = own.device_peak is not None
+    text = f"{numbers['images_per_second']:.3g} images/s; {limit(numbers, has_device)}; {shares(numbers, has_device)}"
+    if not has_device:
         return passed(text, numbers)
     return _with_memory(plan, visits, text, numbers)
 
@@ -51,16 +71,31 @@ def limit(numbers: dict[str, Any], has_device: bool) -> str:
     """What limits updates, as a clause.
 
     Args:
-        numbers: ``data_wait_share``, ``busy_share``, and ``achieved_share`` of a matrix product's speed, or None.
+        numbers: ``data_wait_share``, ``communication_share`` and ``busy_share`` of the time.
         has_device: Whether a GPU computes.
     """
     if numbers["data_wait_share"] > _WAITS:
         return f"limited by reading data ({numbers['data_wait_share']:.0%} of the time)"
+    if numbers["communication_share"] > _TALKS:
+        return f"limited by communication ({numbers['communication_share']:.0%} of the time)"
     if has_device and numbers["busy_share"] < _BUSY:
-        return f"limited by the host, which launches kernels (the GPU computes {numbers['busy_share']:.0%} of the time)"
-    where = "limited by the GPU" if has_device else "limited by the CPU"
-    share = numbers["achieved_share"]
-    return where if share is None else f"{where}, at {share:.0%} of a matrix product's speed"
+        return "limited by the host, which launches kernels"
+    return f"limited by the {_device(has_device)}"
+
+
+def shares(numbers: dict[str, Any], has_device: bool) -> str:
+    """How much of the time the device is idle, and how near it comes to its peak, as a clause."""
+    text, share = (
+        f"the {_device(has_device)} is idle {numbers['idle_share']:.0%} of the time",
+        numbers["achieved_share"],
+    )
+    if share is None:
+        return f"{text}; operations of stages are not counted"
+    return f"{text}, and at {share:.0%} of a matrix product's speed"
+
+
+def _device(has_device: bool) -> str:
+    return "GPU" if has_device else "CPU"
 
 
 def _with_memory(plan: RunPlan, visits: list[Visit], text: str, numbers: dict[str, Any]) -> Finding:

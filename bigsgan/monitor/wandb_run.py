@@ -24,6 +24,8 @@ FINISH_SECONDS = 60.0
 FLUSH_SECONDS = 1.0
 """How often W&B's process writes to its file: when training is killed it ends at once (wandb 0.31: every 15 s)."""
 
+_ALARM = "alarm/"
+
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
@@ -67,12 +69,14 @@ class WandbRun:
     def __init__(self, out: Path, recipe: Mapping[str, Any]) -> None:
         self._state = out / "wandb" / "run.json"
         self._step, self._warned = -1, False
+        self._alarms: set[str] = set()
         self._run: Any = self._attempt(lambda: self._start(out, recipe))
 
     def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
         """Add the metrics of a report."""
         if self._run is not None:
             self._attempt(lambda: self._add(metrics, nimg))
+            self._attempt(lambda: self._alert(metrics, nimg))
 
     def add_image(self, tag: str, image: Tensor, path: Path, nimg: int) -> None:
         """Add the PNG file at ``path``; W&B copies it."""
@@ -116,6 +120,16 @@ class WandbRun:
         self._step = max(nimg, self._step + 1)
         self._keep(self._run.id)
         self._run.log({"nimg": nimg, **values}, step=self._step, commit=True)
+
+    def _alert(self, metrics: Mapping[str, float], nimg: int) -> None:
+        """Have W&B send a message of each alarm that the report before did not have."""
+        if self._run is None or not any(name.startswith("loss/") for name in metrics):  # quality metrics have no alarms
+            return
+        alarms = {name for name in metrics if name.startswith(_ALARM)}
+        for name in sorted(alarms - self._alarms):
+            text = f"at {nimg} images; the log of rank 0 says what to try"
+            self._run.alert(title=name.removeprefix(_ALARM), text=text, level="WARN")
+        self._alarms = alarms
 
     def _keep(self, run_id: str) -> None:
         try:

@@ -12,14 +12,19 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective
 from bigsgan.checkpoint import saver
-from bigsgan.doctor import examine, registry
+from bigsgan.doctor import arithmetic, examine, registry
 from bigsgan.doctor import ranks as doctor_ranks
 from bigsgan.doctor.checks import Subject
+from bigsgan.doctor.games import FAMILIES
 from bigsgan.draws import Draws
+from bigsgan.engines import zero as zero_engine
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.exchange import Exchange
+from bigsgan.models.batch_norm import BatchStatistics
+from bigsgan.models.layers import SpectralLayer
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
+from tests.distributed import host_faults
 from tests.examined import Kept
 
 FAULTY = 1
@@ -132,11 +137,44 @@ def changed_bit():
     return wrapped(saver, "write_tensors", write)
 
 
+def keeps_its_state(original, self, *arguments):
+    moving, self.moving = self.moving, self.moving and not is_faulty()
+    try:
+        return original(self, *arguments)
+    finally:
+        self.moving = moving
+
+
+def stale_statistic():
+    """A running mean and variance that stop moving on one rank."""
+    return wrapped(BatchStatistics, "_normalize", keeps_its_state)
+
+
+def stale_power_iteration():
+    """Singular vectors that stop moving on one rank."""
+    return wrapped(SpectralLayer, "normalized_weight", keeps_its_state)
+
+
+def small_networks():
+    """No fault: networks whose compilation takes seconds."""
+    return mock.patch.object(arithmetic, "COMPILED", FAMILIES["mlp"])
+
+
+@contextmanager
+def inexact_compilation():
+    def compiled(original, *arguments):
+        fast = original(*arguments)
+        return lambda *inputs, **options: fast(*inputs, **options) * 1.001
+
+    with small_networks(), wrapped(zero_engine, "compiled", compiled):
+        yield
+
+
 @contextmanager
 def planted(name):
     with ExitStack() as stack:
         if name:
-            stack.enter_context(globals()[name]())
+            stack.enter_context((globals().get(name) or getattr(host_faults, name))())
         yield
 
 

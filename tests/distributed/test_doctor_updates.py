@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from bigsgan.bench.measure import Visit
 from bigsgan.data import RealImages
@@ -12,19 +13,31 @@ from bigsgan.doctor import updates
 from bigsgan.doctor.checks import Subject
 from tests.tiny import tiny_plan
 
-SPEEDS = {  # share of the time that data takes, that the device computes; of a product's speed; a GPU; what it says
-    "data": (0.4, 0.5, 0.3, True, "limited by reading data (40% of the time)"),
-    "host": (0.0, 0.5, 0.3, True, "limited by the host, which launches kernels (the GPU computes 50% of the time)"),
-    "gpu": (0.01, 0.97, 0.31, True, "limited by the GPU, at 31% of a matrix product's speed"),
-    "cpu": (0.01, 0.5, 0.31, False, "limited by the CPU, at 31% of a matrix product's speed"),
-    "stages": (0.01, 0.97, None, True, "limited by the GPU"),
+SPEEDS = {  # share of the time that data takes, of communication, that the device computes; a GPU; what it says
+    "data": (0.4, 0.3, 0.5, True, "limited by reading data (40% of the time)"),
+    "communication": (0.01, 0.3, 0.97, True, "limited by communication (30% of the time)"),
+    "communication of CPUs": (0.01, 0.3, 0.97, False, "limited by communication (30% of the time)"),
+    "host": (0.0, 0.1, 0.5, True, "limited by the host, which launches kernels"),
+    "gpu": (0.01, 0.1, 0.97, True, "limited by the GPU"),
+    "cpu": (0.01, 0.1, 0.5, False, "limited by the CPU"),
 }
 
 
-@pytest.mark.parametrize("waits, busy, share, has_device, said", SPEEDS.values(), ids=SPEEDS)
-def test_what_limits_updates(waits, busy, share, has_device, said):
-    numbers = {"data_wait_share": waits, "busy_share": busy, "achieved_share": share}
+@pytest.mark.parametrize("waits, talks, busy, has_device, said", SPEEDS.values(), ids=SPEEDS)
+def test_what_limits_updates(waits, talks, busy, has_device, said):
+    numbers = {"data_wait_share": waits, "communication_share": talks, "busy_share": busy}
     assert updates.limit(numbers, has_device) == said
+
+
+@pytest.mark.parametrize(
+    "share, has_device, said",
+    [
+        (0.31, True, "the GPU is idle 4% of the time, and at 31% of a matrix product's speed"),
+        (None, False, "the CPU is idle 4% of the time; operations of stages are not counted"),
+    ],
+)
+def test_idle_time_and_share_of_the_peak_are_told(share, has_device, said):
+    assert updates.shares({"idle_share": 0.04, "achieved_share": share}, has_device) == said
 
 
 def visits(*peaks):
@@ -72,6 +85,42 @@ def test_slow_data_are_found(ranks, tmp_path):
     assert found.numbers["seconds_per_update"] > 0.5
 
 
-def test_compiled_recipes_are_left_to_the_benchmark(tmp_path):
-    found = examined(tmp_path, ["engines.generator.compile=whole"])
-    assert found.status == "not applicable"
+def examined_by_two(directory, overrides):
+    plan = tiny_plan(directory, 2, overrides, {})
+
+    def gather(value):
+        found = [None] * 2
+        dist.all_gather_object(found, value)
+        return found
+
+    return updates.updates(Subject(SimpleNamespace(gather=gather), plan=plan))
+
+
+@pytest.mark.slow
+def test_communication_of_cpus_is_measured(ranks, tmp_path):
+    found, _ = ranks(2).run(examined_by_two, tmp_path, [])
+    quick = found.numbers["communication_share"]
+    assert 0 < quick < 1
+    assert 0 <= found.numbers["idle_share"] < 1
+
+
+def compiled(directory):
+    plan = tiny_plan(directory, 1, ["engines.generator.compile=whole"], {})
+    subject = Subject(SimpleNamespace(gather=lambda value: [value]), plan=plan)
+    return updates.updates(subject), updates.compiled_updates(subject)
+
+
+@pytest.mark.slow
+def test_updates_of_a_compiled_recipe(ranks, tmp_path):
+    left, found = ranks(1).run(compiled, tmp_path)[0]
+    assert (left.status, left.said) == (
+        "not applicable",
+        "the recipe compiles, which takes minutes: see recipe.compiled",
+    )
+    assert found.status == "pass"
+    assert found.numbers["images_per_second"] == pytest.approx(8 / found.numbers["seconds_per_update"])
+
+
+def test_a_recipe_that_compiles_nothing(tmp_path):
+    plan = tiny_plan(tmp_path, 1, [], {})
+    assert updates.compiled_updates(Subject(None, plan=plan)).status == "not applicable"

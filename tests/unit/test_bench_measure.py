@@ -1,6 +1,6 @@
 """The share of the time with a kernel, and what is left after a block of measurements."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +10,7 @@ from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
 from torch.autograd import DeviceType
 
 from bigsgan.bench import measure
-from bigsgan.bench.measure import Settings, _profiled_busy_share, _timed
+from bigsgan.bench.measure import Settings, _profiled_shares, _timed
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing, release_process_groups
 
 
@@ -30,6 +30,10 @@ class Ticking:
         return {}
 
 
+def event(name, start, end, device=DeviceType.CUDA):
+    return SimpleNamespace(name=name, device_type=device, time_range=SimpleNamespace(start=start, end=end))
+
+
 @pytest.fixture
 def loop(monkeypatch):
     """With a profiler that takes 30 s to start, and shows one kernel of 1 s."""
@@ -38,8 +42,9 @@ def loop(monkeypatch):
     @contextmanager
     def slow_profile(activities):
         found.now += 30
-        kernel = SimpleNamespace(device_type=DeviceType.CUDA, time_range=SimpleNamespace(start=5e5, end=15e5))
-        yield SimpleNamespace(events=lambda: [kernel])
+        yield SimpleNamespace(
+            events=lambda: [event("gemm", 5e5, 15e5), event("nccl:all_reduce", 0, 2e6, DeviceType.CPU)]
+        )
 
     monkeypatch.setattr(measure, "profile", slow_profile)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: found.now)
@@ -47,7 +52,22 @@ def loop(monkeypatch):
 
 
 def test_the_start_of_the_profiler_does_not_count(loop):
-    assert _profiled_busy_share(loop) == 0.5
+    assert _profiled_shares(loop) == (0.5, 0)
+
+
+def test_communication_counts_where_nothing_computes(loop, monkeypatch):
+    """Of 2 s: products from 0.2 to 1.0 s, NCCL from 0.8 to 1.6 s and again from 1.8 s; gloo, on CPUs, for 0.5 s."""
+    kernels = [event("gemm", 2e5, 10e5), event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 8e5, 16e5)]
+    kernels += [event("ncclKernel_SendRecv", 18e5, 2e6)]
+    on_cpus = [event("aten::mm", 0, 2e6, DeviceType.CPU), event("gloo:all_reduce", 1e5, 4e5, DeviceType.CPU)]
+    on_cpus += [event("gloo:broadcast", 3e5, 6e5, DeviceType.CPU)]
+    for events, look, expected in (
+        (kernels, lambda: list(_profiled_shares(loop)), [(1.4 + 0.2) / 2, (0.6 + 0.2) / 2]),
+        (on_cpus, lambda: [measure._talk_of_cpus(loop)], [0.25]),
+    ):
+        profiler = nullcontext(SimpleNamespace(events=lambda events=events: events))
+        monkeypatch.setattr(measure, "profile", lambda activities, profiler=profiler: profiler)
+        assert look() == pytest.approx(expected)
 
 
 def test_peaks_are_taken_before_the_profiler(loop, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import json
 import os
 import subprocess
@@ -17,6 +18,8 @@ import torch
 from bigsgan.cli import main
 from bigsgan.doctor import examine, registry
 from bigsgan.doctor.checks import NEEDS, Check, Finding, Subject
+from bigsgan.doctor.examine import Result
+from bigsgan.doctor.report import Collected
 from bigsgan.errors import UserError
 from bigsgan.runtime import gpus
 from tests import REPOSITORY
@@ -35,6 +38,7 @@ def test_every_check_of_the_list_exists():
         module, _, name = check.run.partition(":")
         function = getattr(importlib.import_module(f"bigsgan.doctor.{module}"), name)
         assert list(inspect.signature(function).parameters) == ["subject"]
+        assert not check.words
         assert function.__doc__
         assert set(check.needs) <= set(NEEDS)
         assert "." in check.name
@@ -46,9 +50,10 @@ def test_the_list_is_printed_without_torch():
     code = "import sys; from bigsgan.cli import main; main(['doctor', '--list']); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [
-        check.name for check in registry.CHECKS if "run" not in check.needs
-    ]
+    assert [line.split()[0] for line in lines[1:]] == [check.name for check in registry.listed()]
+    needs = {line.split()[0]: line for line in lines[1:]}
+    assert " --run " in needs["run.age"]
+    assert " a GPU, its name after --only " in needs["gpu.nccl"]
 
 
 def test_checks_of_the_host_need_no_torch():
@@ -65,6 +70,8 @@ def test_checks_of_the_host_need_no_torch():
         (["run.age", "environment.files"], False, ["environment.files", "run.age"]),
         (["speed"], False, [check.name for check in registry.CHECKS if check.name.startswith("speed.")]),
         ([], True, [check.name for check in registry.CHECKS if check.name.startswith("run.")]),
+        (["arithmetic"], False, [c.name for c in registry.CHECKS if c.group == "arithmetic" and "only" not in c.needs]),
+        (["arithmetic.compiled"], False, ["arithmetic.compiled"]),
     ],
 )
 def test_the_choice(only, examines_run, names):
@@ -120,11 +127,30 @@ def test_json_alone_goes_to_standard_output(planted, capsys):
     assert "planted.good" in err
 
 
+def test_markdown_has_each_ranks_numbers_and_device():
+    devices = Check("environment.devices", "", 0, "devices:devices")
+    speed = Check("speed.memory", "", 0, "speed:memory")
+    out = io.StringIO()
+    report = Collected("markdown", out, ["bigsgan", "doctor"])
+    report.begin(SimpleNamespace(size=2, hosts=["a", "b"]), [devices, speed])
+    gpus = [Finding("pass", "one | two", {"name": name}) for name in ("H100", "A|B")]
+    report.add(Result(devices, gpus[0], 0, gpus, 0.1))
+    rates = [Finding("pass", "fast", {"rate": rate, "sizes": [1, 2.0]}) for rate in (1.23456e9, float("inf"))]
+    report.add(Result(speed, rates[0], 0, rates, 0.2))
+    report.end()
+    lines = out.getvalue().splitlines()
+    assert [line for line in lines if line.startswith(("| 0 |", "| 1 |"))] == ["| 0 | a | H100 |", "| 1 | b | A\\|B |"]
+    numbers = [line for line in lines if line.startswith("speed.memory: ")]
+    assert numbers == ['speed.memory: [{"rate": 1235000000.0, "sizes": [1, 2.0]}, {"rate": null, "sizes": [1, 2.0]}]']
+
+
 def test_markdown(planted, capsys):
     planted("good", "fails", faulty=0)
     assert main(["doctor", "--markdown"]) == 1
     lines = capsys.readouterr().out.splitlines()
+    assert f"| 0 | {os.uname().nodename} | not asked for |" in lines
     assert "| `planted.good` | pass | 0.0 | all is well |" in lines
+    assert lines[-4:] == ["```text", 'planted.good: {"rank": 0}', 'planted.fails: {"number": 5}', "```"]
     assert "- `planted.fails`: mend it. Again: `bigsgan doctor --only planted.fails`" in lines
 
 

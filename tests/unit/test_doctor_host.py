@@ -16,7 +16,7 @@ import torch
 
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.config.data import Data
-from bigsgan.doctor import alike, builds, devices, host, versions
+from bigsgan.doctor import alike, builds, devices, host, links, versions
 from bigsgan.engines.deepspeed import native_ops
 from bigsgan.errors import UserError
 from bigsgan.runtime import gpus
@@ -202,6 +202,30 @@ def test_a_driver_that_is_too_old(monkeypatch, tmp_path):
     assert versions.driver_version() is None
 
 
+def test_libraries_of_gpus(monkeypatch):
+    """They are compared with rank 0's, and with those of reports."""
+    own = {"CUDA": "13.0", "NCCL": "2.27.3", "driver": "580.65.06", "triton": "3.8.0"}
+    others = [own, {**own, "NCCL": "2.26.2", "driver": None}]
+
+    def of_rank():
+        return others[sys._getframe(1).f_locals["subject"].ranks.rank]
+
+    monkeypatch.setattr(versions, "of_libraries", of_rank)
+    first, second = examined(versions.versions, ["a", "b"])
+    assert first.status == "pass"
+    assert first.said.endswith("; no report of a GPU has these: CUDA, NCCL, driver, triton")
+    assert second.status == "fail"
+    assert second.said == "differs from rank 0 in NCCL 2.26.2, 2.27.3 there, driver is missing, 580.65.06 there"
+    tested = {name: versions.Tested(number, number) for name, number in own.items()}
+    tested["NCCL"] = versions.Tested("2.26", "2.26")
+    monkeypatch.setattr(versions, "TESTED_ON_GPUS", tested)
+    assert alone(versions.versions).said.endswith("; no report of a GPU has these: NCCL")
+    monkeypatch.setitem(tested, "NCCL", versions.Tested("2.26", "2.27"))
+    assert alone(versions.versions).said.endswith("triton 3.8.0")
+    others[0] = dict.fromkeys(own)
+    assert "report" not in alone(versions.versions).said  # without a GPU
+
+
 def test_a_lock_of_a_killed_build(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(native_ops, "_FILE_IS_LOCK", True)
@@ -262,6 +286,61 @@ def test_ranks_with_gpus(monkeypatch):
     assert alone(devices.devices).said == "50% of the memory of a GPU is in use"
     plant_gpus(monkeypatch, ["x"], free=0.95, total=80 * 2**30)
     assert alone(devices.devices).status == "pass"
+
+
+def test_pinned_memory(monkeypatch, tmp_path):
+    """A stand-in of a copy that takes 10 ms there and 20 ms back, over PCIe of the fourth generation."""
+    place = tmp_path / "0000:1b:00.0"
+    place.mkdir()
+    (place / "current_link_speed").write_text("16.0 GT/s PCIe\n")
+    (place / "current_link_width").write_text("16\n")
+    monkeypatch.setattr(links, "PCI", tmp_path)
+    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=27, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    seconds = {"to_device": 0.01, "to_host": 0.02}
+    rates = {f"{name}_bytes_per_second": devices.PINNED_BYTES / each for name, each in seconds.items()}
+    monkeypatch.setattr(devices, "copy_rates", lambda device: rates)
+    found = alone(devices.pinned)
+    said = "128 MiB are pinned, and copied at 13.4 GB/s to the GPU, 6.7 back; PCIe x16 gives 31.5"
+    assert (found.status, found.said) == ("pass", said)
+
+    def refuse(device):
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be")
+
+    monkeypatch.setattr(devices, "copy_rates", refuse)
+    found = alone(devices.pinned)
+    assert found.status == "fail"
+    assert found.said == "128 MiB cannot be pinned and copied: CUDA error: out of memory CUDA kernel errors might be"
+    assert "ulimit -l unlimited" in found.remedy
+
+
+def test_copies_are_timed_and_looked_at(monkeypatch):
+    """On the CPU in the GPU's stead, by a clock that goes on when the device is waited for."""
+    now = [0.0]
+    real, lost = torch.empty, [False]
+
+    def wait(device):
+        now[0] += 0.5
+
+    def copy(size, **options):
+        options.pop("pin_memory")
+        made = real(size, **options)
+        return made.as_subclass(Lossy) if lost[0] else made
+
+    class Lossy(torch.Tensor):
+        def copy_(self, source, non_blocking=False):
+            return super().zero_()
+
+    monkeypatch.setattr(devices, "PINNED_BYTES", 1 << 20)
+    monkeypatch.setattr(devices, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr(torch, "empty", copy)
+    rate = (1 << 20) / 0.5
+    found = devices.copy_rates(torch.device("cpu"))
+    assert found == {"to_device_bytes_per_second": rate, "to_host_bytes_per_second": rate}
+    lost[0] = True
+    with pytest.raises(RuntimeError, match="a copy came back as 0, not 1"):
+        devices.copy_rates(torch.device("cpu"))
 
 
 def test_clocks(monkeypatch):

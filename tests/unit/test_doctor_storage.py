@@ -265,7 +265,7 @@ def test_reading_images(tmp_path, monkeypatch):
 
 def test_numbers_of_the_host(monkeypatch):
     monkeypatch.setattr(speed, "_COPIED", 1 << 20)
-    monkeypatch.setattr(speed, "_fastest", lambda operation: 0.5)
+    monkeypatch.setattr(speed, "fastest", lambda operation: 0.5)
     found = alone(speed.memory)
     assert (found.status, found.numbers) == ("pass", {"host_bytes_per_second": 4 * (1 << 20)})  # read and written
     monkeypatch.setattr(speed, "matrix_flops_per_second", lambda dtype, device: {torch.float32: 1e12}.get(dtype, 2e12))

@@ -103,19 +103,27 @@ class Listed(torch.utils.data.Dataset):
 
 
 @pytest.mark.slow
-def test_fid_by_inception_is_torch_fidelitys(tmp_path, random_weights):
-    """From images and from statistics, with the network and the resizer of published numbers."""
-    num, data = 24, Data(kind="synthetic", resolution=24, image_channels=3, num_classes=0)
+def test_metrics_by_inception_are_torch_fidelitys(tmp_path, random_weights):
+    """Of the same images, and FID from statistics; with the network and the resizer of published numbers."""
+    num, data = 30, Data(kind="synthetic", resolution=24, image_channels=3, num_classes=0)
     reals, fakes = torch.randint(0, 256, (2, num, 3, 24, 24), generator=torch.Generator().manual_seed(0)).byte()
-    fakes = (fakes * 0.7).byte()
+    fakes = torch.cat([fakes[:15] * 0.7, reals[15:] * 0.98]).byte()  # half of them near real images
     theirs = torch_fidelity.calculate_metrics(
         input1=Listed(fakes),
         input2=Listed(reals),
         fid=True,
+        isc=True,
+        kid=True,
+        kid_subsets=1,
+        kid_subset_size=num,
+        prc=True,
+        feature_layer_prc="2048",
+        samples_shuffle=False,
         cuda=False,
         cache=False,
         verbose=False,
-        batch_size=12,
+        batch_size=10,
+        feature_extractor="inception-v3-compat",  # precision and recall have another by default
         feature_extractor_weights_path=str(random_weights),
     )
     features = open_features(FeatureNetwork(network="inception", weights=str(random_weights)), data, tmp_path)
@@ -125,14 +133,23 @@ def test_fid_by_inception_is_torch_fidelitys(tmp_path, random_weights):
     np.savez(tmp_path / "mu.npz", mu=seen.mean(0), sigma=np.cov(seen, rowvar=False))
     for name in ("images", "mu"):
         path = tmp_path / f"{name}.npz"
-        asked, section = [parse_metric(f"fid{num}", "--metrics")], data.model_copy(update={"root": str(path)})
-        made = Evaluation(asked, features, open_reference(path, data), section, 12, tmp_path)
+        kinds = ("fid", "kid", "is", "pr") if name == "images" else ("fid",)
+        asked = [parse_metric(f"{kind}{num}", "--metrics") for kind in kinds]
+        section = data.model_copy(update={"root": str(path)})
+        made = Evaluation(asked, features, open_reference(path, data), section, 10, tmp_path)
 
         def generate(first, labels):
             return fakes[first : first + len(labels)].float() / 127.5 - 1
 
-        found = values_of(made.measure(generate, Replica(0, 1)))[f"fid{num}"]
-        assert found == pytest.approx(theirs["frechet_inception_distance"], rel=1e-3), name
+        found = values_of(made.measure(generate, Replica(0, 1)))
+        assert found[f"fid{num}"] == pytest.approx(theirs["frechet_inception_distance"], rel=1e-3), name
+        if name == "images":
+            assert found[f"kid{num}"] == pytest.approx(theirs["kernel_inception_distance_mean"], rel=1e-3)
+            assert found[f"is{num}"] == pytest.approx(theirs["inception_score_mean"], rel=1e-4)
+            manifold = [found[f"pr{num}_{which}"] for which in ("precision", "recall")]
+            assert min(manifold) > 0
+            assert max(manifold) < 1
+            assert manifold == pytest.approx([theirs["precision"], theirs["recall"]], abs=1e-6)
 
 
 def test_other_metrics_are_against_the_images(tmp_path, digits):

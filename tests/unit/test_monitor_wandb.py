@@ -102,6 +102,23 @@ def test_each_holds_what_it_can(tmp_path):
         assert image.step == 64
 
 
+def test_an_alarm_that_begins_is_a_message(tmp_path):
+    reporter, names = Reporter(tmp_path, 0, 512, 0, ["wandb"], RECIPE), ["low_diversity", "penalty_is_off/r1"]
+    both = {**FIRST, **{f"alarm/{name}": 1.0 for name in names}}
+    for nimg, metrics in enumerate((FIRST, ALARM, ALARM, both, FIRST, ALARM), start=1):
+        reporter.report(64 * nimg, metrics)
+        reporter.measured(64 * nimg, {"metrics/fid64": 12.5})
+    reporter.close()
+    (segment,) = read_segments(tmp_path)
+    text = "at {} images; the log of rank 0 says what to try"
+    explode = "gradients_explode/generator"
+    assert segment.alerts == [
+        (explode, text.format(128)),
+        *((name, text.format(256)) for name in names),
+        (explode, text.format(384)),
+    ]
+
+
 def test_a_resumed_run_is_the_same_one_and_its_steps_continue(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "portraits")
     monkeypatch.setenv("WANDB_NAME", "third try")

@@ -1,0 +1,104 @@
+"""Checks that are tests: what a clone of the repository has in tests/gpu and tests/stand_in, as a group each.
+
+Their lists stay with the tests, whose own runner (`python -m tests.gpu`) reads them too. No torch here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bigsgan.doctor.checks import Check, Finding, Need, Subject, failed, not_applicable, passed
+
+REPOSITORY = Path(__file__).parents[2]
+LISTS: dict[str, tuple[str, str, tuple[Need, ...]]] = {
+    "gpu": ("gpu.__main__", "what tests/gpu shows", ("gpu", "only")),
+    "stand_in": ("stand_in.checks", "what tests/stand_in shows without a GPU", ("only",)),
+}
+"""By group: the module of `tests` whose CHECKS it has, what they show, and what they need."""
+
+LOGS = Path("doctor_logs")
+"""In the working directory: all that the tests print."""
+
+_OF_A_LAUNCHER = re.compile(r"(RANK|WORLD_SIZE|LOCAL_\w+|MASTER_\w+|CROSS_\w+|GROUP_\w+|ROLE_\w+|TORCHELASTIC_\w+)")
+_PASSED = re.compile(r"\b\d+ passed\b")
+_TOLD = 200
+
+
+def checks() -> tuple[Check, ...]:
+    """All checks of all lists; one for each list that is not here, which says so."""
+    found = []
+    for group, (_, shows, needs) in LISTS.items():
+        module = _list_of(group)
+        if module is None:
+            found.append(Check(f"{group}.tests", shows, 1, "clone:absent", needs))
+            continue
+        for each in module.CHECKS:
+            name = f"{group}.{each.name.lower().replace(' ', '_')}"
+            found.append(Check(name, each.proves, each.seconds, "clone:test", needs, (group, each.name)))
+    return tuple(found)
+
+
+def absent(subject: Subject) -> Finding:
+    """Say what lacks."""
+    return not_applicable("needs a clone of the repository, whose tests are run")
+
+
+def test(subject: Subject, group: str, name: str) -> Finding:
+    """Run one command of a list on rank 0, as the list's own runner does."""
+    module = _list_of(group)
+    if module is None or subject.ranks.rank:
+        return absent(subject) if module is None else passed("rank 0 runs it", severity=-1)
+    check = next(each for each in module.CHECKS if each.name == name)
+    log = LOGS.absolute() / f"{group}.{name.replace(' ', '_')}.log"
+    log.parent.mkdir(exist_ok=True)
+    with _by_itself():
+        result = module.run(check, log)
+    text = log.read_text(errors="replace")
+    numbers = {"command": check.command, "log": str(log)}
+    last = ([line.strip(" =") for line in text.splitlines() if line.strip(" =")] or [""])[-1][:_TOLD]
+    if result != "passed":
+        return failed(f"{result}: {last}", f"read {log}; see CONTRIBUTING.md for what the test shows", numbers)
+    if "pytest" in check.command and not _PASSED.search(last):
+        return not_applicable(f"its tests do not run here: {last}", numbers)
+    return passed(last, numbers)
+
+
+def _list_of(group: str) -> ModuleType | None:
+    """The module that has a list; None outside of a clone."""
+    name = LISTS[group][0]
+    if not (REPOSITORY / "tests" / f"{name.replace('.', '/')}.py").is_file():
+        return None
+    with _importing(REPOSITORY):
+        return importlib.import_module(f"tests.{name}")
+
+
+@contextmanager
+def _importing(directory: Path) -> Iterator[None]:
+    """Find modules in a directory first."""
+    sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(directory))
+
+
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """Processes that are started here are ranks of no launcher."""
+    kept: dict[str, Any] = {name: os.environ.pop(name) for name in _names(list(os.environ))}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def _names(names: Sequence[str]) -> list[str]:
+    return [name for name in names if _OF_A_LAUNCHER.fullmatch(name)]

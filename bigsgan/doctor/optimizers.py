@@ -1,0 +1,115 @@
+"""A check of optimizers on each rank's device: torch's fused kernels, against their equations in float64."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bigsgan.config import NETWORKS
+from bigsgan.config.sections import Optimizer
+from bigsgan.doctor.checks import Finding, Subject, failed, passed
+from bigsgan.doctor.games import tiny_plan, zero
+from bigsgan.engines.optimizer import build_optimizer
+from bigsgan.runtime import comm
+
+_SHAPES = ((64, 33), (7,), (1, 1, 3, 3))
+_LR, _STEPS, _SIZE = 0.05, 4, 0.01
+
+CLOSE = 1e-5
+"""Of how far the steps go together, that float32 may be off: 24 roundings of 6e-8 to numbers of that size."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "Adam": {"betas": [0.5, 0.9], "weight_decay": 0.1},
+    "Adam without momentum": {"betas": [0.0, 0.99]},
+    "AdamW": {"kind": "adamw", "betas": [0.9, 0.99], "weight_decay": 0.3},
+    "AdamW without momentum": {"kind": "adamw", "betas": [0.0, 0.9], "weight_decay": 0.3},
+    "SGD": {"kind": "sgd", "weight_decay": 0.1},
+    "SGD with momentum": {"kind": "sgd", "momentum": 0.9, "weight_decay": 0.1},
+    "RMSprop": {"kind": "rmsprop", "betas": [0.0, 0.9], "momentum": 0.5, "weight_decay": 0.1},
+}
+"""By what is said: the options of a recipe's ``optimizer``."""
+
+
+def optimizers(subject: Subject) -> Finding:
+    """Four steps of each kind of optimizer on given gradients, as networks get them, against its equations."""
+    errors = {name: error(Optimizer.model_validate({"lr": _LR, **options})) for name, options in KINDS.items()}
+    numbers = {name: {"difference": each, "bound": CLOSE} for name, each in errors.items()}
+    bad = [name for name, each in errors.items() if not each <= CLOSE]
+    if bad:
+        others = f" (and {len(bad) - 1} of {len(errors) - 1} others)" if len(bad) > 1 else ""
+        text = f"{bad[0]}{others}: {_STEPS} steps are {errors[bad[0]]:.1e} of their length off, over {CLOSE:.0e}"
+        remedy = "repeat on another device: if only this one fails, take it out of use; otherwise install another torch"
+        return failed(text, remedy, numbers, errors[bad[0]])
+    worst = max(errors, key=lambda name: errors[name])
+    text = f"{_STEPS} steps of {len(errors)} kinds are at most {errors[worst]:.1e} of their length off, of {CLOSE:.0e}"
+    return passed(f"{text}: {worst}", numbers)
+
+
+def error(section: Optimizer) -> float:
+    """Distance of weights that an optimizer leaves from those of its equations, relative to how far they moved."""
+    generator = torch.Generator().manual_seed(0)
+    start = [_SIZE * torch.randn(shape, generator=generator) for shape in _SHAPES]
+    grads = [[torch.randn(shape, generator=generator) for shape in _SHAPES] for _ in range(_STEPS)]
+    stack: Any = nn.ParameterList(weight.to(comm.device(), copy=True) for weight in start)
+    optimizer = build_optimizer(section, stack, _file())
+    for gradients in grads:
+        for parameter, gradient in zip(stack, gradients, strict=True):
+            parameter.grad = gradient.to(comm.device())
+        optimizer.step()
+    difference, length = 0.0, 0.0
+    for i, (parameter, weight) in enumerate(zip(stack, start, strict=True)):
+        expected = EQUATIONS[section.kind](section, weight.double(), [each[i].double() for each in grads])
+        difference += float((parameter.detach().double().cpu() - expected).square().sum())
+        length += float((expected - weight.double()).square().sum())
+    return float((difference / length) ** 0.5)
+
+
+def _file() -> Any:
+    with tempfile.TemporaryDirectory() as directory:
+        plan = tiny_plan(Path(directory), 1, [], dict.fromkeys(NETWORKS, zero(0)))
+    return plan.engines["generator"].file
+
+
+def _adam(section: Optimizer, w: Tensor, grads: list[Tensor]) -> Tensor:
+    """Kingma and Ba 2015, algorithm 1; of AdamW, Loshchilov and Hutter 2019, algorithm 2."""
+    m, v, (beta1, beta2) = torch.zeros_like(w), torch.zeros_like(w), section.betas
+    for t, g in enumerate(grads, start=1):
+        if section.kind == "adamw":
+            w = w * (1 - section.lr * section.weight_decay)
+        else:
+            g = g + section.weight_decay * w
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+        w = w - section.lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + section.eps)
+    return w
+
+
+def _sgd(section: Optimizer, w: Tensor, grads: list[Tensor]) -> Tensor:
+    velocity = torch.zeros_like(w)
+    for g in grads:
+        velocity = section.momentum * velocity + g + section.weight_decay * w
+        w = w - section.lr * velocity
+    return w
+
+
+def _rmsprop(section: Optimizer, w: Tensor, grads: list[Tensor]) -> Tensor:
+    """With torch's momentum, which adds up steps before the learning rate."""
+    velocity, square = torch.zeros_like(w), torch.zeros_like(w)
+    for g in grads:
+        g = g + section.weight_decay * w
+        square = section.betas[1] * square + (1 - section.betas[1]) * g * g
+        velocity = section.momentum * velocity + g / (square.sqrt() + section.eps)
+        w = w - section.lr * velocity
+    return w
+
+
+EQUATIONS: dict[str, Callable[[Optimizer, Tensor, list[Tensor]], Tensor]] = {
+    "adam": _adam,
+    "adamw": _adam,
+    "sgd": _sgd,
+    "rmsprop": _rmsprop,
+}

@@ -1,0 +1,34 @@
+"""`bigsgan doctor` by srun, on a real Slurm of two nodes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.clusters import laboratory
+
+ONLY = "--only environment --only layouts.collectives --only speed.collectives"
+
+
+@pytest.mark.slow
+def test_two_nodes_of_slurm(tmp_path):
+    """With real checks; then with a limit of open files that Slurm hands on to the tasks."""
+    script = f"""
+        export DS_ACCELERATOR=cpu
+        srun --nodes 2 --ntasks 2 bigsgan doctor --json {ONLY} > found.json
+        ulimit -n 300
+        srun --nodes 2 --ntasks 2 bigsgan doctor --only environment.files > failed.txt || echo "failed $?"
+    """
+    done = laboratory.run("slurm", script, tmp_path)
+    assert "failed 1" in done.stdout
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert (record["hosts"], record["ranks"], record["failed"]) == (["node1", "node2"], 2, [])
+    checks = {check["name"]: check for check in record["checks"]}
+    for name in ("paths", "locks", "clocks", "alike", "files"):
+        assert checks[f"environment.{name}"]["status"] == "pass"
+    for name in ("layouts.collectives", "speed.collectives"):
+        assert [rank["status"] for rank in checks[name]["ranks"]] == ["pass", "pass"]
+    said = (tmp_path / "failed.txt").read_text()
+    assert "(and 1 more rank): 300 files may be open at once, 528 are needed" in said
+    assert "again:  srun --ntasks 2 --nodes 2 bigsgan doctor --only environment.files" in said

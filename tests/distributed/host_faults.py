@@ -1,0 +1,131 @@
+"""Faults of one rank's host, of its disk and of what is installed there, that the doctor has to find."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from bigsgan.doctor import alike, host, speed, storage, versions
+from bigsgan.engines import native_ops
+from bigsgan.runtime import comm
+
+FAULTY = 1
+AHEAD_SECONDS = 30.0
+
+
+@contextmanager
+def lock_of_a_killed_build():
+    """In this rank's own directory of builds, an hour old."""
+    with tempfile.TemporaryDirectory() as directory, mock.patch.dict(os.environ, TORCH_EXTENSIONS_DIR=directory):
+        lock = Path(directory, "cpu_adam", "lock")
+        lock.parent.mkdir()
+        if comm.rank() == FAULTY:
+            lock.touch()
+            os.utime(lock, (time.time() - 3600,) * 2)
+        with mock.patch.object(native_ops, "_FILE_IS_LOCK", True):
+            yield
+
+
+def locks_that_keep_nobody_out():
+    """As a file system that is mounted without them: here alone, so that another process gets the lock."""
+    return mock.patch.object(fcntl, "flock", return_value=None)
+
+
+def full_disk():
+    def write(descriptor, content, real=os.write):
+        if comm.rank() == FAULTY and len(content) > 1 << 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, content)
+
+    return mock.patch.object(os, "write", write)
+
+
+@contextmanager
+def slow_disk():
+    """A quarter of the pieces, each of which takes its time."""
+
+    def wait(descriptor):
+        time.sleep(0.5)
+
+    with mock.patch.object(speed, "_PIECE", 4 << 20), mock.patch.object(os, "fdatasync", wait):
+        yield
+
+
+def clock_ahead():
+    skew = AHEAD_SECONDS if comm.rank() == FAULTY else 0.0
+    return mock.patch.object(alike, "time", SimpleNamespace(time=lambda: time.time() + skew))
+
+
+def old_library():
+    def version(name, real=versions.version):
+        return "0.18.2" if (comm.rank(), name) == (FAULTY, "deepspeed") else real(name)
+
+    return mock.patch.object(versions, "version", version)
+
+
+def another_version():
+    found = {**alike.versions(), **({"torch": "2.8.0"} if comm.rank() == FAULTY else {})}
+    return mock.patch.object(alike, "versions", return_value=found)
+
+
+@contextmanager
+def another_file():
+    """A copy of the package in which one line is added."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory, "bigsgan")
+        shutil.copytree(alike.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        if comm.rank() == FAULTY:
+            with (copy / "draws.py").open("a") as file:
+                file.write("# edited on one host\n")
+        with mock.patch.object(alike, "PACKAGE", copy):
+            yield
+
+
+@contextmanager
+def few_open_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if comm.rank() == FAULTY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def ranks_on_one_core():
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(own)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
+
+
+def small_shared_memory():
+    """64 MiB, as Docker gives."""
+    found = SimpleNamespace(f_bavail=16 << 10, f_blocks=16 << 10, f_frsize=4096)
+    calls = {host.SHARED_MEMORY: found}
+    return mock.patch.object(os, "statvfs", lambda path, real=os.statvfs: calls.get(path) or real(path))
+
+
+@contextmanager
+def directory_of_its_own():
+    """What rank 0 writes is not seen on the other host."""
+
+    def read(path, *arguments, real=Path.read_text, **options):
+        if comm.rank() == FAULTY and path.name.startswith(".doctor-"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return real(path, *arguments, **options)
+
+    with mock.patch.object(Path, "read_text", read), mock.patch.object(storage, "SHARED_SECONDS", 0.3):
+        yield
