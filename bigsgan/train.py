@@ -178,17 +178,15 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     ema = ShardedEMA(engines["generator"], recipe.ema.power.widths if recipe.ema.power else ())
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
-    statistics = Statistics(device)
+    statistics, counters = Statistics(device), _imported_counters(start, recipe)
     sums = comm.sum_over_ranks, engines["generator"].sum_over_replicas
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums)
-    counters = _imported_counters(start, recipe)
     averages = EMAState(engines["generator"], ema)
     entries = {**_entries(plan, engines, averages, counters), **extras.entries()}
     if start.found is not None:
         refuse_other_codec(start.found.layout.get(DATA), recipe.data)
         _restore(start.found, entries, layout, recipe)
-    slices = _slices(plan, rank)
-    draws = Draws(recipe.seed)
+    slices, draws = _slices(plan, rank), Draws(recipe.seed)
     reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters)
     sample_draws = SampleDraws(draws, device)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)

@@ -110,7 +110,7 @@ def _numbers(results: Sequence[Result]) -> list[str]:
     """All numbers as JSON, a check a line; one value for ranks that agree."""
     lines = []
     for result in results:
-        by_rank = [_rounded(_finite(dict(each.numbers))) for each in result.findings]
+        by_rank = [_rounded(finite(dict(each.numbers))) for each in result.findings]
         if any(by_rank):
             same = all(each == by_rank[0] for each in by_rank)
             lines.append(f"{result.check.name}: {json.dumps(by_rank[0] if same else by_rank, default=str)}")

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from bigsgan.doctor import alike, host, speed, storage, versions
-from bigsgan.engines import native_ops
+from bigsgan.engines.deepspeed import native_ops
 from bigsgan.runtime import comm
 
 FAULTY = 1
