@@ -107,7 +107,7 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
     that (stage3_max_reuse_distance) is gathered again, and stands above the least. A network that fits in that
     distance stays from an update's forward to its backward pass too, and needs less.
     """
-    file, num, d_steps = plan.engines[network].file, plan.world_size, plan.recipe.objective.d_steps
+    file, num, d_steps = plan.engines[network].file, len(plan.placement(network).ranks), plan.recipe.objective.d_steps
     phases = {"generator": plan.recipe.accumulation_of("generator")}
     phases["discriminator"] = d_steps * plan.recipe.accumulation_of("discriminator")  # micro-batches of all its updates
     updates = d_steps if network == "discriminator" else 1

@@ -46,8 +46,7 @@ class EngineLoop:
         """Release engines, files and loading processes."""
         run = self.run
         run.close()
-        run.step.generator.destroy()
-        run.step.discriminator.destroy()
+        run.step.executor.destroy()
         self._directory.cleanup()
 
 

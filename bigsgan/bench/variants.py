@@ -183,7 +183,9 @@ def plan_variants(
 
 def _plan(recipe: Recipe, variant: Variant, world_size: int, recipe_dir: Path | None) -> Planned:
     tree = recipe.model_dump()
-    base = _of_both("engines", pipeline_stages=1, accumulation="null", compile="none", cuda_graphs="false")
+    base = _of_both(
+        "engines", pipeline_stages=1, accumulation="null", compile="none", cuda_graphs="false", ranks="null"
+    )
     try:
         for overrides in (_PLAIN_RECIPE, base, _engines("zero0"), variant.overrides(recipe)):
             apply_overrides(tree, overrides)

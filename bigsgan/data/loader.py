@@ -283,21 +283,13 @@ class _SharedMemoryFullError(RuntimeError):
     """A loading process found no shared memory for a batch."""
 
 
-def shared_bytes(data: Data, micro_batch: int) -> int:
-    """What one rank passes through /dev/shm: the micro-batches that are prefetched, and the one that it has taken."""
-    sample = (data.crop_from or data.resolution) ** 2 * (data.image_channels + data.paired * data.input_channels)
-    if data.kind == "latents":
-        sample = 2 * data.channels * data.side**2 * torch.float32.itemsize
-    return (data.num_workers * data.prefetch + 1) * micro_batch * sample
-
-
 def _check_shared_memory(data: Data, indices: Iterator[list[int]]) -> Iterator[list[int]]:
     """Refuse to prefetch more micro-batches than fit into /dev/shm; return the indices unchanged.
 
     Other ranks of the host use it too, but how much they will need is not known here.
     """
     first = list(itertools.islice(indices, 1))
-    needed, free = shared_bytes(data, sum(map(len, first))), _free_shared_memory()
+    needed, free = data.shared_bytes(sum(map(len, first))), _free_shared_memory()
     if free is not None and needed > free:
         needs, has = f"{math.ceil(needed / 2**20)} MiB", f"{free // 2**20} MiB free"
         problem = f"loading processes, each with {data.prefetch} micro-batches, need {needs} in {_SHARED_MEMORY}"

@@ -7,7 +7,6 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigsgan.data.loader import shared_bytes
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -73,7 +72,7 @@ def _shared_bytes(subject: Subject) -> int:
     plan = subject.plan
     if plan is None:
         return LEAST_SHARED_BYTES
-    return shared_bytes(plan.recipe.data, plan.engines["discriminator"].micro_batch_size)
+    return plan.recipe.data.shared_bytes(plan.engines["discriminator"].micro_batch_size)
 
 
 def cores(subject: Subject) -> Finding:

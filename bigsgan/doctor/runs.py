@@ -105,8 +105,7 @@ def running(game: Game, found: Checkpoint | None = None) -> Iterator[Run]:
             yield run
         finally:
             run.close()
-            run.step.generator.destroy()
-            run.step.discriminator.destroy()
+            run.step.executor.destroy()
 
 
 def update(run: Run, num_updates: int = 1) -> None:

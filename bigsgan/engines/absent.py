@@ -14,11 +14,10 @@ from torch import Tensor
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import Engine, MicroBatch, Shard, Work
-from bigsgan.engines.deepspeed.leftovers import forget_world
 from bigsgan.engines.outcomes import Outcome, Outcomes
 from bigsgan.engines.phases import Phase, Task
 from bigsgan.models.network import LayerStack
-from bigsgan.runtime import comm, division
+from bigsgan.runtime import comm
 
 
 class AbsentEngine:
@@ -104,9 +103,7 @@ class AbsentEngine:
         """Do nothing."""
 
     def destroy(self) -> None:
-        """Let torch and DeepSpeed take all ranks of the job for the world again."""
-        forget_world()
-        division.unite()
+        """Do nothing: the executor lets the ranks be one world again."""
 
 
 class OutcomesOfBoth:

@@ -32,6 +32,7 @@ from bigsgan.engines.pipeline.build import PipelineBuilder
 from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
+from bigsgan.errors import UserError
 from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
@@ -62,16 +63,23 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
         forget_world()
         division.divide([plan.placement(n).ranks for n in NETWORKS], timedelta(hours=comm.PATIENCE_HOURS))
     engines: dict[str, Engine] = {}
+    refused: UserError | None = None
     for network, config in configs.items():
         if comm.rank() not in plan.placement(network).ranks:
             continue
         forget_pipeline()
-        with division.within_part():
-            if plan.placement(network).num_stages > 1:
-                engines[network] = pipelines.build(network, config, divisions.get(network))
-            else:
-                engines[network] = _build_zero(plan, network, config)
+        try:
+            with division.within_part():
+                if plan.placement(network).num_stages > 1:
+                    engines[network] = pipelines.build(network, config, divisions.get(network))
+                else:
+                    engines[network] = _build_zero(plan, network, config)
+        except UserError as error:
+            if not plan.is_split:
+                raise
+            refused = error
     forget_pipeline()
+    _raise_together(plan, refused)
     stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}
     order = Order(plan, stages, pipelines.costs())
     if not plan.is_split:
@@ -84,6 +92,15 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     engines = {network: engines[network] for network in NETWORKS}
     observer = Observer(Path(plan.recipe.out) / TRACE_FILE)
     return Executor(engines, order, exchange, observer, OutcomesOfBoth(plan, engines))
+
+
+def _raise_together(plan: RunPlan, refused: UserError | None) -> None:
+    """Raise on all ranks what was refused on those of one network alone."""
+    if not plan.is_split:
+        return
+    found = comm.gather_objects(refused) or []
+    if first := comm.from_rank_zero(next(filter(None, found), None)):
+        raise first
 
 
 def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngine:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from bigsgan.engines.base import Engine, Work
+from bigsgan.engines.deepspeed.leftovers import unite_ranks
 from bigsgan.engines.exchange import SENDS, Arrival, Exchange
 from bigsgan.engines.phases import Phase, Task
 from bigsgan.engines.pipeline.observer import Observer
@@ -82,6 +83,12 @@ class Executor:
         if self.observer is not None:
             self.observer.end()
         self._end_update(phases)
+
+    def destroy(self) -> None:
+        """Release the engines; neither they nor this can be used afterwards. Every rank calls this."""
+        for engine in self.engines.values():
+            engine.destroy()
+        unite_ranks()
 
     def _compute(self, tasks: Sequence[Task], alive: dict[int, Work], update: _Progress) -> None:
         # Nothing in here may wait for the whole device: messages that are expected ahead need other ranks to go on.

@@ -80,8 +80,7 @@ def rank() -> int:
     """Return this process's rank in the job, or in its part of it inside ``division.within_part``."""
     if not dist.is_initialized():
         return int(os.environ.get("RANK", 0))
-    with division.scope():
-        return dist.get_rank()
+    return division.rank()
 
 
 def local_rank() -> int:
@@ -93,8 +92,7 @@ def world_size() -> int:
     """Return the number of ranks of the job, or of the part."""
     if not dist.is_initialized():
         return 1
-    with division.scope():
-        return dist.get_world_size()
+    return division.world_size()
 
 
 def device() -> torch.device:
@@ -300,10 +298,7 @@ def another_rank_spoke() -> bool | None:
 def _spoken(more: int) -> int | None:
     """Return how many ranks have spoken, with ``more`` of them; None where the store's host is gone."""
     try:
-        with division.scope():
-            return dist.distributed_c10d._get_default_store().add(
-                _SPEAKER_KEY, more
-            )  # torch 2.8 to 2.15: no public name
+        return division.store().add(_SPEAKER_KEY, more)
     except RuntimeError:
         return None
 

@@ -7,6 +7,7 @@ among all ranks of the job all the same, but for those inside ``within_part``.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -33,7 +34,8 @@ _MOST_GROUPS = 1 << 20
 """More than a part makes."""
 
 _division: _Division | None = None
-_is_within_part = False
+_of_thread = threading.local()
+"""Whether a thread is ``within_part``: others, such as those that write checkpoints, go on with all ranks."""
 
 
 def divide(parts: Sequence[Sequence[int]], patience: timedelta) -> None:
@@ -51,7 +53,7 @@ def divide(parts: Sequence[Sequence[int]], patience: timedelta) -> None:
 
 
 def unite() -> None:
-    """Undo ``divide``, if it was called."""
+    """Undo ``divide``, if it was called; what uses the part has to be gone."""
     global _division
     if _division is not None:
         job, part, patient = _division
@@ -64,20 +66,14 @@ def unite() -> None:
         dist.destroy_process_group(patient)
 
 
-@contextmanager
-def scope(group: Any = None) -> Iterator[None]:
-    """Make bigsgan's own collectives in here: among all ranks of the job, or in a group, which is that of a part.
+def rank() -> int:
+    """This process's rank in the job, or in its part inside ``within_part``; any thread may ask."""
+    return dist.get_rank() if _division is None else int(_current(_division).rank())
 
-    Inside ``within_part`` they are made among the ranks of the part. In a job of one part the world stays as it is.
-    """
-    if _division is None or _is_within_part or group is not None:
-        yield
-        return
-    _take_for_world(_division.job)
-    try:
-        yield
-    finally:
-        _take_for_world(_division.part)
+
+def world_size() -> int:
+    """The number of ranks of the job, or of the part; any thread may ask."""
+    return dist.get_world_size() if _division is None else int(_current(_division).size())
 
 
 def part() -> Any:
@@ -85,9 +81,34 @@ def part() -> Any:
     return None if _division is None else _division.part
 
 
+def store() -> Any:
+    """The store that all ranks of the job met at; any thread may ask."""
+    c10d = dist.distributed_c10d  # torch 2.8 to 2.15 have no public name for it
+    return c10d._get_default_store() if _division is None else c10d._world.pg_map[_division.job][1]
+
+
+@contextmanager
+def scope(group: Any = None) -> Iterator[None]:
+    """Make bigsgan's own collectives in here: among all ranks of the job, or in a group, which is that of a part.
+
+    Inside ``within_part`` they are made among the ranks of the part. In a job of one part the world stays as it is. The
+    world is the process's, so that only its main thread may come here, as the one that makes collectives.
+    """
+    if _division is None or group is not None or _current(_division) is _division.part:
+        yield
+        return
+    assert threading.current_thread() is threading.main_thread(), "collectives are made by the main thread"
+    before = dist.group.WORLD
+    _take_for_world(_division.job)
+    try:
+        yield
+    finally:
+        _take_for_world(before)
+
+
 def patient_barrier() -> Callable[[], None] | None:
     """What waits for all ranks of a divided job for hours; None for a world, where a new group can do so."""
-    if _division is None or _is_within_part:
+    if _division is None or _current(_division) is _division.part:
         return None
     patient = _division.patient
 
@@ -99,13 +120,17 @@ def patient_barrier() -> Callable[[], None] | None:
 
 @contextmanager
 def within_part() -> Iterator[None]:
-    """Make collectives inside the block among the ranks of this rank's part; without effect in a job of one part."""
-    global _is_within_part
-    before, _is_within_part = _is_within_part, True
+    """Make this thread's collectives inside the block among the ranks of its part; without effect in a job of one."""
+    before = getattr(_of_thread, "is_within_part", False)
+    _of_thread.is_within_part = True
     try:
         yield
     finally:
-        _is_within_part = before
+        _of_thread.is_within_part = before
+
+
+def _current(division: _Division) -> Any:
+    return division.part if getattr(_of_thread, "is_within_part", False) else division.job
 
 
 def _take_for_world(group: Any) -> None:

@@ -166,7 +166,9 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
     step, statistics = run.step, run.statistics
     own_peak = comm.peak_memory_bytes() / 2**30
     _add_spectral_norms(run)
-    statistics.add_host("data_wait", clock.data_wait())
+    statistics.declare("data_wait")
+    if run.reals.reads:
+        statistics.add_host("data_wait", clock.data_wait())
     metrics = _reduce(statistics, own_peak)
     for name, rates in (("generator", numbers.generator), ("discriminator", numbers.discriminator)):
         metrics[f"lr/{name}"] = rates.lr
@@ -238,7 +240,7 @@ def _report_samples(run: Run) -> None:
 
 
 def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
-    """Report metrics of the EMA's samples, unless any rank is asked to stop; the ranks of G compute, rank 0 writes."""
+    """Report metrics of the EMA's samples, unless a rank of G is asked to stop; those compute, rank 0 writes."""
     if not run.step.generator.is_held:
         return
     nimg = run.counters.nimg

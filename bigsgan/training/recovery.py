@@ -60,6 +60,7 @@ class Recovery:
         self._entries, self._directory, self._most = entries, directory, most
         self._moved = moved
         # If D's input gradients overflow in fp16, so do G's gradients.
+        self._is_split = not (step.generator.is_held and step.discriminator.is_held)
         scaled = step.discriminator.scales_loss
         self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
         self._known = self._num_skipped()
@@ -72,7 +73,10 @@ class Recovery:
 
         If the device decides, the host learns about an update after the next one, or ``at_once`` by waiting for it.
         """
-        num_skipped = comm.Later(sum(engine.outcomes.num_skipped_so_far for engine in self._engines))
+        total: Tensor | float = sum(engine.outcomes.num_skipped_so_far for engine in self._engines)
+        if self._is_split:  # some ranks know on the host what others have on their device; all answer at the same time
+            total = torch.as_tensor(total, device=comm.device())
+        num_skipped = comm.Later(total)
         made = [*self._made, (attempt, num_skipped)]
         self._made = [] if at_once or num_skipped.is_known else [made.pop()]
         return next((what for what, number in made if number.value() > self._known), None)

@@ -81,8 +81,8 @@ class Watchdog:
         """Prepare a watch.
 
         Args:
-            timeout: Seconds in one phase, or there without a byte of a checkpoint that moves on any rank, after which
-                a run counts as hanging; until the first update is complete, ``FIRST`` times as many.
+            timeout: Seconds without a new phase on any rank, or a byte of a checkpoint that moves, after which a run
+                counts as hanging; until the first update is complete, ``FIRST`` times as many.
             rank_log: Knows the phase and what has moved; gets the stacks of a rank that hangs.
             open_board: Called in the thread, before the watch begins.
             seconds_compiling: How long this rank has been compiling; 0 where it does not. While a rank compiles, the
@@ -95,6 +95,7 @@ class Watchdog:
         self._main = threading.get_ident()
         self._count = 0
         self._told = self._moved = 0  # bytes of this rank that the others know of, and of all ranks
+        self._told_phases = self._num_phases = 0  # the same of phases
         self._compiled = 0  # looks at which a rank was compiling
 
     @contextmanager
@@ -137,7 +138,11 @@ class Watchdog:
         compiles = 0 < self._seconds_compiling() < _LONGEST_COMPILATION_SECONDS
         total = board.ask("add", "compiled", int(compiles))
         self._compiled = self._compiled + compiles if total is None else total
-        return num_phases, self._moved if phase in MOVING else 0, self._compiled
+        # Of all ranks: those of D wait for images as long as those of G sample or measure, phase by phase.
+        total = board.ask("add", "phases", num_phases - self._told_phases)
+        self._num_phases = self._num_phases + num_phases - self._told_phases if total is None else total
+        self._told_phases = num_phases
+        return self._num_phases, self._moved if phase in MOVING else 0, self._compiled
 
     def _beat(self, board: _BoundedWaitStore) -> None:
         self._count += 1

@@ -107,7 +107,6 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
     comm.initialize()
     awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
     awake.__enter__()  # which would be undone with the last reference to it
-    division = importlib.import_module("bigsgan.runtime.division")
     leftovers = importlib.import_module("bigsgan.engines.deepspeed.leftovers")
     keep = leftovers.process_groups()
     importlib.import_module("tests.distributed.scenarios")
@@ -124,6 +123,6 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
             result = "skipped", skip.msg
         except Exception:
             result = "raised", traceback.format_exc()
-        division.unite()  # had the run not come to its end
+        leftovers.unite_ranks()  # had the run not come to its end
         leftovers.release_process_groups(keep)
         pipe.send(result)

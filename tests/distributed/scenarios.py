@@ -57,8 +57,7 @@ def plan_of(directory: Path, overrides: list[str], ds: dict[str, Any], recipe: P
 
 def destroy(run: Run) -> None:
     run.reporter.close()
-    run.step.generator.destroy()
-    run.step.discriminator.destroy()
+    run.step.executor.destroy()
 
 
 def measured(overrides: list[str], ds: dict[str, Any], cache: str) -> dict[str, float] | None:

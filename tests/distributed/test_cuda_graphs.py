@@ -232,7 +232,8 @@ def test_marks_come_once_an_update_before_its_first_pass(ranks):
     assert ranks(1).run(trained, options, both(0))[0]["events"] == []
 
 
-def test_torch_is_asked_where_the_recipe_asks():
+def test_torch_is_asked_where_the_recipe_asks(monkeypatch):
+    monkeypatch.setattr(compiling, "DUAL_SINCE", "2.0")
     stack = LayerStack([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
     for unit, num in (("whole", 1), ("layers", 2)):
         for cuda_graphs, option in ((False, {"backend": compiling._sharing}), (True, {"mode": "reduce-overhead"})):

@@ -18,6 +18,8 @@ from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.utils import groups
 
+from bigsgan.runtime import division
+
 
 def forget_pipeline() -> None:
     """Forget the pipeline engine that was built last, whose ranks the next engine would take for its own."""
@@ -27,6 +29,13 @@ def forget_pipeline() -> None:
 def forget_world() -> None:
     """Forget DeepSpeed's copy of the group of all ranks, where others are going to be all ranks (utils/groups.py)."""
     groups._WORLD_GROUP = None
+
+
+def unite_ranks() -> None:
+    """Let torch and DeepSpeed take all ranks of the job for the world again, if they were divided."""
+    if division.part() is not None:
+        forget_world()
+        division.unite()
 
 
 def process_groups() -> set[Any]:
@@ -59,6 +68,7 @@ def leaving_nothing() -> Iterator[None]:
     try:
         yield
     finally:
+        unite_ranks()
         torch.nn.functional.linear = linear
         del FWD_MODULE_STACK[depth:]
         method: Any = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release

@@ -79,6 +79,7 @@ class Channel:
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Send a message without waiting for it to arrive."""
         assert self._target is not None
+        self._under_way = [(work, tensor) for work, tensor in self._under_way if not work.is_completed()]
         for tensor in tensors:
             tensor = tensor.detach().contiguous()
             work = dist.isend(tensor, self._target.rank, group=self._target.group, tag=self._num_sent % _TAGS)
