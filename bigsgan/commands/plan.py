@@ -38,6 +38,8 @@ def run(options: argparse.Namespace) -> int:
     recipe = load_recipe(path, options.overrides)
     least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
     gpus = least if options.gpus is None else options.gpus
+    if options.gpus is None and any(recipe.engine(network).ranks for network in NETWORKS):
+        raise UserError("--gpus", None, "must be given with engines.*.ranks", "add --gpus 8")
     if not 1 <= gpus <= _MOST_GPUS:
         raise UserError("--gpus", gpus, f"must be 1 to {_MOST_GPUS}", "give a number in this range")
     speed = _check_speed(options)

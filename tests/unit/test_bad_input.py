@@ -943,6 +943,7 @@ def test_a_plan_is_of_some_ranks(capsys):
             "give only one of them",
         ),
         (["--nodes", "2"], "--nodes", "needs --gpu-memory", "add --gpu-memory 80"),
+        (["engines.generator.ranks=1"], "--gpus", "must be given with engines.*.ranks", "add --gpus 8"),
         (
             ["--host-memory", "9"],
             "--host-memory",
