@@ -92,7 +92,7 @@ def train_to_the_end(run, made, stop_in, after=lambda step, update: None):
 
 
 def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,), stop_in=None):
-    """Train six updates; some have gradients that are not finite, ``most`` times, on the last rank alone.
+    """Train six updates; some have gradients that are not finite, ``most`` times, on the network's last rank alone.
 
     With ``stop_in`` the first rank is asked to stop during that update.
     """
@@ -101,10 +101,12 @@ def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,)
     engine, made = getattr(run.step, network), []
 
     def poison(grad):
-        is_bad = made[-1] in bad and run.counters.rollbacks < most and comm.rank() == comm.world_size() - 1
+        is_bad = made[-1] in bad and run.counters.rollbacks < most and comm.rank() == holders[-1]
         return grad * float("nan") if is_bad else grad
 
-    next(p for p in engine.network.parameters() if p.requires_grad).register_hook(poison)
+    holders = [r for r, held in enumerate(comm.from_rank_zero(comm.gather_objects(engine.is_held))) if held]
+    if engine.is_held:
+        next(p for p in engine.network.parameters() if p.requires_grad).register_hook(poison)
     try:
         train_to_the_end(run, made, stop_in)
     except UserError as error:
@@ -211,7 +213,7 @@ def test_where_d_scales_its_loss_no_update_of_g_is_a_failure():
     def engine(scales_loss, num_skipped):
         outcomes = Outcomes()
         outcomes.restore(5, num_skipped)
-        return SimpleNamespace(scales_loss=scales_loss, outcomes=outcomes)
+        return SimpleNamespace(scales_loss=scales_loss, outcomes=outcomes, is_held=True)
 
     for d_scales, g_scales, expected in ((True, False, None), (False, False, 7), (False, True, None)):
         step = SimpleNamespace(generator=engine(g_scales, 0), discriminator=engine(d_scales, 0))
@@ -226,7 +228,7 @@ def check_passed_over(found, expected, counts):
     for (*rolled_back, state, _), reference in zip(found, expected, strict=True):
         assert tuple(rolled_back) == counts
         values = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
-        assert len(values) > 50
+        assert len(values) > 20
         for key, value in values.items():
             assert np.array_equal(value, reference[key]), key
 

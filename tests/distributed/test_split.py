@@ -1,12 +1,19 @@
 """G and D on ranks of their own are the same networks: against the plain PyTorch reference."""
 
+import threading
 from itertools import product
+from unittest import mock
 
 import pytest
+import torch
 
+from bigsgan.engines import build
 from bigsgan.engines.exchange import overlaps
+from bigsgan.errors import UserError
+from bigsgan.runtime import comm, division
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, OVERRIDES, PENALTIES, check
+from tests.distributed.test_recovery import check_passed_over, not_finite, passing_over
 from tests.distributed.test_state import ADAM, LOW, REMEMBERED, check_same_run
 from tests.tiny import FAMILIES, both, stages, zero
 
@@ -93,3 +100,58 @@ def test_a_resumed_run_is_the_same(ranks, name, tmp_path):
     whole = ranks(2).run(scenarios.uninterrupted, overrides, ds, 6)
     parts = ranks(2).run(scenarios.resume, overrides, ds, str(tmp_path), 3, 3)
     check_same_run(whole, parts)
+
+
+@pytest.mark.parametrize("network", [pytest.param(name, marks=SLOW) for name in ("generator", "discriminator")])
+def test_both_sides_go_back(ranks, network):
+    """After an update of one network that is not finite, as if its data had never been there."""
+    found = ranks(2).run(not_finite, split(1), both(1), network, 1)
+    expected = ranks(2).run(passing_over, split(1), both(1), [(24, 32)])
+    check_passed_over(found, expected, (1, ((24, 32),)))
+
+
+def refused_for(network, overrides, ds):
+    """What each rank hears where the ranks of one network refuse to build it."""
+    make = build._build_zero
+
+    def refuse(plan, name, config):
+        if name == network:
+            raise UserError("engines", network, "is refused here", "nothing")
+        return make(plan, name, config)
+
+    with mock.patch.object(build, "_build_zero", refuse), pytest.raises(UserError) as caught:
+        scenarios.build(overrides, ds)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("network", ["generator", pytest.param("discriminator", marks=SLOW)])
+def test_what_one_side_refuses_is_said_on_both(ranks, network):
+    said = ranks(2).run(refused_for, network, split(1), both(0))
+    assert said == [f"engines: {network!r} is refused here; nothing"] * 2
+
+
+def asked_meanwhile(overrides, ds):
+    """What a thread hears of rank and number of ranks, again and again, while the main thread is in its part."""
+    run, heard, stop = scenarios.build(overrides, ds), set(), threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            heard.add((comm.rank(), comm.world_size()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with division.within_part():
+        own = comm.rank(), comm.world_size()
+        for _ in range(20):
+            comm.sum_over_ranks(torch.ones(2))
+    total = [comm.total(1.0) for _ in range(20)]
+    scenarios.update(run, 2)
+    stop.set()
+    thread.join()
+    scenarios.destroy(run)
+    return heard, own, set(total)
+
+
+def test_threads_know_the_whole_job(ranks):
+    found = ranks(2).run(asked_meanwhile, split(1), both(0))
+    assert found == [({(rank, 2)}, (0, 1), {2.0}) for rank in range(2)]
