@@ -5,7 +5,9 @@ import importlib
 import logging
 import multiprocessing
 import os
+import time
 import traceback
+from multiprocessing import connection
 from typing import Any
 from unittest import mock
 
@@ -37,31 +39,35 @@ class RankPool:
     def run(self, function: Any, *arguments: Any, timeout: float = DEFAULT_TIMEOUT) -> list[Any]:
         """Call an importable function on every rank and return the results by rank.
 
-        A rank that raises or does not answer fails the test, and the next call gets fresh ranks. Where all skip what
-        they are asked, so does the test.
+        The first rank that raises, or one that does not answer, fails the test, and the next call gets fresh ranks.
+        Where all skip what they are asked, so does the test.
         """
         if not self._ranks:
             self._start()
         for _, pipe in self._ranks:
             pipe.send((function.__module__, function.__qualname__, arguments))
-        results, skipped = [], None
-        for rank, (_, pipe) in enumerate(self._ranks):
-            if not pipe.poll(timeout):
+        results: dict[int, Any] = {}
+        skipped, deadline = None, time.monotonic() + timeout
+        while len(results) < len(self._ranks):
+            pending = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in results}
+            ready = connection.wait(list(pending), max(0.0, deadline - time.monotonic()))
+            if not ready:
                 self.stop()
-                raise TimeoutError(f"rank {rank} did not answer within {timeout} s")
-            try:
-                outcome, result = pipe.recv()
-            except EOFError:
-                self.stop()
-                raise RuntimeError(f"rank {rank} died") from None
-            if outcome == "raised":
-                self.stop()
-                raise RuntimeError(f"rank {rank} raised:\n{result}")
-            skipped = result if outcome == "skipped" else skipped
-            results.append(result)
+                raise TimeoutError(f"rank {min(pending.values())} did not answer within {timeout} s")
+            for rank, pipe in sorted((pending[pipe], pipe) for pipe in ready):
+                try:
+                    outcome, result = pipe.recv()
+                except EOFError:
+                    self.stop()
+                    raise RuntimeError(f"rank {rank} died") from None
+                if outcome == "raised":
+                    self.stop()
+                    raise RuntimeError(f"rank {rank} raised:\n{result}")
+                skipped = result if outcome == "skipped" else skipped
+                results[rank] = result
         if skipped is not None:
             pytest.skip(skipped)
-        return results
+        return [results[rank] for rank in range(len(self._ranks))]
 
     def stop(self) -> None:
         """End the processes."""

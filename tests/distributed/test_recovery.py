@@ -253,7 +253,7 @@ def test_a_checkpoint_whose_next_update_fails_on_other_data_too_is_passed_over(r
 
 def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
     """The run that went further back comes to the same number of images again."""
-    step = SimpleNamespace(**dict.fromkeys(NETWORKS, SimpleNamespace(scales_loss=True)))
+    step = SimpleNamespace(**dict.fromkeys(NETWORKS, SimpleNamespace(scales_loss=True, is_held=True)))
     recovery = Recovery(step, None, None, None, {}, tmp_path, 1, lambda num: None)
     for nimg in (16, 32):
         assert save(tmp_path, nimg, {"generator": entry({"a": torch.full((3,), float(nimg))})})

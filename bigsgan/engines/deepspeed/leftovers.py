@@ -14,11 +14,15 @@ from typing import Any
 import deepspeed.comm.comm
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
+from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK, DeepSpeedZeRoOffload
+from deepspeed.runtime.zero.partition_parameters import Init
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.utils import groups
 
 from bigsgan.runtime import division
+
+_MOST_NUMBERED = 1 << 32
+"""More than the engines of a division have of parameters or modules."""
 
 
 def forget_pipeline() -> None:
@@ -33,9 +37,15 @@ def forget_world() -> None:
 
 def unite_ranks() -> None:
     """Let torch and DeepSpeed take all ranks of the job for the world again, if they were divided."""
-    if division.part() is not None:
-        forget_world()
-        division.unite()
+    if division.part() is None:
+        return
+    forget_world()
+    division.unite()
+    # Stage 3 numbers parameters and modules in each process, from where the engine before ended, and compares them over
+    # ranks (zero/partition_parameters.py; a default argument's list in zero/parameter_offload.py).
+    Init.param_id = (Init.param_id // _MOST_NUMBERED + 1) * _MOST_NUMBERED
+    (modules,) = DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__
+    modules[0] = (modules[0] // _MOST_NUMBERED + 1) * _MOST_NUMBERED
 
 
 def process_groups() -> set[Any]:

@@ -154,7 +154,12 @@ TOUCHED = (
         calls="apply",
         replaces="LinearFunctionForZeroStage3",
     ),
-    Touched("runtime/zero/parameter_offload.py", _LEFTOVERS, replaces="FWD_MODULE_STACK"),
+    Touched(
+        "runtime/zero/parameter_offload.py",
+        _LEFTOVERS,
+        reads="DeepSpeedZeRoOffload _register_deepspeed_module",
+        replaces="FWD_MODULE_STACK",
+    ),
     Touched(
         "runtime/zero/parameter_offload.py",
         _PREFETCHING,
@@ -169,6 +174,7 @@ TOUCHED = (
         calls="all_gather partition partition_numel",
         replaces="ds_active_sub_modules",
     ),
+    Touched("runtime/zero/partition_parameters.py", _LEFTOVERS, reads="Init", replaces="param_id"),
     Touched("runtime/zero/partition_parameters.py", "engines/initialization.py", reads="ds_numel"),
     Touched(
         "runtime/zero/partitioned_param_coordinator.py",
