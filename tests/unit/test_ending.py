@@ -68,7 +68,7 @@ raise SystemExit(ending.exit_status(work))
 
 @pytest.mark.parametrize("ranks, status", [(2, 2), (1, -6)])
 def test_one_of_several_ranks_ends_without_taking_libraries_down(ranks, status):
-    command = [sys.executable, "-c", ABORTING.format(ranks=ranks)]
+    command = [sys.executable, "-u", "-c", ABORTING.format(ranks=ranks)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr
     assert "bigsgan: batch: must be even, got 3; set batch=4" in done.stderr
