@@ -38,7 +38,7 @@ class AbsentEngine:
         self._loss_scale: float | Tensor = 1.0
 
     def learn(self, num_updates: int, news: Tensor) -> None:
-        """Take note of the last updates, by what ``tell`` sent of them."""
+        """Take note of the last updates, by what ``OutcomesOfBoth`` sent of them."""
         num_skipped, applied, scale = news.tolist() if news.device.type == "cpu" else news.unbind()
         self.outcomes.follow(num_updates, num_skipped, applied > 0)
         self._loss_scale = scale

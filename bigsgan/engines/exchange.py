@@ -66,8 +66,9 @@ class Exchange:
                 continue
             seen.add((source, task.micro_batch))
             if self._routes[phases[source].does].receives:
-                num = self._images.of_target(phases[source].num_samples) if phase.grads_from is None else None
-                found[task] = Arrival(source, num or phase.num_samples)
+                reads_images = task.kind == "forward"
+                num = self._images.of_target(phases[source].num_samples) if reads_images else phase.num_samples
+                found[task] = Arrival(source, num)
         return found
 
     def expect(self, phase: Phase, num_samples: int) -> None:
