@@ -33,9 +33,10 @@ from bigsgan.data.encoders import Encoder, open_encoder
 from bigsgan.data.latents import ABOUT_FILE
 from bigsgan.data.packed import write_tar
 from bigsgan.data.prepare import LOCK, Prepared, Task, check_destination, check_numbers, sum_up
-from bigsgan.data.source import list_source
+from bigsgan.data.source import open_source
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
+from bigsgan.images.reading import CorruptImage
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.ending import exit_status
@@ -53,7 +54,7 @@ class Options(NamedTuple):
     """What to encode.
 
     Attributes:
-        source: Directory of images, with a folder for each class if any.
+        source: Directory of images, with a folder for each class if any, a zip file, or a directory of tar shards.
         destination: Directory of the shards.
         codec: What makes latents; see ``open_encoder``.
         resolution: R.
@@ -127,7 +128,7 @@ def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task | Use
             "codec": encoder.codec["kind"] + str(encoder.codec.get("block", "")),
             **encoder.about,
         }
-        task = Task(list_source(options.source), options.destination, options.resolution, "latents", more)
+        task = Task(open_source(options.source), options.destination, options.resolution, "latents", more)
         if options.destination.resolve().is_relative_to(options.source.resolve()):
             raise UserError("DST", str(options.destination), "must lie outside SRC", "give another destination")
         begun = check_destination(task)
@@ -170,16 +171,21 @@ def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Opt
         return {}
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
     workers = max(1, len(os.sched_getaffinity(0)) // ranks) if options.workers is None else options.workers
-    jobs = (
-        ReadJob(task.source.paths[index], task.resolution, options.image_channels, options.keep_images)
-        for part in parts.values()
-        for index in part
-    )
+    jobs = (_read_job(task, index, options) for part in parts.values() for index in part)
     with (  # in this order: the progress bar starts a thread, and processes should be forked before
         in_order(read, jobs, min(workers, num)) as results,
         tqdm(total=num, unit="image", dynamic_ncols=True, disable=None if comm.rank() == 0 else True) as bar,
     ):
         return {number: _write_part(task, number, results, bar, encoder, options) for number in parts}
+
+
+def _read_job(task: Task, index: int, options: Options) -> ReadJob:
+    """Of one image, whose content is read here where it is in an archive."""
+    job = ReadJob(task.source.paths[index], task.resolution, options.image_channels, options.keep_images)
+    try:
+        return job._replace(content=task.source.content(index))
+    except CorruptImage as error:
+        return job._replace(problem=error.reason)
 
 
 def _write_part(

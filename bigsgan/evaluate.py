@@ -46,37 +46,21 @@ from bigsgan.training.sampling import (
 
 
 class Options(NamedTuple):
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        run: Run directory.
-        nimg: Which checkpoint; None for the newest.
-        live: Use the live weights instead of the EMA.
-        width: Relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint.
-        metrics: Which.
-        features: The network to compare by.
-        batch: Images at a time.
-        seed: Of the latents.
-        truncation: Of the latents, or psi of styles.
-        guidance: How far a GAT's w goes from its mean over the classes; None for as far as it is.
-        overrides: Changes to ``data`` of the run's recipe.
-        reference: File to compare with instead of the data; None for the data.
-        json: Print the records as JSON.
-    """
-
-    run: Path
-    nimg: int | None
-    live: bool
-    width: float | None
-    metrics: Sequence[Metric]
-    features: FeatureNetwork
-    batch: int
-    seed: int
-    truncation: float | None
-    guidance: float | None
-    overrides: Sequence[str]
-    reference: Path | None
-    json: bool
+    run: Path  # run directory
+    nimg: int | None  # which checkpoint; None for the newest
+    live: bool  # use the live weights instead of the EMA
+    width: float | None  # relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint
+    metrics: Sequence[Metric]  # which
+    features: FeatureNetwork  # the network to compare by
+    batch: int  # images at a time
+    seed: int  # of the latents
+    truncation: float | None  # of the latents, or psi of styles
+    guidance: float | None  # how far a GAT's w goes from its mean over the classes; None for as far as it is
+    overrides: Sequence[str]  # changes to `data` of the run's recipe
+    reference: Path | None  # file to compare with instead of the data; None for the data
+    json: bool  # print the records as JSON
 
 
 def main(options: Options) -> int:

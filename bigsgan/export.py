@@ -49,33 +49,23 @@ _log = logging.getLogger(__name__)
 
 
 class Options(NamedTuple):
-    """What to export.
+    """What to export."""
 
-    Attributes:
-        network: ``generator`` or ``discriminator``.
-        live: Use the live weights instead of the EMA; None means the EMA if there is one.
-        width: Relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint.
-        nimg: Which checkpoint; None for the newest.
-        standing: Give the generator the standing statistics that ``bigsgan sample`` uses, so that it makes the same
-            images in evaluation mode; None means yes. Otherwise its buffers are as training left them.
-        truncation: Threshold of the latents of standing statistics, or psi of a generator with styles; None for none.
-        guidance: How far a GAT's w goes from its mean over the classes; None for as far as it is.
-        batch: Images computed at a time.
-        form: ``safetensors``, ``hub``, ``onnx``, ``torch-export`` or ``universal``; None for what the output's suffix
-            says.
-        dtype: Type of the parameters that are written: ``fp32``, ``bf16`` or ``fp16``.
-    """
-
-    network: str = "generator"
-    live: bool | None = None
+    network: str = "generator"  # `generator` or `discriminator`
+    live: bool | None = None  # use the live weights instead of the EMA; None means the EMA if there is one
+    # relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint
     width: float | None = None
-    nimg: int | None = None
+    nimg: int | None = None  # which checkpoint; None for the newest
+    # give the generator the standing statistics that `bigsgan sample` uses, so that it makes the same images in
+    # evaluation mode; None means yes. Otherwise its buffers are as training left them.
     standing: bool | None = None
+    # threshold of the latents of standing statistics, or psi of a generator with styles; None for none
     truncation: float | None = None
-    guidance: float | None = None
-    batch: int = 100
+    guidance: float | None = None  # how far a GAT's w goes from its mean over the classes; None for as far as it is
+    batch: int = 100  # images computed at a time
+    # `safetensors`, `hub`, `onnx`, `torch-export` or `universal`; None for what the output's suffix says
     form: str | None = None
-    dtype: str = "fp32"
+    dtype: str = "fp32"  # type of the parameters that are written: `fp32`, `bf16` or `fp16`
 
     @property
     def stands(self) -> bool:

@@ -103,8 +103,11 @@ def main(
         lines = ["as nothing in the files tells it:", *_listed({key: values[key] for key in found.assumed})]
         print(_labelled("assumed:", lines))
     print(_state_taken(recipe, found, nimg, bool(in_name)))
+    if found.left_out:
+        print(_labelled("left out:", found.left_out))
     print(f"sample:        bigsgan sample --run {out} --out samples.png")
-    print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE} data.root=...")
+    asked = "data.root=... objective.teacher.path=..." if found.teacher else "data.root=..."
+    print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE} {asked}")
 
 
 def _refuse_not_finite(found: Found, weights: Path, discriminator: Path | None) -> None:
@@ -151,6 +154,8 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
         tree[network] = {**kept, **_shared(found.sections["generator"]), **section}
     settled = flat(tree)
     known = _known_keys(found)
+    if found.teacher:  # which the weights tell and no recipe that ships
+        tree["objective"]["teacher"] = found.teacher
     for key, value in known.items():
         apply_override(tree, key.split("."), value)
     _resume_schedules(tree, found, nimg)
@@ -266,7 +271,7 @@ class _Entry:
         stack = build_network(recipe, network)
         initialize(stack, initial_seed(recipe, network))
         stack.load_state_dict(dict(state), strict=False)
-        self._parameters, self._buffers = dict(stack.named_parameters()), dict(stack.named_buffers())
+        self._parameters, self._buffers = dict(stack.named_parameters()), checkpoint.saved_buffers(stack)
         self._moments = moments
 
     def parts(self) -> list[checkpoint.StateShard]:

@@ -34,8 +34,7 @@ class Problem(NamedTuple):
 
     host: str
     found: str
-    sure: bool
-    """Whether ranks cannot run there; it may only be slow, or have another version."""
+    sure: bool  # whether ranks cannot run there; it may only be slow, or have another version
 
     def __str__(self) -> str:
         return f"{self.host} {self.found}"

@@ -46,41 +46,25 @@ MOST_STEPS, MOST_PIXELS = 10**4, 2**30
 
 
 class Options(NamedTuple):
-    """What to sample.
+    """What to sample."""
 
-    Attributes:
-        num: Images, or pairs; None for 100, or for all images of ``input``.
-        truncations: Thresholds of latents, or psi of styles; several make a sweep, none for no truncation.
-        seed: Of the latents.
-        classes: Of the columns; None for the first that fit.
-        batch: Images computed at a time.
-        interpolate: Images in a row from one sample to the next; 0 for no interpolation.
-        morph: Whether interpolation goes from class to class too.
-        mix: Number of coarse styles, of which rows show some; 0 for none.
-        files: Write single images into the directory ``out``.
-        input: Directory of images to translate.
-        noise: ``random``, ``const`` or ``none``; None for the generator's default.
-        cutoff: How many of the first styles psi holds for; None for all.
-        standing: Whether batch norm gets standing statistics.
-        guidance: How far a GAT's w goes from its mean over the classes; None for as far as it is.
-        width: Relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint.
-    """
-
-    num: int | None
+    num: int | None  # images, or pairs; None for 100, or for all images of `input`
+    # thresholds of latents, or psi of styles; several make a sweep, none for no truncation
     truncations: Sequence[float]
-    seed: int
-    classes: Sequence[range] | None
-    batch: int
-    interpolate: int = 0
-    morph: bool = False
-    mix: int = 0
-    files: bool = False
-    input: Path | None = None
-    noise: str | None = None
-    cutoff: int | None = None
-    standing: bool = True
+    seed: int  # of the latents
+    classes: Sequence[range] | None  # of the columns; None for the first that fit
+    batch: int  # images computed at a time
+    interpolate: int = 0  # images in a row from one sample to the next; 0 for no interpolation
+    morph: bool = False  # whether interpolation goes from class to class too
+    mix: int = 0  # number of coarse styles, of which rows show some; 0 for none
+    files: bool = False  # write single images into the directory `out`
+    input: Path | None = None  # directory of images to translate
+    noise: str | None = None  # `random`, `const` or `none`; None for the generator's default
+    cutoff: int | None = None  # how many of the first styles psi holds for; None for all
+    standing: bool = True  # whether batch norm gets standing statistics
+    # relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint
     width: float | None = None
-    guidance: float | None = None
+    guidance: float | None = None  # how far a GAT's w goes from its mean over the classes; None for as far as it is
 
     @property
     def num_latents(self) -> int:

@@ -42,7 +42,11 @@ def whole(network: nn.Module) -> Entry:
     """A network's state as an engine on one rank saves it."""
     masters = [checkpoint.StateShard("master", n, 0, p.detach().flatten()) for n, p in network.named_parameters()]
     return Entry(
-        masters + [checkpoint.StateShard("buffer", n, 0, b.clone().flatten()) for n, b in network.named_buffers()]
+        masters
+        + [
+            checkpoint.StateShard("buffer", n, 0, b.clone().flatten())
+            for n, b in checkpoint.saved_buffers(network).items()
+        ]
     )
 
 

@@ -1,4 +1,4 @@
-"""How tests are shared among workers (pytest-xdist): file by file, but for those that need ranks, slow to start."""
+"""How tests are shared among workers (pytest-xdist), as ranks are slow to start."""
 
 from __future__ import annotations
 
@@ -20,12 +20,36 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while t
 ON_RANKS = "tests/distributed/"
 LAUNCHING = ("test_launchers.py", "test_signals.py")
 """Files among those that start processes of their own instead."""
+LONG = ("tests/test_digits.py", "tests/clusters/", "tests/stand_in/")
+"""Files of few tests that take minutes, which would leave a worker alone if they came last."""
 
 
 class Sharing(LoadScopeScheduling):
+    """File by file. The first worker begins with those on ranks, so that ranks start in one worker alone.
+
+    Who has no more of its own kind goes on with the other's.
+    """
+
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return ON_RANKS if ON_RANKS in file and not file.endswith(LAUNCHING) else file
+        return nodeid.partition("::")[0]
+
+    def _assign_work_unit(self, node: Any) -> None:
+        self.workqueue.move_to_end(choose(list(self.workqueue), node is self.nodes[0]), last=False)
+        super()._assign_work_unit(node)
+
+
+def choose(files: list[str], is_first: bool) -> str:
+    """The next file of a worker, of those that are left, which begin with the ones of most tests."""
+    own = [file for file in files if (ON_RANKS in file and not file.endswith(LAUNCHING)) == is_first] or files
+    return next((file for file in own if file.startswith(LONG)), own[0])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the nightly cells of a slow test out of the slow tier."""
+    for item in items:
+        if item.get_closest_marker("nightly") is not None:
+            item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "slow"]
 
 
 def pytest_collection_finish() -> None:

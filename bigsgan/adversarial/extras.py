@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.augmentation import AdaptiveProbability
+from bigsgan.adversarial.kept import KeptImages
 from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.adversarial.teacher import Teacher, build_teacher
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher, Sum
 from bigsgan.config import Recipe
 from bigsgan.models.augment import AdaptiveAugment
@@ -27,6 +29,8 @@ class Extras(NamedTuple):
         adaptive: Steers that probability by D's logits.
         anchors: Of LeCam's regularization of D.
         path_length: Regularization of G.
+        teacher: Gives features of real images, where this rank has D's last layer.
+        kept: Images for D's next update, where updates overlap.
     """
 
     augmented: bool = False
@@ -36,15 +40,20 @@ class Extras(NamedTuple):
     adaptive: AdaptiveProbability | None = None
     anchors: LogitAnchors | None = None
     path_length: PathLengthPenalty | None = None
+    teacher: Teacher | None = None
+    kept: KeptImages | None = None
 
     @property
     def watchers(self) -> list[LogitWatcher]:
         """Who is shown D's logits."""
         return [watcher for watcher in (self.adaptive, self.anchors) if watcher is not None]
 
-    def entries(self) -> dict[str, AdaptiveProbability | LogitAnchors | PathLengthPenalty]:
+    def entries(self) -> dict[str, AdaptiveProbability | LogitAnchors | PathLengthPenalty | KeptImages]:
         """What of them belongs to a run's state."""
-        named = {"augmentation": self.adaptive, "anchors": self.anchors, "path_length": self.path_length}
+        named = {
+            "augmentation": self.adaptive, "anchors": self.anchors, "path_length": self.path_length,
+            "kept_images": self.kept,
+        }  # fmt: skip
         return {name: entry for name, entry in named.items() if entry is not None}
 
 
@@ -65,6 +74,9 @@ def build_extras(
         device: Of this rank.
         sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
         of_generator: The same over the ranks that hold G; all of them unless given.
+
+    Raises:
+        UserError: The teacher cannot be read, or does not fit.
     """
     section, objective = recipe.augmentation, recipe.objective
     p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
@@ -76,4 +88,5 @@ def build_extras(
     if objective.path_length:
         path_length = PathLengthPenalty(objective.path_length, statistics, device, sum_over_ranks, of_generator)
     seeded, num = recipe.discriminator_reads_seeds, recipe.generator.images_per_sample
-    return Extras(section is not None, seeded, num, p, adaptive, anchors, path_length)
+    teacher = build_teacher(recipe, device) if discriminator.predicts else None
+    return Extras(section is not None, seeded, num, p, adaptive, anchors, path_length, teacher)

@@ -54,15 +54,10 @@ class SampleDraws:
 
 
 class Inputs(NamedTuple):
-    """What the networks read in one phase on this rank, beside real images; by number of the micro-batch.
+    """What the networks read in one phase on this rank, beside real images; by number of the micro-batch."""
 
-    Attributes:
-        generator: G's inputs.
-        conditions: What D reads beside G's images.
-    """
-
-    generator: Callable[[int], MicroBatch]
-    conditions: Callable[[int], MicroBatch]
+    generator: Callable[[int], MicroBatch]  # G's inputs
+    conditions: Callable[[int], MicroBatch]  # what D reads beside G's images
 
 
 class InputSource(Protocol):

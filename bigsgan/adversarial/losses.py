@@ -16,17 +16,11 @@ LogitLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class AdversarialLoss(NamedTuple):
-    """The two sides of a game.
+    """The two sides of a game."""
 
-    Attributes:
-        discriminator: Minimized by D.
-        generator: Minimized by G.
-        pairs: The generator's side looks at real logits too.
-    """
-
-    discriminator: LogitLoss
-    generator: LogitLoss
-    pairs: bool = False
+    discriminator: LogitLoss  # minimized by D
+    generator: LogitLoss  # minimized by G
+    pairs: bool = False  # the generator's side looks at real logits too
 
 
 def _hinge_d(real: Tensor, fake: Tensor) -> Tensor:

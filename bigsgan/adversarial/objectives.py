@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.losses import LOSSES
+from bigsgan.adversarial.teacher import distances
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
 from bigsgan.config.objective import Objective, Penalty
 from bigsgan.engines import MicroBatch
@@ -35,7 +36,8 @@ def statistic_names(section: Objective) -> list[str]:
     """Names of the statistics that the objectives add to, where the logits or the images are."""
     names = ["loss/generator", "loss/discriminator"]
     names += [f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake")]
-    names += [f"loss/{name}" for name in ("l1", "feature_matching") if getattr(section, name)]
+    names += ["teacher/class", "teacher/patch"] if section.teacher else []
+    names += [f"loss/{name}" for name in ("l1", "feature_matching", "consistency") if getattr(section, name)]
     for name in _GRADIENTS:
         if (penalty := getattr(section, name)) and penalty.form == "finite_difference" and penalty.check_every:
             names += [f"penalty/{name}_exact", f"slope/{name}", f"slope/{name}_exact"]
@@ -141,6 +143,7 @@ class DiscriminatorObjective:
         """Loss of the logits of a concatenated micro-batch.
 
         With tangents of the logits along ``slopes``, its value lacks the exact penalties; its gradient has theirs.
+        ``features`` are D's predictions of a teacher's, and these, of the real images.
         """
         segments = outputs.chunk(self.num_segments)
         real, fake = segments[0], segments[1]
@@ -148,6 +151,8 @@ class DiscriminatorObjective:
         self._record(loss, real, fake)
         if self._anchors is not None and self._section.lecam:
             loss = loss + self._add("lecam", self._section.lecam.weight * self._anchors.penalty(real, fake))
+        if features:
+            loss = loss + self._distance_to_teacher(*features)
         if tangents is not None:
             loss = loss + tangents.sum()
         elif self.differentiates_inputs:
@@ -194,6 +199,13 @@ class DiscriminatorObjective:
             square = self._squared_norms(own, _SEGMENTS[name])
             self._statistics.add(f"penalty/{name}_exact", self._weights[name] / 2 * square.mean())
             self._statistics.add(f"slope/{name}_exact", (own * direction).sum(dim=(1, 2, 3)).square())
+
+    def _distance_to_teacher(self, predicted: Tensor, whole: Tensor, patches: Tensor) -> Tensor:
+        assert self._section.teacher is not None, "features are those of a teacher"
+        of_class, of_patches = distances(predicted, whole, patches)
+        self._statistics.add("teacher/class", of_class.detach())
+        self._statistics.add("teacher/patch", of_patches.detach())
+        return self._section.teacher.weight * (of_class + of_patches)
 
     def _exact_penalties(self, grads: Tensor) -> Tensor:
         """Their sum, of the gradients of the logits at the images."""

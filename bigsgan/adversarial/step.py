@@ -9,7 +9,8 @@
     D judges            grads = dL/d(fakes), L = g_loss(D(fakes))
     G pulls back        update G by the backward pass of sum(fakes * grads)
 
-Where the last step of D and G's update share their fakes, G makes images once.
+Where the last step of D and G's update share their fakes, G makes images once. Where ``objective.schedule`` has updates
+overlap, D judges first, and then trains on images that it has kept of the update before (adversarial/kept.py).
 
 The chain rule cut at one tensor, so it is exact; D's parameters and gradients are untouched by G's update. The lines
 are phases (engines/phases.py): here each gets its inputs and what it minimises. The executor computes them.
@@ -24,6 +25,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from bigsgan.adversarial.consistency import Consistency
 from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
@@ -41,6 +43,9 @@ from bigsgan.engines import Engine, MicroBatch, Rates, Work
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.phases import Phase
 from bigsgan.monitor import Statistics
+
+Inputting = Callable[[int, Tensor | None], MicroBatch]
+"""Gives a phase's inputs by number of the micro-batch and the images that it reads."""
 
 
 class Sources(NamedTuple):
@@ -86,7 +91,7 @@ class AdversarialStep:
     def __init__(
         self,
         executor: Executor,
-        phases: Callable[[Sequence[bool], bool, Sequence[bool]], Sequence[Phase]],
+        phases: Callable[[Sequence[bool], bool, Sequence[bool], bool], Sequence[Phase]],
         section: Objective,
         sources: Sources,
         statistics: Statistics,
@@ -96,8 +101,8 @@ class AdversarialStep:
 
         Args:
             executor: Of the engines.
-            phases: Those of an update, by which of D's steps carry an exact penalty, whether path length is due, and
-                which of D's steps check a finite difference.
+            phases: Those of an update, by which of D's steps carry an exact penalty, whether path length is due,
+                which of D's steps check a finite difference, and whether D has kept images for the update.
             section: The game.
             sources: Of its inputs.
             statistics: Where losses, logits and norms are added.
@@ -109,6 +114,8 @@ class AdversarialStep:
         self._statistics, self._extras = statistics, extras
         self._g_objective = GeneratorObjective(section, statistics)
         self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
+        near, levels = section.consistency, extras.images_per_sample
+        self._consistency = Consistency(near, levels, statistics) if near else None
         statistics.declare(*statistic_names(section), *(["augmentation"] if extras.augmented else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
         self.generator.after_update = self._generator_updated
@@ -125,43 +132,49 @@ class AdversarialStep:
             watcher.finish_update(update, self.discriminator.outcomes.last)
         if self._extras.path_length is not None:
             self._extras.path_length.finish_update(update, self.generator.outcomes.last)
+        if self._extras.kept is not None:
+            self._extras.kept.finish_update(update)
 
     def _works(self, update: int, scheduled: Scheduled) -> Iterator[Work]:
         """Each phase with its inputs and what it minimises."""
-        d_step = 0
-        reals: Reals = functools.cache(self._sources.reals.next_phase)
-        objectives = [self._objective(update, d_step, scheduled) for d_step in range(self._section.d_steps)]
-        path_length = self._extras.path_length
+        section, path_length = self._section, self._extras.path_length
+        objectives = [self._objective(update, d_step, scheduled) for d_step in range(section.d_steps)]
         regularizer = path_length if path_length is not None and path_length.is_due(update) else None
         penalised, checked = [o.differentiates_inputs for o in objectives], [bool(o.checked) for o in objectives]
-        phases = self._phases(penalised, regularizer is not None, checked)
-        for phase in phases:
-            if _draws(phase, phases):
-                if not self._section.reuse_fakes and (phase.begins_update or phase.does == "differentiates"):
-                    inputs = self._inputs("generator", (update,), reals)
-                else:  # of the next D step, whose real images are read where and when D needs them
-                    reals = functools.cache(self._sources.reals.next_phase)
-                    inputs = self._inputs("discriminator", (update, d_step), reals)
+        # Real images are read where and when D needs them, in the order of its steps.
+        reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
+        # G's update is beside the real images that D read last, or reads first where it judges before it trains.
+        beside = reals[-1] if section.schedule == "exact" else reals[0]
+
+        @functools.cache
+        def inputs_of(d_step: int | None) -> Inputs:
+            """Those of one of D's steps, counted on into the next update, or of G's update."""
+            if d_step is None:
+                return self._inputs("generator", (update,), beside)
+            later, number = divmod(d_step, section.d_steps)
+            return self._inputs("discriminator", (update + later, number), beside if later else reals[number])
+
+        kept = self._extras.kept
+        has_kept = kept is not None and kept.update == update
+        for phase in self._phases(penalised, regularizer is not None, checked, has_kept):
+            inputs = inputs_of(phase.d_step)
             if phase.does == "makes images":
                 images = self._make_images(phase, inputs, regularizer if phase.begins_update else None)
+                if phase.begins_update:
+                    own, own_inputs = images, inputs
                 yield images
             elif phase.label == "G differentiates":
                 assert regularizer is not None, "G differentiates for its path length"
                 yield self._differentiate_styles(phase, inputs, regularizer)
-            elif phase.does in ("checks", "differentiates"):
-                batch = self._batch(objectives[d_step], inputs, (update, d_step), reals)
-                look = self._check if phase.does == "checks" else self._differentiate
-                yield look(phase, batch, objectives[d_step])
-            elif phase.does == "trains":
-                batch = self._batch(objectives[d_step], inputs, (update, d_step), reals)
-                objective, d_step = objectives[d_step], d_step + 1
-                phase = phase._replace(num_samples=self._num_samples(objective))
-                yield Work(phase, batch, objective, rates=scheduled.discriminator)
             elif phase.does == "judges":
-                yield self._judge(phase, inputs, update, reals)
-            else:
+                yield self._judge(phase, own_inputs, update, beside)
+            elif phase.does == "pulls back":
                 # The graphs of the forward passes, or what it takes to repeat them.
-                yield dataclasses.replace(images, phase=phase, rates=scheduled.generator, outputs={})
+                yield dataclasses.replace(own, phase=phase, rates=scheduled.generator, outputs={})
+            elif phase.does == "keeps":
+                yield self._keep(phase)
+            else:
+                yield self._learn(phase, inputs, update, reals, objectives, scheduled)
 
     def _inputs(self, stream: str, counters: tuple[int, ...], reals: Reals) -> Inputs:
         return self._sources.inputs.inputs(stream, counters, self._sources.slices[stream], reals)
@@ -190,7 +203,7 @@ class AdversarialStep:
 
     def _batch(
         self, objective: DiscriminatorObjective, inputs: Inputs, counters: tuple[int, int], reals: Reals
-    ) -> Callable[[int, Tensor | None], MicroBatch]:
+    ) -> Inputting:
         """What gives D's inputs where it trains."""
         part = self._sources.slices["discriminator"]["discriminator"]
 
@@ -209,12 +222,58 @@ class AdversarialStep:
 
         return batch
 
+    def _targets(self, counters: tuple[int, int], reals: Reals) -> Callable[[int], MicroBatch] | None:
+        """What gives a teacher's features of the real images that D sees."""
+        part, teacher = self._sources.slices["discriminator"]["discriminator"], self._extras.teacher
+        if teacher is None:
+            return None
+        return lambda j: teacher(reals()[j], *self._seeds("discriminator/real", counters, part.positions(j)))
+
     def _num_samples(self, objective: DiscriminatorObjective) -> int:
         return self._sources.slices["discriminator"]["discriminator"].num_samples * objective.num_segments
 
-    def _check(
-        self, phase: Phase, batch: Callable[[int, Tensor | None], MicroBatch], objective: DiscriminatorObjective
+    def _learn(
+        self,
+        phase: Phase,
+        inputs: Inputs,
+        update: int,
+        reals: Sequence[Reals],
+        objectives: Sequence[DiscriminatorObjective],
+        scheduled: Scheduled,
     ) -> Work:
+        """A phase of one of D's steps."""
+        d_step = phase.d_step
+        assert d_step is not None, "D learns in steps"
+        objective = objectives[d_step]
+        batch = self._batch(objective, inputs, (update, d_step), reals[d_step])
+        if phase.images_from is None:
+            batch = self._with_kept(batch, d_step)
+        if phase.does == "trains":
+            phase = phase._replace(num_samples=self._num_samples(objective))
+            targets = self._targets((update, d_step), reals[d_step])
+            return Work(phase, batch, objective, rates=scheduled.discriminator, targets=targets)
+        look = self._check if phase.does == "checks" else self._differentiate
+        return look(phase, batch, objective)
+
+    def _with_kept(self, batch: Inputting, d_step: int) -> Inputting:
+        kept = self._extras.kept
+        assert kept is not None, "images are kept where updates overlap"
+        return lambda j, images: batch(j, kept.get(d_step, j))
+
+    def _keep(self, phase: Phase) -> Work:
+        """Keep images for a step of D in the next update."""
+        kept, d_step = self._extras.kept, phase.d_step
+        assert kept is not None, "images are kept where updates overlap"
+        assert d_step is not None, "images are kept for a step of D"
+
+        def keep(j: int, images: Tensor | None) -> MicroBatch:
+            assert images is not None, "G's images are kept"
+            kept.keep(d_step - self._section.d_steps, j, images)
+            return ()
+
+        return Work(phase, keep)
+
+    def _check(self, phase: Phase, batch: Inputting, objective: DiscriminatorObjective) -> Work:
         phase = phase._replace(num_samples=self._num_samples(objective))
         loss = InputGradients(objective.num_segments, objective.note_slopes)
 
@@ -224,9 +283,7 @@ class AdversarialStep:
 
         return Work(phase, batch, loss, gradient=note)
 
-    def _differentiate(
-        self, phase: Phase, batch: Callable[[int, Tensor | None], MicroBatch], objective: DiscriminatorObjective
-    ) -> Work:
+    def _differentiate(self, phase: Phase, batch: Inputting, objective: DiscriminatorObjective) -> Work:
         phase = phase._replace(num_samples=self._num_samples(objective))
         loss = InputGradients(objective.num_segments)
         return Work(phase, batch, loss, gradient=lambda j, images, grads: objective.slopes(grads / loss.scale))
@@ -244,10 +301,13 @@ class AdversarialStep:
             return objective.batch(real, fake)
 
         def gradient(j: int, images: Tensor, grads: Tensor) -> Tensor:
+            grads, images = grads[-num:], images[-num:]
+            if self._consistency is not None:
+                grads = grads + self._consistency.grads(images)
             if self._reconstruction is None:
-                return grads[-num:]
+                return grads
             target, *_ = self._sources.inputs.real(reals()[j])
-            return grads[-num:] + self._reconstruction.grads(images[-num:], target)
+            return grads + self._reconstruction.grads(images, target)
 
         phase = phase._replace(num_samples=num * objective.num_segments)
         return Work(phase, batch, objective, gradient=gradient)
@@ -269,10 +329,3 @@ class AdversarialStep:
             self._statistics.add(f"grad_norm/{name}", engine.grad_norm.detach())
         else:
             self._statistics.add_host(f"grad_norm/{name}", engine.grad_norm)
-
-
-def _draws(phase: Phase, phases: Sequence[Phase]) -> bool:
-    """Whether a phase is the first that reads some inputs of G."""
-    if phase.does == "makes images":
-        return phase.tangents_from is None
-    return phase.label == "G differentiates" and not phases[-1].recomputes

@@ -9,7 +9,7 @@ import torch
 from bigsgan.bench.measure import Stopwatch
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
-from bigsgan.plan import count_work
+from bigsgan.planner.counting import count_work
 from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
 

@@ -22,6 +22,7 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.models.build import build_network
+from bigsgan.planner.traffic import turns
 from bigsgan.runtime import comm
 
 WARMUP = 3
@@ -98,29 +99,10 @@ def _group_size(args: Sequence[Any]) -> int:
 def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
     """Bytes that a rank has to send for a network of so many parameters in an update, at its ZeRO stage, in a ring.
 
-    Once through a ring is (N - 1) / N of the parameters. Stage 0 all-reduces an update's gradients, which is twice.
-    Stage 1 scatters their sums and gathers what was updated. Stage 2, which keeps no whole gradient, scatters those of
-    each micro-batch. Stage 3 gathers the parameters instead, forward and backward (Rajbhandari et al. 2020, arXiv
-    1910.02054, section 7). It gathers them once more for each micro-batch of the other network: G's for D's images,
-    which is a forward pass alone, but for those that G's update takes too, and D's at the seam. There the gradient at
-    the images is taken right behind the forward pass, so that what was gathered can stay; a D that is too large for
-    that (stage3_max_reuse_distance) is gathered again, and stands above the least. A network that fits in that
-    distance stays from an update's forward to its backward pass too, and needs less.
+    Once through a ring is (N - 1) / N of the parameters; see ``turns``.
     """
-    file, num, d_steps = plan.engines[network].file, len(plan.placement(network).ranks), plan.recipe.objective.d_steps
-    phases = {"generator": plan.recipe.accumulation_of("generator")}
-    phases["discriminator"] = d_steps * plan.recipe.accumulation_of("discriminator")  # micro-batches of all its updates
-    updates = d_steps if network == "discriminator" else 1
-    if file.stage <= 1:
-        times = 2 * updates
-    elif file.stage == 2:
-        times = phases[network] + updates
-    else:
-        others = sum(own for other, own in phases.items() if other != network)
-        if network == "generator" and plan.recipe.objective.reuse_fakes and plan.keeps_generator_graphs:
-            others -= phases["discriminator"] // d_steps
-        times = 3 * phases[network] + others
-    return times * (num - 1) / num * numel * DTYPES[file.precision].itemsize
+    num, itemsize = len(plan.placement(network).ranks), DTYPES[plan.engines[network].file.precision].itemsize
+    return turns(plan, network) * (num - 1) / num * numel * itemsize
 
 
 def network_of(phase: str) -> str | None:

@@ -36,21 +36,13 @@ Generate = Callable[..., Tensor]
 
 
 class Cases(NamedTuple):
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        batches: Images at a time.
-        precisions: Of the weights.
-        modes: ``eager``, ``compiled``.
-        warmup: Batches before the clock starts.
-        steps: Batches that are timed.
-    """
-
-    batches: Sequence[int]
-    precisions: Sequence[str]
-    modes: Sequence[str]
-    warmup: int
-    steps: int
+    batches: Sequence[int]  # images at a time
+    precisions: Sequence[str]  # of the weights
+    modes: Sequence[str]  # `eager`, `compiled`
+    warmup: int  # batches before the clock starts
+    steps: int  # batches that are timed
 
 
 def main(recipe: Recipe | None, run: Path | None, cases: Cases, form: str | None) -> int:

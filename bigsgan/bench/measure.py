@@ -43,6 +43,9 @@ class Loop(Protocol):
     def means(self) -> dict[str, float]:
         """Means of losses and the like since the last call, over the ranks that take part. They all call this."""
 
+    def idle(self) -> float | None:
+        """Make one more update; the share of it in which ranks wait for each other, on rank 0, where that is known."""
+
     def close(self) -> None:
         """Release all it holds."""
 
@@ -78,6 +81,7 @@ class Visit(NamedTuple):
         losses: Means of the timed updates.
         talking: Share of the time in which ranks exchanged numbers, or waited for each other to, and nothing computed
             on a GPU meanwhile.
+        idle: Share of an update in which the ranks waited for each other, on rank 0; None where it is not known.
     """
 
     seconds: float
@@ -90,6 +94,7 @@ class Visit(NamedTuple):
     first_losses: dict[str, float]
     losses: dict[str, float]
     talking: float = 0.0
+    idle: float | None = None
 
 
 class Shares(NamedTuple):
@@ -208,6 +213,7 @@ def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
         first_losses=first,
         losses=losses,
         talking=shares.talking,
+        idle=loop.idle(),
     )
 
 

@@ -47,6 +47,7 @@ def _names() -> Iterator[str]:
         Phase("generator", "makes images", 1, 1, keeps_graphs=True),
         Phase("discriminator", "judges", 1, 1),
         Phase("generator", "pulls back", 1, 1, recomputes=True),
+        Phase("discriminator", "keeps", 1, 1),
     ):
         yield from (name_of(phase, task) for task in in_turn(0, phase))
     yield from (REDUCE, AVERAGE, REST)

@@ -23,7 +23,7 @@ from bigsgan.adversarial.objectives import GRADIENT_PENALTY, DiscriminatorObject
 from bigsgan.adversarial.step import Scheduled, Sources
 from bigsgan.adversarial.watchers import Sum
 from bigsgan.config import NETWORKS, Recipe, RunPlan
-from bigsgan.data import RealImages, Slice, build_training_dataset
+from bigsgan.data import RealImages, Slice, WithImages, build_training_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.engines.optimizer import build_torch_optimizer
@@ -112,6 +112,7 @@ class PlainLoop:
         # Of one micro-batch alone, however the engines are laid out: DistributedDataParallel goes forward and backward
         # in turn.
         self._keeps_graphs = recipe.accumulation_of("generator") == 1
+        self._exact_layers = self._discriminator.root.network.exact_layers()
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
         self._weights: list[Tensor] = list(self._generator.root.parameters())
         self._average = [weight.detach().clone() for weight in self._weights]
@@ -146,6 +147,10 @@ class PlainLoop:
     def means(self) -> dict[str, float]:
         """Means of losses and the like since the last call, over the ranks of the loop, which all call this."""
         return self._statistics.reduce(self._sum_over_ranks)
+
+    def idle(self) -> float | None:
+        """None: its networks take turns."""
+        return None
 
     def close(self) -> None:
         """End the loading processes."""
@@ -182,6 +187,7 @@ class PlainLoop:
             self._extras.anchors,
             self._extras.images_per_sample,
         )
+        self._choose_kernels(objective.differentiates_inputs)
         for j, fake in enumerate(fakes):
             samples, draws = part.positions(j), self._draws
             real = (*self._source.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
@@ -193,13 +199,16 @@ class PlainLoop:
                 noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
             judged = (fake, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
             with self._discriminator.reducing(j):
-                batch = objective.batch(real, judged, noise)
-                self._discriminator.backward(self._discriminator(batch, moving=j == 0, loss=objective))
+                batch, teacher = objective.batch(real, judged, noise), self._extras.teacher
+                targets = () if teacher is None else teacher(reals()[j], *real[2:])
+                loss = self._discriminator(batch, moving=j == 0, loss=objective, targets=targets)
+                self._discriminator.backward(loss)
         self._discriminator.update(*numbers.discriminator)
 
     def _train_generator(self, inputs: Inputs, update: int, reals: Reals, numbers: Scheduled) -> None:
         part, section = self._slices["generator"]["generator"], self._recipe.objective
         self._discriminator.root.requires_grad_(False)
+        self._choose_kernels(exact=False)
         for j in range(part.accumulation):
             samples = part.positions(j)
             with self._generator.reducing(j):
@@ -217,9 +226,18 @@ class PlainLoop:
                     differences = (fakes - self._source.real(reals()[j])[0]).abs()
                     self._statistics.add("loss/l1", differences)
                     loss = loss + section.l1 * differences.mean()
+                if section.consistency:
+                    *coarser, last = fakes.chunk(self._extras.images_per_sample, dim=1)
+                    apart = [(x - last).square() / (len(coarser) - i) for i, x in enumerate(coarser)]
+                    self._statistics.add("loss/consistency", torch.stack(apart))
+                    loss = loss + section.consistency.weight * torch.stack(apart).mean()
                 self._generator.backward(loss)
         self._discriminator.root.requires_grad_(True)
         self._generator.update(*numbers.generator)
+
+    def _choose_kernels(self, exact: bool) -> None:
+        for layer in self._exact_layers:
+            layer.exact = exact
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Sequence[Tensor]:
         """What D draws augmentations and noise of a micro-batch from; nothing where it has none."""
@@ -248,11 +266,14 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
         trainees[network] = Trainee(Root(stack), optimizer, accumulation, section.clip_norm, distributed)
     parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, num_ranks) for n in NETWORKS}
     dataset = build_training_dataset(recipe.data)
-    reals = RealImages(dataset, recipe.data, draws, parts["discriminator"], device)
+    part = parts["discriminator"]
+    dataset = WithImages(dataset, recipe.data) if recipe.objective.teacher else dataset
+    reals = RealImages(dataset, recipe.data, draws, part, device)
     sample_draws, statistics = SampleDraws(draws, device), Statistics(device)
     source = build_source(recipe, sample_draws)
     total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor
-    extras = build_extras(recipe, trainees["discriminator"].root.network, statistics, device, total)
+    stack = trainees["discriminator"].root.network
+    extras = build_extras(recipe, stack, statistics, device, total)
     slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in parts.items()}
     sources = Sources(reals, source, sample_draws, slices)
     return PlainLoop(recipe, trainees, sources, extras, statistics, total)

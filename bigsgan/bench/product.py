@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bigsgan.config import RunPlan
+from bigsgan.engines.pipeline.observer import Observer
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
-from bigsgan.train import build_run
+from bigsgan.training.build import build_run
 from bigsgan.training.loop import Run
 from bigsgan.training.schedules import scheduled
 from bigsgan.training.start import Start
@@ -26,6 +27,8 @@ class EngineLoop:
 
     def __init__(self, run: Run, directory: tempfile.TemporaryDirectory[str]) -> None:
         self.run, self._directory = run, directory
+        executor = run.step.executor
+        self._has_spans, executor.observer = executor.observer is not None, None  # which would measure a timed update
 
     @property
     def waited_seconds(self) -> float:
@@ -41,6 +44,16 @@ class EngineLoop:
     def means(self) -> dict[str, float]:
         """Means of losses and the like since the last call, over all ranks, which all call this."""
         return self.run.statistics.reduce(comm.sum_over_ranks)
+
+    def idle(self) -> float | None:
+        """Share of one more update in which ranks wait for each other, on rank 0; None where networks take turns."""
+        if not self._has_spans:
+            return None
+        executor = self.run.step.executor
+        executor.observer = observer = Observer(None, 1)
+        self()
+        executor.observer = None
+        return observer.bubble
 
     def close(self) -> None:
         """Release engines, files and loading processes."""

@@ -14,21 +14,13 @@ NOTHING = "-"
 
 @dataclass
 class Table:
-    """Rows of cells under their headings.
+    """Rows of cells under their headings."""
 
-    Attributes:
-        title: What is measured.
-        headings: Of the columns.
-        rows: Of cells.
-        notes: Lines below the table.
-        num_texts: Columns that hold texts; those behind them hold numbers.
-    """
-
-    title: str
-    headings: Sequence[str]
-    rows: list[list[str]]
-    notes: list[str] = field(default_factory=list)
-    num_texts: int = 1
+    title: str  # what is measured
+    headings: Sequence[str]  # of the columns
+    rows: list[list[str]]  # of cells
+    notes: list[str] = field(default_factory=list)  # lines below the table
+    num_texts: int = 1  # columns that hold texts; those behind them hold numbers
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from bigsgan.data import build_dataset
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.errors import UserError
+from bigsgan.models.transformer import written_out
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels, kernels
 from bigsgan.runtime.tf32 import tf32
@@ -33,13 +34,14 @@ from bigsgan.runtime.tf32 import tf32
 CONTROL = "control"
 _HEADINGS = (
     "variant", "s/update", "images/s", "s/epoch", "time per image", "quartiles", "TFLOP/s", "of peak", "device MiB",
-    "host MiB", "added MiB", "busy", "data wait", "disk wait", "D loss", "G loss", "D differs", "G differs",
+    "host MiB", "added MiB", "busy", "idle", "data wait", "disk wait", "D loss", "G loss", "D differs", "G differs",
 )  # fmt: skip
 _MEANING = (
     "the first updates of a round warm up, the others are timed",
     "time per image: over the first variant's, median of the rounds; control: the first variant a second time",
     "TFLOP/s: operations of an update and rank, without penalties, over its time; of peak: of a matrix product's speed",
     "device MiB, host MiB: peak of a rank in the last round; added: beyond what the process held before it was built",
+    "idle: of one update, that ranks wait for each other, in pipelines and on ranks of their own",
     "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images",
     "disk wait: of main threads for disks, summed over a rank's processes, so that it may exceed 100 %",
     "losses: mean of the timed updates of the last round; differs: relative difference of the first update's loss",
@@ -90,6 +92,8 @@ def _on_machine(planned: Planned) -> Planned:
     if plan is None:
         return planned
     if variant.is_plain:
+        if plan.recipe.objective.schedule != "exact":
+            return Planned(variant, None, "networks take turns in the plain loop, as objective.schedule=exact has it")
         if variant.tf32 is not None and comm.device().type != "cuda":
             return Planned(variant, None, "needs a CUDA device, which alone has TF32")
         if variant.tf32 and not torch.cuda.is_tf32_supported():
@@ -110,7 +114,17 @@ def _setting(planned: Planned) -> Setting:
     if planned.variant.tf32 is not None:
         return partial(tf32, planned.variant.tf32)
     deterministic = planned.plan is not None and planned.plan.recipe.deterministic
-    return partial(kernels, True) if deterministic else contextlib.nullcontext
+    return partial(_kernels, deterministic, planned.variant.writes_attention)
+
+
+@contextlib.contextmanager
+def _kernels(deterministic: bool, writes_attention: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if deterministic:
+            stack.enter_context(kernels(True))
+        if writes_attention:
+            stack.enter_context(written_out())
+        yield
 
 
 def _builder(planned: Planned) -> Builder:
@@ -169,6 +183,7 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
     comparable = result.recipe.batch == first.recipe.batch
     last = _losses(result, "losses", -1)
     total = sum(visit.seconds for visit in visits)
+    idle = [visit.idle for visit in visits if visit.idle is not None]
     disk = [visit.disk_seconds for visit in visits]
     settled = result.rounds[-1]  # the first round holds what is loaded once in a process
     devices = [visit.device_peak for visit in settled if visit.device_peak is not None]
@@ -186,6 +201,7 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
         "host_peak_bytes": max(visit.host_peak for visit in settled),
         "host_added_bytes": max(visit.host_peak - visit.host_before for visit in settled),
         "busy_share": statistics.fmean(visit.busy for visit in visits),
+        "idle_share": statistics.median(idle) if idle else None,
         "data_wait_share": sum(visit.data_seconds for visit in visits) / total,
         "disk_wait_share": None if None in disk else sum(seconds or 0.0 for seconds in disk) / total,
         "d_loss": last["d"],
@@ -201,6 +217,8 @@ def _losses(result: Result, kind: str, turn: int) -> dict[str, float]:
     assert result.recipe is not None
     means, section = getattr(result.rounds[turn][0], kind), result.recipe.objective
     weights = {"l1": section.l1, "feature_matching": section.feature_matching}
+    if section.consistency:
+        weights["consistency"] = section.consistency.weight
     extra = sum(weight * means[f"loss/{name}"] for name, weight in weights.items() if weight)
     return {"d": means["loss/discriminator"], "g": means["loss/generator"] + extra}
 
@@ -249,6 +267,7 @@ def _row(each: dict[str, Any]) -> list[str]:
         mebibytes(each["host_peak_bytes"]),
         mebibytes(each["host_added_bytes"]),
         percent(each["busy_share"]),
+        percent(each["idle_share"]),
         percent(each["data_wait_share"]),
         percent(each["disk_wait_share"]),
         f"{each['d_loss']:.4f}",

@@ -30,6 +30,7 @@ class Variant:
         is_plain: Whether it is a loop in plain PyTorch, without engines.
         single: Whether one rank alone does all the work.
         tf32: Whether float32 is computed in TF32 while it is built and runs; None for torch's defaults.
+        writes_attention: Whether attention takes none of torch's kernels.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Variant:
     is_plain: bool = False
     single: bool = False
     tf32: bool | None = None
+    writes_attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,13 @@ def _penalised(method: str) -> Callable[[Recipe], list[str]]:
     return overrides
 
 
+def _apart(recipe: Recipe) -> list[str]:
+    """The recipe's own numbers of ranks, or half of them for each network."""
+    own = {network: recipe.engine(network).ranks for network in NETWORKS}
+    given = {network: ranks for network, ranks in own.items() if ranks not in (None, "auto")} or {"generator": 0.5}
+    return [f"engines.{network}.ranks={ranks}" for network, ranks in given.items()]
+
+
 def _plain(name: str, title: str, single: bool = True, tf32: bool | None = None) -> Variant:
     return Variant(name, f"plain PyTorch, {title}", lambda recipe: [], is_plain=True, single=single, tf32=tf32)
 
@@ -103,6 +112,13 @@ VARIANTS = {
         _plain("data_parallel", "DistributedDataParallel", single=False),
         _layout("zero0", f"two engines, {_BASE}", "zero0"),
         _layout("mixed_precision", "ZeRO 0 in bf16", "zero0_bf16"),
+        Variant(
+            "written_attention",
+            f"{_BASE}, attention written out",
+            lambda recipe: [],
+            "attention written out",
+            writes_attention=True,
+        ),
         _changed("accumulation", f"{ACCUMULATION} times the micro-batches and the batch", _accumulated),
         _changed("clipping", f"gradients clipped at norm {CLIP_NORM}", _of_both("optimizer", clip_norm=CLIP_NORM)),
         _changed("reused_fakes", "D's last step and G's update on the same images", ["objective.reuse_fakes=true"]),
@@ -120,6 +136,7 @@ VARIANTS = {
         _layout("zero2", "ZeRO 2", "zero2"),
         _layout("zero3", "ZeRO 3", "zero3"),
         _layout("offload", "ZeRO 2 in bf16, optimizer on the host", "zero2_offload"),
+        _changed("separate_ranks", "each network on ranks of its own", _apart),
         _changed("pipeline", f"both networks in {NUM_STAGES} stages", _of_both("engines", pipeline_stages=NUM_STAGES)),
     )
 }
@@ -163,7 +180,12 @@ def _combined(parts: Sequence[Variant], recipe: Recipe) -> Variant:
                 raise UserError("--variants", name, problem, f"remove {earlier} or {part.name}")
     layouts = [part.title for part in parts if not part.change]
     title = ", ".join([*(layouts or [_BASE]), *(part.change for part in parts if part.change)])
-    return Variant(name, title, lambda recipe: list(dict.fromkeys(o for part in parts for o in part.overrides(recipe))))
+    return Variant(
+        name,
+        title,
+        lambda recipe: list(dict.fromkeys(o for part in parts for o in part.overrides(recipe))),
+        writes_attention=any(part.writes_attention for part in parts),
+    )
 
 
 def plan_variants(

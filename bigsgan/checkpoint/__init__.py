@@ -13,7 +13,7 @@ flattened float32 values, from element 4096 on; over all files, every element st
 any layout: each rank reads the stretches that its own shards need, whatever ranks and shards wrote them.
 """
 
-from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess, StateShard
+from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess, StateShard, saved_buffers
 from bigsgan.checkpoint.reader import Reader, SavedValues, SharedState, StateEntry, files_with, restore
 from bigsgan.checkpoint.saver import Description, Saver
 from bigsgan.checkpoint.tags import (
@@ -49,4 +49,5 @@ __all__ = [
     "newest",
     "newest_or_none",
     "restore",
+    "saved_buffers",
 ]

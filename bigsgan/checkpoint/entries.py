@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
-
-from bigsgan.errors import UserError
-
-Result = TypeVar("Result")
+from torch import Tensor, nn
 
 
 class StateShard(NamedTuple):
-    """The shard of one flat value that this rank writes.
+    """The shard of one flat value that this rank writes."""
 
-    Attributes:
-        kind: ``master`` for a parameter, ``exp_avg`` for its first moment, ``buffer``, and so on.
-        name: Name of the parameter or buffer.
-        offset: First element of the shard in the flat value.
-        values: Its elements, one-dimensional and live: not a copy.
-        everywhere: Whether all ranks have the same values; then one of them writes.
-    """
+    kind: str  # `master` for a parameter, `exp_avg` for its first moment, `buffer`, and so on
+    name: str  # name of the parameter or buffer
+    offset: int  # first element of the shard in the flat value
+    values: Tensor  # its elements, one-dimensional and live: not a copy
+    everywhere: bool = False  # whether all ranks have the same values; then one of them writes
 
-    kind: str
-    name: str
-    offset: int
-    values: Tensor
-    everywhere: bool = False
+
+def saved_buffers(network: nn.Module) -> dict[str, Tensor]:
+    """Buffers by name that a checkpoint holds: not those that are computed from a recipe, which are not persistent."""
+    persistent = network.state_dict().keys()
+    return {name: buffer for name, buffer in network.named_buffers() if name in persistent}
 
 
 class SavedEntry(Protocol):
@@ -53,20 +47,6 @@ class ObjectCollectives(Protocol):
     def total(self, value: float, /) -> float: ...  # noqa: D102
     def from_rank_zero(self, value: Any, /) -> Any: ...  # noqa: D102
     def gather_objects(self, value: Any) -> list[Any] | None: ...  # noqa: D102
-
-
-def by_rank_zero(ranks: ObjectCollectives, work: Callable[[], Result]) -> Result:
-    """Do something on rank 0 alone; return its picklable result, or raise its UserError, on all ranks. A collective."""
-    found: Result | UserError | None = None
-    if ranks.rank() == 0:
-        try:
-            found = work()
-        except UserError as error:
-            found = error
-    found = ranks.from_rank_zero(found)
-    if isinstance(found, UserError):
-        raise found
-    return cast(Result, found)
 
 
 class SingleProcess:

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, StateShard
+from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, StateShard, saved_buffers
 from bigsgan.checkpoint.files import Moved, unnoticed
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
@@ -83,7 +83,7 @@ class Reader:
         """Refuse values of an entry that a network has no place for, in this rank's share of the files.
 
         The shares of all ranks are all files. The network may lie on the meta device. Layers before its own, such as
-        augmentation, may be others.
+        augmentation, may be others. Buffers that are not persistent may be there: they once were.
 
         Raises:
             UserError: A parameter or a buffer was saved that the network lacks, or with more elements.
@@ -189,7 +189,7 @@ class SavedValues:
         """
         self._reader.refuse_others(self._entry, network)
         wanted: dict[tuple[str, str], Tensor] = {("master", name): p for name, p in network.named_parameters()}
-        wanted.update({("buffer", name): buffer for name, buffer in network.named_buffers()})
+        wanted.update({("buffer", name): buffer for name, buffer in saved_buffers(network).items()})
         for (kind, name), tensor in wanted.items():
             flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
             self.read(kind, name, 0, flat)

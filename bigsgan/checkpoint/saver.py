@@ -42,17 +42,11 @@ class _NotFiniteError(UserError):
 
 
 class Description(NamedTuple):
-    """What a manifest says of a run beside its state.
+    """What a manifest says of a run beside its state."""
 
-    Attributes:
-        recipe: Resolved.
-        layout: How the networks lie on the ranks.
-        metrics: Last reported.
-    """
-
-    recipe: Mapping[str, Any]
-    layout: Mapping[str, Any]
-    metrics: Mapping[str, float]
+    recipe: Mapping[str, Any]  # resolved
+    layout: Mapping[str, Any]  # how the networks lie on the ranks
+    metrics: Mapping[str, float]  # last reported
 
 
 class Saver:

@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess, by_rank_zero
+from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess
 from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import check_regular, read_text
+from bigsgan.runtime.together import by_rank_zero
 
 FORMAT = 2
 MANIFEST = "manifest.json"

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bigsgan.checkpoint.entries import saved_buffers
 from bigsgan.checkpoint.reader import Reader, SavedValues
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
@@ -74,7 +75,7 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
     _save(optimizer, tag / "zero" / "optimizer_state.pt")
     model = {
         "module": {},
-        "buffers": {name: _whole(saved, "buffer", name, buffer) for name, buffer in network.named_buffers()},
+        "buffers": {name: _whole(saved, "buffer", name, buffer) for name, buffer in saved_buffers(network).items()},
         "lr_scheduler": None,
         "global_steps": 0 if step is None else int(step),
         "global_samples": found.nimg,

@@ -13,8 +13,10 @@ from bigsgan import shipped
 from bigsgan.bench.lazy import whole_cycles
 from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
 from bigsgan.commands.parsing import Commands, add_recipe, logs_aside
-from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
+from bigsgan.commands.planning import plan_on_ranks
+from bigsgan.config import NETWORKS, RunPlan, load_recipe
 from bigsgan.config.run_directory import refuse_directory, refuse_output
+from bigsgan.config.run_plan import chooses_ranks
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
@@ -75,6 +77,8 @@ def bench_train(options: argparse.Namespace) -> int:
     """Compare variants of a recipe."""
     path = _begin(options)
     recipe = load_recipe(path, options.overrides)
+    if chooses_ranks(recipe) and launched.world_size() > 1:
+        recipe = plan_on_ranks(recipe, launched.world_size(), path.resolve().parent).recipe
     variants = chosen_variants(options.variants, recipe)
     planned = plan_variants(recipe, variants, launched.world_size(), path.resolve().parent)
     plot = None if options.plot is None else Path(options.plot)
@@ -90,7 +94,7 @@ def bench_train(options: argparse.Namespace) -> int:
 def bench_profile(options: argparse.Namespace) -> int:
     """Profile one update."""
     path = _begin(options)
-    plan = plan_run(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
+    plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
     out = Path(options.out)
     refuse_directory(out, "--out")
     _check_stages(plan)
@@ -110,7 +114,7 @@ def bench_comm(options: argparse.Namespace) -> int:
         remedy = f"start with deepspeed or torchrun, such as {example}"
         raise UserError("WORLD_SIZE", 1, "must be at least 2", remedy)
     if options.variants is None:
-        plan = plan_run(recipe, num_ranks, path.resolve().parent)
+        plan = plan_on_ranks(recipe, num_ranks, path.resolve().parent)
         _check_stages(plan)
         planned = [Planned(Variant("recipe", "as it is", lambda recipe: []), plan)]
     else:

@@ -31,7 +31,8 @@ def add(group: Commands) -> None:
 def _add_encode(commands: Commands) -> None:
     text = "make latents of images with an autoencoder, on all ranks; a second run resumes"
     command = commands.add_parser("encode", help=text)
-    command.add_argument("source", metavar="SRC", help="directory of images, with a sub-folder for each class if any")
+    text = "directory of images, with a sub-folder for each class if any, a zip file, or a directory of tar shards"
+    command.add_argument("source", metavar="SRC", help=text)
     command.add_argument("destination", metavar="DST", help="directory of the shards to write, of data.kind=latents")
     text = "diffusers:FOLDER, torchscript:ENCODER,DECODER, dct or dct:BLOCK"
     command.add_argument("--codec", required=True, help=text)

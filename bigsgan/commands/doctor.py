@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_recipe, logs_aside
-from bigsgan.config import load_recipe, plan_run
+from bigsgan.commands.planning import plan_on_ranks
+from bigsgan.config import load_recipe
 from bigsgan.config.run_directory import RECIPE_FILE
 from bigsgan.doctor.again import launcher
 from bigsgan.doctor.registry import chosen
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     plan = None
     if options.config is not None:
         path = Path(options.config)
-        plan = plan_run(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
+        plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
     launched.check_launcher()
     words = _command(options)
     report = Collected(options.form, sys.stdout, words) if options.form else Printed(sys.stdout, words)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from bigsgan import shipped
 from bigsgan.config import NETWORKS
+from bigsgan.config.messages import choose
 from bigsgan.errors import UserError
 from bigsgan.runtime.paths import expanded
 
@@ -30,7 +31,7 @@ class Parser(argparse.ArgumentParser):
             raise UserError(message.partition(": ")[2], None, "must be given", remedy)
         choice = re.fullmatch(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
         if choice:
-            raise UserError(choice[1], choice[2], f"must be one of {choice[3]}", "choose one of these")
+            raise UserError(choice[1], choice[2], f"must be one of {choice[3]}", choose(choice[2], choice[3]))
         named = re.fullmatch(r"argument (\S+): (.*)", message)
         raise UserError(named[1] if named else self.prog, None, named[2] if named else message, remedy)
 

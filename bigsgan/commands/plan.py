@@ -8,7 +8,8 @@ import math
 from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_number, add_recipe, logs_aside
-from bigsgan.config import NETWORKS, load_recipe, plan_run
+from bigsgan.commands.planning import plan_on_ranks
+from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.errors import UserError
 
 _MOST_GIB, _MOST_GPUS = 2**40, 2**20
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
         if value is not None:
             raise UserError(flag, None, "needs --gpu-memory", "add --gpu-memory 80, or remove the option")
-    planned = plan_run(recipe, gpus, path.resolve().parent)
+    planned = plan_on_ranks(recipe, gpus, path.resolve().parent)
     with logs_aside():
         module = importlib.import_module("bigsgan.plan")
     module.main(planned, options.pipeline, options.json, None if speed is None else module.Speed(*speed))

@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
-from bigsgan.config import Recipe, load_recipe, plan_run
+from bigsgan.commands.planning import plan_on_ranks
+from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.sweep import read_sweep
 from bigsgan.errors import UserError
 from bigsgan.shipped import SLURM
@@ -93,7 +94,7 @@ def _check_recipes(path: Path, tasks: list[list[str]], overrides: list[str], ran
     users: dict[str, int] = {}
     for number, swept in enumerate(tasks, start=1):
         recipe = load_recipe(path, swept + overrides)
-        plan_run(recipe, ranks, path.resolve().parent)
+        plan_on_ranks(recipe, ranks, path.resolve().parent)
         _check_paths(recipe)
         out = os.path.abspath(recipe.out)
         if out in users:

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_number, add_recipe
-from bigsgan.config import NETWORKS, Recipe, load_recipe, plan_run
+from bigsgan.commands.planning import plan_on_ranks
+from bigsgan.config import NETWORKS, Recipe, load_recipe
 from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics
 from bigsgan.config.sweep import own_overrides
 from bigsgan.errors import UserError
@@ -47,9 +48,9 @@ def run(options: argparse.Namespace) -> int:
     out = Path(recipe.out)
     refuse_directory(out, "out")
     refuse_foreign_metrics(out, recipe.monitor)
-    planned = plan_run(recipe, launched.world_size(), path.resolve().parent)
+    planned = plan_on_ranks(recipe, launched.world_size(), path.resolve().parent)
     if options.dry_run or options.key:
-        text = _value(recipe, options.key) if options.key else recipe.to_yaml().rstrip("\n")
+        text = _value(planned.recipe, options.key) if options.key else planned.recipe.to_yaml().rstrip("\n")
         if launched.rank() == 0:
             print(text)
         return 0

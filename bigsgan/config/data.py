@@ -125,11 +125,15 @@ class Data(Section):
         """Its height and width."""
         return self.resolution // self.codec.side_factor
 
-    def shared_bytes(self, micro_batch: int) -> int:
-        """What one rank passes through /dev/shm: the micro-batches that are prefetched, and the one that it took."""
+    def shared_bytes(self, micro_batch: int, keeps_images: bool = False) -> int:
+        """What one rank passes through /dev/shm: the micro-batches that are prefetched, and the one that it took.
+
+        With ``keeps_images``, also the images of latents.
+        """
         sample = (self.crop_from or self.resolution) ** 2 * (self.image_channels + self.paired * self.input_channels)
         if self.kind == "latents":
-            sample = 2 * self.channels * self.side**2 * 4  # means and deviations, float32
+            images = self.resolution**2 * self.image_channels * keeps_images
+            sample = 2 * self.channels * self.side**2 * 4 + images  # means and deviations, float32
         return (self.num_workers * self.prefetch + 1) * micro_batch * sample
 
     @model_validator(mode="after")

@@ -43,23 +43,14 @@ _LOW_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16")
 
 @dataclass(frozen=True)
 class DeepSpeedFile:
-    """A checked DeepSpeed file.
+    """A checked DeepSpeed file."""
 
-    Attributes:
-        path: Where it was read from.
-        content: The file's own keys, unchanged.
-        stage: ZeRO stage, 0 to 3.
-        precision: Of parameters and activations.
-        offload_optimizer: Device of the optimizer's state: none, cpu, or nvme at stage 3.
-        offload_parameters: Device of the parameters at stage 3: none or cpu.
-    """
-
-    path: Path
-    content: dict[str, Any]
-    stage: int
-    precision: Precision
-    offload_optimizer: str
-    offload_parameters: str
+    path: Path  # where it was read from
+    content: dict[str, Any]  # the file's own keys, unchanged
+    stage: int  # ZeRO stage, 0 to 3
+    precision: Precision  # of parameters and activations
+    offload_optimizer: str  # device of the optimizer's state: none, cpu, or nvme at stage 3
+    offload_parameters: str  # device of the parameters at stage 3: none or cpu
 
     @property
     def uses_nvme(self) -> bool:

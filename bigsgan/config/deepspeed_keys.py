@@ -17,31 +17,19 @@ _MOST = 2**63 - 1
 
 
 class Rule(NamedTuple):
-    """The values that a key may have.
+    """The values that a key may have."""
 
-    Attributes:
-        text: Their description, after "must be".
-        fits: Whether a value is one of them.
-        detail: The reason, if there is one to tell.
-    """
-
-    text: str
-    fits: Callable[[Any], bool]
-    detail: str = ""
+    text: str  # their description, after "must be"
+    fits: Callable[[Any], bool]  # whether a value is one of them
+    detail: str = ""  # the reason, if there is one to tell
 
 
 class Section(NamedTuple):
-    """A JSON object in a file.
+    """A JSON object in a file."""
 
-    Attributes:
-        keys: The keys that it may have.
-        auto: Whether any of them may be "auto", which is DeepSpeed's default.
-        may_be_null: Whether the object may be null, which is DeepSpeed's default.
-    """
-
-    keys: Mapping[str, Rule | Section]
-    auto: bool = True
-    may_be_null: bool = False
+    keys: Mapping[str, Rule | Section]  # the keys that it may have
+    auto: bool = True  # whether any of them may be "auto", which is DeepSpeed's default
+    may_be_null: bool = False  # whether the object may be null, which is DeepSpeed's default
 
 
 def check_values(path: str, content: Mapping[str, Any], section: Section) -> None:

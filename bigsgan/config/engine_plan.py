@@ -12,27 +12,16 @@ from bigsgan.config.sections import Engine, Optimizer
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """A network's engine.
+    """A network's engine."""
 
-    Attributes:
-        network: ``generator`` or ``discriminator``.
-        section: The recipe's section of it.
-        optimizer: The recipe's section of its optimizer.
-        file: Its DeepSpeed file.
-        placement: The ranks of its stages and replicas.
-        micro_batch_size: Images of one micro-batch on one replica.
-        derived: DeepSpeed's keys whose values the recipe determines.
-        is_stock: Whether ``engines.stock_deepspeed`` leaves DeepSpeed's own reductions, updates and prefetching.
-    """
-
-    network: str
-    section: Engine
-    optimizer: Optimizer
-    file: DeepSpeedFile
-    placement: Placement
-    micro_batch_size: int
-    derived: dict[str, Any]
-    is_stock: bool
+    network: str  # `generator` or `discriminator`
+    section: Engine  # the recipe's section of it
+    optimizer: Optimizer  # the recipe's section of its optimizer
+    file: DeepSpeedFile  # its DeepSpeed file
+    placement: Placement  # the ranks of its stages and replicas
+    micro_batch_size: int  # images of one micro-batch on one replica
+    derived: dict[str, Any]  # DeepSpeed's keys whose values the recipe determines
+    is_stock: bool  # whether `engines.stock_deepspeed` leaves DeepSpeed's own reductions, updates and prefetching
 
     @property
     def reduces_by_group(self) -> bool:

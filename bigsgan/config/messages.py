@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args, get_origin
 
@@ -45,7 +46,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
         given = finding["ctx"]["tag"] if kind == "union_tag_invalid" else None
         below = _sections_of(section.model_fields[path[-1]].annotation)
         *most, last = [repr(tag) for each in below for tag in _tags(each)]
-        return UserError(f"{field}.family", given, f"must be {', '.join(most)} or {last}", "choose one of these")
+        problem = f"must be {', '.join(most)} or {last}"
+        return UserError(f"{field}.family", given, problem, choose(given, problem))
     if kind == "missing":
         return UserError(field, None, "must be given", "add it to the recipe")
     if isinstance(found, dict) and kind != "model_type":
@@ -55,11 +57,20 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     problem = problem.format(**{key: f"{n:g}" if isinstance(n, float) else n for key, n in limits.items()})
     if found is None:  # which UserError leaves out of the text
         problem += ", got null"
+    if kind == "literal_error":
+        remedy = choose(found, problem)
     if kind == "list_type" and isinstance(found, str):
         remedy = f"write [{found}]"
     if kind == "int_type" and isinstance(found, float) and found.is_integer():
         remedy = f"write {int(found)}"
     return UserError(field, found, problem, remedy)
+
+
+def choose(found: object, problem: str) -> str:
+    """The remedy for what is none of the names that ``problem`` lists: the name that was meant, or any."""
+    names = re.findall(r"'(\w[^']*)'", problem) or problem.split(", ")  # argparse quotes them up to Python 3.11
+    close = difflib.get_close_matches(str(found), names, n=1, cutoff=0.75)  # progan is not r3gan
+    return f"did you mean {close[0]}?" if close else "choose one of these"
 
 
 def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]) -> str:

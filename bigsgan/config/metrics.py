@@ -30,17 +30,11 @@ _NAME = re.compile(rf"({'|'.join(KINDS)})([0-9]{{1,9}})(k?)")
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric over a number of samples.
+    """One metric over a number of samples."""
 
-    Attributes:
-        name: As it was asked for.
-        kind: A key of ``KINDS``.
-        num: Samples; for ``ppl`` pairs of them.
-    """
-
-    name: str
-    kind: str
-    num: int
+    name: str  # as it was asked for
+    kind: str  # a key of `KINDS`
+    num: int  # samples; for `ppl` pairs of them
 
 
 def parse_metric(name: str, field: str) -> Metric:

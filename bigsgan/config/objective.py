@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bigsgan.config.sections import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, Section
+from bigsgan.config.sections import (
+    Fraction,
+    NaturalFloat,
+    NaturalInt,
+    PathText,
+    Pixels,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Width,
+)
 from bigsgan.errors import UserError
 
 Method = Literal["auto", "double_backward", "forward_mode"]
@@ -59,6 +69,16 @@ class LeCam(Section):
     """Share of the old moving average that an update keeps."""
 
 
+class Consistency(Section):
+    """weight / (L - 1) * the sum over i < L of E[mean (x_i - x_L)^2] / (L - i), of the L images of a sample.
+
+    It keeps the coarser images near the last (Hyun et al. 2026, arXiv 2605.26449). G minimizes it, in all images.
+    """
+
+    weight: PositiveFloat = 0.1
+    """Beside the loss on logits."""
+
+
 class PathLength(Section):
     """weight * E[(length - mean length)^2] of paths in the space of styles, every ``every`` updates, times ``every``.
 
@@ -82,6 +102,26 @@ class PathLength(Section):
             raise UserError("objective.path_length.batch_shrink", self.batch_shrink, problem, remedy)
 
 
+class Teacher(Section):
+    """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], of real images alone.
+
+    The cosines are between a frozen network's features of the image and what a perceptron of D's last tokens predicts
+    of them (GAT, arXiv 2509.24935).
+    """
+
+    path: PathText
+    """A program with the interface of DINOv2: written by torch.export (.pt2) or torch.jit.save. It makes of images
+    (n, 3, R, R) class tokens (n, width) and patch tokens (n, P, width), in a tuple or named as DINOv2 names them."""
+    weight: PositiveFloat = 1.0
+    """Of the distances to its features."""
+    resolution: Pixels = 224
+    """R: what it sees is made as large, after normalisation by the means and deviations of ImageNet."""
+    width: Width = 768
+    """Features of its tokens; 768 of DINOv2's ViT-B."""
+    hidden: Width = 2048
+    """Features of both layers inside D's perceptron."""
+
+
 class Orthogonal(Section):
     """Strength of the orthogonal regularization of each network (Brock et al. 2019, equation 3). 0 is off.
 
@@ -98,6 +138,9 @@ class Objective(Section):
 
     loss: Literal["hinge", "non_saturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
+    schedule: Literal["exact", "overlapped"] = "exact"
+    """Whether each network learns from the other as it is, or as it was an update ago, so that networks on ranks of
+    their own compute at once: another game, which docs/how-to/separate-ranks.md explains."""
     reuse_fakes: bool = False
     """Give G the latents of the last discriminator step instead of fresh ones."""
     fake_labels: Literal["uniform", "data"] = "uniform"
@@ -107,11 +150,13 @@ class Objective(Section):
     """Weight of the mean absolute difference between G's images and the targets of pairs."""
     feature_matching: NaturalFloat = 0.0
     """Weight of the mean absolute difference between D's features of G's images and those of the targets of pairs."""
+    consistency: Consistency | None = None
     r1: Penalty | None = None
     r2: Penalty | None = None
     gradient_penalty: GradientPenalty | None = None
     lecam: LeCam | None = None
     path_length: PathLength | None = None
+    teacher: Teacher | None = None
     orthogonal: Orthogonal = Orthogonal()
 
     @property

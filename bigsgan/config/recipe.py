@@ -192,6 +192,11 @@ def _check_images_per_sample(recipe: Recipe) -> None:
         problem = f"must be diffaugment with generator.family={recipe.generator.family}"
         remedy, detail = "set augmentation.kind=diffaugment, or augmentation=null", "ADA's colours are of one image"
         raise UserError("augmentation.kind", "ada", problem, remedy, detail)
+    if made == 1 and recipe.objective.consistency:
+        problem = f"must be null with generator.family={recipe.generator.family}"
+        remedy, detail = "remove it, or give both networks family cat or gat", "it compares the images of one sample"
+        weight = f"weight={recipe.objective.consistency.weight}"
+        raise UserError("objective.consistency", weight, problem, remedy, detail)
 
 
 def _check_pairs(recipe: Recipe) -> None:
@@ -236,6 +241,15 @@ def _check_objective(recipe: Recipe) -> None:
         if not recipe.data.num_classes:
             problem, detail = "must be uniform with data.num_classes=0", "the data has no classes"
             raise UserError("objective.fake_labels", "data", problem, "remove it, or set data.num_classes", detail)
+    if objective.teacher and not recipe.discriminator.has_tokens:
+        problem, detail = f"must be null with discriminator.family={recipe.discriminator.family}", "it has no tokens"
+        remedy = "remove it, or set discriminator.family=gat"
+        raise UserError("objective.teacher", objective.teacher.path, problem, remedy, detail)
+    if objective.schedule == "overlapped" and recipe.inputs_from_data:
+        what = "with pairs of images" if recipe.data.paired else "with objective.fake_labels=data"
+        detail = "images are made an update before D reads the data that they would depend on"
+        remedy = "set objective.schedule=exact"
+        raise UserError("objective.schedule", "overlapped", f"must be exact {what}", remedy, detail)
     r1, r2 = objective.r1, objective.r2
     if r1 and r2 and (r1.form, r1.every) != (r2.form, r2.every):
         problem = f"must have the form and every of objective.r1 ({r1.form}, every {r1.every})"

@@ -29,6 +29,7 @@ FREE_KEYS = {
     "metrics.features.weights", "metrics.features.resizer",
     "init_from.run", "init_from.nimg", "init_from.weights",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
+    "objective.teacher.path",
     "engines.generator.ds_config", "engines.discriminator.ds_config",
     "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
     "engines.generator.compile", "engines.discriminator.compile",
@@ -41,7 +42,12 @@ FREE_KEYS = {
 }  # fmt: skip
 
 # Keys that may differ between the hosts of a run; DeepSpeed files are compared by their contents.
-KEYS_OF_A_HOST = frozenset({"data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch"})
+KEYS_OF_A_HOST = frozenset(
+    {
+        *("data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch"),
+        "objective.teacher.path",
+    }
+)
 
 # Files and directories that a run writes in its directory.
 _OWN_NAMES = {
@@ -50,11 +56,13 @@ _OWN_NAMES = {
     "ema_snapshots",
 }  # fmt: skip
 
-# Keys that determine the shapes of weights and optimizer states: no resumed run can change them.
+# Keys that determine the shapes of weights and optimizer states, or which states there are: no resumed run can change
+# them.
 _FIXED = (
+    "objective.schedule",
     "generator.", "discriminator.", "data.image_channels", "data.input_channels", "data.resolution", "data.num_classes",
     "data.codec.kind", "data.codec.block", "data.codec.factor", "data.codec.channels",
-    "optimizer.generator.kind", "optimizer.discriminator.kind",
+    "optimizer.generator.kind", "optimizer.discriminator.kind", "objective.teacher.width", "objective.teacher.hidden",
 )  # fmt: skip
 
 

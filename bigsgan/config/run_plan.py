@@ -32,6 +32,10 @@ class RunPlan:
         """Whether each rank holds one of the networks, and no rank both."""
         return self.placement("generator").ranks != self.placement("discriminator").ranks
 
+    def held_by(self, rank: int) -> str:
+        """Return the network that a rank holds where each has ranks of its own; else nothing."""
+        return next(n for n in NETWORKS if rank in self.placement(n).ranks) if self.is_split else ""
+
     @property
     def images_travel(self) -> bool:
         """Whether D's inputs are read on other ranks than those that hold G's outputs."""
@@ -64,17 +68,34 @@ class RunPlan:
         if self.placement("generator").num_stages > 1:
             return self.recipe.pipeline.generator_phase == "keep"
         # A ZeRO engine alternates forward and backward; here D needs all micro-batches before the first gradient.
-        needs_all = self.images_travel or self.recipe.objective.reuse_fakes
+        # Where updates overlap, D trains on images of the update before, and needs none of these first.
+        objective = self.recipe.objective
+        needs_all = self.images_travel or (objective.reuse_fakes and objective.schedule == "exact")
         return not needs_all or self.recipe.accumulation_of("generator") == 1
+
+
+def chooses_ranks(recipe: Recipe) -> bool:
+    """Whether the numbers of ranks are to be found (planner/balance.py), as ``auto`` stands where no number follows."""
+    asked = [recipe.engine(network).ranks for network in NETWORKS]
+    return "auto" in asked and all(value in (None, "auto") for value in asked)
+
+
+def with_ranks(recipe: Recipe, numbers: Mapping[str, int | None]) -> Recipe:
+    """The same recipe with so many ranks of each network."""
+    sections = {n: recipe.engine(n).model_copy(update={"ranks": number}) for n, number in numbers.items()}
+    return recipe.model_copy(update={"engines": recipe.engines.model_copy(update=sections)})
 
 
 def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) -> RunPlan:
     """Derive each network's micro-batches for ``world_size`` ranks and read its DeepSpeed file.
 
+    Numbers stand for ``auto``, but where one follows from the other network's.
+
     Raises:
         UserError: The batch does not divide, or a DeepSpeed file does not fit the recipe.
     """
     shares = _ranks(recipe, world_size)
+    recipe = with_ranks(recipe, {n: None for n in NETWORKS if recipe.engine(n).ranks == "auto"})
     placements = {network: _place(recipe, network, shares[network]) for network in NETWORKS}
     for network, phase in zip(2 * NETWORKS, NETWORKS + NETWORKS[::-1], strict=True):
         # Each network's own micro-batches, and the other's: G computes D's as well, and D judges G's.
@@ -117,6 +138,8 @@ def _ranks(recipe: Recipe, world_size: int) -> dict[str, range]:
     field, value = f"engines.{given[0]}.ranks", asked[given[0]]
     if world_size < len(NETWORKS):
         raise UserError(field, value, "must be null on one rank", "remove it, or start two ranks or more")
+    assert not chooses_ranks(recipe), "planner/balance.py finds the numbers"
+    given = [network for network in given if asked[network] != "auto"]
     numbers = {network: _number_of_ranks(recipe, network, world_size) for network in given}
     num = numbers.get("generator", world_size - numbers.get("discriminator", 0))
     if not 0 < num < world_size:
@@ -133,8 +156,9 @@ def _number_of_ranks(recipe: Recipe, network: str, world_size: int) -> int:
     engine = recipe.engine(network)
     if isinstance(engine.ranks, int):
         return engine.ranks
+    assert isinstance(engine.ranks, float)
     stages = engine.pipeline_stages
-    return max(1, round((engine.ranks or 0) * world_size / stages)) * stages
+    return max(1, round(engine.ranks * world_size / stages)) * stages
 
 
 def _place(recipe: Recipe, network: str, ranks: range) -> Placement:

@@ -42,8 +42,8 @@ PathText = Annotated[str, AfterValidator(_expand)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NaturalFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
-"""How many ranks a network has, or their share of all."""
+Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
+"""How many ranks a network has, their share of all, or as many as make updates shortest."""
 
 
 class Section(BaseModel):
@@ -176,8 +176,8 @@ class Engine(Section):
     pipeline_stages: PositiveInt = 1
     """Stages that the layers are divided into, each on its own ranks; ranks / stages replicas share the batch."""
     ranks: Ranks | None = None
-    """Give this network ranks of its own: how many, or their share of all; the other network gets the rest. By default
-    each rank holds a part of both."""
+    """Give this network ranks of its own: how many, or their share of all; the other network gets the rest. ``auto``
+    divides them so that updates are shortest. By default each rank holds a part of both."""
     partition: Literal["parameters", "uniform", "profile"] = "parameters"
     """What the stages share equally: parameters, the number of layers, or time, measured once on this machine."""
 

@@ -6,12 +6,14 @@ wins. This loader follows YAML 1.2 and refuses duplicate keys. Recipes and comma
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
+from bigsgan import shipped
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import read_text
 
@@ -94,7 +96,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, _MOST_BYTES)
     except FileNotFoundError:
+        close = difflib.get_close_matches(path.stem, shipped.recipe_names(), n=1, cutoff=0.75)
         remedy = "give the path of a recipe, or the name of a built-in one such as digits"
+        remedy = f"did you mean {close[0]}?" if close and path.parent == Path() else remedy
         raise UserError("--config", str(path), "does not exist", remedy) from None
     except (OSError, ValueError) as error:
         problem = f"cannot be read: {reason(error, path)}"

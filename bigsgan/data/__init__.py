@@ -2,7 +2,17 @@
 
 from bigsgan.data.build import build_dataset, build_training_dataset
 from bigsgan.data.datasets import readable_images
-from bigsgan.data.loader import LabelledImages, RealImages
+from bigsgan.data.latents import WithImages
+from bigsgan.data.loader import LabelledImages, RealImages, ShownImages
 from bigsgan.data.order import Slice
 
-__all__ = ["LabelledImages", "RealImages", "Slice", "build_dataset", "build_training_dataset", "readable_images"]
+__all__ = [
+    "LabelledImages",
+    "RealImages",
+    "ShownImages",
+    "Slice",
+    "WithImages",
+    "build_dataset",
+    "build_training_dataset",
+    "readable_images",
+]

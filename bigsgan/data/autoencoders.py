@@ -39,31 +39,19 @@ PATH = "data.codec.path"
 
 
 class About(NamedTuple):
-    """What an autoencoder says of itself.
+    """What an autoencoder says of itself."""
 
-    Attributes:
-        factor: How many times shorter a side of its latents is than that of an image.
-        channels: C'.
-        scale: Networks see (z - shift) * scale.
-        shift: See there.
-    """
-
-    factor: int
-    channels: int
-    scale: float
-    shift: float
+    factor: int  # how many times shorter a side of its latents is than that of an image
+    channels: int  # C'
+    scale: float  # networks see (z - shift) * scale
+    shift: float  # see there
 
 
 class Identity(NamedTuple):
-    """Tells autoencoders apart.
+    """Tells autoencoders apart."""
 
-    Attributes:
-        weights: Digest of the files with its weights.
-        scaling: How latents are shifted and scaled, in words.
-    """
-
-    weights: str
-    scaling: str
+    weights: str  # digest of the files with its weights
+    scaling: str  # how latents are shifted and scaled, in words
 
 
 def identity(section: Codec) -> Identity:
@@ -113,7 +101,7 @@ def read_folder(folder: Path, field: str) -> About:
     except (OSError, ValueError) as error:
         raise refuse(f"cannot be read: {reason(error)}") from None
     if not isinstance(about, dict):
-        raise refuse("has a config.json that is not that of an AutoencoderKL: it is no table of names and values")
+        raise refuse("has a config.json that is not that of an AutoencoderKL: it must be a JSON object")
     if (name := about.get("_class_name", "AutoencoderKL")) != "AutoencoderKL":
         raise refuse(f"is of the class {name}, not AutoencoderKL")
     for key in ("latents_mean", "latents_std"):

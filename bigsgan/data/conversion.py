@@ -71,7 +71,7 @@ def convert(job: Job) -> Converted:
         with Image.open(job.out) as written:
             return Converted(b"", len(written.getbands()), "")
     try:
-        pixels, channels = _pixels(job.path, job.resolution, None)
+        pixels, channels = _pixels(job.path, None, job.resolution, None)
     except CorruptImage as error:
         return Converted(b"", 1, error.reason)
     content = _png(pixels)
@@ -85,26 +85,30 @@ def convert(job: Job) -> Converted:
     return Converted(b"", channels, "")
 
 
-def _pixels(path: str, resolution: int, channels: int | None) -> tuple[Tensor, int]:
+def _pixels(path: str, content: bytes | None, resolution: int, channels: int | None) -> tuple[Tensor, int]:
     """Read an image: uint8 (C, R, R), with the channels that it has if they are None, and their number.
+
+    Its file is read where there is no content.
 
     Raises:
         CorruptImage: It is unreadable.
         UserError: The disk fails.
     """
-    try:
-        check_regular(path)
-        content = Path(path).read_bytes()
-    except OSError as error:
-        if error.errno in _FAULTS_OF_IMAGES:
-            raise CorruptImage(path, reason(error, path)) from None
-        problem = f"cannot be read: {reason(error, path)}"
-        raise UserError("SRC", path, problem, f"fix the disk, {RESUMES}") from error
+    if content is None:
+        content = _read_file(path)
     image = open_image(path, io.BytesIO(content))
     if channels is None:
         # Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB.
         channels = 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
     return image_tensor(image, path, resolution, channels), channels
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        check_regular(path)
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _png(pixels: Tensor) -> bytes:
@@ -123,6 +127,10 @@ class ReadJob(NamedTuple):
     """C."""
     keep: bool
     """Whether the content of a PNG file is wanted too."""
+    content: bytes | None = None
+    """Of the image's file, where it was read from an archive."""
+    problem: str = ""
+    """Why it could not be."""
 
 
 class Read(NamedTuple):
@@ -142,8 +150,10 @@ def read(job: ReadJob) -> Read:
     Raises:
         UserError: The disk fails.
     """
+    if job.problem:
+        return Read(b"", b"", job.problem)
     try:
-        pixels, _ = _pixels(job.path, job.resolution, job.channels)
+        pixels, _ = _pixels(job.path, job.content, job.resolution, job.channels)
     except CorruptImage as error:
         return Read(b"", b"", error.reason)
     return Read(pixels.numpy().tobytes(), _png(pixels) if job.keep else b"", "")
@@ -191,6 +201,13 @@ def in_order(work: Callable[[_J], _R], jobs: Iterator[_J], workers: int) -> Iter
         yield take()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def unreadable(path: str, error: OSError) -> CorruptImage | UserError:
+    """Return what an error in reading an image is: a fault of that image, or one of the disk, which ends the work."""
+    if error.errno in _FAULTS_OF_IMAGES:
+        return CorruptImage(path, reason(error, path))
+    return UserError("SRC", path, f"cannot be read: {reason(error, path)}", f"fix the disk, {RESUMES}")
 
 
 def unwritable(path: Path, error: OSError) -> UserError:

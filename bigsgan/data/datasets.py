@@ -42,8 +42,7 @@ _MOST_VISITS = 1_000
 class ImageDataset(Protocol):
     """The interface that the loader needs. A data set is pickled for the loading processes."""
 
-    in_memory: bool
-    """Whether an image is so cheap that loading processes would only slow it down."""
+    in_memory: bool  # whether an image is so cheap that loading processes would only slow it down
 
     def __len__(self) -> int:
         """N, at least 1."""

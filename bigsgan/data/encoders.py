@@ -25,17 +25,12 @@ _BLOCKS = ("2", "4", "8")
 
 
 class Encoder(NamedTuple):
-    """Makes latents.
+    """Makes latents."""
 
-    Attributes:
-        codec: The recipe's section that decodes them.
-        about: What tells it from others.
-        encode: Images (n, C, R, R) in [-1, 1] -> latents (n, C', R', R') float32, neither shifted nor scaled, or means
-            and standard deviations of a posterior (n, 2 * C', R', R').
-    """
-
-    codec: dict[str, Any]
-    about: dict[str, str]
+    codec: dict[str, Any]  # the recipe's section that decodes them
+    about: dict[str, str]  # what tells it from others
+    # images (n, C, R, R) in [-1, 1] -> latents (n, C', R', R') float32, neither shifted nor scaled, or means and
+    # standard deviations of a posterior (n, 2 * C', R', R')
     encode: Callable[[Tensor], Tensor]
 
 

@@ -12,23 +12,14 @@ STAT_FILES = 256
 
 
 class Fingerprint(NamedTuple):
-    """Digests of a listing of images; empty if a data set has nothing of that kind.
+    """Digests of a listing of images; empty if a data set has nothing of that kind."""
 
-    Attributes:
-        num_images: N.
-        names: Digest of the images' names below the data's root, in order.
-        classes: Digest of their classes, in order.
-        sizes: Digest of sizes and places of files.
-        codec: Digest of the weights of the autoencoder that decodes latents.
-        scaling: How latents are shifted and scaled.
-    """
-
-    num_images: int
-    names: str = ""
-    classes: str = ""
-    sizes: str = ""
-    codec: str = ""
-    scaling: str = ""
+    num_images: int  # N
+    names: str = ""  # digest of the images' names below the data's root, in order
+    classes: str = ""  # digest of their classes, in order
+    sizes: str = ""  # digest of sizes and places of files
+    codec: str = ""  # digest of the weights of the autoencoder that decodes latents
+    scaling: str = ""  # how latents are shifted and scaled
 
     def difference(self, other: Fingerprint) -> str | None:
         """Describe how ``other`` differs; None if it does not."""

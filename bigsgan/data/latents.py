@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bigsgan.config.data import Data
 from bigsgan.data.autoencoders import identity
-from bigsgan.data.datasets import PathList, data_directory, wrong_num_classes
+from bigsgan.data.datasets import ImageDataset, PathList, data_directory, wrong_num_classes
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.packed import PackedFiles, damaged, zip_content, zip_entries, zip_members
 from bigsgan.data.shards import is_shard, read_shards, tar_content
@@ -117,6 +117,11 @@ class PackedLatents(PackedFiles):
         except (OSError, EOFError) as error:
             raise CorruptImage(self.path(index), f"its image cannot be read: {reason(error)}") from None
 
+    def without_image(self) -> str | None:
+        """Path of the first of which no image was kept."""
+        missing = np.flatnonzero(self._entries["image_size"] == 0)
+        return self.path(int(missing[0])) if len(missing) else None
+
 
 class LatentFiles:
     """Latents (C, R, R) float32, or mean and standard deviation of each number of a posterior (2 * C, R, R)."""
@@ -157,6 +162,10 @@ class LatentFiles:
         path = self._files.path(index)
         return image_tensor(open_image(path, io.BytesIO(content)), path, self._resolution, self._image_channels)
 
+    def without_image(self) -> str | None:
+        """Path of the first latents beside which there is no image; None where all have one."""
+        return self._files.without_image() if isinstance(self._files, PackedLatents) else self._files.path(0)
+
     def fingerprint(self) -> Fingerprint:
         """Return digests of the listing, and what tells the autoencoder that decodes from others."""
         return self._files.fingerprint()._replace(codec=self._codec.weights, scaling=self._codec.scaling)
@@ -184,6 +193,40 @@ def _array(content: bytes, path: str, shapes: Sequence[tuple[int, ...]]) -> np.n
         raise CorruptImage(path, "it is cut off")
     found = np.frombuffer(content, dtype, num, start).reshape(shape, order="F" if is_fortran else "C")
     return found.reshape(shape[-3:]).astype(np.float32)
+
+
+class WithImages(ImageDataset):
+    """A data set whose images are asked for too, as a teacher sees them and not what networks see.
+
+    Attributes:
+        image: Gives those that were kept beside latents; None where the data set holds images.
+    """
+
+    def __init__(self, dataset: ImageDataset, data: Data) -> None:
+        """Take the data set of ``data``.
+
+        Raises:
+            UserError: Some latents have no image beside them.
+        """
+        self._dataset, self.in_memory = dataset, dataset.in_memory
+        self.image: Callable[[int], Tensor | None] | None = None
+        if not isinstance(dataset, LatentFiles):
+            return
+        if path := dataset.without_image():
+            remedy = "encode them with --keep-images, or remove objective.teacher"
+            problem, detail = "has latents without their images", f"a teacher sees them; {path}"
+            raise UserError("data.root", data.root, problem, remedy, detail)
+        self.image = dataset.image
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._dataset[index]
+
+    def fingerprint(self) -> Fingerprint:
+        """Of the data set."""
+        return self._dataset.fingerprint()
 
 
 def build_latents(data: Data) -> LatentFiles:

@@ -12,7 +12,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
 from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.latents import WithImages
 from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, posterior_noise, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, at_end
@@ -44,6 +45,16 @@ class LabelledImages(NamedTuple):
     """int64 (n,), all 0 where ``data.num_classes`` is 0."""
 
 
+class ShownImages(LabelledImages):
+    """The same with the images themselves, as a teacher sees them; what networks see may be latents.
+
+    Attributes:
+        pixels: float32 (n, C, R, R) in [-1, 1].
+    """
+
+    pixels: Tensor
+
+
 class RealImages:
     """This rank's share of the real images, phase by phase.
 
@@ -63,22 +74,21 @@ class RealImages:
         part: Slice,
         device: torch.device,
         *,
-        position: int = 0,
-        skipped: Sequence[Stretch] = (),
+        start: tuple[int, Sequence[Stretch]] = (0, ()),
         reads: bool = True,
     ) -> None:
         """Take this replica's part of every micro-batch.
 
         Args:
-            dataset: The images, from ``build_training_dataset``.
+            dataset: The images, from ``build_training_dataset``; ``WithImages`` for a teacher.
             data: The recipe's section: loading processes, crops, flips, tolerated corrupt images.
             draws: The source of the order, the crops and the flips.
             part: What the replica takes.
             device: The device of the images. A CUDA device must be the current one.
-            position: Position of the first image of the first ``next_phase``.
-            skipped: Intervals of positions to skip, ascending.
-            reads: Whether this rank is the one of its replica that reads images; the others load none.
+            start: Position of the first image of the first ``next_phase``; intervals of positions to skip, ascending.
+            reads: Whether this rank is one of its replica's that read images; the others load none.
         """
+        self._shows = isinstance(dataset, WithImages)
         self.data, self.draws, self.device, self._codec = data, draws, device, build_codec(data, device)
         self._part = part
         self.reads = reads
@@ -86,7 +96,7 @@ class RealImages:
         self._corrupt = CorruptImages(data.max_corrupt, part.replica)
         self._batches: Iterator[Batch] = iter(())
         self.waited_seconds = 0.0
-        self.rewind(position, skipped)
+        self.rewind(*start)
 
     def rewind(self, position: int, skipped: Sequence[Stretch] = ()) -> None:
         """Make the next ``next_phase`` begin at another position, and skip other intervals."""
@@ -145,7 +155,12 @@ class RealImages:
             images = means + stds * noise.view_as(means)
         else:
             images = decode(images)
-        return LabelledImages(self._codec.encode(images), self._to_device(batch.labels))
+        found = self._codec.encode(images), self._to_device(batch.labels)
+        if not self._shows:
+            return LabelledImages(*found)
+        shown = ShownImages(*found)
+        shown.pixels = images if batch.pixels is None else decode(self._to_device(batch.pixels))
+        return shown
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         # A copy from pageable memory waits for all queued work on the GPU; one from pinned memory does not.
@@ -231,25 +246,31 @@ class Batch(NamedTuple):
         labels: int64 (n,).
         corrupt: Path and reason of each image that another one replaces.
         complete: False if no readable image was found for some sample.
+        pixels: uint8 (n, C, R, R), of latents whose images are asked for.
     """
 
     images: Tensor
     labels: Tensor
     corrupt: list[tuple[str, str]]
     complete: bool
+    pixels: Tensor | None = None
 
 
 class _Sample(NamedTuple):
     image: Tensor | None
     label: int
     corrupt: list[tuple[str, str]]
+    pixels: Tensor | None = None
 
 
 class _ReadableImages:
-    """A data set in which the next readable image replaces a corrupt one."""
+    """A data set in which the next readable image replaces a corrupt one; ``shown`` gives the images of latents."""
 
-    def __init__(self, dataset: ImageDataset, max_corrupt: int) -> None:
+    def __init__(
+        self, dataset: ImageDataset, max_corrupt: int, shown: Callable[[int], Tensor | None] | None = None
+    ) -> None:
         self.dataset, self.attempts = dataset, min(len(dataset), max_corrupt + 1)
+        self.shown = shown
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -258,8 +279,9 @@ class _ReadableImages:
         corrupt: list[tuple[str, str]] = []
         for step in range(self.attempts):
             try:
-                image, label = self.dataset[(index + step) % len(self.dataset)]
-                return _Sample(image, label, corrupt)
+                place = (index + step) % len(self.dataset)
+                image, label = self.dataset[place]
+                return _Sample(image, label, corrupt, self.shown(place) if self.shown else None)
             except CorruptImage as error:
                 corrupt.append((error.path, error.reason))
         return _Sample(None, 0, corrupt)
@@ -270,26 +292,30 @@ def _collate(samples: list[_Sample]) -> Batch:
     labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
     corrupt = [report for sample in samples for report in sample.corrupt]
     stacked = torch.stack(images) if images else torch.empty(0, dtype=torch.uint8)
+    pixels = [sample.pixels for sample in samples if sample.pixels is not None]
+    shown = torch.stack(pixels) if pixels else None
     if get_worker_info() is not None:
         try:
             stacked.share_memory_(), labels.share_memory_()
+            if shown is not None:
+                shown.share_memory_()
         except RuntimeError as error:
             # Otherwise torch's queue thread fails to share them and drops the batch, and the rank waits forever.
             raise _SharedMemoryFullError(str(error)) from None
-    return Batch(stacked, labels, corrupt, len(images) == len(samples))
+    return Batch(stacked, labels, corrupt, len(images) == len(samples), shown)
 
 
 class _SharedMemoryFullError(RuntimeError):
     """A loading process found no shared memory for a batch."""
 
 
-def _check_shared_memory(data: Data, indices: Iterator[list[int]]) -> Iterator[list[int]]:
+def _check_shared_memory(data: Data, indices: Iterator[list[int]], keeps_images: bool) -> Iterator[list[int]]:
     """Refuse to prefetch more micro-batches than fit into /dev/shm; return the indices unchanged.
 
     Other ranks of the host use it too, but how much they will need is not known here.
     """
     first = list(itertools.islice(indices, 1))
-    needed, free = data.shared_bytes(sum(map(len, first))), _free_shared_memory()
+    needed, free = data.shared_bytes(sum(map(len, first)), keeps_images), _free_shared_memory()
     if free is not None and needed > free:
         needs, has = f"{math.ceil(needed / 2**20)} MiB", f"{free // 2**20} MiB free"
         problem = f"loading processes, each with {data.prefetch} micro-batches, need {needs} in {_SHARED_MEMORY}"
@@ -314,10 +340,11 @@ def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]]
     Raises:
         UserError: The prefetched batches do not fit into /dev/shm.
     """
-    readable = _ReadableImages(dataset, data.max_corrupt)
+    shown = dataset.image if isinstance(dataset, WithImages) else None
+    readable = _ReadableImages(dataset, data.max_corrupt, shown)
     if dataset.in_memory or not data.num_workers:
         return (_collate([readable[index] for index in batch]) for batch in indices)
-    indices = _check_shared_memory(data, indices)
+    indices = _check_shared_memory(data, indices, shown is not None)
     loader: DataLoader = DataLoader(
         readable,  # type: ignore[arg-type]
         batch_sampler=indices,  # type: ignore[arg-type]

@@ -19,19 +19,12 @@ Stretch: TypeAlias = tuple[int, int]
 
 
 class Slice(NamedTuple):
-    """Which part of a batch a replica computes: of the j-th micro-batch, a contiguous range, its own contiguous part.
+    """Which part of a batch a replica computes: of the j-th micro-batch, a contiguous range."""
 
-    Attributes:
-        batch: Images of a phase, over all micro-batches and replicas.
-        accumulation: Micro-batches of a phase.
-        replica: Index of the replica.
-        num_replicas: Number of replicas.
-    """
-
-    batch: int
-    accumulation: int
-    replica: int
-    num_replicas: int
+    batch: int  # images of a phase, over all micro-batches and replicas
+    accumulation: int  # micro-batches of a phase
+    replica: int  # index of the replica
+    num_replicas: int  # number of replicas
 
     @property
     def num_samples(self) -> int:

@@ -107,6 +107,16 @@ class PackedFiles:
         except Exception as error:  # OSError, EOFError, zlib.error, ...: only this image is affected
             raise CorruptImage(self.path(index), reason(error)) from error
 
+    def times(self) -> list[int]:
+        """When each archive was last written, in nanoseconds; 0 where that is not known."""
+        found = []
+        for path in self._archives:
+            try:
+                found.append(os.stat(path).st_mtime_ns)
+            except OSError:
+                found.append(0)
+        return found
+
     def fingerprint(self) -> Fingerprint:
         """Return digests of the index, of the archives' names if there are several, and of their sizes."""
         places = self._entries[[name for name in self._entries.dtype.names or () if name != "label"]]
@@ -153,17 +163,10 @@ def build_zip(data: Data) -> PackedImages:
         UserError: It does not exist, is damaged, contains no images, or has another number of class folders.
     """
     members = zip_members(data)
-    visible = [info for info in members if not _is_hidden(info.filename)]
-    images = sorted((i for i in visible if is_image(i.filename.rpartition("/")[2])), key=lambda info: info.filename)
+    images = zip_images(members)
     labels = [0] * len(images)
     if data.num_classes:
-        folders = sorted({info.filename.partition("/")[0] for info in visible if "/" in info.filename})
-        files: dict[str, list[zipfile.ZipInfo]] = {folder: [] for folder in folders}
-        for info in images:
-            folder, below, _ = info.filename.partition("/")
-            if below:
-                files[folder].append(info)
-        images, labels = by_class(data, files, list)
+        images, labels = by_class(data, zip_folders(members), list)
     if not images:
         raise no_images(data, "a zip file with files")
     names = [info.filename for info in images]
@@ -187,6 +190,23 @@ def zip_members(data: Data) -> list[zipfile.ZipInfo]:
         raise unreadable_root(data, error) from error
     except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError, ...
         raise damaged(data, "is damaged", error) from error
+
+
+def zip_images(members: Iterable[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
+    """Return the images among members, in the order of their paths, without what is hidden."""
+    visible = (info for info in members if not _is_hidden(info.filename))
+    return sorted((i for i in visible if is_image(i.filename.rpartition("/")[2])), key=lambda info: info.filename)
+
+
+def zip_folders(members: Sequence[zipfile.ZipInfo]) -> dict[str, list[zipfile.ZipInfo]]:
+    """Return the images in each folder by its name, in the order of the names; folders without images count too."""
+    names = [info.filename for info in members if "/" in info.filename and not _is_hidden(info.filename)]
+    files: dict[str, list[zipfile.ZipInfo]] = {name: [] for name in sorted({name.partition("/")[0] for name in names})}
+    for info in zip_images(members):
+        folder, below, _ = info.filename.partition("/")
+        if below:
+            files[folder].append(info)
+    return files
 
 
 def zip_entries(data: Data, members: Sequence[zipfile.ZipInfo], labels: Sequence[int]) -> np.ndarray:

@@ -46,14 +46,10 @@ class Prepared(NamedTuple):
     """The result of ``prepare``."""
 
     num_images: int
-    num_classes: int
-    """0 if the images are not in class folders."""
-    image_channels: int
-    """1 if all images are greyscale."""
-    num_unreadable: int
-    """Images that were skipped."""
-    unreadable: list[tuple[str, str]]
-    """Their paths and the reasons; empty if the zip file was complete before."""
+    num_classes: int  # 0 if the images are not in class folders
+    image_channels: int  # 1 if all images are greyscale
+    num_unreadable: int  # images that were skipped
+    unreadable: list[tuple[str, str]]  # their paths and the reasons; empty if the zip file was complete before
 
 
 def main(source: Path, destination: Path, resolution: int, format: str, workers: int | None) -> None:
@@ -140,8 +136,7 @@ class Task:
     destination: Path
     resolution: int
     format: str
-    more: dict[str, Any] = field(default_factory=dict)
-    """What else all parts must share."""
+    more: dict[str, Any] = field(default_factory=dict)  # what else all parts must share
 
     @property
     def command(self) -> str:
@@ -322,7 +317,8 @@ def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
     unreadable = dict(entry for report in reports for entry in report["unreadable"])
     source, num = task.source, len(task.source.paths)
     found = {source.labels[index] for index in range(num) if index not in unreadable}
-    lost = [name for label, name in enumerate(source.classes) if label not in found]
+    given = set(source.labels)  # a part of a data set in archives may lack some
+    lost = [name for label, name in enumerate(source.classes) if label in given - found]
     if lost or not found:
         problem = f"has class folders without readable images{some_names(lost)}"
         first = next(index for index in unreadable if source.labels[index] not in found)

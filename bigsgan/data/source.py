@@ -1,26 +1,67 @@
-"""Lists the images that `bigsgan data prepare` converts."""
+"""Lists the images that `bigsgan data prepare` converts, and `encode` encodes."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from bigsgan.config.data import Data
+from bigsgan.data.conversion import unreadable
 from bigsgan.data.datasets import class_folders, data_directory, image_files, is_image, some_names
+from bigsgan.data.packed import (
+    PackedFiles,
+    build_zip,
+    zip_content,
+    zip_entries,
+    zip_folders,
+    zip_images,
+    zip_members,
+)
+from bigsgan.data.shards import is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
+from bigsgan.images.reading import CorruptImage
+
+_LABELS_FILE = "dataset.json"
+"""In zip files as EDM2's and StyleGAN's tools write them, whose folders are not classes."""
 
 
 class Source(NamedTuple):
-    """The images that `bigsgan data prepare` converts, in the order of their paths."""
+    """The images that are converted, in the order of their paths; those in shards in the order of the shards."""
 
     root: Path
-    classes: list[str]  # names of the class folders; empty if the images have no classes
+    classes: list[str]  # names of the class folders, or numbers; empty if the images have no classes
     paths: list[str]
     labels: list[int]
+    packed: PackedFiles | None = None  # where they are in archives
+
+    def content(self, index: int) -> bytes | None:
+        """Content of an image that is in an archive; None of a file of its own.
+
+        Raises:
+            CorruptImage: It cannot be read.
+            UserError: The disk fails.
+        """
+        if self.packed is None:
+            return None
+        try:
+            return self.packed.read(index)
+        except CorruptImage as error:
+            if isinstance(error.__cause__, OSError):
+                raise unreadable(error.path, error.__cause__) from error.__cause__
+            raise
 
     def digest(self) -> str:
         """Return the hash of paths, sizes and modification times, which changes when a file does."""
+        if self.packed is not None:
+            return hashlib.sha256(repr((self.packed.fingerprint(), self.packed.times())).encode()).hexdigest()
         digest = hashlib.sha256()
         for path in self.paths:
             try:
@@ -44,14 +85,27 @@ def list_source(root: Path) -> Source:
         files = {folder.name: image_files(folder) for folder in class_folders(root)}
     except OSError as error:
         raise UserError("SRC", str(root), f"cannot be read: {reason(error, root)}", "fix its permissions") from error
-    filled, empty = [name for name in files if files[name]], [name for name in files if not files[name]]
-    if not filled and not loose:
+    classes = _class_names(root, [Path(path).name for path in loose], files)
+    if not classes and not loose:
         remedy = "give a directory with images, or with a folder for each class"
         raise UserError("SRC", str(root), "contains no images", remedy)
-    if not filled:
+    if not classes:
         return Source(root, [], loose, [0] * len(loose))
+    labels = [label for label, name in enumerate(classes) for _ in files[name]]
+    return Source(root, classes, [path for name in classes for path in files[name]], labels)
+
+
+def _class_names(root: Path, loose: Sequence[str], files: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Names of the folders with images, given what lies in each; none where all images are loose.
+
+    Raises:
+        UserError: They are not one folder for each class.
+    """
+    filled, empty = [name for name in files if files[name]], [name for name in files if not files[name]]
+    if not filled:
+        return []
     if loose:
-        problem = f"contains images beside its class folders{some_names([Path(path).name for path in loose])}"
+        problem = f"contains images beside its class folders{some_names(loose)}"
         raise UserError("SRC", str(root), problem, "move them into the folder of their class, or elsewhere")
     if empty:
         problem = f"has class folders without images{some_names(empty)}"
@@ -59,5 +113,100 @@ def list_source(root: Path) -> Source:
     for name in filled:
         if any("\ud800" <= letter <= "\udfff" for letter in name):  # Python's escapes of bytes that are not UTF-8
             raise UserError("SRC", str(root), f"has a class folder whose name is not UTF-8, {name!r}", "rename it")
-    labels = [label for label, name in enumerate(filled) for _ in files[name]]
-    return Source(root, filled, [path for name in filled for path in files[name]], labels)
+    return filled
+
+
+def open_source(root: Path) -> Source:
+    """Find the images of a directory, a zip file, or a directory of tar shards in WebDataset's layout.
+
+    Classes in a zip file are those of its dataset.json, where it has one, or its folders; a dataset.json whose labels
+    are null says that there are none. In shards, they are the numbers in ``<key>.cls``.
+
+    Raises:
+        UserError: It is none of these, is damaged, or contains no images.
+    """
+    if os.path.isfile(root):
+        return _open_zip(root)
+    try:
+        are_shards = any(is_shard(name) for name in os.listdir(root))
+    except OSError:
+        are_shards = False
+    return _open_shards(root) if are_shards else list_source(root)
+
+
+def _open_zip(root: Path) -> Source:
+    with _blaming_source():
+        data = _data("zip", root, 0)
+        members = zip_members(data)
+        packed: PackedFiles
+        if all(info.filename != _LABELS_FILE for info in members):
+            loose = [info.filename for info in zip_images(members) if "/" not in info.filename]
+            classes = _class_names(root, loose, zip_folders(members))
+            packed = build_zip(_data("zip", root, len(classes)))
+        elif (labels := _listed_labels(root)) is None:
+            classes, packed = [], build_zip(data)
+        else:
+            images = zip_images(members)
+            _check_listing(root, labels, [info.filename for info in images], [info.filename for info in members])
+            numbers = [labels[info.filename] for info in images]
+            entries = zip_entries(data, images, numbers)
+            packed = PackedFiles([str(root)], [info.filename for info in images], entries, zip_content)
+            classes = _numbered(numbers)
+        return _source(root, classes, packed)
+
+
+def _listed_labels(root: Path) -> dict[str, int] | None:
+    """Classes by name that dataset.json tells of; None where it says that there are none."""
+    try:
+        with zipfile.ZipFile(root) as archive:
+            pairs: Any = json.loads(archive.read(_LABELS_FILE))["labels"]
+        return None if pairs is None else {str(name): int(label) for name, label in pairs}
+    except Exception as error:  # BadZipFile, ValueError, KeyError, ...
+        problem = f"has no readable {_LABELS_FILE}: {reason(error)}"
+        raise UserError("SRC", str(root), problem, "pack it again") from None
+
+
+def _check_listing(root: Path, labels: dict[str, int], images: list[str], members: list[str]) -> None:
+    """Refuse an image that dataset.json does not list, and one that only it has."""
+    unknown = next((name for name in images if name not in labels), None)
+    if unknown is not None:
+        raise UserError("SRC", str(root), f"has {unknown}, which its {_LABELS_FILE} does not list", "pack it again")
+    there = set(members)
+    missing = next((name for name in labels if name not in there), None)
+    if missing is not None:
+        raise UserError("SRC", str(root), f"has no {missing}, which its {_LABELS_FILE} lists", "pack it again")
+
+
+def _open_shards(root: Path) -> Source:
+    with _blaming_source():
+        archives, names, entries = read_shards(_data("tar", root, 1))  # any number but 0 has classes read
+        packed = PackedFiles(archives, names, entries, tar_content)
+        return _source(root, _numbered(entries["label"].tolist()), packed)
+
+
+def _data(kind: Any, root: Path, num_classes: int) -> Data:
+    return Data(kind=kind, root=str(root), num_classes=num_classes)
+
+
+def _numbered(labels: list[int]) -> list[str]:
+    """Names of classes that have numbers alone; none where all have the same, 0."""
+    return [str(number) for number in range(max(labels, default=0) + 1)] if any(labels) else []
+
+
+def _source(root: Path, classes: list[str], packed: PackedFiles) -> Source:
+    if not len(packed):
+        raise UserError("SRC", str(root), "contains no images", "give an archive with images")
+    num = len(packed)
+    labels = [packed.label(index) if classes else 0 for index in range(num)]
+    if (lowest := int(np.min(labels))) < 0:
+        raise UserError("SRC", str(root), f"has a class below 0, {lowest}", "number classes from 0")
+    return Source(root, classes, [packed.path(index) for index in range(num)], labels, packed)
+
+
+@contextmanager
+def _blaming_source() -> Iterator[None]:
+    """Name the option in the place of a recipe's key."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError("SRC", error.value, error.problem, error.remedy, error.detail) from None

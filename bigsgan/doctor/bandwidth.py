@@ -26,19 +26,12 @@ REMEDY = (
 
 
 class Together(NamedTuple):
-    """Ranks that talk at the same time as others do among themselves.
+    """Ranks that talk at the same time as others do among themselves."""
 
-    Attributes:
-        name: Of where they are.
-        ranks: This rank's group.
-        group: torch's; None for all ranks.
-        link: Between them, and how many ranks share it.
-    """
-
-    name: str
-    ranks: Sequence[int]
-    group: dist.ProcessGroup | None
-    link: tuple[links.Link, int] | None
+    name: str  # of where they are
+    ranks: Sequence[int]  # this rank's group
+    group: dist.ProcessGroup | None  # torch's; None for all ranks
+    link: tuple[links.Link, int] | None  # between them, and how many ranks share it
 
 
 def collectives(subject: Subject) -> Finding:

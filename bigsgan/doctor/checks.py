@@ -29,17 +29,11 @@ What needs its name takes minutes: a group does not include it, but for groups o
 
 
 class Ranks(Protocol):
-    """The processes that examine together.
+    """The processes that examine together."""
 
-    Attributes:
-        rank: Of this process.
-        size: Number of ranks.
-        hosts: Of each rank.
-    """
-
-    rank: int
-    size: int
-    hosts: Sequence[str]
+    rank: int  # of this process
+    size: int  # number of ranks
+    hosts: Sequence[str]  # of each rank
 
     def gather(self, value: Any) -> list[Any]:
         """Return all ranks' picklable values, by rank, on every rank. All ranks call it, and none raises before."""
@@ -48,23 +42,14 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined.
+    """What is examined."""
 
-    Attributes:
-        ranks: That examine it.
-        local_rank: Of this process on its host.
-        local_size: Number of ranks on this host.
-        plan: Of ``--config``.
-        run: Directory of ``--run``.
-        out: Where checkpoints are written: that run, the recipe's ``out``, or the working directory.
-    """
-
-    ranks: Ranks
-    local_rank: int = 0
-    local_size: int = 1
-    plan: RunPlan | None = None
-    run: Path | None = None
-    out: Path = Path()
+    ranks: Ranks  # that examine it
+    local_rank: int = 0  # of this process on its host
+    local_size: int = 1  # number of ranks on this host
+    plan: RunPlan | None = None  # of `--config`
+    run: Path | None = None  # directory of `--run`
+    out: Path = Path()  # where checkpoints are written: that run, the recipe's `out`, or the working directory
 
     def recipe_plan(self) -> RunPlan:
         """The plan, for checks that need ``config``."""
@@ -84,25 +69,15 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """One rank's answer.
+    """One rank's answer."""
 
-    Attributes:
-        status: "pass", "fail" or "not applicable".
-        said: What was found, as one short line; it stands in the table.
-        numbers: By name, for ``--json``: numbers, texts, lists of them.
-        remedy: What to do about a fail, as imperative sentences.
-        severity: Of several ranks' answers with one status, the largest is shown.
-        raised: Whether the check ended by an exception.
-        of_all: Whether it is about what the ranks did together, so that none of them is to blame.
-    """
-
-    status: Status
-    said: str
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    remedy: str = ""
-    severity: float = 0.0
-    raised: bool = False
-    of_all: bool = False
+    status: Status  # "pass", "fail" or "not applicable"
+    said: str  # what was found, as one short line; it stands in the table
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # by name, for `--json`: numbers, texts, lists of them
+    remedy: str = ""  # what to do about a fail, as imperative sentences
+    severity: float = 0.0  # of several ranks' answers with one status, the largest is shown
+    raised: bool = False  # whether the check ended by an exception
+    of_all: bool = False  # whether it is about what the ranks did together, so that none of them is to blame
 
 
 def passed(said: str, numbers: Mapping[str, Any] = MappingProxyType({}), severity: float = 0.0) -> Finding:
@@ -122,24 +97,15 @@ def not_applicable(said: str, numbers: Mapping[str, Any] = MappingProxyType({}))
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's list.
+    """One line of the doctor's list."""
 
-    Attributes:
-        name: ``<group>.<name>``; ``--only`` takes either.
-        proves: What a pass shows, as a sentence without an end.
-        seconds: About how long it takes.
-        run: ``<module>:<function>`` in bigsgan/doctor: takes a Subject and ``words``, returns a Finding, and runs on
-            every rank.
-        needs: What it needs; where that lacks, it is not applicable.
-        words: Given to the function behind the subject.
-    """
-
-    name: str
-    proves: str
-    seconds: float
+    name: str  # `<group>.<name>`; `--only` takes either
+    proves: str  # what a pass shows, as a sentence without an end
+    seconds: float  # about how long it takes
+    # `<module>:<function>` in bigsgan/doctor: takes a Subject and `words`, returns a Finding, and runs on every rank
     run: str
-    needs: tuple[Need, ...] = ()
-    words: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()  # what it needs; where that lacks, it is not applicable
+    words: tuple[str, ...] = ()  # given to the function behind the subject
 
     @property
     def group(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.games import both
 from bigsgan.doctor.runs import Game, exact, played
+from bigsgan.engines.exchange import Route
 from bigsgan.runtime import comm
 
 SIZES = (1, 1000, 1 << 20)
@@ -41,10 +42,11 @@ def values(rank: int, numel: int, dtype: torch.dtype = torch.float32, start: int
 
 def collectives(subject: Subject) -> Finding:
     """Sums, means, maxima, copies, gathers, scattered sums, and sends to the next rank, against computed values."""
-    rank, num, wrong, errors = comm.rank(), comm.world_size(), "", {}
+    rank, num, wrong, errors = comm.rank(), comm.world_size(), "", dict[str, float]()
+    pass_on = _Ring(num)
     for dtype in DTYPES if num <= MOST_RANKS_IN_BF16 else (torch.float32, torch.int64):
         for numel in SIZES:
-            for name, found, expected in _cases(rank, num, numel, dtype):
+            for name, found, expected in _cases(rank, num, numel, dtype, pass_on):
                 difference, allowed = (found.double() - expected).abs(), ROUNDING[dtype] if name == "mean" else 0.0
                 case = f"{name} of {numel:,} x {str(dtype).removeprefix('torch.')}"
                 errors[case] = float(difference.max())
@@ -59,7 +61,29 @@ def collectives(subject: Subject) -> Finding:
     return passed(f"{len(errors)} collectives of {num} rank{'s' if num > 1 else ''} give the computed values", numbers)
 
 
-def _cases(rank: int, num: int, numel: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+class _Ring:
+    """Sends to the next rank, as images and gradients travel where G and D have ranks of their own (exchange.py)."""
+
+    def __init__(self, num: int) -> None:
+        """Connect even ranks to the next ones and then odd ranks, all at the same time. Every rank calls this."""
+        senders = [range(first, num, 2) for first in (0, 1)] if num > 1 else []
+        self._routes = [Route(ranks, [(rank + 1) % num for rank in ranks], (1,)) for ranks in senders]
+
+    def __call__(self, own: Tensor) -> Tensor:
+        """Return what the rank before this one sends, while ``own`` (numel,) goes to the next one."""
+        (arriving,) = [route for route in self._routes if route.receives]
+        arriving.expect(len(own))
+        for route in self._routes:
+            route.send(own[:, None])
+        arrived = arriving.receive().flatten()
+        for route in self._routes:
+            route.settle()
+        return arrived
+
+
+def _cases(
+    rank: int, num: int, numel: int, dtype: torch.dtype, pass_on: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Collectives: the name, what came, and what should have, in float64."""
     own, part = values(rank, numel, dtype), max(1, min(numel, MOST_GATHERED // num))
     yield "sum", comm.sum_over_ranks(own.clone()), (total := _total(num, numel))
@@ -80,10 +104,8 @@ def _cases(rank: int, num: int, numel: int, dtype: torch.dtype) -> Iterator[tupl
         dist.reduce_scatter_tensor(scattered, values(rank, num * part, dtype))
         yield "scattered sum", scattered, _total(num, part, rank * part)
         yield "mean", comm.mean_over_ranks(own), total / num
-    if num > 1:
-        arrived = torch.empty_like(own)
-        comm.exchange([(own, (rank + 1) % num)], [(arrived, (rank - 1) % num)])
-        yield "send to the next rank", arrived, values((rank - 1) % num, numel).double()
+    if num > 1 and dtype == torch.float32:  # as images and gradients travel
+        yield "send to the next rank", pass_on(own), values((rank - 1) % num, numel).double()
 
 
 def _total(num: int, numel: int, start: int = 0) -> Tensor:

@@ -65,33 +65,21 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What all ranks found in one check.
+    """What all ranks found in one check."""
 
-    Attributes:
-        check: The check.
-        finding: The worst.
-        rank: That found it.
-        findings: By rank.
-        seconds: That the slowest took.
-    """
-
-    check: Check
-    finding: Finding
-    rank: int
-    findings: list[Finding]
-    seconds: float
+    check: Check  # the check
+    finding: Finding  # the worst
+    rank: int  # that found it
+    findings: list[Finding]  # by rank
+    seconds: float  # that the slowest took
 
 
 @dataclass
 class Group:
-    """torch's process group, made where the first check needs it.
-
-    Attributes:
-        broken_by: The check in which a rank raised: others may wait for it in a collective, or have no group.
-    """
+    """torch's process group, made where the first check needs it."""
 
     is_made: bool = False
-    broken_by: str = ""
+    broken_by: str = ""  # the check in which a rank raised: others may wait for it in a collective, or have no group
 
     def make(self) -> None:
         """Make it."""
@@ -102,19 +90,12 @@ class Group:
 
 @dataclass
 class Examiner:
-    """Runs checks, on every rank.
+    """Runs checks, on every rank."""
 
-    Attributes:
-        subject: What is examined.
-        ranks: The subject's, with what the doctor needs of them.
-        report: What shows the results.
-        results: Of the checks so far, on rank 0.
-    """
-
-    subject: Subject
-    ranks: Meeting
-    report: Report
-    results: list[Result] = field(default_factory=list)
+    subject: Subject  # what is examined
+    ranks: Meeting  # the subject's, with what the doctor needs of them
+    report: Report  # what shows the results
+    results: list[Result] = field(default_factory=list)  # of the checks so far, on rank 0
     _group: Group = field(default_factory=Group)
 
     def examine(self, checks: Sequence[Check]) -> bool:

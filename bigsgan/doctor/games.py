@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
-from bigsgan.models import dcgan, gat, pix2pix
+from bigsgan.models import cat, dcgan, gat, pix2pix
 from bigsgan.models.layers import SelfAttention
 
 
@@ -35,6 +35,7 @@ def awake() -> Iterator[None]:
         mock.patch.object(dcgan, "_STD", 0.2),
         mock.patch.object(pix2pix, "_STD", 0.2),
         mock.patch.multiple(gat, _STD=1.0, _MAPPING_RATE=1.0, _MODULATION_GAIN=1.0, _LAYER_SCALE=0.5),
+        mock.patch.object(cat, "_STD", 1.0),
     ):
         yield
 
@@ -60,6 +61,7 @@ _R3GAN = "family: r3gan, embedding_size: 6, widths: [8, 8, 4], cardinalities: [4
 # A mapping network learns a hundredth as fast as the other layers unless told otherwise.
 _STYLEGAN2 = "family: stylegan2, mapping_layers: 2, mapping_lr_multiplier: 1.0, channel_base: 64, channel_max: 8"
 _GAT = "family: gat, width: 16, heads: 2, patch: 4, levels: 2"
+_CAT = "family: cat, width: 16, heads: 2, levels: 2, depth: 2"
 
 FAMILIES: dict[str, list[str]] = {
     "biggan_deep": [
@@ -106,6 +108,14 @@ FAMILIES: dict[str, list[str]] = {
         "objective={loss: relativistic, reuse_fakes: true}",
         "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
         "optimizer.generator.lr=2",
+        "optimizer.discriminator.lr=0.05",
+    ],
+    "cat": [
+        f"generator={{latent_size: 12, embedding_size: 6, patch: 4, {_CAT}}}",
+        f"discriminator={{embedding_size: 8, patch: 4, {_CAT}}}",
+        "objective={loss: relativistic, reuse_fakes: true, consistency: {weight: 1}}",
+        "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
+        "optimizer.generator.lr=0.2",
         "optimizer.discriminator.lr=0.05",
     ],
     "mlp": [

@@ -72,7 +72,9 @@ def _shared_bytes(subject: Subject) -> int:
     plan = subject.plan
     if plan is None:
         return LEAST_SHARED_BYTES
-    return plan.recipe.data.shared_bytes(plan.engines["discriminator"].micro_batch_size)
+    return plan.recipe.data.shared_bytes(
+        plan.engines["discriminator"].micro_batch_size, plan.recipe.objective.teacher is not None
+    )
 
 
 def cores(subject: Subject) -> Finding:

@@ -62,12 +62,13 @@ def penalties(subject: Subject) -> Finding:
 
 
 def hand_overs(subject: Subject) -> Finding:
-    """Images and gradients between the engines: shared images, kept or made again, and other micro-batches."""
+    """Images and gradients between the engines: shared, kept or made again, an update later, other micro-batches."""
     games = [
         Game("shared images", ["objective={reuse_fakes: true, d_steps: 2}"], both(1)),
         Game("shared images, made again", ["objective.reuse_fakes=true", _PARTS], both(3)),
         Game("other micro-batches", ["engines.discriminator.accumulation=2"], both(2)),
         Game("several micro-batches", ["accumulation=2"], both(0)),
+        Game("updates that overlap", ["objective={schedule: overlapped, d_steps: 2}", _PARTS], both(2), 2),
     ]
     return compare(subject, games)
 
@@ -97,6 +98,20 @@ def pipelines(subject: Subject) -> Finding:
         Game("G in stages", [*stages(num, 1), _R1 % ""], {"generator": zero(1), "discriminator": zero(3)}),
         Game("path length in stages", [*_STYLES, _PATHS % _FORWARD, *stages(num, num)], both(1)),
         Game("D in stages", [*stages(1, num), _PARTS], {"generator": zero(3), "discriminator": zero(0)}),
+    ]
+    return compare(subject, games)
+
+
+def separate_ranks(subject: Subject) -> Finding:
+    """G and D on ranks of their own, half of them each; of an odd number G has one."""
+    num = comm.world_size()
+    own = num // 2 if num % 2 == 0 else 1
+    divided = [f"engines.generator.ranks={own}", *([f"batch={8 * (num - 1)}"] if num % 2 else [])]
+    games = [
+        Game("apart", [*divided, _PARTS, _R1 % ""], both(1), 2),
+        Game("apart at ZeRO 3, forward mode", [*divided, _R1 % _FORWARD, "objective.d_steps=2"], both(3)),
+        Game("apart, path length", [*divided, *_STYLES, _PATHS % ""], both(2)),
+        Game("apart, overlapping", [*divided, _PARTS, "objective.schedule=overlapped"], both(1), 2),
     ]
     return compare(subject, games)
 

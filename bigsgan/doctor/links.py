@@ -19,15 +19,10 @@ _SMI_SECONDS = 20
 
 
 class Link(NamedTuple):
-    """A kind of link.
+    """A kind of link."""
 
-    Attributes:
-        name: As people call it.
-        rate: Bytes a second in one direction, of all of a GPU's or of a host's links of this kind.
-    """
-
-    name: str
-    rate: float
+    name: str  # as people call it
+    rate: float  # bytes a second in one direction, of all of a GPU's or of a host's links of this kind
 
 
 def of_gpu(place: str) -> Link | None:

@@ -1,8 +1,8 @@
 """The reference: plain PyTorch in one process, with no engine, no seam and no concatenation.
 
 G's gradient comes from backpropagating through D(G(z)); real and fake go through D one after the other; losses and
-penalties are written out. What it shares with the product is the layers, whose own tests are against torch's, and the
-draws.
+penalties are written out. What it shares with the product is the layers, whose own tests are against torch's, the
+draws, and what runs a teacher, which is compared with the published code. ``Reference.update`` has both schedules.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from bigsgan.adversarial import LatentSource, SampleDraws
+from bigsgan.adversarial.teacher import build_teacher
 from bigsgan.config import Recipe
-from bigsgan.data import RealImages, Slice, build_training_dataset
+from bigsgan.data import RealImages, Slice, WithImages, build_training_dataset
 from bigsgan.doctor.games import awake
 from bigsgan.draws import Draws
 from bigsgan.models import noise
@@ -78,13 +79,16 @@ class Reference:
         self.mean_length: Any = 0.0
         self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
         self.phases: dict[tuple[int, int], Any] = {}
+        self.kept: dict[int, Any] = {}  # by update, the images of its steps of D, where updates overlap
         draws = Draws(recipe.seed)
         self.draws = SampleDraws(draws, self.device)
         self.source = LatentSource(self.draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
         self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in ("generator", "discriminator")}
-        self.reals = RealImages(
-            build_training_dataset(recipe.data), recipe.data, draws, self.parts["discriminator"], self.device
-        )
+        part = self.parts["discriminator"]
+        self.teacher: Any = build_teacher(recipe, self.device)
+        dataset = build_training_dataset(recipe.data)
+        dataset = WithImages(dataset, recipe.data) if self.teacher else dataset
+        self.reals = RealImages(dataset, recipe.data, draws, part, self.device)
 
     def forward(self, network, moving, *inputs):
         """A network's outputs; its state moves if ``moving``."""
@@ -132,6 +136,27 @@ class Reference:
         copies = self.recipe.generator.images_per_sample if x.shape[1] == channels else 1
         return self.forward(self.d, moving, torch.cat([x] * copies, dim=1), *y)
 
+    def _distance_to_teacher(self, shown, x, *y):
+        """Of what D's heads make of its last tokens, to the features that the teacher has of the same images."""
+        h = torch.cat([x] * self.recipe.generator.images_per_sample, dim=1), *y
+        *others, last = self.d.layers.values()
+        for layer in others:
+            h = layer(*h)
+        head = last.teacher
+        ours = F.linear(h[0], head.first.weight, head.first.bias)
+        for layer in (head.second, head.third):
+            ours = F.linear(ours * ours.sigmoid(), layer.weight, layer.bias)
+        with torch.no_grad():
+            of_class, of_patches = self.teacher(shown, *y[1:])
+        side, own = math.isqrt(ours.shape[1] - 1), math.isqrt(of_patches.shape[1])
+        if side != own:
+            grid = F.interpolate(of_patches.mT.reshape(len(x), -1, own, own), (side, side), mode="bicubic")
+            of_patches = grid.flatten(2).mT
+        theirs = torch.cat([of_class[:, None], of_patches], dim=1)
+        cosines = (ours * theirs).sum(-1) / (ours.norm(dim=-1) * theirs.norm(dim=-1))
+        section: Any = self.recipe.objective.teacher
+        return section.weight * (2 - cosines[:, 0].mean() - cosines[:, 1:].mean())
+
     def _penalty(self, section, weight, x, y, logits, noise):
         if section.form == "exact":
             (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
@@ -175,12 +200,24 @@ class Reference:
             if section.final_beta2 is not None:
                 group["betas"] = (section.betas[0], moved(section.betas[1], section.final_beta2, nimg, end))
 
-    def _d_step(self, update, d_step):
-        section, part = self.recipe.objective, self.parts["discriminator"]
+    def _read(self, update, d_step):
         if (update, d_step) not in self.phases:
             self.phases[update, d_step] = self.reals.next_phase()
-        reals = self.last_reals = self.phases[update, d_step]
-        latents = self.generator_inputs("discriminator", (update, d_step), part)
+        self.last_reals = self.phases[update, d_step]
+        return self.last_reals
+
+    def _latents(self, update, d_step):
+        return self.generator_inputs("discriminator", (update, d_step), self.parts["discriminator"])
+
+    def _make(self, update):
+        """Images for all steps of D in an update."""
+        with torch.no_grad():
+            num = self.recipe.objective.d_steps
+            return [[self.forward(self.g, False, *z) for z in self._latents(update, k)] for k in range(num)]
+
+    def _d_step(self, update, d_step, fakes=None):
+        section, part = self.recipe.objective, self.parts["discriminator"]
+        reals, latents = self._read(update, d_step), self._latents(update, d_step)
         if section.fake_labels == "data":
             latents = [(z, y, *seeds) for (z, _, *seeds), (_, y) in zip(latents, reals, strict=True)]
         self.last_latents = latents
@@ -191,12 +228,14 @@ class Reference:
             # Where G's update takes the same images, its own forward pass is the one that moves G's state.
             moving = section.reuse_fakes and d_step == section.d_steps - 1 and j == 0
             with torch.no_grad():
-                fake = self.forward(self.g, moving, *inputs)
+                fake = self.forward(self.g, moving, *inputs) if fakes is None else fakes[j].clone()
             x.requires_grad_(), fake.requires_grad_()
             # The first of these forward passes moves the power iteration; the others must find it moved.
             logits_real = self._judged(x, *y, moving=j == 0)
             logits_fake = self._judged(fake, *c)
             loss = self.d_loss(logits_real, logits_fake)
+            if self.teacher is not None:
+                loss = loss + self._distance_to_teacher(reals[j], x, *y)
             for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):
                 penalty = getattr(section, name)
                 if penalty and phase % penalty.every == 0:
@@ -218,14 +257,16 @@ class Reference:
             (loss / part.accumulation).backward()
         self._finish(self.d, self.opt_d, section.orthogonal.discriminator)
 
-    def _g_step(self, update):
+    def _g_backward(self, update):
+        """G's gradient, where D is as it is now."""
         part = self.parts["generator"]
         latents = self.last_latents
         if not self.recipe.objective.reuse_fakes:
             latents = self.generator_inputs("generator", (update,), part)
         for j, inputs in enumerate(latents):
             seeds = {kind: self._seeds(f"generator/{kind}", (update,), part, j) for kind in ("real", "fake")}
-            moving = j == 0 and not self.recipe.objective.reuse_fakes
+            overlaps = self.recipe.objective.schedule == "overlapped"
+            moving = j == 0 and (overlaps or not self.recipe.objective.reuse_fakes)
             images, c = self.forward(self.g, moving, *inputs), self._conditions(inputs[1], inputs, seeds["fake"])
             x, y = self.last_reals[j]
             real = None
@@ -234,6 +275,10 @@ class Reference:
             loss = self.g_loss(real, self._judged(images, *c))
             if self.recipe.objective.l1:
                 loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
+            if near := self.recipe.objective.consistency:
+                *coarser, last = images.chunk(self.recipe.generator.images_per_sample, dim=1)
+                apart = sum(F.mse_loss(x, last) / (len(coarser) - i) for i, x in enumerate(coarser))
+                loss = loss + near.weight * apart / len(coarser)
             if self.recipe.objective.feature_matching:
                 targets = self._targets(x), *self._conditions(y, inputs, seeds["real"])
                 pairs = zip(self._features(targets), self._features((images, *c)), strict=True)
@@ -244,6 +289,8 @@ class Reference:
                 loss = loss + path_length.every * path_length.weight * self._path_length(inputs)
             (loss / part.accumulation).backward()
         self.opt_d.zero_grad()
+
+    def _g_step(self):
         if self.lengths:
             self.mean_length, self.lengths = self.moved_length, []
         self._finish(self.g, self.opt_g, self.recipe.objective.orthogonal.generator)
@@ -258,17 +305,36 @@ class Reference:
         optimizer.step()
         optimizer.zero_grad()
 
+    def _take_turns(self, update):
+        for d_step in range(self.recipe.objective.d_steps):
+            self._d_step(update, d_step)
+        self.d_grads = self.grads
+        self._g_backward(update)
+        self._g_step()
+        self.g_grads = self.grads
+
+    def _overlap(self, update):
+        """G learns from D before its steps; D learns from images of the G before; the first update has no before."""
+        last = self.recipe.objective.d_steps - 1
+        self._read(update, 0)
+        self.last_latents = self._latents(update + 1, last)  # which G's update takes where it shares D's fakes
+        self._g_backward(update)
+        fakes = self.kept.get(update) or self._make(update)
+        self.kept = {update + 1: self._make(update + 1)}
+        self._g_step()
+        self.g_grads = self.grads
+        for d_step in range(last + 1):
+            self._d_step(update, d_step, fakes[d_step])
+        self.d_grads = self.grads
+
     def update(self, update: int) -> Reference:
         """Make the update of this number."""
         batch, ema = self.recipe.batch, self.recipe.ema
         self._set_rates(self.opt_g, self.recipe.optimizer.generator, update * batch)
         self._set_rates(self.opt_d, self.recipe.optimizer.discriminator, update * batch)
-        for d_step in range(self.recipe.objective.d_steps):
-            self._d_step(update, d_step)
-        self.d_grads = self.grads
-        self._g_step(update)
+        take_turns = self._overlap if self.recipe.objective.schedule == "overlapped" else self._take_turns
+        take_turns(update)
         self._learn_from_logits()
-        self.g_grads = self.grads
         half_life: float = ema.half_life_nimg
         if ema.warmup_nimg:
             half_life = moved(0, half_life, update * batch, ema.warmup_nimg)
@@ -286,13 +352,13 @@ class Reference:
 
     def memory(self) -> Any:
         """What an update leaves to the next beside ``result``."""
-        own = self.seen, self.anchors, self.signs, self.lengths, self.mean_length
+        own = self.seen, self.anchors, self.signs, self.lengths, self.mean_length, self.kept
         return copy.deepcopy((own, self.opt_g.state_dict(), self.opt_d.state_dict()))
 
     def go_back(self, state: Any, memory: Any) -> None:
         """Begin from a state such as ``result`` gives, in any shapes, and from what ``memory`` gave."""
         own, of_g, of_d = copy.deepcopy(memory)
-        self.seen, self.anchors, self.signs, self.lengths, self.mean_length = own
+        self.seen, self.anchors, self.signs, self.lengths, self.mean_length, self.kept = own
         for optimizer, saved in ((self.opt_g, of_g), (self.opt_d, of_d)):
             optimizer.load_state_dict(saved)
             optimizer.zero_grad()

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from bigsgan.checkpoint import Checkpoint
+from bigsgan.checkpoint import Checkpoint, saved_buffers
 from bigsgan.config import Recipe
 from bigsgan.doctor.games import awake, tiny_plan, tiny_recipe, zero
 from bigsgan.doctor.smooth import smooth
@@ -26,7 +26,7 @@ from bigsgan.monitor import RankLog, reporter
 from bigsgan.monitor.progress import Progress
 from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
-from bigsgan.train import build_run
+from bigsgan.training.build import build_run
 from bigsgan.training.loop import Run
 from bigsgan.training.power import power_kind
 from bigsgan.training.schedules import scheduled
@@ -41,19 +41,13 @@ class DifferError(Exception):
 
 @dataclass(frozen=True)
 class Game:
-    """A tiny run.
+    """A tiny run."""
 
-    Attributes:
-        name: As it is told.
-        overrides: Of the tiny recipe.
-        ds: DeepSpeed contents by network.
-        num_updates: That are compared.
-    """
-
-    name: str
-    overrides: Sequence[str] = ()
+    name: str  # as it is told
+    overrides: Sequence[str] = ()  # of the tiny recipe
+    # DeepSpeed contents by network
     ds: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(("generator", "discriminator"), zero(0)))
-    num_updates: int = 1
+    num_updates: int = 1  # that are compared
 
     def options(self, num_ranks: int) -> list[str]:
         """Overrides with a batch that these ranks can divide into two micro-batches of pairs."""
@@ -142,7 +136,7 @@ def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
 
 def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     """Buffers on this rank, by entry."""
-    found = {entry: dict(getattr(run.step, entry).network.named_buffers()) for entry in ("generator", "discriminator")}
+    found = {entry: saved_buffers(getattr(run.step, entry).network) for entry in ("generator", "discriminator")}
     return {**found, "average": run.ema.buffers}
 
 

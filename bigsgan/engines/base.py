@@ -49,6 +49,7 @@ class LossFunction(Protocol):
         """Mean loss over this rank's samples of the micro-batch, a float32 scalar.
 
         ``tangents`` are those of the outputs, where the phase carries some; ``inputs`` are empty for a D in stages.
+        Where the phase has ``targets``, ``features`` are what D predicts of them, and they themselves.
         """
         ...
 
@@ -131,6 +132,9 @@ class Work:
         rates: Of the optimizer, where the phase steps.
         gradient: Where D judges or a network differentiates, turns the number of a micro-batch, the tensor that is
             differentiated by and dL/d(that), float32, into the gradient at G's images, or the direction of tangents.
+        targets: Gives a teacher's features, class tokens (n, W) and patch tokens (n, P, W), of the real images of a
+            micro-batch by its number, where D's last layer predicts them; empty where the loss does not compare them.
+            Called where the loss is, once a forward pass.
         outputs: By micro-batch, on the ranks where they arise: images, detached, or gradients at images.
         graphs: By micro-batch, what its backward pass will need.
     """
@@ -142,8 +146,14 @@ class Work:
     ahead: int = 0
     rates: Rates | None = None
     gradient: Callable[[int, Tensor, Tensor], Tensor] | None = None
+    targets: Callable[[int], MicroBatch] | None = None
     outputs: dict[int, Tensor] = field(default_factory=dict)
     graphs: dict[int, Any] = field(default_factory=dict)
+
+
+def targets_of(work: Work, index: int) -> MicroBatch:
+    """A teacher's features of a micro-batch; empty where the loss does not compare any."""
+    return () if work.targets is None else work.targets(index)
 
 
 class Engine(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +21,8 @@ from bigsgan.engines.base import Engine
 from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed import internals, nvme
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
-from bigsgan.engines.deepspeed.leftovers import forget_pipeline, forget_world
-from bigsgan.engines.deepspeed.native_ops import build_async_io
+from bigsgan.engines.deepspeed.leftovers import divide_ranks, forget_pipeline
+from bigsgan.engines.deepspeed.native_ops import build_async_io, build_for_both
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.exchange import build_exchange
 from bigsgan.engines.executor import Executor
@@ -36,7 +36,9 @@ from bigsgan.errors import UserError
 from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
+from bigsgan.monitor.logs import keeping_notices
 from bigsgan.runtime import comm, division
+from bigsgan.runtime.together import refuse_together
 
 _log = logging.getLogger(__name__)
 
@@ -60,26 +62,15 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
         dual.load_rules()
     pipelines, exchange = PipelineBuilder(plan), build_exchange(plan)
     if plan.is_split:
-        forget_world()
-        division.divide([plan.placement(n).ranks for n in NETWORKS], timedelta(hours=comm.PATIENCE_HOURS))
-    engines: dict[str, Engine] = {}
-    refused: UserError | None = None
-    for network, config in configs.items():
-        if comm.rank() not in plan.placement(network).ranks:
-            continue
-        forget_pipeline()
-        try:
-            with division.within_part():
-                if plan.placement(network).num_stages > 1:
-                    engines[network] = pipelines.build(network, config, divisions.get(network))
-                else:
-                    engines[network] = _build_zero(plan, network, config)
-        except UserError as error:
-            if not plan.is_split:
-                raise
-            refused = error
-    forget_pipeline()
-    _raise_together(plan, refused)
+        build_for_both({n: plan.engines[n].file for n in NETWORKS}, plan.held_by(comm.rank()))
+        divide_ranks([plan.placement(n).ranks for n in NETWORKS], timedelta(hours=comm.PATIENCE_HOURS))
+    with keeping_notices() as notices:
+        engines, refused = _build_held(plan, configs, divisions, pipelines)
+    if plan.is_split:
+        refuse_together(comm, refused)
+        _show_on_rank_zero(plan, notices)
+    elif refused is not None:
+        raise refused
     stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}
     order = Order(plan, stages, pipelines.costs())
     if not plan.is_split:
@@ -94,13 +85,38 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     return Executor(engines, order, exchange, observer, OutcomesOfBoth(plan, engines))
 
 
-def _raise_together(plan: RunPlan, refused: UserError | None) -> None:
-    """Raise on all ranks what was refused on those of one network alone."""
-    if not plan.is_split:
-        return
-    found = comm.gather_objects(refused) or []
-    if first := comm.from_rank_zero(next(filter(None, found), None)):
-        raise first
+def _build_held(
+    plan: RunPlan,
+    configs: Mapping[str, dict[str, Any]],
+    divisions: Mapping[str, list[int]],
+    pipelines: PipelineBuilder,
+) -> tuple[dict[str, Engine], UserError | None]:
+    """Build the engines of the networks that this rank holds, until this machine refuses one."""
+    engines: dict[str, Engine] = {}
+    try:
+        for network, config in configs.items():
+            if comm.rank() not in plan.placement(network).ranks:
+                continue
+            forget_pipeline()
+            with division.within_part():
+                if plan.placement(network).num_stages > 1:
+                    engines[network] = pipelines.build(network, config, divisions.get(network))
+                else:
+                    engines[network] = _build_zero(plan, network, config)
+    except UserError as error:
+        return engines, error
+    forget_pipeline()
+    return engines, None
+
+
+def _show_on_rank_zero(plan: RunPlan, notices: Sequence[tuple[int, str]]) -> None:
+    """Log on rank 0, whose terminal it is, what the first ranks of other networks have noticed. A collective."""
+    for network in NETWORKS:
+        first = plan.placement(network).ranks.start
+        noticed = comm.from_rank(first, notices)
+        if comm.rank() == 0 != first:
+            for level, text in noticed:
+                _log.log(level, "%s", text)
 
 
 def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngine:
@@ -124,11 +140,29 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, device_skip, stock)
 
 
+def _open_swap_directory(file: DeepSpeedFile, network: str) -> tuple[Path, Callable[[], None]]:
+    """This rank's, or a refusal on all ranks of the network, none of which goes on to wait for the others."""
+    opened, refused = None, None
+    try:
+        opened = nvme.open_swap_directory(file, network, comm.rank())
+    except UserError as error:
+        refused = error
+    try:
+        refuse_together(comm, refused)
+    except UserError:
+        if opened is not None:
+            _, release = opened
+            release()
+        raise
+    assert opened is not None, "who could not open it has refused"
+    return opened
+
+
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:
     """Complete the section for NVMe; return what removes the swap files."""
     file = plan.engines[network].file
     buffers = nvme.num_swap_buffers(file, plan.engines[network].optimizer)
-    path, release = nvme.open_swap_directory(file, network, comm.rank())
+    path, release = _open_swap_directory(file, network)
     build_async_io()
     zero = config["zero_optimization"]
     zero["offload_optimizer"] = {**zero["offload_optimizer"], "nvme_path": str(path), "buffer_count": buffers}

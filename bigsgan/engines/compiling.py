@@ -111,6 +111,13 @@ def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Calla
     return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
 
 
+def compiled_predicting(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
+    """The network's ``with_predictions``, compiled in the same way; of layers, all but what predicts."""
+    compile = _compiler(network, cuda_graphs)
+    fast = compile(network.with_predictions) if unit == "whole" else network.wrapped(compile).with_predictions
+    return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
+
+
 def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[[Dual, int], Dual]:
     """The network's ``fold_dual``, compiled in the same way, or as it is before ``DUAL_SINCE``."""
     if TorchVersion(torch.__version__) < DUAL_SINCE:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
-from bigsgan.engines.base import Rates, Shard
+from bigsgan.checkpoint import saved_buffers
+from bigsgan.engines.base import Rates, Shard, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.optimizer import fit_state
 from bigsgan.engines.outcomes import Outcome, Outcomes
@@ -65,12 +66,13 @@ class DeepSpeedBacked:
         for layer in self._penalised:
             layer.gradient_scale = shared
         self._stateful = network.stateful_layers()
+        self._exact_layers, self._is_exact = network.exact_layers(), True
         # Walking the module tree for these costs a millisecond an update, so they are kept.
         self._parameters: list[nn.Parameter] = list(network.parameters())
         names = {id(parameter): name for name, parameter in network.named_parameters()}
         self._pieces = internals.pieces(engine, names, replica)
         self._copies = (replica, num_replicas) if internals.has_whole_masters(engine) else (0, 1)
-        self._buffers = list(network.buffers())
+        self._buffers = list(saved_buffers(network).values())
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         self.scales_loss = engine.fp16_enabled()
         self._seam_scale = SEAM_SCALE_MAX if self.scales_loss else 1.0
@@ -89,6 +91,18 @@ class DeepSpeedBacked:
             self._seam_scale = max(1.0, self._seam_scale / 2)
         elif self._seam_good % SEAM_SCALE_WINDOW == 0:
             self._seam_scale = min(SEAM_SCALE_MAX, self._seam_scale * 2)
+
+    def _choose_kernels(self, work: Work) -> None:
+        """Let a phase of a penalty compute in a form that can be differentiated twice, and others by faster kernels.
+
+        Before a backward pass as well, which may compute layers again.
+        """
+        phase, penalised = work.phase, work.loss is not None and work.loss.differentiates_inputs
+        exact = penalised or phase.tangents_from is not None or phase.does in ("checks", "differentiates")
+        if exact != self._is_exact:
+            self._is_exact = exact
+            for layer in self._exact_layers:
+                layer.exact = exact
 
     def _scale_of(self, phase: Phase) -> float:
         """Factor on the loss of a phase with frozen parameters; one that differentiates brings its own."""

@@ -110,15 +110,10 @@ def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
 
 
 class AtATime(NamedTuple):
-    """How many elements stage 0 copies at a time; the other stages have sizes in their files.
+    """How many elements stage 0 copies at a time; the other stages have sizes in their files."""
 
-    Attributes:
-        reduced: To reduce their gradients.
-        updated: To update them: gradients below float32 are converted for it.
-    """
-
-    reduced: int
-    updated: int
+    reduced: int  # to reduce their gradients
+    updated: int  # to update them: gradients below float32 are converted for it
 
 
 def stage_0_at_a_time(plan: RunPlan, network: str, numel: int) -> AtATime:

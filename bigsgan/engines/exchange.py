@@ -1,15 +1,19 @@
 """Takes images from the ranks where G's outputs arise to those that read D's inputs, and gradients back.
 
-Each micro-batch is sent as soon as it is computed, point to point, each sample once to each rank that reads it. All of
-one direction travels in a process group of its own, in which no two ranks send to each other: on an NCCL communicator
-that went both ways, a message could wait behind one that is expected later.
+Each micro-batch is sent as soon as it is computed, point to point, each sample once to each rank that reads it.
+
+Where DeepSpeed 0.19.8 starts NCCL (comm/torch.py), a process group has one communicator, on which a rank's messages go
+one after the other: one could wait behind another that is expected later, by another rank or in the other direction.
+So each direction has process groups of its own, as many as there are ranks that any rank exchanges samples with, and
+each of them connects a rank with one other. They are groups of all ranks, as NCCL splits a communicator on all of them:
+`use_local_synchronization` would keep those out that hold no end, and the others would wait for them.
 
 Shapes: N samples of a micro-batch over all replicas, of which replica r of R holds the r-th N / R.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -25,6 +29,9 @@ from bigsgan.runtime import comm
 SENDS = ("makes images", "judges")
 """What phases do whose outputs the other network reads."""
 
+MOST_GROUPS = 8
+"""Of a direction; a rank that exchanges samples with more others has several of them in a group."""
+
 
 def build_exchange(plan: RunPlan) -> Exchange | None:
     """The exchange of a run; None where images arise on the very ranks that read them. Every rank calls this."""
@@ -34,7 +41,7 @@ def build_exchange(plan: RunPlan) -> Exchange | None:
     shape = (plan.recipe.judged_channels, side, side)
     makers, judges = plan.placement("generator").output_ranks(), plan.placement("discriminator").input_ranks()
     # The loss is a mean over the samples of a replica, of which G's has another number than D's.
-    return Exchange(_Route(makers, judges, shape), _Route(judges, makers, shape, len(makers) / len(judges)))
+    return Exchange(Route(makers, judges, shape), Route(judges, makers, shape, len(makers) / len(judges)))
 
 
 class Arrival(NamedTuple):
@@ -52,8 +59,9 @@ class Arrival(NamedTuple):
 class Exchange:
     """Both directions, as this rank sees them."""
 
-    def __init__(self, images: _Route, gradients: _Route) -> None:
+    def __init__(self, images: Route, gradients: Route) -> None:
         self._images, self._routes = images, {"makes images": images, "judges": gradients}
+        self._received: tuple[str, Route] | None = None
 
     def arrivals(self, phases: Sequence[Phase], tasks: Iterable[Task]) -> dict[Task, Arrival]:
         """What the tasks of this rank wait for: each micro-batch, before the first that reads it."""
@@ -77,7 +85,17 @@ class Exchange:
 
     def receive(self, phase: Phase) -> Tensor:
         """Wait for the oldest micro-batch that was expected of such a phase."""
-        return self._routes[phase.does].receive()
+        route = self._routes[phase.does]
+        self._received = phase.label, route
+        return route.receive()
+
+    def awaited(self) -> tuple[str, list[int]] | None:
+        """What this rank waits for, if it does: the phase's label, and the ranks; any thread may ask."""
+        if self._received is None:
+            return None
+        label, route = self._received
+        ranks = route.awaited()
+        return (label, ranks) if ranks else None
 
     def send(self, phase: Phase, output: Tensor) -> None:
         """Send a micro-batch of a phase's outputs, without waiting for it to arrive."""
@@ -101,13 +119,14 @@ class Share(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Another rank of a route, or this one: what both hold of this rank's samples, and the way to another."""
+    """A rank of a route, maybe this one: what both hold of this rank's samples, and the way to another."""
 
+    rank: int
     share: Share
     channel: Channel | None
 
 
-class _Route:
+class Route:
     """One direction: from one network's replicas to the other's.
 
     Attributes:
@@ -126,19 +145,21 @@ class _Route:
             scale: Factor on what is sent.
         """
         self._shape, self._scale, self._device, me = shape, scale, comm.device(), comm.rank()
-        group = dist.new_group()
+        pairs = list(overlaps(sources, targets))
+        groups = [dist.new_group() for _ in range(num_groups(pairs))]
         self.receives, self._replicas = me in targets, (len(sources), len(targets))
         self._to: list[_End] = []
         self._from: list[_End] = []
         self._kept: deque[Tensor] = deque()  # of this rank to itself
         self._expected: deque[Tensor] = deque()
-        for source, target, given, taken in overlaps(sources, targets):
+        for number, (source, target, given, taken) in enumerate(pairs):
+            group = groups[number % len(groups)]
             if me == source:
                 channel = None if me == target else self._open(None, Link(group, target))
-                self._to.append(_End(given, channel))
+                self._to.append(_End(target, given, channel))
             if me == target:
                 channel = None if me == source else self._open(Link(group, source), None)
-                self._from.append(_End(taken, channel))
+                self._from.append(_End(source, taken, channel))
 
     def _open(self, source: Link | None, target: Link | None) -> Channel:
         channel = Channel(source, target, self._device)
@@ -150,6 +171,7 @@ class _Route:
         return num_samples * self._replicas[0] // self._replicas[1]
 
     def expect(self, num_samples: int) -> None:
+        """Prepare for a target's next micro-batch, of so many samples."""
         whole = torch.empty(num_samples, *self._shape, device=self._device)
         for end in self._from:
             if end.channel is not None:
@@ -157,6 +179,7 @@ class _Route:
         self._expected.append(whole)
 
     def receive(self) -> Tensor:
+        """Wait for the oldest micro-batch that was expected: float32, samples in their order."""
         whole = self._expected.popleft()
         for end in self._from:
             if end.channel is not None:
@@ -166,6 +189,7 @@ class _Route:
         return whole
 
     def send(self, output: Tensor) -> None:
+        """Send a source's micro-batch to all that read some of it, without waiting."""
         output = self._scale * output if self._scale != 1 else output
         for end in self._to:
             part = output[end.share.rows(len(output))]
@@ -174,10 +198,24 @@ class _Route:
             else:
                 self._kept.append(part)
 
+    def awaited(self) -> list[int]:
+        """Ranks of which what was last received has not arrived; any thread may ask."""
+        return [end.rank for end in self._from if end.channel is not None and end.channel.awaits()]
+
     def settle(self) -> None:
+        """Wait until all that was sent has arrived."""
         for end in self._to:
             if end.channel is not None:
                 end.channel.settle()
+
+
+def num_groups(pairs: Sequence[tuple[int, int, Share, Share]]) -> int:
+    """In how many groups each rank has one pair of ``overlaps``: as many as the most that a rank has.
+
+    A rank's pairs follow one another, so that they are in different groups where pairs take groups in turn.
+    """
+    counts = Counter(source for source, *_ in pairs), Counter(target for _, target, *_ in pairs)
+    return min(MOST_GROUPS, max(max(count.values()) for count in counts))
 
 
 def overlaps(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, Share, Share]]:

@@ -84,6 +84,10 @@ class Executor:
             self.observer.end()
         self._end_update(phases)
 
+    def awaited(self) -> tuple[str, list[int]] | None:
+        """Which phase of other ranks this rank waits for, if it does, and which ranks; any thread may ask."""
+        return None if self._exchange is None else self._exchange.awaited()
+
     def destroy(self) -> None:
         """Release the engines; neither they nor this can be used afterwards. Every rank calls this."""
         for engine in self.engines.values():
@@ -137,7 +141,9 @@ class Executor:
             outputs = alive[of].outputs  # which the last phase that reads them takes away
             return outputs.pop(index, None) if update.is_last_reader(task.phase, of) else outputs.get(index)
 
-        if task.kind == "forward":
+        if work.phase.does == "keeps":
+            work.inputs(index, output(work.phase.images_from))
+        elif task.kind == "forward":
             engine.forward(work, index, output(work.phase.images_from), output(work.phase.tangents_from))
         elif task.kind == "backward":
             engine.backward(work, index, output(work.phase.grads_from))

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from bigsgan.config import RunPlan
 
-Does = Literal["makes images", "checks", "differentiates", "trains", "judges", "pulls back"]
+Does = Literal["makes images", "checks", "differentiates", "trains", "judges", "pulls back", "keeps"]
 Kind = Literal["forward", "backward", "step"]
 
 
@@ -23,7 +23,7 @@ class Phase(NamedTuple):
         does: G makes images; D trains on real images and G's; D judges G's images, which gives gradients at them; G
             pulls those gradients back to its parameters and steps. Where a penalty is computed in forward mode, a
             network differentiates its outputs before: D by its images, G by its styles. So D checks a finite
-            difference, on one micro-batch.
+            difference, on one micro-batch. Where updates overlap, D keeps G's images for its steps of the next one.
         num: Micro-batches.
         num_samples: In each of them, on one replica.
         begins_update: Whether its first micro-batch moves batch statistics and power iterations, for the update of its
@@ -35,6 +35,8 @@ class Phase(NamedTuple):
         graphs_from: Number of the phase whose forward passes are completed.
         tangents_from: Number of the phase, of the same network, whose gradients are the direction of the tangents that
             this one's passes carry, forward and backward.
+        d_step: Number of D's step that it is a part of, or whose images it makes or keeps, counted from the update's
+            first one; those of the next update follow. None where it is of G's update alone.
     """
 
     network: str
@@ -48,6 +50,7 @@ class Phase(NamedTuple):
     grads_from: int | None = None
     graphs_from: int | None = None
     tangents_from: int | None = None
+    d_step: int | None = None
 
     @property
     def forward(self) -> bool:
@@ -57,7 +60,7 @@ class Phase(NamedTuple):
     @property
     def backward(self) -> bool:
         """Whether micro-batches go backward."""
-        return self.does != "makes images"
+        return self.does not in ("makes images", "keeps")
 
     @property
     def step(self) -> bool:
@@ -95,9 +98,16 @@ class Task(NamedTuple):
 
 
 def update_phases(
-    plan: RunPlan, penalised: Sequence[bool] = (), regularised: bool = False, checked: Sequence[bool] = ()
+    plan: RunPlan,
+    penalised: Sequence[bool] = (),
+    regularised: bool = False,
+    checked: Sequence[bool] = (),
+    has_kept: bool = True,
 ) -> list[Phase]:
     """The phases of an update: G makes images, D trains, once or more; G makes images, D judges, G pulls back.
+
+    With ``objective.schedule=overlapped`` nothing that one network computes of an update waits for what the other one
+    learns in it: D judges first and trains on images that it has kept, and G makes those for D's next update.
 
     Segments that penalties add to D's micro-batches are not in ``num_samples``: not every update has them.
 
@@ -108,47 +118,96 @@ def update_phases(
         regularised: Whether G's update carries path length regularization; where it is computed in forward mode, G
             differentiates before the forward passes that it goes backward through.
         checked: In which of them a finite difference is compared with the exact penalty.
+        has_kept: Whether D has kept images of the update before; without, an update that overlaps makes them first.
     """
-    recipe, objective, keeps = plan.recipe, plan.recipe.objective, plan.keeps_generator_graphs
-    phases: list[Phase] = []
-
-    def add(network: str, does: Does, update_of: str, segments: int = 1, shrink: int = 1, **more: Any) -> int:
-        num = recipe.accumulation_of(update_of)
-        num_samples = segments * recipe.batch // (num * plan.placement(network).num_replicas) // shrink
-        phases.append(Phase(network, does, 1 if does == "checks" else num, num_samples, **more))
-        return len(phases) - 1
-
-    def differentiate_styles() -> int | None:
-        if not (regularised and objective.path_length and plan.differentiates_forward("generator")):
-            return None
-        return add("generator", "differentiates", "generator", shrink=objective.path_length.batch_shrink)
-
-    def make_images_for_own_update() -> int:
-        tangents = differentiate_styles() if keeps else None
-        more: dict[str, Any] = {"keeps_graphs": keeps, "tangents_from": tangents}
-        return add("generator", "makes images", "generator", begins_update=True, **more)
-
-    for d_step in range(objective.d_steps):
-        shares = objective.reuse_fakes and d_step == objective.d_steps - 1
-        images = make_images_for_own_update() if shares else add("generator", "makes images", "discriminator")
-        for_training: dict[str, Any] = {"segments": 2, "images_from": images}
-        if d_step < len(checked) and checked[d_step]:
-            add("discriminator", "checks", "discriminator", **for_training)
-        if plan.differentiates_forward("discriminator") and d_step < len(penalised) and penalised[d_step]:
-            tangents = add("discriminator", "differentiates", "discriminator", begins_update=True, **for_training)
-            add("discriminator", "trains", "discriminator", tangents_from=tangents, **for_training)
-        else:
-            add("discriminator", "trains", "discriminator", begins_update=True, **for_training)
-    if not objective.reuse_fakes:
-        images = make_images_for_own_update()
-    segments = 2 if objective.loss == "relativistic" or objective.feature_matching else 1  # real and fake
-    grads = add("discriminator", "judges", "generator", segments, images_from=images)
-    if keeps:
-        graphs: dict[str, Any] = {"graphs_from": images, "tangents_from": phases[images].tangents_from}
+    update = _Update(plan, penalised, regularised, checked)
+    if plan.recipe.objective.schedule == "overlapped":
+        update.overlap(has_kept)
     else:
-        graphs = {"recomputes": True, "tangents_from": differentiate_styles()}
-    add("generator", "pulls back", "generator", grads_from=grads, **graphs)
-    return phases
+        update.take_turns()
+    return update.phases
+
+
+class _Update:
+    """The phases of an update, as they are added; see ``update_phases``."""
+
+    def __init__(self, plan: RunPlan, penalised: Sequence[bool], regularised: bool, checked: Sequence[bool]) -> None:
+        self.phases: list[Phase] = []
+        self._plan, self._objective = plan, plan.recipe.objective
+        self._penalised, self._checked = penalised, checked
+        self._differentiates_styles = regularised and plan.differentiates_forward("generator")
+        self._keeps_graphs = plan.keeps_generator_graphs
+
+    def take_turns(self) -> None:
+        """Each network learns from the other as it is."""
+        last = self._objective.d_steps - 1
+        for d_step in range(self._objective.d_steps):
+            shares = self._objective.reuse_fakes and d_step == last
+            images = self._make_images_for_own_update(d_step) if shares else self._make_images(d_step)
+            self._train(d_step, images)
+        if not self._objective.reuse_fakes:
+            images = self._make_images_for_own_update()
+        self._pull_back(images, self._judge(images))
+
+    def overlap(self, has_kept: bool) -> None:
+        """Each network learns from the other as it was before the update; D from images of the G before that.
+
+        What travels is sent in the order in which it is read.
+        """
+        num = self._objective.d_steps
+        shared = 2 * num - 1 if self._objective.reuse_fakes else None
+        own = self._make_images_for_own_update(shared)
+        grads = self._judge(own)
+        for d_step in range(num):
+            self._train(d_step, None if has_kept else self._make_images(d_step))
+        made = {d_step: own if d_step == shared else self._make_images(d_step) for d_step in range(num, 2 * num)}
+        self._pull_back(own, grads)
+        for d_step, images in made.items():
+            self._add("discriminator", "keeps", "discriminator", images_from=images, d_step=d_step)
+
+    def _add(self, network: str, does: Does, update_of: str, segments: int = 1, shrink: int = 1, **more: Any) -> int:
+        recipe = self._plan.recipe
+        num = recipe.accumulation_of(update_of)
+        num_samples = segments * recipe.batch // (num * self._plan.placement(network).num_replicas) // shrink
+        self.phases.append(Phase(network, does, 1 if does == "checks" else num, num_samples, **more))
+        return len(self.phases) - 1
+
+    def _differentiate_styles(self, d_step: int | None) -> int | None:
+        section = self._objective.path_length
+        if not (self._differentiates_styles and section):
+            return None
+        return self._add("generator", "differentiates", "generator", shrink=section.batch_shrink, d_step=d_step)
+
+    def _make_images(self, d_step: int) -> int:
+        return self._add("generator", "makes images", "discriminator", d_step=d_step)
+
+    def _make_images_for_own_update(self, d_step: int | None = None) -> int:
+        """Those of G's update, which may be those of one of D's steps."""
+        tangents = self._differentiate_styles(d_step) if self._keeps_graphs else None
+        more: dict[str, Any] = {"keeps_graphs": self._keeps_graphs, "tangents_from": tangents, "d_step": d_step}
+        return self._add("generator", "makes images", "generator", begins_update=True, **more)
+
+    def _train(self, d_step: int, images: int | None) -> None:
+        for_training: dict[str, Any] = {"segments": 2, "images_from": images, "d_step": d_step}
+        if d_step < len(self._checked) and self._checked[d_step]:
+            self._add("discriminator", "checks", "discriminator", **for_training)
+        penalised = d_step < len(self._penalised) and self._penalised[d_step]
+        if penalised and self._plan.differentiates_forward("discriminator"):
+            tangents = self._add("discriminator", "differentiates", "discriminator", begins_update=True, **for_training)
+            self._add("discriminator", "trains", "discriminator", tangents_from=tangents, **for_training)
+        else:
+            self._add("discriminator", "trains", "discriminator", begins_update=True, **for_training)
+
+    def _judge(self, images: int) -> int:
+        segments = 2 if self._objective.loss == "relativistic" or self._objective.feature_matching else 1  # with real
+        return self._add("discriminator", "judges", "generator", segments, images_from=images)
+
+    def _pull_back(self, images: int, grads: int) -> None:
+        if self._keeps_graphs:
+            graphs: dict[str, Any] = {"graphs_from": images, "tangents_from": self.phases[images].tangents_from}
+        else:
+            graphs = {"recomputes": True, "tangents_from": self._differentiate_styles(self.phases[images].d_step)}
+        self._add("generator", "pulls back", "generator", grads_from=grads, **graphs)
 
 
 def in_turn(number: int, phase: Phase, phases: Sequence[Phase] = ()) -> Iterator[Task]:
@@ -168,16 +227,44 @@ def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
     """The tasks of an update of networks without stages that meet on each rank.
 
     Phase by phase; but the micro-batches of G's own update go through its phases one by one, so that the graph of one
-    is alive at a time.
+    is alive at a time. Where updates overlap, they come first, and D's steps last: before G's step, G makes the images
+    that D trains on or keeps.
     """
-    first = 1 + max(number for number, phase in enumerate(phases) if phase.does == "trains")
-    for number in range(first):
+    last = max(number for number, phase in enumerate(phases) if phase.does == "pulls back")
+    trained = [number for number, phase in enumerate(phases) if phase.does == "trains"]
+    judged = phases[last].grads_from
+    if judged is None or judged > trained[0]:
+        first = 1 + trained[-1]
+        yield from _by_phase(range(first), phases)
+        yield from _by_micro_batch(range(first, last + 1), phases)
+        return
+    own = [n for n in range(last) if _is_of_own_update(phases[n])]
+    made = [n for n, phase in enumerate(phases) if phase.does in ("makes images", "keeps") and n not in own]
+    yield from _by_micro_batch([*own, last], phases, _by_phase(made, phases))
+    yield from _by_phase([n for n in range(last) if n not in (*own, *made)], phases)
+
+
+def _is_of_own_update(phase: Phase) -> bool:
+    """Whether a phase before that in which G pulls back is of G's update; one that makes images also for D counts."""
+    if phase.network == "discriminator":
+        return phase.does == "judges"
+    return phase.begins_update or phase.does == "differentiates"
+
+
+def _by_phase(numbers: Iterable[int], phases: Sequence[Phase]) -> Iterator[Task]:
+    for number in numbers:
         if phases[number].does != "differentiates":  # which goes with the phase that carries its tangents
             yield from in_turn(number, phases[number], phases)
-    for index in range(phases[-1].num):
-        for number in range(first, len(phases)):
+
+
+def _by_micro_batch(numbers: Sequence[int], phases: Sequence[Phase], meanwhile: Iterable[Task] = ()) -> Iterator[Task]:
+    """Phases up to the one in which G pulls back; other tasks come before its last passes, which its step follows."""
+    for index in range(phases[numbers[-1]].num):
+        for number in numbers:
+            if number == numbers[-1] and index == phases[number].num - 1:
+                yield from meanwhile
             yield from _of_micro_batch(number, phases[number], index)
-    yield Task(len(phases) - 1, "step", 0)
+    yield Task(numbers[-1], "step", 0)
 
 
 def hold_back_steps(programs: Iterable[Iterable[Task]], phases: Sequence[Phase], network: str) -> list[list[Task]]:
@@ -187,7 +274,7 @@ def hold_back_steps(programs: Iterable[Iterable[Task]], phases: Sequence[Phase],
     for program in programs:
         found.append([])
         for task in program:
-            if phases[task.phase].network == network:
+            if phases[task.phase].network == network and phases[task.phase].does != "keeps":
                 found[-1] += held
                 held = []
                 if task.kind == "step":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
@@ -11,8 +11,8 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
-from bigsgan.engines.base import LossFunction, MicroBatch, Regularizer, Work
-from bigsgan.engines.compiling import compiled, compiled_dual
+from bigsgan.engines.base import LossFunction, MicroBatch, Regularizer, Work, targets_of
+from bigsgan.engines.compiling import compiled, compiled_dual, compiled_predicting
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip
@@ -46,6 +46,9 @@ class Root(nn.Module):
         self.network, self.replays = network, cuda_graphs
         fast = network if compile == "none" else compiled(network, compile, cuda_graphs)
         self._fast = (fast,)  # in a tuple it is no submodule
+        self._predicting = network.with_predictions
+        if compile != "none" and network.predicts:
+            self._predicting = compiled_predicting(network, compile, cuda_graphs)
         self._dual = network.fold_dual if compile == "none" else compiled_dual(network, compile, cuda_graphs)
         self.stateful = network.stateful_layers()
 
@@ -58,16 +61,17 @@ class Root(nn.Module):
         trains: bool = True,
         tangents: Tensor | None = None,
         ahead: int = 0,
+        targets: MicroBatch = (),
     ) -> Any:
         """Outputs of the network, or their loss, or both outputs and a regularizer's loss.
 
         ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice or read
         for its features, and what does not belong to training: samples come in numbers of their own. Tangents begin
         behind the layers ``ahead``, which are then not compiled either; without tangents, inputs enter there, and
-        without a loss those layers alone are computed.
+        without a loss those layers alone are computed. The loss compares ``targets`` with what the network predicts.
         """
         if tangents is not None:
-            return self._with_tangents(inputs, moving, loss, regularizer, tangents, ahead)
+            return self._with_tangents(inputs, moving, loss, regularizer, tangents, ahead, targets)
         is_fast = trains and not (loss is not None and loss.differentiates_inputs)
         network = self._fast[0] if is_fast else self.network
         if loss is not None and loss.differentiates_inputs:
@@ -80,6 +84,10 @@ class Root(nn.Module):
                 return self.network.part(0, ahead).fold(*inputs) if ahead else network(*inputs)
             elif ahead:
                 outputs = self.network.part(ahead, len(self.network.layers))(*inputs)
+            elif targets:
+                predicting = self._predicting if is_fast else self.network.with_predictions
+                outputs, predictions = predicting(*inputs, segments=loss.num_segments)
+                features = (predictions, *targets)
             elif loss.reads_features:
                 outputs, features = self.network.with_features(*inputs, segments=loss.num_segments)
             else:
@@ -98,16 +106,23 @@ class Root(nn.Module):
         regularizer: Regularizer | None,
         tangents: Tensor,
         ahead: int,
+        targets: MicroBatch,
     ) -> Any:
         num_segments = 1 if loss is None else loss.num_segments
+        features: MicroBatch = ()
         with moving_state(self.stateful, moving):
             carry = self.network.part(0, ahead).fold(*inputs) if ahead else inputs
             fold = self.network.part(ahead, len(self.network.layers)).fold_dual if ahead else self._dual
             largest = partial(comm.largest_over_ranks, group=division.part())
-            found = fold(dual.begin(carry, tangents, largest), num_segments)
+            first = dual.begin(carry, tangents, largest)
+            if targets:  # not compiled
+                found, predictions = self.network.with_predictions_dual(first, num_segments)
+                features = (predictions, *targets)
+            else:
+                found = fold(first, num_segments)
         outputs, along = dual.end(found)
         if loss is not None:
-            return loss(outputs, inputs, tangents=along)
+            return loss(outputs, inputs, features, along)
         assert regularizer is not None
         return outputs, regularizer.along(along, inputs)
 
@@ -157,6 +172,7 @@ class ZeroEngine(DeepSpeedBacked):
         self._gradient_buffers = [] if stock else internals.gradient_buffers(engine)
         internals.release(self._gradient_buffers)
         self._prefetching = Prefetching(engine, stock)
+        self._kind: Hashable = None  # of the last pass that the engine goes backward through
         if engine.zero_optimization_stage() == 3:
             let_tangents_through(engine)
         self._until_backward = ExitStack()  # what is to hold from a micro-batch's forward to its backward pass
@@ -176,6 +192,7 @@ class ZeroEngine(DeepSpeedBacked):
         if self._is_step_open:
             self._step()
         phase, moving = work.phase, work.phase.begins_update and index == 0
+        self._choose_kernels(work)
         if moving:
             self._begin_update()
         if phase.frozen:
@@ -188,6 +205,7 @@ class ZeroEngine(DeepSpeedBacked):
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward; the gradients may travel until the network's next task."""
         graph = work.graphs.pop(index)
+        self._choose_kernels(work)
         if work.phase.frozen:
             self._differentiate(work, index, *graph)
             return
@@ -197,6 +215,7 @@ class ZeroEngine(DeepSpeedBacked):
             loss = (outputs * grads).sum() + loss
         del graph, outputs
         internals.take(self._gradient_buffers)
+        self._prefetching.back_to(self._kind)
         self._engine.backward(loss)
         self._until_backward.close()
         self._is_step_open = True
@@ -232,11 +251,13 @@ class ZeroEngine(DeepSpeedBacked):
         loss, regularizer = work.loss, work.regularizer
         looks_inside = regularizer is not None or (loss is not None and loss.differentiates_inputs)
         twice = looks_inside and tangents is None
-        self._prefetching.expect((work.phase.does == "trains", twice, tangents is not None))
+        self._kind = (work.phase.does == "trains", twice, tangents is not None)
+        self._prefetching.expect(self._kind)
+        targets = targets_of(work, index) if loss is not None else ()  # before parameters are gathered
         if twice and self._gathers_for_double_backward:
             self._until_backward.enter_context(self._pinned())
         if loss is not None:
-            work.graphs[index] = self._engine(inputs, moving=moving, loss=loss, tangents=tangents), None
+            work.graphs[index] = self._engine(inputs, moving, loss=loss, tangents=tangents, targets=targets), None
             return
         more: Tensor | float = 0.0
         if regularizer is None:

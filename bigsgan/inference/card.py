@@ -58,23 +58,14 @@ _USE = {
 
 
 class Subject(NamedTuple):
-    """What a card tells of.
+    """What a card tells of."""
 
-    Attributes:
-        run: Run directory, whose records have the metrics.
-        recipe: Of the run.
-        nimg: Images that the checkpoint has seen.
-        header: As in the safetensors file.
-        num_parameters: Of the generator.
-        grid: Name of the file with samples, None for none.
-    """
-
-    run: Path
-    recipe: Recipe
-    nimg: int
-    header: Mapping[str, str]
-    num_parameters: int
-    grid: str | None
+    run: Path  # run directory, whose records have the metrics
+    recipe: Recipe  # of the run
+    nimg: int  # images that the checkpoint has seen
+    header: Mapping[str, str]  # as in the safetensors file
+    num_parameters: int  # of the generator
+    grid: str | None  # name of the file with samples, None for none
 
 
 def model_card(subject: Subject) -> str:

@@ -117,7 +117,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
         header, state = _read(Path(path))
         recipe, stored = _recipe(header), DTYPES[header.get("dtype", "fp32")]
         state = {name: value for name, value in state.items() if not name.startswith("layers.-")}
-        _check_sizes(recipe, header["network"], state)
+        state = _check_sizes(recipe, header["network"], state)
         network = build_network(recipe, header["network"])
         network.checkpointing = False
         for spectral in network.spectral_layers():
@@ -167,9 +167,16 @@ def _recipe(header: Mapping[str, str]) -> Recipe:
     return parse_recipe(tree)
 
 
-def _check_sizes(recipe: Recipe, network: str, state: Mapping[str, Tensor]) -> None:
-    """Compare with the network that the header describes, before memory is taken for one of any size."""
+def _check_sizes(recipe: Recipe, network: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Compare with the network that the header describes, before memory is taken for one of any size.
+
+    Buffers that are not persistent, but once were, are left out of what is returned.
+    """
     with torch.device("meta"):
-        wanted = build_network(recipe, network).state_dict()
+        empty = build_network(recipe, network)
+    wanted = empty.state_dict()
+    computed = {name for name, _ in empty.named_buffers()} - wanted.keys()
+    state = {name: value for name, value in state.items() if name not in computed}
     if {name: value.shape for name, value in wanted.items()} != {name: value.shape for name, value in state.items()}:
         raise ValueError("its tensors are not those of the network that its header describes")
+    return state

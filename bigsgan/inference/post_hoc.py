@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from bigsgan import checkpoint
-from bigsgan.checkpoint.entries import by_rank_zero
 from bigsgan.checkpoint.tags import complete
 from bigsgan.config import Recipe
 from bigsgan.config.sections import LARGEST_WIDTH, SMALLEST_WIDTH
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack
+from bigsgan.runtime.together import by_rank_zero
 from bigsgan.training.power import AVERAGE, BEGUN, SNAPSHOTS, power_exponent, power_kind, saved_widths
 
 _NOTED_ERROR = 0.02
@@ -40,15 +40,10 @@ class Profile(NamedTuple):
 
 
 class Combination(NamedTuple):
-    """A sum of profiles that approximates another.
+    """A sum of profiles that approximates another."""
 
-    Attributes:
-        coefficients: Of the kept profiles, float64.
-        error: Norm of the difference, divided by the norm of the wanted profile.
-    """
-
-    coefficients: np.ndarray
-    error: float
+    coefficients: np.ndarray  # of the kept profiles, float64
+    error: float  # norm of the difference, divided by the norm of the wanted profile
 
 
 def check_width(width: float) -> None:
@@ -123,7 +118,7 @@ def reconstruct(
             total.add_(values, alpha=coefficient)
     for name, parameter in network.named_parameters():
         parameter.copy_(sums.pop(name).view(parameter.shape))
-    for name, buffer in network.named_buffers():
+    for name, buffer in checkpoint.saved_buffers(network).items():
         flat = torch.empty_like(buffer).view(-1)
         saved.read("buffer", name, 0, flat)
         buffer.copy_(flat.view(buffer.shape))

@@ -41,37 +41,22 @@ Every rank of a replica calls it and gets the same.
 
 
 class Replica(NamedTuple):
-    """Which samples this rank makes, and which of those it looks at.
+    """Which samples this rank makes, and which of those it looks at."""
 
-    Attributes:
-        number: Which copy of the generator this rank belongs to.
-        num: Copies.
-        part: Which of that copy's ranks this one is.
-        num_parts: Ranks of a copy.
-    """
-
-    number: int
-    num: int
-    part: int = 0
-    num_parts: int = 1
+    number: int  # which copy of the generator this rank belongs to
+    num: int  # copies
+    part: int = 0  # which of that copy's ranks this one is
+    num_parts: int = 1  # ranks of a copy
 
 
 class Measured(NamedTuple):
-    """What came out of one metric.
+    """What came out of one metric."""
 
-    Attributes:
-        metric: Which.
-        values: By name, such as fid50k, or pr50k_precision and pr50k_recall.
-        num_real: Real images that it is against; 0 where it is against statistics.
-        num_fake: Samples that it is of.
-        seconds: That all took which was measured together with it.
-    """
-
-    metric: Metric
-    values: dict[str, float]
-    num_real: int
-    num_fake: int
-    seconds: float = 0.0
+    metric: Metric  # which
+    values: dict[str, float]  # by name, such as fid50k, or pr50k_precision and pr50k_recall
+    num_real: int  # real images that it is against; 0 where it is against statistics
+    num_fake: int  # samples that it is of
+    seconds: float = 0.0  # that all took which was measured together with it
 
 
 class Evaluation:
@@ -120,8 +105,8 @@ class Evaluation:
     ) -> list[Measured]:
         """Make samples, look at them, compare. A collective.
 
-        ``stopped`` is asked after each batch, on all ranks, and answered alike: whether to give up. What is returned
-        is the same on all ranks, and nothing where it was stopped.
+        ``stopped`` is asked after each batch, on all ranks of the generator, and answered alike: whether to give up.
+        What is returned is the same on all of them, and nothing where it was stopped.
         """
         start = time.perf_counter()
         with tf32(False):  # whose ten bits show in features

@@ -34,40 +34,25 @@ DIGITS_OF_HASH = 16
 
 
 class Seen(NamedTuple):
-    """What a network says of images.
+    """What a network says of images."""
 
-    Attributes:
-        features: (n, D).
-        logits: (n, K); None where the network classifies nothing.
-    """
-
-    features: Tensor
-    logits: Tensor | None
+    features: Tensor  # (n, D)
+    logits: Tensor | None  # (n, K); None where the network classifies nothing
 
 
 @dataclass
 class Features:
-    """A feature network, frozen.
+    """A feature network, frozen."""
 
-    Attributes:
-        name: Which it is.
-        resizer: How images get to the size that it needs; ``none`` where it takes any.
-        hash: First 16 digits of the SHA-256 of its weights, or of its file.
-        network: On some device.
-        look: Sees images on that device.
-        look_for_paths: Features to compare images with that differ little; those of ``look`` unless given.
-        width: D.
-        num_classes: K; None without logits.
-    """
-
-    name: str
-    resizer: str
-    hash: str
-    network: nn.Module
-    look: Callable[[Tensor], Seen]
+    name: str  # which it is
+    resizer: str  # how images get to the size that it needs; `none` where it takes any
+    hash: str  # first 16 digits of the SHA-256 of its weights, or of its file
+    network: nn.Module  # on some device
+    look: Callable[[Tensor], Seen]  # sees images on that device
+    # features to compare images with that differ little; those of `look` unless given
     look_for_paths: Callable[[Tensor], Tensor] | None = None
-    width: int = 0
-    num_classes: int | None = None
+    width: int = 0  # D
+    num_classes: int | None = None  # K; None without logits
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Seen:

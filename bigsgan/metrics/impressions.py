@@ -21,17 +21,11 @@ COUNTED_TOGETHER = 1024
 
 
 class Rows(NamedTuple):
-    """Features that are kept one by one, on the host.
+    """Features that are kept one by one, on the host."""
 
-    Attributes:
-        features: (n, D) float32.
-        positions: Of their images in the set, (n,) int64.
-        labels: Classes, (n,) int64.
-    """
-
-    features: Tensor
-    positions: Tensor
-    labels: Tensor
+    features: Tensor  # (n, D) float32
+    positions: Tensor  # of their images in the set, (n,) int64
+    labels: Tensor  # classes, (n,) int64
 
 
 def join_rows(parts: Iterable[Rows], width: int) -> Rows:

@@ -25,17 +25,11 @@ Tell = Callable[[str], None]
 
 
 class Shared(NamedTuple):
-    """Features that lie on ranks.
+    """Features that lie on ranks."""
 
-    Attributes:
-        rows: This rank's, (n, D), float32 on the host.
-        sizes: Rows of each rank.
-        tell: Called with where it stands, again and again.
-    """
-
-    rows: Tensor
-    sizes: list[int]
-    tell: Tell
+    rows: Tensor  # this rank's, (n, D), float32 on the host
+    sizes: list[int]  # rows of each rank
+    tell: Tell  # called with where it stands, again and again
 
     @property
     def num(self) -> int:

@@ -1,4 +1,4 @@
-"""Features of the real images, computed by all ranks together or read from the cache."""
+"""Features of the real images, computed by the ranks that measure together or read from the cache."""
 
 from __future__ import annotations
 

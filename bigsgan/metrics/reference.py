@@ -27,16 +27,11 @@ _MOST_ASYMMETRY = 1e-4
 
 
 class Reference(NamedTuple):
-    """Real images, or what is known of them.
+    """Real images, or what is known of them."""
 
-    Attributes:
-        images: None where there are none.
-        gaussian: What `fid` is against in their place.
-        labelled: Whether the images have classes, as frequent as samples are to have them; else all classes are.
-    """
-
-    images: ImageDataset | None
-    gaussian: Gaussian | None = None
+    images: ImageDataset | None  # None where there are none
+    gaussian: Gaussian | None = None  # what `fid` is against in their place
+    # whether the images have classes, as frequent as samples are to have them; else all classes are
     labelled: bool = True
 
 

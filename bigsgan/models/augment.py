@@ -22,17 +22,13 @@ class AdaptiveAugment(SampleAugmentation):
     """ADA's pipeline (Karras et al. 2020, arXiv 2006.06676, appendix B): each transformation acts with a probability.
 
     No transformation looks at p, or at an image, from the host; what the pipeline lacks altogether costs nothing.
-
-    Attributes:
-        p: Buffer (1,), float32: the current probability. Whoever moves it does so between two updates, as a
-            recomputation has to find it unchanged.
-        lowpass: Buffer (12,), float32: the filter of geometric transformations.
-        bands: Buffer (4, 43), float32: the filters of frequency bands.
     """
 
+    # buffer (1,), float32: the current probability. Whoever moves it does so between two updates, as a recomputation
+    # has to find it unchanged.
     p: Tensor
-    lowpass: Tensor
-    bands: Tensor
+    lowpass: Tensor  # buffer (12,), float32: the filter of geometric transformations
+    bands: Tensor  # buffer (4, 43), float32: the filters of frequency bands
 
     def __init__(self, multipliers: Mapping[str, float], p: float, keeps_seeds: bool = False) -> None:
         """Take each transformation's probability as a multiple of p, 0 where left out, and the p to begin with.

@@ -42,27 +42,16 @@ _TRANSLATION_STD = 0.125
 
 
 class Geometry(NamedTuple):
-    """Strengths of the transformations of each sample, in the order in which they act.
+    """Strengths of the transformations of each sample, in the order in which they act."""
 
-    Attributes:
-        flip: (N,) 1 to mirror left and right, or 0.
-        quarter_turns: (N,) 0 to 3, anticlockwise as ``torch.rot90`` counts them.
-        shift: (N, 2) to the right and down as shares of width and height, rounded to whole pixels.
-        scale: (N,) factor.
-        rotation_before: (N,) radians, before the stretch.
-        stretch: (N,) factor of the width, and divisor of the height.
-        rotation_after: (N,) radians, after the stretch.
-        translation: (N, 2) to the right and down as shares of width and height.
-    """
-
-    flip: Tensor
-    quarter_turns: Tensor
-    shift: Tensor
-    scale: Tensor
-    rotation_before: Tensor
-    stretch: Tensor
-    rotation_after: Tensor
-    translation: Tensor
+    flip: Tensor  # (N,) 1 to mirror left and right, or 0
+    quarter_turns: Tensor  # (N,) 0 to 3, anticlockwise as `torch.rot90` counts them
+    shift: Tensor  # (N, 2) to the right and down as shares of width and height, rounded to whole pixels
+    scale: Tensor  # (N,) factor
+    rotation_before: Tensor  # (N,) radians, before the stretch
+    stretch: Tensor  # (N,) factor of the width, and divisor of the height
+    rotation_after: Tensor  # (N,) radians, after the stretch
+    translation: Tensor  # (N, 2) to the right and down as shares of width and height
 
 
 def draw_geometry(draws: AugmentationDraws, p: Mapping[str, Tensor]) -> Geometry:

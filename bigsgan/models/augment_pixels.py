@@ -36,21 +36,13 @@ _SYM2 = np.array([-0.12940952255092145, 0.22414386804185735, 0.836516303737469, 
 
 
 class Colour(NamedTuple):
-    """Strengths of the transformations of each sample (N,), in the order in which they act.
+    """Strengths of the transformations of each sample (N,), in the order in which they act."""
 
-    Attributes:
-        brightness: Added to all channels.
-        contrast: Factor of all channels.
-        luma_flip: 1 to mirror at the plane of luma 0, which keeps hue and saturation; or 0.
-        hue: Radians of the rotation about the luma axis.
-        saturation: Factor of the distance from the luma axis.
-    """
-
-    brightness: Tensor
-    contrast: Tensor
-    luma_flip: Tensor
-    hue: Tensor
-    saturation: Tensor
+    brightness: Tensor  # added to all channels
+    contrast: Tensor  # factor of all channels
+    luma_flip: Tensor  # 1 to mirror at the plane of luma 0, which keeps hue and saturation; or 0
+    hue: Tensor  # radians of the rotation about the luma axis
+    saturation: Tensor  # factor of the distance from the luma axis
 
 
 def draw_colour(draws: AugmentationDraws, p: Mapping[str, Tensor]) -> Colour:

@@ -25,6 +25,8 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     family = importlib.import_module(f"bigsgan.models.{section.family}")
     make = family.generator_layers if network == "generator" else family.discriminator_layers
     layers: list[nn.Module] = make(section, data.side, data.channels, condition)
+    if network == "discriminator" and recipe.objective.teacher:
+        family.add_teacher_head(layers, section, recipe.objective.teacher)
     before: list[nn.Module] = []
     if network == "discriminator" and recipe.augmentation:
         before.append(augmentation_layer(recipe.augmentation, data.channels, section.draws))

@@ -84,13 +84,30 @@ def _flip(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
     return torch.where(_of_samples(draws.uniform("diff_flip")) < _FLIPPED, images.flip(3), images)
 
 
-def _translate(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
-    """Shift by whole pixels, uniform up to an eighth of the size along each axis; zeros come in."""
+def _translate(images: Tensor, draws: AugmentationDraws, channels: int, side: int | None = None) -> Tensor:
+    """Shift by whole pixels, uniform up to an eighth of the size along each axis; zeros come in.
+
+    With ``side`` the shift is that of images of this size, as a share of theirs.
+    """
     drawn = draws.uniform("diff_translation", 2)
     for axis, dim in enumerate((2, 3)):
-        farthest = _rounded(images.shape[dim] * _TRANSLATION)
+        size = side or images.shape[dim]
+        farthest = _rounded(size * _TRANSLATION)
         source = torch.floor(drawn[:, axis] * (2 * farthest + 1)).to(torch.int64) - farthest
+        if side is not None:
+            source = torch.floor(source * (images.shape[dim] / side) + 0.5).to(torch.int64)
         images = _read_from(images, source, dim)
+    return images
+
+
+def moved_alike(images: Tensor, seeds: Tensor, policy: Sequence[str], side: int) -> Tensor:
+    """Shift and mirror larger images of samples as a policy does those of ``side`` pixels: (N, C, H, W) -> the same."""
+    draws = AugmentationDraws(seeds, images.dtype)
+    for name in policy:
+        if name == "translation":
+            images = _translate(images, draws, images.shape[1], side)
+        elif name == "flip":
+            images = _flip(images, draws, images.shape[1])
     return images
 
 

@@ -25,17 +25,11 @@ Carry = tuple[Tensor, ...]
 
 
 class Dual(NamedTuple):
-    """What travels between layers.
+    """What travels between layers."""
 
-    Attributes:
-        carry: As without tangents.
-        tangents: Of each floating-point entry of the carry, of its shape, times 2^exponent.
-        exponent: int64 (1,). Tangents are as large as that takes, so that half types can hold them.
-    """
-
-    carry: Carry
-    tangents: Carry
-    exponent: Tensor
+    carry: Carry  # as without tangents
+    tangents: Carry  # of each floating-point entry of the carry, of its shape, times 2^exponent
+    exponent: Tensor  # int64 (1,). Tangents are as large as that takes, so that half types can hold them.
 
 
 EXPONENT = torch.int64

@@ -59,24 +59,15 @@ class Geometry(NamedTuple):
 
     y[o] = gain * sum over k of taps[k] * u[o * down + k - before], where u is the input with ``up - 1`` zeros after
     each pixel, and 0 outside of it.
-
-    Attributes:
-        up: Places in u for each pixel; divides K.
-        down: Distance in u of the places that are kept.
-        before: Zeros in front of u.
-        height: Of the output.
-        width: Of the output.
-        gain: Factor on the output.
-        flipped: Whether taps are taken in reverse order, which makes it a convolution.
     """
 
-    up: int
-    down: int
-    before: int
-    height: int
-    width: int
-    gain: float = 1.0
-    flipped: bool = True
+    up: int  # places in u for each pixel; divides K
+    down: int  # distance in u of the places that are kept
+    before: int  # zeros in front of u
+    height: int  # of the output
+    width: int  # of the output
+    gain: float = 1.0  # factor on the output
+    flipped: bool = True  # whether taps are taken in reverse order, which makes it a convolution
 
     def transposed(self, size: int, height: int, width: int) -> Geometry:
         """Return what takes a gradient by the output to that by the input (height, width); K is ``size``."""

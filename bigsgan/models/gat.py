@@ -14,12 +14,16 @@ first head; of the discriminator: (images (N, L * C, H, W), labels (N,), seeds (
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
+from bigsgan.config.families.transformers import TransformerGenerator, TransformerNetwork
+from bigsgan.config.objective import Teacher
 from bigsgan.models import noise
 from bigsgan.models.layers import Generators, full
 from bigsgan.models.plain import Embedding
@@ -34,6 +38,8 @@ from bigsgan.models.transformer import (
     normalized,
     patches_of,
 )
+
+ConfigT = TypeVar("ConfigT", bound=TransformerGenerator)
 
 _STD = 0.02
 """Of embeddings and of the class token."""
@@ -70,7 +76,7 @@ class Mapping(nn.Module):
         guidance: How far w goes from its mean over the classes of its latent; 1 for all the way.
     """
 
-    def __init__(self, config: GATGenerator, num_classes: int) -> None:
+    def __init__(self, config: TransformerGenerator, num_classes: int) -> None:
         super().__init__()
         self.truncation_psi, self.guidance, self.latent_size = 1.0, 1.0, config.latent_size
         self.embedding = Embedding(num_classes, config.embedding_size, _STD) if num_classes else None
@@ -220,21 +226,41 @@ class Tokens(nn.Module):
 class DiscriminatorBlock(nn.Module):
     """Attention and a perceptron, whose small beginnings learned scales set (Touvron et al. 2021, arXiv 2103.17239)."""
 
-    def __init__(self, config: GATDiscriminator, side: int) -> None:
+    def __init__(self, config: TransformerNetwork, attention: Attention) -> None:
         super().__init__()
         self.norm1, self.norm2 = RMSNorm(config.width), RMSNorm(config.width)
-        self.attention = Attention(config.width, config.heads, side, config.bf16)
+        self.attention = attention
         self.perceptron = SwiGLU(config.width, config.bf16)
         self.scale1, self.scale2 = Constant(config.width, _LAYER_SCALE), Constant(config.width, _LAYER_SCALE)
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, 1 + T, W), (N,) -> the same."""
+        """Tokens (N, T, W) of any kind, (N,) -> the same."""
         x = x + self.scale1(self.attention(self.norm1(x)))
         return x + self.scale2(self.perceptron(self.norm2(x))), labels
 
 
+class TeacherHead(nn.Module):
+    """What tokens tell of a teacher's features: three linear layers with a SiLU between."""
+
+    def __init__(self, config: GATDiscriminator, teacher: Teacher) -> None:
+        super().__init__()
+        self.first = Linear(config.width, teacher.hidden, config.bf16)
+        self.second = Linear(teacher.hidden, teacher.hidden, config.bf16)
+        self.third = Linear(teacher.hidden, teacher.width, config.bf16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 1 + T, W) -> (N, 1 + T, width of the teacher), float32 whatever the network's type."""
+        return full(self.third(F.silu(self.second(F.silu(self.first(x))))))
+
+
 class DiscriminatorHead(nn.Module):
-    """The class token's projection on the class (Miyato and Koyama 2018, arXiv 1802.05637), or a linear map."""
+    """The class token's projection on the class (Miyato and Koyama 2018, arXiv 1802.05637), or a linear map.
+
+    Attributes:
+        teacher: Beside it, what predicts a teacher's features from all tokens.
+    """
+
+    teacher: TeacherHead | None
 
     def __init__(self, config: GATDiscriminator, num_classes: int) -> None:
         super().__init__()
@@ -243,6 +269,12 @@ class DiscriminatorHead(nn.Module):
         self.linear = Linear(config.width, size if num_classes else 1, config.bf16)
         self.embedding = Embedding(num_classes, size, _STD) if num_classes else None
         self.mapping = EqualizedPair(size, size, config.bf16) if num_classes else None
+        self.teacher = None
+
+    def predict(self, x: Tensor, labels: Tensor) -> Tensor:
+        """A teacher's features of the class token and of patches: (N, 1 + T, W), (N,) -> (N, 1 + T, its width)."""
+        assert self.teacher is not None, "D has heads for a teacher's features"
+        return self.teacher(x)
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
         """(N, 1 + T, W), (N,) -> logits (N,), float32 whatever the network's type."""
@@ -254,12 +286,24 @@ class DiscriminatorHead(nn.Module):
 
 def generator_layers(config: GATGenerator, resolution: int, image_channels: int, num_classes: int) -> list[nn.Module]:
     """Flat layer list: latents (N, Z), labels (N,) -> images (N, L * image channels, resolution, resolution)."""
+    return flat_generator(config, resolution, image_channels, num_classes, GeneratorBlock, Head)
+
+
+def flat_generator(
+    config: ConfigT,
+    resolution: int,
+    image_channels: int,
+    num_classes: int,
+    block: Callable[[ConfigT, int, bool], nn.Module],
+    head: Callable[[ConfigT, int, int, bool], nn.Module],
+) -> list[nn.Module]:
+    """Flat layer list of mapping, blocks, and a head behind each level's equal share of them."""
     side, between = resolution // config.patch, config.depth // config.levels
     layers: list[nn.Module] = [Mapping(config, num_classes)]
     for i in range(config.depth):
-        layers.append(GeneratorBlock(config, side, i == 0))
+        layers.append(block(config, side, i == 0))
         if (i + 1) % between == 0:
-            layers.append(Head(config, side, image_channels, i == config.depth - 1))
+            layers.append(head(config, side, image_channels, i == config.depth - 1))
     return layers
 
 
@@ -269,5 +313,13 @@ def discriminator_layers(
     """Flat layer list: images (N, L * image channels, resolution, resolution), labels, seeds (N,) -> logits (N,)."""
     side = resolution // config.patch
     layers: list[nn.Module] = [LevelNoise(config), Tokens(config, side, config.levels * image_channels)]
-    layers += [DiscriminatorBlock(config, side) for _ in range(config.depth)]
+    for _ in range(config.depth):
+        layers.append(DiscriminatorBlock(config, Attention(config.width, config.heads, side, config.bf16)))
     return [*layers, DiscriminatorHead(config, num_classes)]
+
+
+def add_teacher_head(layers: list[nn.Module], config: GATDiscriminator, teacher: Teacher) -> None:
+    """Let the last of the discriminator's layers predict a teacher's features."""
+    head = layers[-1]
+    assert isinstance(head, DiscriminatorHead)
+    head.teacher = TeacherHead(config, teacher)

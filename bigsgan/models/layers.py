@@ -140,10 +140,10 @@ class SpectralLayer(StatefulLayer):
             self.bias.zero_()
         matrix = self.as_matrix(weight)
         u = F.normalize(torch.randn(len(weight), generator=generator), dim=0)
-        v = _product(matrix.mT, u)
+        v = spectral.product(matrix.mT, u)
         # A sampling forward may come before the first one that moves u and v, so they start near the truth.
         for _ in range(self.initial_iterations):
-            u, v = self._iterate(matrix, u)
+            u, v = spectral.iterated(matrix, u, self.eps)
         self.u.copy_(u)
         self.v.copy_(v)
 
@@ -169,10 +169,10 @@ class SpectralLayer(StatefulLayer):
         u, v = self.u, self.v
         if self.moving:
             with torch.no_grad():
-                u, v = self._iterate(matrix, u)
+                u, v = spectral.iterated(matrix, u, self.eps)
                 self.u.copy_(u)
                 self.v.copy_(v)
-        sigma = torch.dot(u, _product(matrix, v))
+        sigma = torch.dot(u, spectral.product(matrix, v))
         self.sigma = sigma.detach()
         return (exact / sigma).to(weight.dtype)
 
@@ -180,17 +180,6 @@ class SpectralLayer(StatefulLayer):
         """(rows, ...) -> (rows, columns), or (groups, rows / groups, columns) where there are groups."""
         matrix = weight.flatten(1)
         return matrix if self.groups == 1 else matrix.view(self.groups, -1, matrix.shape[1])
-
-    def _iterate(self, matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        v = F.normalize(_product(matrix.mT, u), dim=0, eps=self.eps)
-        return F.normalize(_product(matrix, v), dim=0, eps=self.eps), v
-
-
-def _product(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Matrix (r, c) times vector (c,) -> (r,); diagonal blocks (g, r, c) times (g * c,) -> (g * r,)."""
-    if matrix.dim() == 2:
-        return torch.mv(matrix, vector)
-    return torch.bmm(matrix, vector.view(len(matrix), -1, 1)).flatten()
 
 
 class _Unfelt(torch.autograd.Function):
@@ -334,10 +323,12 @@ class TwiceDifferentiable(nn.Module):
     """A layer whose usual kernels have no second derivatives, or coarse ones.
 
     Attributes:
-        exact: Whether to compute in a form that can be differentiated twice, as exact penalties need of D.
+        exact: Whether to compute in a form that can be differentiated twice, as exact penalties need of D. A network is
+            built so where it has any; engines then choose for each phase.
     """
 
     exact = False
+    written_out = False  # of all such layers, whatever their phase: for comparisons
 
 
 class SelfAttention(TwiceDifferentiable):
@@ -366,7 +357,7 @@ class SelfAttention(TwiceDifferentiable):
         key = _rows(F.max_pool2d(self.key(x), 2))  # (N, HW/4, C/8)
         value = _rows(F.max_pool2d(self.value(x), 2))  # (N, HW/4, C/2)
         dual = has_tangent(x)
-        if convolutions.suits_tensor_cores(query.device, query.dtype) and not (self.exact or dual):
+        if convolutions.suits_tensor_cores(query.device, query.dtype) and not (self.exact or self.written_out or dual):
             mixed = _attended(query, key, value)
         else:
             products = torch.bmm(query, key.mT)  # (N, HW, HW/4)

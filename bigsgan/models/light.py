@@ -22,17 +22,12 @@ _REDUCTION = 16  # Hu et al. 2018, section 6.4
 
 @dataclass(frozen=True)
 class Makers:
-    """The parts that a network's convolutions are made of.
+    """The parts that a network's convolutions are made of."""
 
-    Attributes:
-        spatial: (C_in, C_out, groups) -> the convolution with the network's kernel and stride.
-        pointwise: (C_in, C_out) -> a 1x1 convolution.
-        linear: (F_in, F_out) -> a linear map.
-    """
-
+    # (C_in, C_out, groups) -> the convolution with the network's kernel and stride
     spatial: Callable[[int, int, int], nn.Module]
-    pointwise: Callable[[int, int], nn.Module]
-    linear: Callable[[int, int], nn.Module]
+    pointwise: Callable[[int, int], nn.Module]  # (C_in, C_out) -> a 1x1 convolution
+    linear: Callable[[int, int], nn.Module]  # (F_in, F_out) -> a linear map
 
 
 class SqueezeAndExcitation(nn.Module):

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bigsgan.images.cosines import from_cosines
 from bigsgan.models.dual import Dual, differentiate, flat
-from bigsgan.models.layers import SpectralLayer, StatefulLayer
+from bigsgan.models.layers import SpectralLayer, StatefulLayer, TwiceDifferentiable
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
 
@@ -98,6 +98,33 @@ class LayerStack(nn.Module):
         (output,) = self.part(len(self.layers) - 1, len(self.layers)).fold(*carry, segments=segments)
         return output, features
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the last layer predicts a teacher's features."""
+        last = list(self.layers.values())[-1] if len(self.layers) else None
+        return getattr(last, "teacher", None) is not None
+
+    def with_predictions(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, Tensor]:
+        """The output, and what the last layer predicts of a teacher's features of the first segment."""
+        *others, last = self.layers
+        for number in others:
+            carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
+        predictions = self._predicted(last, carry, segments)
+        (output,) = self._maybe_checkpointed(self._applied(last, segments), *carry)
+        return output, predictions
+
+    def with_predictions_dual(self, dual: Dual, segments: int = 1) -> tuple[Dual, Tensor]:
+        """The same with the tangents of what the carry holds; predictions have none."""
+        *others, last = self.layers
+        for number in others:
+            dual = self._maybe_checkpointed(partial(differentiate, self._applied(number, segments)), *flat(dual))
+        predictions = self._predicted(last, dual.carry, segments)
+        return self._maybe_checkpointed(partial(differentiate, self._applied(last, segments)), *flat(dual)), predictions
+
+    def _predicted(self, last: str, carry: tuple[Tensor, ...], segments: int) -> Tensor:
+        head: Any = self.layers[last]
+        return self._maybe_checkpointed(head.predict, *(entry.chunk(segments)[0] for entry in carry))
+
     def stateful_layers(self) -> list[StatefulLayer]:
         """List the layers whose forward pass can move state."""
         return [module for module in self.modules() if isinstance(module, StatefulLayer)]
@@ -105,6 +132,10 @@ class LayerStack(nn.Module):
     def spectral_layers(self) -> list[SpectralLayer]:
         """List the layers with a spectrally normalized weight."""
         return [module for module in self.modules() if isinstance(module, SpectralLayer)]
+
+    def exact_layers(self) -> list[TwiceDifferentiable]:
+        """List the layers that compute in a form that can be differentiated twice."""
+        return [module for module in self.modules() if isinstance(module, TwiceDifferentiable) and module.exact]
 
 
 class LastImage(nn.Module):

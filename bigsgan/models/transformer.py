@@ -9,6 +9,8 @@ Shapes: N samples, T tokens, W features, A heads of E = W / A features, C channe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -107,7 +109,7 @@ class Attention(TwiceDifferentiable):
 
     Attributes:
         exact: Write the weights out, as torch's attention kernels have no second derivatives.
-        rotation: Buffer (2, P, E) float32: cosines and sines.
+        rotation: Buffer (2, P, E) float32: cosines and sines. It is computed and not saved.
     """
 
     rotation: Tensor
@@ -118,40 +120,49 @@ class Attention(TwiceDifferentiable):
         self.qkv = Linear(width, 3 * width, bf16)
         self.query_norm, self.key_norm = (RMSNorm(width // heads, epsilon=None) for _ in range(2))
         self.out = Linear(width, width, bf16)
-        self.register_buffer("rotation", torch.empty(2, side * side, width // heads, dtype=torch.float32))
+        self.register_buffer("rotation", rotations(side, width // heads), persistent=False)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
-        """Compute the rotations."""
-        num = self.rotation.shape[-1] // 4  # pairs of features that rotate with rows, and as many with columns
-        frequencies = _BASE ** (-torch.arange(num, dtype=torch.float64) / num)
-        angles = torch.outer(torch.arange(self.side, dtype=torch.float64), frequencies).repeat_interleave(2, dim=1)
-        rows, columns = angles[:, None].expand(-1, self.side, -1), angles[None].expand(self.side, -1, -1)
-        both = torch.cat([rows, columns], dim=-1).flatten(0, 1)
-        self.rotation.copy_(torch.stack([both.cos(), both.sin()]))
+        """Compute the rotations again, whose memory may be new."""
+        self.rotation.copy_(rotations(self.side, self.rotation.shape[-1], "cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, W) -> (N, T, W)."""
         n, num, width = x.shape
         query, key, value = self.qkv(x).view(n, num, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (N, A, T, E) each
-        query, key = self._rotated(self.query_norm(query)), self._rotated(self.key_norm(key))
-        query, key = query.to(value.dtype), key.to(value.dtype)
-        if self.exact or has_tangent(x):
-            products = torch.matmul(query, key.mT) * query.shape[-1] ** -0.5
-            mixed = torch.matmul(softmax(products) if has_tangent(x) else torch.softmax(products, dim=-1), value)
-        else:
-            with sdpa_kernel(_FUSED):
-                mixed = F.scaled_dot_product_attention(query, key, value)
+        query, key = self.query_norm(query), self.key_norm(key)
+        mixed = self.mixed(query, key, value, self.rotation, has_tangent(x))
         return self.out(mixed.transpose(1, 2).reshape(n, num, width))
 
-    def _rotated(self, x: Tensor) -> Tensor:
-        """Rotate pairs of neighbouring features, in float32."""
-        others = x.shape[2] - self.rotation.shape[1]
-        patches = full(x[:, :, others:])
-        cosines, sines = self.rotation.to(patches.dtype)
-        even, odd = patches.unflatten(-1, (-1, 2)).unbind(-1)
-        turned = patches * cosines + torch.stack([-odd, even], dim=-1).flatten(-2) * sines
-        return torch.cat([x[:, :, :others], turned.to(x.dtype)], dim=2) if others else turned.to(x.dtype)
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor, rotation: Tensor, dual: bool) -> Tensor:
+        """Values by the weights of rotated queries and keys, (N, A, T, E) each, in a pass with tangents if ``dual``."""
+        query, key = (rotated(x, rotation).to(value.dtype) for x in (query, key))
+        if self.exact or self.written_out or dual:
+            products = torch.matmul(query, key.mT) * query.shape[-1] ** -0.5
+            return torch.matmul(softmax(products) if dual else torch.softmax(products, dim=-1), value)
+        with sdpa_kernel(_FUSED):
+            return F.scaled_dot_product_attention(query, key, value)
+
+
+def rotated(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate pairs of neighbouring features of the last P tokens, in float32: (..., T, E), (2, P, E) -> (..., T, E)."""
+    others = x.shape[2] - rotation.shape[1]
+    patches = full(x[:, :, others:])
+    cosines, sines = rotation.to(patches.dtype)
+    even, odd = patches.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = patches * cosines + torch.stack([-odd, even], dim=-1).flatten(-2) * sines
+    return torch.cat([x[:, :, :others], turned.to(x.dtype)], dim=2) if others else turned.to(x.dtype)
+
+
+@contextmanager
+def written_out() -> Iterator[None]:
+    """Let no attention inside the block take torch's kernels."""
+    TwiceDifferentiable.written_out = True
+    try:
+        yield
+    finally:
+        TwiceDifferentiable.written_out = False
 
 
 class SwiGLU(nn.Module):
@@ -173,7 +184,7 @@ class Positions(nn.Module):
     """Fixed sines and cosines of the patches' columns, then of their rows (Vaswani et al. 2017, section 3.5).
 
     Attributes:
-        table: Buffer (P, W) float32.
+        table: Buffer (P, W) float32. It is computed and not saved.
     """
 
     table: Tensor
@@ -181,17 +192,35 @@ class Positions(nn.Module):
     def __init__(self, width: int, side: int) -> None:
         super().__init__()
         self.side = side
-        self.register_buffer("table", torch.empty(side * side, width, dtype=torch.float32))
+        self.register_buffer("table", sines_of_positions(side, width), persistent=False)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
-        """Compute them."""
-        num = self.table.shape[1] // 4
-        frequencies = _BASE ** (-torch.arange(num, dtype=torch.float64) / num)
-        angles = torch.outer(torch.arange(self.side, dtype=torch.float64), frequencies)
-        of_side = torch.cat([angles.sin(), angles.cos()], dim=1)  # (side, W / 2)
-        rows, columns = of_side[:, None].expand(-1, self.side, -1), of_side[None].expand(self.side, -1, -1)
-        self.table.copy_(torch.cat([columns, rows], dim=-1).flatten(0, 1))
+        """Compute them again, whose memory may be new."""
+        self.table.copy_(sines_of_positions(self.side, self.table.shape[1], "cpu"))
+
+
+def rotations(side: int, features: int, device: str | None = None) -> Tensor:
+    """Cosines and sines of the angles by which pairs of a patch's features turn: (2, P, E), float32."""
+    num = features // 4  # pairs of features that rotate with rows, and as many with columns
+    angles = _angles(side, num, device).repeat_interleave(2, dim=1)
+    rows, columns = angles[:, None].expand(-1, side, -1), angles[None].expand(side, -1, -1)
+    both = torch.cat([rows, columns], dim=-1).flatten(0, 1)
+    return torch.stack([both.cos(), both.sin()]).float()
+
+
+def sines_of_positions(side: int, width: int, device: str | None = None) -> Tensor:
+    """Sines and cosines of each patch's column, then of its row: (P, W), float32."""
+    angles = _angles(side, width // 4, device)
+    of_side = torch.cat([angles.sin(), angles.cos()], dim=1)  # (side, W / 2)
+    rows, columns = of_side[:, None].expand(-1, side, -1), of_side[None].expand(side, -1, -1)
+    return torch.cat([columns, rows], dim=-1).flatten(0, 1).float()
+
+
+def _angles(side: int, num: int, device: str | None) -> Tensor:
+    """Places along a side times frequencies: (side, num), on the default device unless one is given."""
+    frequencies = _BASE ** (-torch.arange(num, dtype=torch.float64, device=device) / num)
+    return torch.outer(torch.arange(side, dtype=torch.float64, device=device), frequencies)
 
 
 def patches_of(images: Tensor, patch: int) -> Tensor:

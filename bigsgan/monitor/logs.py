@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bigsgan.runtime.paths import check_regular, writing
@@ -27,12 +27,14 @@ class RankLog(logging.Filter):
         has_updated: Whether an update has begun and ended in this process.
         write: Prints a warning on rank 0's terminal; assign to change it, as when a progress bar begins.
         detail: Gives what is being computed within the phase, or nothing.
+        awaited: Gives what this rank waits for, if it does: a phase of other ranks, and which.
     """
 
     def __init__(self, path: Path, rank: int, write: Callable[[str], None]) -> None:
         super().__init__()
         self.path, self.write = path, write
         self.detail: Callable[[], str] = str
+        self.awaited: Callable[[], tuple[str, list[int]] | None] = lambda: None
         self.num_phases = self.num_moved = 0
         self.has_updated = False
         self._phase = "start"
@@ -74,10 +76,10 @@ class RankLog(logging.Filter):
         logging.getLogger("bigsgan").propagate = True
 
 
-def current_phase() -> str:
-    """What this rank is doing, by its open log; "start" where there is none."""
+def current_log() -> RankLog | None:
+    """This rank's open log."""
     filters = (each for handler in logging.getLogger("bigsgan").handlers for each in handler.filters)
-    return next((each.phase for each in filters if isinstance(each, RankLog)), "start")
+    return next((each for each in filters if isinstance(each, RankLog)), None)
 
 
 class _Console(logging.Handler):
@@ -96,6 +98,29 @@ class _Console(logging.Handler):
         """Print one record; a terminal that is gone, or a full disk behind it, ends no run."""
         with suppress(OSError):
             self._log.write(self.format(record))
+
+
+class _Kept(logging.Handler):
+    """Keeps what rank 0's terminal would show."""
+
+    def __init__(self) -> None:
+        super().__init__(NOTICE)
+        self.notices: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one record."""
+        self.notices.append((record.levelno, record.getMessage()))
+
+
+@contextmanager
+def keeping_notices() -> Iterator[list[tuple[int, str]]]:
+    """Give the notices and warnings that this rank logs inside the block, by level and text, beside logging them."""
+    handler, ours = _Kept(), logging.getLogger("bigsgan")
+    ours.addHandler(handler)
+    try:
+        yield handler.notices
+    finally:
+        ours.removeHandler(handler)
 
 
 class _LogFile(logging.FileHandler):

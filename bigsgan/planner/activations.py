@@ -20,7 +20,7 @@ from bigsgan.config import RunPlan
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Root
 from bigsgan.errors import UserError
-from bigsgan.models.layers import RankAverages
+from bigsgan.models.layers import RankAverages, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.census import Census, Stretch
@@ -39,6 +39,7 @@ class Traces:
 
     def __init__(self) -> None:
         self._networks: dict[tuple, LayerStack] = {}
+        self._exact_layers: dict[tuple, list[TwiceDifferentiable]] = {}
         self._tapes: dict[tuple, tuple[list[LayerTape], list[LayerTape]]] = {}
         self._wholes: dict[tuple, tuple[WholePass, WholePass]] = {}
         self._passes: dict[tuple, Passes] = {}
@@ -48,6 +49,7 @@ class Traces:
         key = network, plan.engines[network].file.precision
         if key not in self._networks:
             self._networks[key] = build_on_meta(plan, network)
+            self._exact_layers[key] = self._networks[key].exact_layers()
         return self._networks[key]
 
     def passes(
@@ -80,7 +82,9 @@ class Traces:
         key = self._key(plan, network), plan.engines[network].section.activation_checkpointing
         if key not in self._wholes:
             trace = trace_discriminator if network == "discriminator" else trace_generator
-            self._wholes[key] = self._at_two_sizes(plan, network, partial(trace, plan, self.prepared(plan, network)))
+            stack = self.prepared(plan, network)
+            self._choose_kernels(plan, network, True)
+            self._wholes[key] = self._at_two_sizes(plan, network, partial(trace, plan, stack))
         return _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
 
     def _key(self, plan: RunPlan, network: str) -> tuple:
@@ -97,9 +101,15 @@ class Traces:
                 module.num_ranks = num_replicas
         return stack
 
+    def _choose_kernels(self, plan: RunPlan, network: str, exact: bool) -> None:
+        """As engines do, but where a gradient gives tangents their direction, which is not the fullest moment."""
+        for layer in self._exact_layers[network, plan.engines[network].file.precision]:
+            layer.exact = exact
+
     def _trace_tapes(self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int) -> list[LayerTape]:
         stack = self.prepared(plan, network)
         stack.checkpointing = False
+        self._choose_kernels(plan, network, mode == "train with tangents")
         ahead = PathLengthPenalty.ahead if network == "generator" else 0
         return trace_layers(stack, meta_inputs(plan, network, num_samples * segments), mode, segments, ahead)
 

@@ -17,30 +17,20 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Use:
-    """A module's parameters are needed from moment ``start`` of a stretch on, and not any more at moment ``stop``.
-
-    Attributes:
-        parameters: Their places among the network's.
-    """
+    """A module's parameters are needed from moment ``start`` of a stretch on, and not any more at moment ``stop``."""
 
     start: int
     stop: int
-    parameters: tuple[int, ...]
+    parameters: tuple[int, ...]  # their places among the network's
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a computation, moment by moment.
+    """A part of a computation, moment by moment."""
 
-    Attributes:
-        live: Bytes that it holds at each moment, (T,) int64, beyond what was there before.
-        arrived: Elements of parameters whose gradients are complete by then, (T,) int64.
-        uses: Of parameters, in order of their starts.
-    """
-
-    live: np.ndarray
-    arrived: np.ndarray
-    uses: tuple[Use, ...] = ()
+    live: np.ndarray  # bytes that it holds at each moment, (T,) int64, beyond what was there before
+    arrived: np.ndarray  # elements of parameters whose gradients are complete by then, (T,) int64
+    uses: tuple[Use, ...] = ()  # of parameters, in order of their starts
 
     @property
     def end(self) -> int:

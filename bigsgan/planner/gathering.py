@@ -20,19 +20,12 @@ _NEVER = -1
 
 
 class Limits(NamedTuple):
-    """What a DeepSpeed file says of gathering, in elements.
+    """What a DeepSpeed file says of gathering, in elements."""
 
-    Attributes:
-        prefetch: Gathered ahead of their use.
-        reuse_distance: Parameters needed again within so many others are kept.
-        max_live: Nothing is gathered ahead beyond so many.
-        persistence: Smaller parameters stay gathered.
-    """
-
-    prefetch: int
-    reuse_distance: int
-    max_live: int
-    persistence: int
+    prefetch: int  # gathered ahead of their use
+    reuse_distance: int  # parameters needed again within so many others are kept
+    max_live: int  # nothing is gathered ahead beyond so many
+    persistence: int  # smaller parameters stay gathered
 
 
 @dataclass

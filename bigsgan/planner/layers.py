@@ -22,50 +22,33 @@ _META = torch.device("meta")
 
 
 class Entry(NamedTuple):
-    """One tensor of the carry that a layer returns.
+    """One tensor of the carry that a layer returns."""
 
-    Attributes:
-        sent: Its bytes.
-        size: Those of its storage; 0 if another entry has the same.
-        alias: Which entry of the carry that came in shares its storage; None for one of its own.
-        kept: Whether the layer's graph keeps it for the backward pass.
-        gradient: Bytes of its gradient; 0 where it has none.
-    """
-
-    sent: int
-    size: int
-    alias: int | None
-    kept: bool
-    gradient: int
+    sent: int  # its bytes
+    size: int  # those of its storage; 0 if another entry has the same
+    alias: int | None  # which entry of the carry that came in shares its storage; None for one of its own
+    kept: bool  # whether the layer's graph keeps it for the backward pass
+    gradient: int  # bytes of its gradient; 0 where it has none
 
 
 class LayerTape(NamedTuple):
-    """One layer on one micro-batch.
+    """One layer on one micro-batch."""
 
-    Attributes:
-        keeps_in: Which entries of the carry that came in its graph keeps for the backward pass, by the moment of
-            ``backward`` at which it lets go of them; None for the others.
-        outs: What it returns.
-        kept: Bytes beyond both that its graph keeps.
-        plain: The forward pass without a graph; what it returns is held at its end.
-        forward: With a graph.
-        recomputed: As much of that as a checkpointed layer repeats, which ends when all that the backward pass reads
-            is there (torch.utils.checkpoint's early stop).
-        backward: From the gradients of what it returns to those of what came in, which are held at its end. It begins
-            with ``kept`` and those of ``outs`` that are kept.
-        num_parameters: Of the layer.
-        saves: Whether its graph keeps any tensor, so that a checkpointed layer is computed again.
-    """
-
+    # which entries of the carry that came in its graph keeps for the backward pass, by the moment of `backward` at
+    # which it lets go of them; None for the others
     keeps_in: tuple[int | None, ...]
-    outs: tuple[Entry, ...]
-    kept: int
-    plain: Stretch
-    forward: Stretch
+    outs: tuple[Entry, ...]  # what it returns
+    kept: int  # bytes beyond both that its graph keeps
+    plain: Stretch  # the forward pass without a graph; what it returns is held at its end
+    forward: Stretch  # with a graph
+    # as much of that as a checkpointed layer repeats, which ends when all that the backward pass reads is there
+    # (torch.utils.checkpoint's early stop)
     recomputed: Stretch
+    # from the gradients of what it returns to those of what came in, which are held at its end. It begins with `kept`
+    # and those of `outs` that are kept.
     backward: Stretch
-    num_parameters: int
-    saves: bool
+    num_parameters: int  # of the layer
+    saves: bool  # whether its graph keeps any tensor, so that a checkpointed layer is computed again
 
 
 STRETCHES = ("plain", "forward", "recomputed", "backward")

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.config import NETWORKS, RunPlan, plan_run
+from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.deepspeed_file import read_deepspeed_file
 from bigsgan.config.recipe import parse_recipe
 from bigsgan.config.yaml_file import apply_overrides, read_yaml
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.errors import UserError
 from bigsgan.planner.activations import Traces
+from bigsgan.planner.balance import plan_balanced
 from bigsgan.planner.memory import Prediction, predict
 
 USABLE = 0.9
@@ -124,7 +125,7 @@ _MOST_STAGES = 8
 _FULL = 4
 """Micro-batches for each stage beyond which a pipeline hardly waits any more."""
 
-_WITHOUT_STAGES = [
+WITHOUT_STAGES = [
     *(Kind(f"ZeRO {stage}", f"ds_configs/zero{stage}{{}}.json", 0) for stage in (0, 1, 2)),
     Kind("ZeRO 3", "ds_configs/zero3{}.json", _PIPELINE_TIER + 1),
 ]
@@ -138,7 +139,12 @@ _OFFLOADED = [
 
 
 class Surveyor:
-    """Tries the layouts of one recipe."""
+    """Tries the layouts of one recipe.
+
+    Attributes:
+        resources: What there is.
+        directory: Of the recipe.
+    """
 
     def __init__(self, path: Path, overrides: Sequence[str], resources: Resources) -> None:
         """Read a recipe with overrides laid over it.
@@ -146,17 +152,17 @@ class Surveyor:
         Raises:
             UserError: The recipe is not good.
         """
-        self._tree, self._resources, self._given = read_yaml(path), resources, list(overrides)
+        self._tree, self.resources, self._given = read_yaml(path), resources, list(overrides)
         apply_overrides(self._tree, self._given)
         self._recipe = parse_recipe(copy.deepcopy(self._tree))
-        self._directory = path.resolve().parent
+        self.directory = path.resolve().parent
         self._traces = Traces()
 
     def survey(self) -> Survey:
         """Try them all."""
         own, refused = None, dict[str, str]()
         try:
-            own = self._layout("as it stands", [], self._recipe.engine("generator").activation_checkpointing)
+            own = self.layout("as it stands", [], self._recipe.engine("generator").activation_checkpointing)
         except UserError as error:
             refused["as it stands"] = str(error)
         ranked: list[tuple[tuple[int, ...], Layout]] = []
@@ -176,10 +182,10 @@ class Surveyor:
         return Survey(own, [layout for _, layout in ranked], refused, best)
 
     def _kinds(self, refused: dict[str, str]) -> Iterator[Kind]:
-        yield from _WITHOUT_STAGES
+        yield from WITHOUT_STAGES
         stages = 2
         most = min(self._num_layers(), _MOST_STAGES)
-        while stages <= most and self._resources.gpus % stages == 0:
+        while stages <= most and self.resources.gpus % stages == 0:
             yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
             stages *= 2
         if all(self._precision(network) == "bf16" for network in NETWORKS):
@@ -189,9 +195,9 @@ class Surveyor:
 
     def _num_layers(self) -> int:
         """Layers with parameters of the network that has fewer."""
-        one_rank = [f"engines.{n}.ds_config={self._file(_WITHOUT_STAGES[1], n)}" for n in NETWORKS]
+        one_rank = [f"engines.{n}.ds_config={self._file(WITHOUT_STAGES[1], n)}" for n in NETWORKS]
         alone = [f"engines.{n}.{value}" for n in NETWORKS for value in ("pipeline_stages=1", "ranks=null")]
-        plan = self._plan([*one_rank, *alone], ranks=1)
+        plan = self.plan([*one_rank, *alone], ranks=1)
         layers = [count(self._traces.network(plan, network)) for network in NETWORKS]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
 
@@ -203,7 +209,7 @@ class Surveyor:
         """
         tried = []
         for accumulation in self._accumulations(kind):
-            tried.append(self._layout(kind.name, self._changes(kind, accumulation, recomputes), recomputes))
+            tried.append(self.layout(kind.name, self.changes(kind, accumulation, recomputes), recomputes))
             if tried[-1].fits:
                 return tried[-1]
         return min(tried, key=lambda layout: layout.prediction.peak)
@@ -218,7 +224,7 @@ class Surveyor:
         possible, error = [], None
         for number in sorted(numbers, key=self._distance):
             try:
-                self._plan(self._changes(kind, number, False))
+                self.plan(self.changes(kind, number, False))
                 possible.append(number)
             except UserError as caught:
                 error = error or caught
@@ -232,7 +238,7 @@ class Surveyor:
         own = self._recipe.accumulation
         return (0, accumulation) if accumulation >= own else (1, own - accumulation)
 
-    def _changes(self, kind: Kind, accumulation: int, recomputes: bool) -> list[str]:
+    def changes(self, kind: Kind, accumulation: int, recomputes: bool) -> list[str]:
         """Overrides that lay the recipe out so; those that it needs none of are left out."""
         changes = [f"accumulation={accumulation}"] if accumulation != self._recipe.accumulation else []
         phase = "recompute" if recomputes else "keep"
@@ -260,17 +266,27 @@ class Surveyor:
 
     def _precision(self, network: str) -> str:
         name = self._recipe.engine(network).ds_config
-        return read_deepspeed_file(network, name, self._directory, {}).precision
+        return read_deepspeed_file(network, name, self.directory, {}).precision
 
-    def _plan(self, changes: list[str], ranks: int | None = None) -> RunPlan:
+    def recipe(self, changes: Sequence[str]) -> Recipe:
+        """The recipe with overrides laid over it."""
         tree = copy.deepcopy(self._tree)
-        apply_overrides(tree, changes)
-        return plan_run(parse_recipe(tree), ranks or self._resources.gpus, self._directory)
+        apply_overrides(tree, list(changes))
+        return parse_recipe(tree)
 
-    def _layout(self, name: str, changes: list[str], recomputes: bool) -> Layout:
-        plan = self._plan(changes)
+    def plan(self, changes: Sequence[str], ranks: int | None = None) -> RunPlan:
+        """Plan it.
+
+        Raises:
+            UserError: It cannot be run so.
+        """
+        return plan_balanced(self.recipe(changes), ranks or self.resources.gpus, self.directory)[0]
+
+    def layout(self, name: str, changes: list[str], recomputes: bool) -> Layout:
+        """Predict the memory of the recipe with overrides laid over it."""
+        plan = self.plan(changes)
         prediction = predict(plan, self._traces)
-        fits = self._resources.fits(prediction)
+        fits = self.resources.fits(prediction)
         size = plan.engines["generator"].micro_batch_size
         changed = {change.partition("=")[0] for change in changes}
         given = [text for text in self._given if text.partition("=")[0] not in changed]

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.checkpoint import saved_buffers
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.phases import Game, Part, build_phases, order_tasks
+from bigsgan.planner.phases import Game, Part, build_phases, kept_images, order_tasks
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
 from bigsgan.training.ema import SWAP_ELEMENTS
@@ -88,8 +89,9 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     start, stop = bounds[stage], bounds[stage + 1]
     layers = network.part(start, stop)
     sizes = [parameter.numel() for parameter in layers.parameters()]
-    buffers = sum(buffer.nbytes for buffer in layers.buffers())
-    return Part((start, stop), stage, len(bounds) - 1, sizes, buffers)
+    buffers = sum(buffer.nbytes for buffer in saved_buffers(layers).values())
+    computed = sum(buffer.nbytes for buffer in layers.buffers()) - buffers
+    return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed)
 
 
 def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> Prediction:
@@ -99,8 +101,9 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     one = FLOAT * states["generator"].num_masters
     average = one * (1 + len(power.widths if power else ()))
     is_offloaded = plan.engines["generator"].file.offload_optimizer != "none"
-    # Each network's buffers are kept for the case that an update is skipped; G's are averaged too.
-    buffers = 2 * sum(part.buffers for part in parts.values()) + parts["generator"].buffers
+    # Each network's buffers are kept for the case that an update is skipped, but those that are computed; G's are
+    # averaged too.
+    buffers = sum(2 * part.buffers + part.computed for part in parts.values()) + parts["generator"].buffers
 
     def fullest(moments: Sequence[Moment]) -> dict[str, Peak]:
         gathered = {n: gather(moments, n, parts[n].sizes, own) for n, own in states.items() if own.limits is not None}
@@ -109,7 +112,8 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     updates = []
     for game in dict.fromkeys([_game(plan, 1), _game(plan, 0)]):  # where no penalty is lazy they are one
         phases = build_phases(plan, traces, parts, game)
-        updates.append(fullest(list(Update(phases, order_tasks(plan, parts, phases), states).moments())))
+        kept = kept_images(plan, parts["discriminator"])
+        updates.append(fullest(list(Update(phases, order_tasks(plan, parts, phases), states, kept).moments())))
     host = Counter({"average": average} if is_offloaded else {})
     for own in states.values():
         host.update(own.host)

@@ -11,17 +11,11 @@ from bigsgan.planner.layers import STRETCHES, LayerTape
 
 
 class WholePass(NamedTuple):
-    """A forward and a backward pass through a whole network.
+    """A forward and a backward pass through a whole network."""
 
-    Attributes:
-        forward: Up to the loss.
-        kept: Bytes that are held between the two.
-        backward: From the loss.
-    """
-
-    forward: Stretch
-    kept: int
-    backward: Stretch
+    forward: Stretch  # up to the loss
+    kept: int  # bytes that are held between the two
+    backward: Stretch  # from the loss
 
 
 class Passes:

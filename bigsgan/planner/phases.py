@@ -29,7 +29,8 @@ class Part(NamedTuple):
         stage: Which stage they are; none of the network's where the rank holds nothing of it.
         num_stages: Of the network.
         sizes: Elements of each parameter.
-        buffers: Bytes of all buffers.
+        buffers: Bytes of the buffers that are saved.
+        computed: Bytes of those that are computed instead.
     """
 
     bounds: tuple[int, int]
@@ -37,6 +38,7 @@ class Part(NamedTuple):
     num_stages: int
     sizes: list[int]
     buffers: int
+    computed: int = 0
 
     @property
     def is_held(self) -> bool:
@@ -75,10 +77,23 @@ class Game(NamedTuple):
 
 
 def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> list[RankPhase]:
-    """Phases of an update, as a rank with these parts computes them, in the order in which the step asks for them."""
+    """Phases of an update, as a rank with these parts computes them, in the order in which the step asks for them.
+
+    Not those in which D keeps images, which compute nothing: see ``kept_images``.
+    """
     d_steps = plan.recipe.objective.d_steps
     phases = update_phases(plan, [game.differentiates] * d_steps, game.regularises, [game.checks] * d_steps)
-    return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in phases]
+    computed = [phase for phase in phases if phase.does != "keeps"]  # which stand last
+    return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in computed]
+
+
+def kept_images(plan: RunPlan, part: Part) -> int:
+    """Bytes of images that a rank with this part of D keeps: of this update's steps of D, and of the next one's."""
+    recipe = plan.recipe
+    if recipe.objective.schedule == "exact" or not part.is_first:
+        return 0
+    num = recipe.batch // plan.placement("discriminator").num_replicas
+    return 2 * recipe.objective.d_steps * num * recipe.judged_channels * recipe.data.side**2 * FLOAT
 
 
 def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: Phase) -> RankPhase:

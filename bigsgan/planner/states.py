@@ -25,27 +25,17 @@ _NORM = 8
 
 @dataclass(frozen=True)
 class Gradients:
-    """What gradients hold while they come and while they are used, in bytes beyond what stays.
+    """What gradients hold while they come and while they are used, in bytes beyond what stays."""
 
-    Attributes:
-        each: For each element that has arrived in a backward pass.
-        beginning: From the beginning of an update's first backward pass on.
-        between: From one micro-batch of an update to the next.
-        buffer: From the first arrival in a pass to its end.
-        group: Most that a group of gradients takes while it arrives and is reduced.
-        group_each: Most that each element that has arrived adds to that: itself, and its copy once the group is whole.
-        ending: At the end of each pass, as long as it takes to reduce them.
-        updating: At the end of the update: to reduce them, where that was not done before, and to step.
-    """
-
-    each: float = 0
-    beginning: int = 0
-    between: int = 0
-    buffer: int = 0
-    group: int = 0
+    each: float = 0  # for each element that has arrived in a backward pass
+    beginning: int = 0  # from the beginning of an update's first backward pass on
+    between: int = 0  # from one micro-batch of an update to the next
+    buffer: int = 0  # from the first arrival in a pass to its end
+    group: int = 0  # most that a group of gradients takes while it arrives and is reduced
+    # most that each element that has arrived adds to that: itself, and its copy once the group is whole
     group_each: int = 0
-    ending: int = 0
-    updating: int = 0
+    ending: int = 0  # at the end of each pass, as long as it takes to reduce them
+    updating: int = 0  # at the end of the update: to reduce them, where that was not done before, and to step
 
     def during(self, arrived: np.ndarray, earlier: bool) -> np.ndarray:
         """Bytes at moments of a backward pass, where ``arrived`` elements (T,) are complete.
@@ -60,23 +50,14 @@ class Gradients:
 
 @dataclass(frozen=True)
 class States:
-    """One network on one rank.
+    """One network on one rank."""
 
-    Attributes:
-        device: Bytes that stay on the device, by what they are.
-        host: The same of the host's memory.
-        gradients: What comes and goes with an update.
-        itemsize: Bytes of a parameter in the passes.
-        num_masters: Elements that the rank updates, and averages.
-        limits: Of gathering, at stage 3; None elsewhere.
-    """
-
-    device: dict[str, int]
-    host: dict[str, int]
-    gradients: Gradients
-    itemsize: int
-    num_masters: int
-    limits: Limits | None = None
+    device: dict[str, int]  # bytes that stay on the device, by what they are
+    host: dict[str, int]  # the same of the host's memory
+    gradients: Gradients  # what comes and goes with an update
+    itemsize: int  # bytes of a parameter in the passes
+    num_masters: int  # elements that the rank updates, and averages
+    limits: Limits | None = None  # of gathering, at stage 3; None elsewhere
 
 
 class _Network:

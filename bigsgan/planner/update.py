@@ -83,10 +83,12 @@ class Moment(NamedTuple):
 class Update:
     """Goes through the tasks of a rank and keeps account of what is held."""
 
-    def __init__(self, phases: Sequence[RankPhase], order: Sequence[Task], states: Mapping[str, States]) -> None:
-        """Keep all phases of the update, the order of this rank's tasks, and states by network."""
+    def __init__(
+        self, phases: Sequence[RankPhase], order: Sequence[Task], states: Mapping[str, States], kept: int = 0
+    ) -> None:
+        """Keep all phases of the update, this rank's tasks in order, states by network, and bytes of kept images."""
         self._phases, self._order, self._states = phases, order, states
-        self._held: Counter[object] = Counter()
+        self._held: Counter[object] = Counter({"kept": kept})
         self._gradients: Counter[str] = Counter()
         self._left = Counter(task.phase for task in order)
 

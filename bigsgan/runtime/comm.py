@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +23,7 @@ from bigsgan.runtime import division, launched, memory
 from bigsgan.runtime.idle_gpus import refuse_idle_gpus
 
 PATIENCE_HOURS = 3
-_SPEAKER_KEY = "bigsgan/speaker"
+_SPEAKER_KEY, _FAILURE_KEY = "bigsgan/speaker", "bigsgan/failure"
 _STORE_PATIENCE = timedelta(seconds=10)
 """How long a store is looked for: a board's, and by rank 0 the one that it keeps itself."""
 
@@ -177,16 +177,6 @@ def total(value: float) -> float:
     return float(sum_over_ranks(torch.tensor(value, dtype=torch.float64, device=device())))
 
 
-def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
-    """Send contiguous tensors to ranks while receiving others, in place, from ranks."""
-    with division.scope():
-        operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
-        operations += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives]
-        if operations:
-            for work in dist.batch_isend_irecv(operations):
-                work.wait()
-
-
 def mean_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Average a tensor over all ranks, or those of a group; differentiable any number of times."""
     return _Mean.apply(tensor, group)
@@ -285,6 +275,11 @@ def claim_speech() -> bool:
     return _spoken(1) == 1  # not where the store's host is gone already: that rank has ended, so it has spoken
 
 
+def claim_failure() -> bool:
+    """Return True on the first rank that calls this to tell of a failure, and where nobody can be asked any more."""
+    return not dist.is_initialized() or _spoken(1, _FAILURE_KEY) in (1, None)
+
+
 def another_rank_spoke() -> bool | None:
     """Return whether a rank has printed its message and ended, so that collectives fail on all others.
 
@@ -295,10 +290,10 @@ def another_rank_spoke() -> bool | None:
     return None if (num := _spoken(0)) is None else num > 0
 
 
-def _spoken(more: int) -> int | None:
+def _spoken(more: int, key: str = _SPEAKER_KEY) -> int | None:
     """Return how many ranks have spoken, with ``more`` of them; None where the store's host is gone."""
     try:
-        return division.store().add(_SPEAKER_KEY, more)
+        return division.store().add(key, more)
     except RuntimeError:
         return None
 

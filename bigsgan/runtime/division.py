@@ -17,17 +17,11 @@ import torch.distributed as dist
 
 
 class _Division(NamedTuple):
-    """Process groups of a divided job.
+    """Process groups of a divided job."""
 
-    Attributes:
-        job: All ranks.
-        part: Those of this rank's part.
-        patient: All ranks over gloo, which waits for hours.
-    """
-
-    job: Any
-    part: Any
-    patient: Any
+    job: Any  # all ranks
+    part: Any  # those of this rank's part
+    patient: Any  # all ranks over gloo, which waits for hours
 
 
 _MOST_GROUPS = 1 << 20

@@ -6,18 +6,20 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 
 from bigsgan.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
+    FORWARDING_SECONDS,
     UserError,
     end_process,
     print_error,
     wait_for_termination,
 )
-from bigsgan.monitor.logs import current_phase
-from bigsgan.runtime import comm
+from bigsgan.monitor.logs import current_log
+from bigsgan.runtime import comm, roster
 
 _UNKNOWN_SECONDS = 5.0
 """How long a rank waits to be ended where rank 0 may have spoken, whose launcher then ends its host's ranks."""
@@ -29,7 +31,8 @@ def exit_status(work: Callable[[], int]) -> int:
     """Do the work on every rank; return its result, 2 after a UserError, or 1 after a lost connection.
 
     One rank prints the message of a UserError; the others wait until the launcher terminates them, which it does as
-    soon as one rank exits. A rank that loses its connection and is not terminated in time prints its host and phase.
+    soon as one rank exits. So does the first rank that loses its connection: it names the ranks of its host that are
+    gone, and those that it waited for. Of other errors the first is printed, with rank, phase and traceback.
     One of several ranks ends here after an error: others may be inside a collective with it, and where Python takes
     torch down meanwhile, torch's threads may abort the process (status 250 instead of 2; seen once, of two CPU ranks).
     """
@@ -46,17 +49,72 @@ def exit_status(work: Callable[[], int]) -> int:
     except RuntimeError as error:
         spoke = comm.another_rank_spoke()
         if not (spoke or comm.is_lost_connection(error)):
+            _end_failed(error)
             raise
+        gone = roster.gone_soon()  # of those that ended first: others will, for the same reason as this rank
         _log.info("stopped after another rank", exc_info=error)
         if spoke:
             wait_for_termination()
             return _end(EXIT_BAD_INPUT)
-        if spoke is None:
+        if spoke is None and not roster.any_killed(gone):
             time.sleep(_UNKNOWN_SECONDS)
-        reason = str(error).splitlines()[0]
-        where = f"rank {comm.rank()} on {socket.gethostname()} lost its connection in phase '{current_phase()}'"
-        print(f"bigsgan: {where}: {reason}; another rank or its host failed first", file=sys.stderr, flush=True)
+        if comm.claim_failure():
+            print(f"bigsgan: {lost_connection(gone, str(error).splitlines()[0])}", file=sys.stderr, flush=True)
+            _let_launcher_forward()
+        else:
+            wait_for_termination(EXIT_FAILED)
         return _end(EXIT_FAILED)
+    except Exception as error:
+        _end_failed(error)
+        raise
+
+
+def lost_connection(gone: Sequence[int], reason: str) -> str:
+    """Return a line that says whom this rank has lost, who may be ``gone``, and what it waited for."""
+    lost = f"{_self()} lost its connection in phase '{_phase()}'{_awaited()}: {reason}"
+    return f"{ended(gone)}; {lost}" if gone else f"{lost}; another rank or its host failed first"
+
+
+def ended(gone: Sequence[int]) -> str:
+    """Say that ranks of this host are gone."""
+    who = f"{roster.named(gone)} on {socket.gethostname()} (process {roster.processes(gone)})"
+    return f"{who} ended without a message: killed, or crashed"
+
+
+def _end_failed(error: Exception) -> None:
+    """End one of several ranks, after it has said which it is and in what it has failed; return in one alone."""
+    if comm.world_size() == 1:
+        return
+    _log.info("failed", exc_info=error)
+    if comm.claim_failure():
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        print(f"bigsgan: {_self()} failed in phase '{_phase()}': {reason}", file=sys.stderr)
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        _let_launcher_forward()
+    else:
+        wait_for_termination(EXIT_FAILED)
+    _end(EXIT_FAILED)
+
+
+def _self() -> str:
+    return f"{roster.named([comm.rank()])} on {socket.gethostname()}"
+
+
+def _phase() -> str:
+    log = current_log()
+    return log.phase if log else "start"
+
+
+def _awaited() -> str:
+    log = current_log()
+    awaited = log.awaited() if log else None
+    return f", waiting for {roster.named(awaited[1])} in '{awaited[0]}'" if awaited else ""
+
+
+def _let_launcher_forward() -> None:
+    if comm.world_size() > 1:
+        time.sleep(FORWARDING_SECONDS)
 
 
 def _end(status: int) -> int:

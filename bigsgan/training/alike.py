@@ -6,10 +6,12 @@ Ranks that differ would not fail: each would train on its own permutation, and n
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from bigsgan.config import RunPlan
+from bigsgan.adversarial.teacher import PATH as TEACHER_PATH
+from bigsgan.adversarial.teacher import teacher_digest
+from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.data import Data
 from bigsgan.config.run_directory import same_on_hosts
 from bigsgan.data.autoencoders import identity
@@ -18,6 +20,10 @@ from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.errors import UserError, shown
 from bigsgan.preflight import versions
 from bigsgan.runtime import comm
+from bigsgan.runtime.together import agree
+
+TEACHER = "teacher"
+"""Key of a manifest's layout with the digest of the teacher."""
 
 _MOST_HOSTS_NAMED = 4
 
@@ -85,6 +91,57 @@ def refuse_other_codec(saved: object, data: Data) -> None:
         raise UserError("data.codec.path", data.codec.path, problem, remedy)
 
 
+def teacher_alike(recipe: Recipe) -> str | None:
+    """Digest of the recipe's teacher, the same on all ranks; None where it has none. A collective.
+
+    Raises:
+        UserError: It cannot be read, or differs, on the hosts that the message names.
+    """
+    if recipe.objective.teacher is None:
+        return None
+    told: str | UserError | None
+    try:
+        told = teacher_digest(recipe)
+    except UserError as error:
+        if comm.world_size() == 1:
+            raise
+        told = error
+    value = recipe.objective.teacher.path
+
+    def refuse(by_rank: Sequence[tuple[str, str | UserError | None]]) -> UserError | None:
+        errors = [(host, told) for host, told in by_rank if isinstance(told, UserError)]
+        if errors:
+            error = errors[0][1]
+            named = f"on {_named([host for host, _ in errors])}"
+            return UserError(error.field, error.value, error.problem, error.remedy, error.detail or named)
+        (first_host, first), *others = by_rank
+        hosts = [host for host, told in others if told != first]
+        if not hosts:
+            return None
+        problem = f"differs between hosts: {_named(hosts)} have another file than {first_host} (rank 0)"
+        return UserError(TEACHER_PATH, value, problem, "copy the same file to all hosts")
+
+    _agree(told, refuse)
+    assert not isinstance(told, UserError)
+    return told
+
+
+def checked_teacher(recipe: Recipe, saved: Mapping[str, Any]) -> str | None:
+    """Digest of the recipe's teacher, compared with that in a checkpoint's layout; None without one. A collective.
+
+    Raises:
+        UserError: It cannot be read, or differs between hosts, or D's heads have learned the features of another one.
+    """
+    digest = teacher_alike(recipe)
+    if digest is None or recipe.objective.teacher is None:
+        return None
+    if saved.get(TEACHER, digest) != digest:
+        remedy = "give the run's own teacher, or another `out` to start a new run"
+        problem = "is another program than the teacher that the run began with"
+        raise UserError(TEACHER_PATH, recipe.objective.teacher.path, problem, remedy)
+    return digest
+
+
 def _different_data(by_rank: Sequence[tuple[str, Fingerprint | UserError]], data: Data) -> UserError | None:
     field, value = ("data.root", data.root) if data.root else ("data.kind", data.kind)
     errors = [(host, told) for host, told in by_rank if isinstance(told, UserError)]
@@ -104,11 +161,8 @@ def _different_data(by_rank: Sequence[tuple[str, Fingerprint | UserError]], data
 
 def _agree(told: _Told, refuse: Callable[[Sequence[tuple[str, _Told]]], UserError | None]) -> None:
     """Compare on rank 0 what each rank tells, with its host, and raise the resulting error on all ranks."""
-    if comm.world_size() == 1:
-        return
-    by_rank = comm.gather_objects((socket.gethostname(), told))
-    if refused := comm.from_rank_zero(refuse(by_rank) if by_rank is not None else None):
-        raise refused
+    if comm.world_size() > 1:
+        agree(comm, (socket.gethostname(), told), refuse)
 
 
 def _named(texts: Sequence[str]) -> str:

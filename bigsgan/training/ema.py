@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from bigsgan.checkpoint import saved_buffers
 from bigsgan.engines import Engine
 from bigsgan.training.power import power_decay
 
@@ -51,7 +52,7 @@ class ShardedEMA:
 
     Attributes:
         shards: One flat tensor for each of the engine's shards, in their order.
-        buffers: One tensor for each of the network's buffers, by name.
+        buffers: One tensor for each of the network's buffers that are saved, by name.
         power: Further averages, of which samples are made after training.
     """
 
@@ -60,7 +61,7 @@ class ShardedEMA:
         self._engine = engine
         self.power = PowerEMA(engine, widths)
         self.shards = [shard.master.clone() for shard in engine.shards()]
-        self._live_buffers = dict(engine.network.named_buffers())
+        self._live_buffers = saved_buffers(engine.network)
         self.buffers = {name: buffer.clone() for name, buffer in self._live_buffers.items()}
 
     @torch.no_grad()

@@ -20,30 +20,27 @@ from bigsgan.training.state import STEP, EMAState, load_buffers, load_optimizer,
 _log = logging.getLogger(__name__)
 
 
+_TEACHER = ".teacher."
+"""In the names of what predicts a teacher's features."""
+
+
 class InitialWeights(NamedTuple):
-    """Where weights to begin with come from.
+    """Where weights to begin with come from."""
 
-    Attributes:
-        recipe: Of the run that they were trained in.
-        checkpoint: Of that run.
-        live: Load the generator's live weights and not its EMA.
-        own: The run directory is that of an import, whose EMA, images seen and optimizer state are kept.
-    """
-
-    recipe: Recipe
-    checkpoint: checkpoint.Checkpoint
-    live: bool
-    own: bool = False
+    recipe: Recipe  # of the run that they were trained in
+    checkpoint: checkpoint.Checkpoint  # of that run
+    live: bool  # load the generator's live weights and not its EMA
+    own: bool = False  # the run directory is that of an import, whose EMA, images seen and optimizer state are kept
 
 
 def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mapping[str, Engine]) -> None:
     """Fill parameters and buffers of both networks, whatever layout wrote the weights. Every rank calls this.
 
-    Where the two runs differ in their number of classes, what belongs to the classes keeps its new values. Recipe and
-    engines are those of the run that begins.
+    Where the two runs differ in their number of classes, what belongs to the classes keeps its new values; where heads
+    for a teacher's features differ in shape, they all do. Recipe and engines are those of the run that begins.
 
     Raises:
-        UserError: The networks differ in more than their classes.
+        UserError: The networks differ in more than their classes and those heads.
     """
     other, found, live, own = initial
     # What the recipe asks for, with the other run's classes: that has to be the other run's network.
@@ -57,9 +54,9 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
             continue
         theirs, expected, ours = (_shapes(each, network) for each in (other, same, recipe))
         _refuse_other(network, theirs, expected)
-        kept = {name for name, shape in ours.items() if theirs.get(name) == shape}
+        kept = _kept(theirs, ours)
         if left := sorted(ours.keys() - kept):
-            text = "%s: %d tensors depend on the classes and start from random values, such as %s"
+            text = "%s: %d tensors depend on the classes or a teacher and start from random values, such as %s"
             _log.warning(text, network, len(left), left[0])
         saved = reader.entry(entry)
         with torch.device("meta"):
@@ -91,9 +88,19 @@ def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in state.items() if not name.startswith("layers.-")}
 
 
+def _kept(theirs: dict[str, torch.Size], ours: dict[str, torch.Size]) -> set[str]:
+    """Names of ours that theirs fill; heads for a teacher's features as a whole, as parts of them are of no use."""
+    kept = {name for name, shape in ours.items() if theirs.get(name) == shape}
+    if any(_TEACHER in name for name in ours.keys() - kept):
+        kept = {name for name in kept if _TEACHER not in name}
+    return kept
+
+
 def _refuse_other(network: str, theirs: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
     for name in sorted(theirs.keys() | expected.keys()):
         was, wanted = theirs.get(name), expected.get(name)
+        if _TEACHER in name:  # heads may be left behind, or begin anew
+            continue
         if was != wanted:
             sizes = ", ".join(
                 f"{'none' if s is None else tuple(s)} {where}" for s, where in ((wanted, "here"), (was, "there"))
@@ -116,7 +123,9 @@ def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> Non
     for shard in engine.shards():
         load_shard(saved, shard._replace(pieces=[piece for piece in shard.pieces if piece.name in names]))
     engine.publish()
-    load_buffers(saved, {name: buffer for name, buffer in engine.network.named_buffers() if name in names})
+    load_buffers(
+        saved, {name: buffer for name, buffer in checkpoint.saved_buffers(engine.network).items() if name in names}
+    )
 
 
 def freeze_first_layers(recipe: Recipe, engine: Engine, num_layers: int) -> None:

@@ -181,6 +181,8 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
         if f"grad_norm/{name}" not in metrics:
             _log.warning("all updates of the %s since the last report were skipped: non-finite gradients", name)
     metrics["ema_decay"] = decay
+    if run.recipe.objective.schedule == "overlapped":
+        metrics["staleness"] = 1.0  # updates by which each network is old that the other one learns from
     metrics["checkpoint/stall_seconds"] = run.saver.stall_seconds
     metrics["checkpoint/write_seconds"] = run.saver.write_seconds
     metrics["images_per_second"] = clock.images_per_second(run.counters.nimg)

@@ -37,10 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 class Measuring:
-    """Measures the EMA's samples while a run trains."""
+    """Measures the EMA's samples while a run trains, on the ranks that hold the generator."""
 
     def __init__(self, plan: RunPlan, out: Path, dataset: ImageDataset, batch: int, rank_log: RankLog) -> None:
-        """Open the feature network for a run whose recipe asks for metrics.
+        """Open the feature network for a run whose recipe asks for metrics. Every rank calls this.
 
         ``batch`` samples are made at a time: no more than a micro-batch, for which there is memory. ``rank_log`` gets
         the progress of a measurement, for the watchdog.
@@ -72,7 +72,8 @@ class Measuring:
     ) -> dict[str, float] | None:
         """Return values by name, or None if ``stopped`` says so; rank 0 records them in the run directory.
 
-        A collective. ``standing`` are inputs for standing statistics, and ``nimg`` the images seen.
+        A collective of the generator's ranks. ``standing`` are inputs for standing statistics, and ``nimg`` the images
+        seen.
         """
         recipe, network, infer = self._recipe, generator.network, generator.infer_everywhere
         self._tell("standing statistics")

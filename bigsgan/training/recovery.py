@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,22 +18,16 @@ from bigsgan.data.order import Stretch
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
-from bigsgan.runtime import comm
+from bigsgan.runtime import comm, roster
 from bigsgan.training.state import Counters
 
 
 class Attempt(NamedTuple):
-    """An update, finite or not.
+    """An update, finite or not."""
 
-    Attributes:
-        update: Its number, as its checkpoint counts.
-        read: The interval of data positions that it read.
-        scheduled: Its scheduled numbers, such as learning rates.
-    """
-
-    update: int
-    read: Stretch
-    scheduled: Scheduled
+    update: int  # its number, as its checkpoint counts
+    read: Stretch  # the interval of data positions that it read
+    scheduled: Scheduled  # its scheduled numbers, such as learning rates
 
 
 class Recovery:
@@ -119,12 +114,14 @@ class Recovery:
         return f"{what[0].upper()}{what[1:]} is not finite ({report}). Resuming from {found.path}, skipping {data}."
 
     def _repeated(self, failed: Attempt) -> str:
-        """Repeat an update, and return its first non-finite value, of the lowest rank: they differ in their samples."""
+        """Repeat an update, and return its first non-finite value in time, with its rank: others follow from it."""
         self._rewind(failed.read[0])
+        comm.barrier()  # all ranks count their seconds from here, whatever their clocks show
         with first_not_finite({"generator": self._step.generator, "discriminator": self._step.discriminator}) as first:
             self._step(failed.update, failed.scheduled)
         found = comm.gather_objects(first[0] if first else None) or []
-        texts = [f"rank {rank}: {text}" for rank, text in enumerate(found) if text]
+        firsts = [(*each, rank) for rank, each in enumerate(found) if each]
+        texts = [f"{roster.named([rank])}: {text}" for _, text, rank in sorted(firsts)]
         return comm.from_rank_zero(texts[0] if texts else "not reproduced when the update was repeated")
 
     def _last_good(self, what: str, report: str) -> checkpoint.Checkpoint:
@@ -159,14 +156,20 @@ class Recovery:
 
 
 @contextmanager
-def first_not_finite(engines: Mapping[str, Engine]) -> Iterator[list[str]]:
+def first_not_finite(engines: Mapping[str, Engine]) -> Iterator[list[tuple[float, str]]]:
     """Check the outputs of every layer and their gradients inside the block; slow.
 
     Yields:
-        A list, to which one text is appended: the first non-finite value.
+        A list, to which one pair is appended: when in the block, in seconds, and where the first non-finite value was.
     """
-    first: list[str] = []
-    handles = [handle for name, engine in engines.items() for handle in _watch_layers(name, engine.network, first)]
+    first: list[tuple[float, str]] = []
+    begun = time.perf_counter()
+
+    def note(values: Tensor, what: str) -> None:
+        if not first and (text := _not_finite(values, what)):
+            first.append((time.perf_counter() - begun, text))
+
+    handles = [handle for name, engine in engines.items() for handle in _watch_layers(name, engine.network, note)]
     try:
         with torch.compiler.set_stance("force_eager"):  # compiled code ignores new hooks
             yield first
@@ -175,31 +178,30 @@ def first_not_finite(engines: Mapping[str, Engine]) -> Iterator[list[str]]:
             handle.remove()
 
 
-def _watch_layers(network: str, stack: LayerStack, first: list[str]) -> Iterator[Any]:
+def _watch_layers(network: str, stack: LayerStack, note: Callable[[Tensor, str], None]) -> Iterator[Any]:
     for number, layer in stack.layers.items():
         place = f"layer {number} of the {network} ({type(layer).__name__})"
 
         def look(module: Any, inputs: Any, outputs: Any, place: str = place) -> None:
             for tensor in outputs if isinstance(outputs, tuple) else (outputs,):
                 if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                    _note(tensor, f"output of {place}", first)
+                    note(tensor, f"output of {place}")
                     if tensor.requires_grad:
-                        tensor.register_hook(lambda grad: _note(grad, f"gradient at the output of {place}", first))
+                        tensor.register_hook(lambda grad: note(grad, f"gradient at the output of {place}"))
 
         yield layer.register_forward_hook(look)
         for name, parameter in layer.named_parameters():
             what = f"gradient of {name} in {place}"
             if parameter.requires_grad:
-                yield parameter.register_hook(lambda grad, what=what: _note(grad, what, first))
+                yield parameter.register_hook(lambda grad, what=what: note(grad, what))
 
 
 @torch.no_grad()
-def _note(values: Tensor, what: str, first: list[str]) -> None:
-    if first:
-        return
+def _not_finite(values: Tensor, what: str) -> str:
+    """How many numbers are not finite, and where; empty if all are."""
     finite = values.isfinite()
     if finite.all():
-        return
+        return ""
     good = values[finite]
     extremes = f", the others from {good.min():.3g} to {good.max():.3g}" if len(good) else ""
-    first.append(f"first in the {what}: {values.numel() - len(good)} of {values.numel()} numbers{extremes}")
+    return f"first in the {what}: {values.numel() - len(good)} of {values.numel()} numbers{extremes}"

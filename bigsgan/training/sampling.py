@@ -76,18 +76,12 @@ def standing_batches(
 
 @dataclass
 class SampleGrid:
-    """What the sample grids of a run show.
+    """What the sample grids of a run show."""
 
-    Attributes:
-        inputs: Fixed inputs of the generator, row by row.
-        columns: Images in a row.
-        frame: Lays what belongs to each image beside it.
-        reals: Real images (n, C, H, W) to compare with, on rank 0, where samples are of the same kind.
-    """
-
-    inputs: MicroBatch
-    columns: int
-    frame: Callable[[Tensor], Tensor]
+    inputs: MicroBatch  # fixed inputs of the generator, row by row
+    columns: int  # images in a row
+    frame: Callable[[Tensor], Tensor]  # lays what belongs to each image beside it
+    # real images (n, C, H, W) to compare with, on rank 0, where samples are of the same kind
     reals: Tensor | None = None
 
 

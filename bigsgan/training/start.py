@@ -11,24 +11,19 @@ from typing import NamedTuple
 from bigsgan import checkpoint
 from bigsgan.config import RunPlan, parse_recipe
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, flat, read_saved_recipe
-from bigsgan.errors import UserError
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
+from bigsgan.runtime.together import by_rank_zero
 from bigsgan.training.initial_weights import InitialWeights
 
 _log = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """What a run begins from; with neither, at the beginning.
+    """What a run begins from; with neither, at the beginning."""
 
-    Attributes:
-        found: Its own checkpoint, to resume from.
-        initial: Weights of another run, or imported ones.
-    """
-
-    found: checkpoint.Checkpoint | None = None
-    initial: InitialWeights | None = None
+    found: checkpoint.Checkpoint | None = None  # its own checkpoint, to resume from
+    initial: InitialWeights | None = None  # weights of another run, or imported ones
 
     @property
     def source(self) -> checkpoint.Checkpoint | None:
@@ -52,31 +47,24 @@ def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
     """
 
     def choose(passed_over: Collection[Path]) -> Start:
-        start = comm.from_rank_zero(_choose(plan, out, allowed, passed_over) if comm.rank() == 0 else None)
-        if isinstance(start, UserError):
-            raise start
-        return start
+        return by_rank_zero(comm, lambda: _choose(plan, out, allowed, passed_over))
 
     return checkpoint.first_intact(choose, lambda start: start.source, lambda found: checkpoint.damage(found, comm))
 
 
-def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Collection[Path]) -> Start | UserError:
-    """Choose among what is complete; return what is wrong instead of raising, because only rank 0 is here."""
-    recipe = plan.recipe
-    try:
-        found = checkpoint.newest(out / "checkpoints", passed_over)
-        if found is not None and found.is_imported:
-            return Start(initial=InitialWeights(read_saved_recipe(out, "out"), found, live=True, own=True))
-        if found is not None or os.path.lexists(out / RECIPE_FILE):
-            read_saved_recipe(out, "out")  # and not somebody else's file of that name, which would be overwritten
-        if found is not None:
-            _compare(plan, found, allowed)
-        if found is None and (init := recipe.init_from):
-            other = read_saved_recipe(Path(init.run), "init_from.run")
-            chosen = checkpoint.find(Path(init.run), init.nimg, passed_over, ("init_from.run", "init_from.nimg"))
-            return Start(initial=InitialWeights(other, chosen, init.weights == "live"))
-    except UserError as error:
-        return error
+def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Collection[Path]) -> Start:
+    """Choose among what is complete; rank 0 alone calls this."""
+    found = checkpoint.newest(out / "checkpoints", passed_over)
+    if found is not None and found.is_imported:
+        return Start(initial=InitialWeights(read_saved_recipe(out, "out"), found, live=True, own=True))
+    if found is not None or os.path.lexists(out / RECIPE_FILE):
+        read_saved_recipe(out, "out")  # and not somebody else's file of that name, which would be overwritten
+    if found is not None:
+        _compare(plan, found, allowed)
+    if found is None and (init := plan.recipe.init_from):
+        other = read_saved_recipe(Path(init.run), "init_from.run")
+        chosen = checkpoint.find(Path(init.run), init.nimg, passed_over, ("init_from.run", "init_from.nimg"))
+        return Start(initial=InitialWeights(other, chosen, init.weights == "live"))
     return Start(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigsgan.checkpoint import SavedValues, StateShard
+from bigsgan.checkpoint import SavedValues, StateShard, saved_buffers
 from bigsgan.data.order import Stretch, phase_start
 from bigsgan.engines import Engine, Shard
 from bigsgan.training.ema import ShardedEMA
@@ -31,7 +31,7 @@ class EngineState:
 
     def parts(self) -> list[StateShard]:
         """Masters and the optimizer's tensors, by parameter, and the buffers."""
-        found = list(_buffer_parts(self._engine, dict(self._engine.network.named_buffers())))
+        found = list(_buffer_parts(self._engine, saved_buffers(self._engine.network)))
         for shard in self._engine.shards():
             found += _shard_parts(shard, MASTER, shard.master)
             for kind, value in shard.optimizer_state.items():
@@ -51,7 +51,7 @@ class EngineState:
     @torch.no_grad()
     def load(self, saved: SavedValues) -> None:
         """Restore masters, optimizer state, buffers and counters, and bring the parameters up to date."""
-        load_buffers(saved, dict(self._engine.network.named_buffers()))
+        load_buffers(saved, saved_buffers(self._engine.network))
         for shard in self._engine.shards():
             load_shard(saved, shard)
         load_optimizer(saved, self._engine)
@@ -160,22 +160,14 @@ def load_buffers(saved: SavedValues, buffers: dict[str, Tensor]) -> None:
 
 @dataclass
 class Counters:
-    """How far the run is. Latents and schedules are functions of these.
+    """How far the run is. Latents and schedules are functions of these."""
 
-    Attributes:
-        d_steps: Phases of real images in an update, of the recipe.
-        update: Generator updates made, applied or skipped.
-        nimg: Images seen: ``batch`` for each of them.
-        rollbacks: How often the run went back to a checkpoint because an update was not finite.
-        position: Position in the data's order: real images that were read or skipped.
-        skipped: Stretches of that order that such updates read, which the run passes over; ascending.
-    """
-
-    d_steps: int = 1
-    update: int = 0
-    nimg: int = 0
-    rollbacks: int = 0
-    position: int = 0
+    d_steps: int = 1  # phases of real images in an update, of the recipe
+    update: int = 0  # generator updates made, applied or skipped
+    nimg: int = 0  # images seen: `batch` for each of them
+    rollbacks: int = 0  # how often the run went back to a checkpoint because an update was not finite
+    position: int = 0  # position in the data's order: real images that were read or skipped
+    # stretches of that order that such updates read, which the run passes over; ascending
     skipped: tuple[Stretch, ...] = ()
 
     def count(self, batch: int) -> None:

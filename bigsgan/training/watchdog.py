@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from bigsgan.errors import FORWARDING_SECONDS
+from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, FORWARDING_SECONDS, UserError
 from bigsgan.monitor import RankLog
+from bigsgan.runtime import comm, ending, roster
+from bigsgan.runtime.roster import MOST_NAMED, holds, named
 
 MOVING = frozenset({"checkpoint", "rollback"})
 """Phases in which ranks write, read and wait for large files: they may last as long as any rank's files move."""
@@ -39,7 +41,9 @@ _LONGEST_POLL_SECONDS = 10.0
 _SILENT_RANKS_WAIT_SECONDS = 3.0
 _BOARD_PATIENCE_SECONDS = 5.0
 _WAITING_IN = ("torch/distributed", "deepspeed/comm", "bigsgan/runtime/comm", "bigsgan/engines/pipeline/transport")
-_MOST_RANKS_NAMED = 8
+_OVER = "over"
+"""Key under which a rank leaves the exit status where it ends the run: others may wait for it on their devices."""
+
 _REMEDY = "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"
 
 _log = logging.getLogger(__name__)
@@ -55,6 +59,7 @@ class _Beat(NamedTuple):
         place: Innermost line of its main thread.
         waits: Whether that line waits for other ranks.
         host: Of the process.
+        awaited: The phase of other ranks that it waits for, and these; None where it waits for none in particular.
     """
 
     number: int
@@ -63,6 +68,7 @@ class _Beat(NamedTuple):
     place: str
     waits: bool
     host: str
+    awaited: tuple[str, list[int]] | None = None
 
 
 class Watchdog:
@@ -76,7 +82,7 @@ class Watchdog:
         rank_log: RankLog,
         open_board: Callable[[], Store],
         seconds_compiling: Callable[[], float] = lambda: 0.0,
-        end: Callable[[], Any] = lambda: os._exit(1),
+        end: Callable[[int], Any] = os._exit,
     ) -> None:
         """Prepare a watch.
 
@@ -87,6 +93,7 @@ class Watchdog:
             open_board: Called in the thread, before the watch begins.
             seconds_compiling: How long this rank has been compiling; 0 where it does not. While a rank compiles, the
                 others wait for it.
+            end: Ends the process with a status.
         """
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
         self._rank_log, self._open_board, self._end = rank_log, open_board, end
@@ -105,18 +112,31 @@ class Watchdog:
         thread.start()
         try:
             yield
+        except Exception as error:
+            self._stopped.set()
+            if not (isinstance(error, RuntimeError) and comm.is_lost_connection(error)):
+                status = EXIT_BAD_INPUT if isinstance(error, UserError) else EXIT_FAILED
+                _BoundedWaitStore(self._open_board).ask("set", _OVER, str(status))
+            raise
         finally:
             self._stopped.set()
 
     def _watch(self) -> None:
         board = _BoundedWaitStore(self._open_board)
-        seen, since = self._progress(board), time.monotonic()
+        seen, since, gone = self._progress(board), time.monotonic(), list[int]()
         pause = min(_LONGEST_POLL_SECONDS, self._timeout / _POLLS)
         self._beat(board)
         while not self._stopped.wait(pause):
             self._beat(board)
+            if board.ask("check", [_OVER]) and (status := board.ask("get", _OVER)):
+                self._follow(int(status))
+                return
+            before_last, gone = gone, roster.gone()
             if (now := self._progress(board)) != seen:
                 seen, since = now, time.monotonic()
+            elif gone and gone == before_last:
+                self._end_run(board, f"{ending.ended(gone)}{_waiting(self._beats(board), gone)}")
+                return
             elif time.monotonic() - since > self._limit():
                 before = self._beats(board)
                 if self._stopped.wait(2 * pause):  # long enough for every process that lives to beat again
@@ -148,12 +168,20 @@ class Watchdog:
         self._count += 1
         place, waits = _innermost(self._main)
         log = self._rank_log
-        beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname())
+        beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname(), log.awaited())
         board.ask("set", f"beat/{self._rank}", json.dumps(beat))
 
     def _give_up(self, board: _BoundedWaitStore, before: dict[int, _Beat]) -> None:
         self._beat(board)
-        text = describe(before, self._beats(board), self._limit(), self._world_size)
+        self._end_run(board, describe(before, self._beats(board), self._limit(), self._world_size))
+
+    def _follow(self, status: int) -> None:
+        """End after a rank that has told why it ends, unless this rank's main thread notices by itself."""
+        _log.info("another rank has ended the run, with status %d", status)
+        if not self._stopped.wait(_SILENT_RANKS_WAIT_SECONDS):
+            self._end(status)
+
+    def _end_run(self, board: _BoundedWaitStore, text: str) -> None:
         speaks = board.ask("add", "speaker", 1) in (1, None)  # the first rank, or any if the store does not answer
         if speaks:
             with suppress(OSError):  # standard error may be on a full disk: the run has to end all the same
@@ -164,7 +192,7 @@ class Watchdog:
         logging_.join(_SILENT_RANKS_WAIT_SECONDS)
         # Launchers terminate all ranks as soon as one exits, and srun drops late output.
         time.sleep(FORWARDING_SECONDS if speaks else _SILENT_RANKS_WAIT_SECONDS)
-        self._end()
+        self._end(EXIT_FAILED)
 
     def _log_stacks(self, text: str) -> None:
         with open(self._rank_log.path, "a") as file:
@@ -209,33 +237,48 @@ class _BoundedWaitStore:
 def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, world_size: int) -> str:
     """Return one line that names the hanging ranks, and where they hang, after ``timeout`` seconds without progress.
 
-    Beats are by rank, and every live process beats between ``before`` and ``after``. There are none if the board does
-    not answer.
+    Who waits for these in a phase of theirs is named behind them. Beats are by rank, and every live process beats
+    between ``before`` and ``after``. There are none if the board does not answer.
     """
     silent = [rank for rank in range(world_size) if rank not in after or before.get(rank) == after[rank]]
-    answering = [rank for rank in after if rank not in silent]
-    least = min((after[rank].progress for rank in answering), default=0)
-    behind = [rank for rank in answering if after[rank].progress == least]
-    if len(behind) == len(answering):
-        behind = [rank for rank in answering if not after[rank].waits]
     text = f"no progress for {timeout:.0f} s: "
     if not after:  # rank 0 keeps the store itself, or under torchrun its launcher does
-        return f"{text}rank 0 does not answer, nor does the store that it or its launcher hosts{_REMEDY}"
+        return f"{text}{named([0])} does not answer, nor does the store that it or its launcher hosts{_REMEDY}"
     if silent:
         last = after.get(silent[0])
         where = f", last seen in phase '{last.phase}' on {last.host}" if last else ""
-        return f"{text}{_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer{where}{_REMEDY}"
-    named = behind or answering
+        does = "does" if len(silent) == 1 else "do"
+        return f"{text}{named(silent)} {does} not answer{where}{_waiting(after, silent)}{_REMEDY}"
+    answering = list(after)
+    shown = _behind(after) or [rank for rank in answering if not after[rank].waits]
+    shown = shown or [rank for rank in answering if after[rank].awaited is None] or answering
     parts = []
-    for place in dict.fromkeys((after[rank].phase, after[rank].place) for rank in named):
-        there = [rank for rank in named if (after[rank].phase, after[rank].place) == place]
-        parts.append(f"{_ranks(there)} in phase '{place[0]}' at {place[1]} on {after[there[0]].host}")
-    return text + "; ".join(parts[:_MOST_RANKS_NAMED]) + _REMEDY
+    for place in dict.fromkeys((after[rank].phase, after[rank].place) for rank in shown):
+        there = [rank for rank in shown if (after[rank].phase, after[rank].place) == place]
+        parts.append(f"{named(there)} in phase '{place[0]}' at {place[1]} on {after[there[0]].host}")
+    return text + "; ".join(parts[:MOST_NAMED]) + _waiting(after, shown) + _REMEDY
 
 
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED])) + (", ..." if len(ranks) > _MOST_RANKS_NAMED else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+def _behind(beats: dict[int, _Beat]) -> list[int]:
+    """Ranks with fewer phases behind them than others that hold the same network: G's ranks alone sample, say."""
+    found = []
+    for network in dict.fromkeys(map(holds, beats)):
+        progress = {rank: beat.progress for rank, beat in beats.items() if holds(rank) == network}
+        least = min(progress.values())
+        if least < max(progress.values()):
+            found += [rank for rank, num in progress.items() if num == least]
+    return sorted(found)
+
+
+def _waiting(beats: dict[int, _Beat], ranks: list[int]) -> str:
+    """Who waits for some ranks, and in which of their phases."""
+    by_phase: dict[str, list[int]] = {}
+    for rank, beat in beats.items():
+        if rank not in ranks and beat.awaited and not set(beat.awaited[1]).isdisjoint(ranks):
+            by_phase.setdefault(beat.awaited[0], []).append(rank)
+    them = "it" if len(ranks) == 1 else "them"
+    waiting = [f"; {named(o)} wait{'s' * (len(o) == 1)} for {them} in '{phase}'" for phase, o in by_phase.items()]
+    return "".join(waiting)
 
 
 def _innermost(thread: int) -> tuple[str, bool]:

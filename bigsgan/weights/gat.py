@@ -1,10 +1,9 @@
 """State dicts of GAT's published networks (arXiv 2509.24935), and the sections that they fit.
 
 The published code has blocks and heads in lists of their own; ours is one flat list in the order of computation. Left
-behind are tables of positions, which are fixed; G's embedding of an input that is multiplied by 0; its running means of
-w, which each rank had for itself; and D's head for a teacher's features, which nothing here trains. Shapes do not tell
-the type that products are computed in, D's number of levels and its noise. Errors are those that ``sources.SOURCES``
-tells.
+behind are tables of positions, which are fixed; G's embedding of an input that is multiplied by 0; and its running
+means of w, which each rank had for itself. Shapes do not tell the type that products are computed in, D's number of
+levels and its noise. Errors are those that ``sources.SOURCES`` tells.
 """
 
 from __future__ import annotations
@@ -33,9 +32,20 @@ _IN_BLOCK = {
     "ls_mlp": "scale2",
 }
 _IN_HEAD = {"adaLN_modulation.1": "modulation.linear", "linear": "linear"}
-_LEFT = re.compile(r"(pos_embed|w_avg|(?:.+\.)?feat_rope\..+|proj\.\d+\.(weight|bias))")
+_LEFT = re.compile(r"(pos_embed|w_avg|(?:.+\.)?feat_rope\..+)")
 _AUTOENCODER, _FACTOR = "data/sd-vae-ft-mse", 8
 """Where the shipped recipes have it, and how many times shorter a side of its latents is."""
+_TEACHER = "data/dinov2_vitb14.pt2"
+"""Where the shipped recipes would have the teacher whose features heads were trained to predict."""
+UNTOLD_OF_TEACHER = ("path", "resolution", "weight")
+"""Keys of ``objective.teacher`` that no shapes tell."""
+FROZEN = ("pos_embed",)
+"""Parameters that do not train."""
+_BUFFER = re.compile(r"w_avg|(?:.+\.)?feat_rope\..+")
+_LEFT_OUT = {
+    "w_avg": "G's means of w by class, which are computed where samples are truncated",
+    "x_embedder.proj.weight": "G's embedding of an input that is multiplied by 0",
+}
 _LEFT_OF_GENERATOR = re.compile(r"x_embedder\.proj\.(weight|bias)")
 
 
@@ -69,6 +79,7 @@ def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     names = {"y_embedder.embedding_table.weight": f"{depth + 2}.embedding.weight", "cls_token": "1.token"}
     pairs = [("x_embedder.proj", "1.linear"), ("final_layer.1", f"{depth + 2}.linear")]
     pairs += [(f"y_embedder.latent_embedder.{i}", f"{depth + 2}.mapping.{n}") for i, n in ((0, "first"), (2, "second"))]
+    pairs += [(f"proj.{i}", f"{depth + 2}.teacher.{name}") for i, name in ((0, "first"), (2, "second"), (4, "third"))]
     for theirs, ours in [*pairs, ("final_layer.0", f"{depth + 2}.norm")]:
         names |= {f"{theirs}.{each}": f"{ours}.{each}" for each in ("weight", "bias")}
     found = {}
@@ -85,6 +96,16 @@ def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         shape = {"cls_token": (-1,), "x_embedder.proj.weight": (len(tensor), -1)}.get(name, tensor.shape)
         found[f"layers.{ours}"] = tensor.reshape(shape)
     return found
+
+
+def parameters(state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Names of a published network's parameters, as its optimizer numbers them: a state dict keeps their order."""
+    return tuple(name for name in state if not _BUFFER.fullmatch(name))
+
+
+def left_out(generator: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """What of a published generator has no place here, besides tables that are computed."""
+    return tuple(what for name, what in _LEFT_OUT.items() if name in generator)
 
 
 def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -108,6 +129,14 @@ def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
         "patch": state["x_embedder.proj.weight"].shape[-1],
         "embedding_size": state["y_embedder.embedding_table.weight"].shape[1],
     }
+
+
+def teacher_section(state: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """Keys of a recipe's ``objective.teacher``; None where a discriminator has no heads for its features."""
+    if "proj.4.weight" not in state:
+        return None
+    width, hidden = state["proj.4.weight"].shape
+    return {"path": _TEACHER, "width": width, "hidden": hidden}
 
 
 def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:

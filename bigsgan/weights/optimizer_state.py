@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,19 +15,15 @@ _MOST_STEPS = 1 << 53
 
 
 class Moments(NamedTuple):
-    """What Adam keeps of a network.
+    """What Adam keeps of a network."""
 
-    Attributes:
-        steps: Updates made.
-        values: By kind, ``exp_avg`` and ``exp_avg_sq``, and by parameter: tensors of the parameter's shape.
-    """
-
-    steps: int
+    steps: int  # updates made
+    # by kind, `exp_avg` and `exp_avg_sq`, and by parameter: tensors of the parameter's shape
     values: dict[str, dict[str, Tensor]]
 
 
-def adam_moments(state_dict: Mapping[str, Any], network: ForeignNetwork) -> Moments:
-    """Read the state dict of a torch.optim.Adam over ``network.parameters()``.
+def adam_moments(state_dict: Mapping[str, Any], network: ForeignNetwork, frozen: Collection[str] = ()) -> Moments:
+    """Read the state dict of a torch.optim.Adam over ``network.parameters()``, of which ``frozen`` do not train.
 
     Raises:
         ValueError: It is that of something else, as the text says.
@@ -37,11 +33,13 @@ def adam_moments(state_dict: Mapping[str, Any], network: ForeignNetwork) -> Mome
     if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
         raise ValueError("it does not have exactly one group of parameters")
     numbers = groups[0].get("params")
-    if not isinstance(state, dict) or numbers != list(range(len(names))) or state.keys() != set(numbers):
+    trained = {number for number, name in enumerate(names) if name not in frozen}
+    if not isinstance(state, dict) or numbers != list(range(len(names))) or state.keys() != trained:
         raise ValueError(f"it is not for the network's {len(names)} parameters")
     values: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
     steps = set()
-    for number, name in enumerate(names):
+    for number in sorted(trained):
+        name = names[number]
         steps.add(_steps(state[number].get("step")))
         for kind in KINDS:
             values[kind][name] = _moment(state[number].get(kind), network.state[name], f"{kind} of {name}")

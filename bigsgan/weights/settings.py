@@ -20,17 +20,11 @@ _REMEDY = f"fix or remove that file, or give {OPTION} {NONE}"
 
 
 class Settings(NamedTuple):
-    """What the trainer of weights was set to.
+    """What the trainer of weights was set to."""
 
-    Attributes:
-        origin: The file that says it, or ``SNAPSHOT``.
-        keys: By dotted key of a recipe, a value, a whole section, or None for no such section.
-        left: Names, there, of settings that no recipe has or that belong to the other machine.
-    """
-
-    origin: str = ""
-    keys: Mapping[str, Any] = {}
-    left: tuple[str, ...] = ()
+    origin: str = ""  # the file that says it, or `SNAPSHOT`
+    keys: Mapping[str, Any] = {}  # by dotted key of a recipe, a value, a whole section, or None for no such section
+    left: tuple[str, ...] = ()  # names, there, of settings that no recipe has or that belong to the other machine
 
 
 class Options:

@@ -18,6 +18,7 @@ from bigsgan.weights import (
     biggan_pytorch,
     biggan_settings,
     gat,
+    gat_settings,
     nvidia_settings,
     pix2pix,
     pix2pix_settings,
@@ -28,7 +29,7 @@ from bigsgan.weights import (
 from bigsgan.weights.optimizer_state import Moments, adam_moments
 from bigsgan.weights.settings import NONE, OPTION, Settings
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, Snapshot, read_snapshot
-from bigsgan.weights.tensor_file import check_file, read_content
+from bigsgan.weights.tensor_file import Arguments, check_file, read_content
 
 SOURCES: dict[str, ModuleType] = {
     "biggan-pytorch": biggan_pytorch,
@@ -71,7 +72,9 @@ class Found(NamedTuple):
         moments: By network, the optimizer's state.
         without_moments: By network, why an optimizer's state that is there was not taken.
         has_ema: Whether there was an EMA beside the generator.
-        assumed: Dotted keys of the sections that neither shapes nor arguments tell.
+        assumed: Dotted keys of the recipe that neither shapes nor arguments tell.
+        teacher: Keys of ``objective.teacher``, where the discriminator has heads for its features.
+        left_out: Parts of the networks that have no place here.
     """
 
     data: dict[str, Any]
@@ -84,6 +87,8 @@ class Found(NamedTuple):
     without_moments: Mapping[str, str] = MappingProxyType({})
     has_ema: bool = False
     assumed: tuple[str, ...] = ()
+    teacher: dict[str, Any] | None = None
+    left_out: tuple[str, ...] = ()
 
 
 def read_source(
@@ -113,11 +118,8 @@ def read_source(
     snapshot = _read("--weights", weights)
     if discriminator is not None:
         snapshot = _with_discriminator(snapshot, discriminator)
-    networks = snapshot.networks
-    average = networks.get("G_ema", networks.get("G"))
-    if average is None:
-        raise UserError("--weights", str(weights), "contains no generator", "give the file of a generator")
-    module = SOURCES[source]
+    networks, module = snapshot.networks, SOURCES[source]
+    average = _averaged_generator(networks, weights)
     live = networks.get("G", average)
     with _blaming("--weights", weights, f"a generator of {source}"):
         sections = {"generator": _section(module.generator_section, average)}
@@ -131,7 +133,9 @@ def read_source(
             sections["discriminator"] = _section(module.discriminator_section, networks["D"])
             states["discriminator"] = module.discriminator_state(networks["D"].state)
     with _blaming("--weights", weights, f"a snapshot of {source}"):
-        own = Settings() if settings_file == NONE else nvidia_settings.snapshot_settings(snapshot)
+        teacher = gat.teacher_section(networks["D"].state) if module is gat and "D" in networks else None
+        own, in_args = _snapshot_settings(weights, snapshot, settings_file, teacher is not None)
+        nimg = nimg if in_args is None else in_args
         return Found(
             data,
             sections,
@@ -141,8 +145,28 @@ def read_source(
             snapshot.nimg if snapshot.nimg is not None else nimg,
             *_moments(module, snapshot),
             "G_ema" in networks and "G" in networks,
-            tuple(_assumed(sections, {"generator": average, "discriminator": networks.get("D")})),
+            tuple(_assumed(sections, {"generator": average, "discriminator": networks.get("D")}, teacher, own)),
+            teacher,
+            gat.left_out(average.state) if module is gat else (),
         )
+
+
+def _averaged_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -> ForeignNetwork:
+    """The EMA, or the generator itself where there is none."""
+    average = networks.get("G_ema", networks.get("G"))
+    if average is None:
+        raise UserError("--weights", str(weights), "contains no generator", "give the file of a generator")
+    return average
+
+
+def _snapshot_settings(
+    path: Path, snapshot: Snapshot, settings_file: str | None, has_teacher: bool
+) -> tuple[Settings, int | None]:
+    """Settings that a snapshot has, unless none are wanted, and the images seen that its arguments tell."""
+    own, nimg = nvidia_settings.snapshot_settings(snapshot), None
+    if snapshot.args:
+        own, nimg = gat_settings.checkpoint_settings(path, snapshot.args, snapshot.steps, has_teacher)
+    return Settings() if settings_file == NONE else own, nimg
 
 
 def _with_discriminator(snapshot: Snapshot, path: Path) -> Snapshot:
@@ -200,7 +224,7 @@ def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments]
         if theirs not in snapshot.optimizers or network is None:
             continue
         try:
-            moments = adam_moments(snapshot.optimizers[theirs], network)
+            moments = adam_moments(snapshot.optimizers[theirs], network, gat.FROZEN if module is gat else ())
         except ValueError as error:
             left[ours] = str(error)
             continue
@@ -210,11 +234,18 @@ def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments]
     return taken, left
 
 
-def _assumed(sections: Mapping[str, Any], networks: Mapping[str, ForeignNetwork | None]) -> Iterator[str]:
+def _assumed(
+    sections: Mapping[str, Any],
+    networks: Mapping[str, ForeignNetwork | None],
+    teacher: Mapping[str, Any] | None,
+    own: Settings,
+) -> Iterator[str]:
     for name, section in sections.items():
         network = networks[name]
         if section["family"] == "stylegan2" and network is not None and not network.init_kwargs:
             yield from (f"{name}.{key}" for key in stylegan.UNTOLD[name])
+    names = [f"objective.teacher.{key}" for key in gat.UNTOLD_OF_TEACHER] if teacher else []
+    yield from (name for name in names if name not in own.keys)
 
 
 def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
@@ -236,7 +267,13 @@ def _read(option: str, path: Path) -> Snapshot:
     content = read_content(option, path)
     if isinstance(content, Mapping) and _OF_CHECKPOINT.keys() <= content.keys():
         states = {ours: _state(option, path, content[theirs]) for theirs, ours in _OF_CHECKPOINT.items()}
-        return Snapshot({name: ForeignNetwork("", {}, state) for name, state in states.items()})
+        args, optimizers = content.get("args"), {"G": content.get("optG"), "D": content.get("optD")}
+        return Snapshot(
+            {name: ForeignNetwork("", {}, state, gat.parameters(state)) for name, state in states.items()},
+            optimizers={name: each for name, each in optimizers.items() if isinstance(each, dict)},
+            args=args.values if isinstance(args, Arguments) else {},
+            steps=content.get("steps"),
+        )
     return Snapshot({"G": ForeignNetwork("", {}, _state(option, path, content))})
 
 

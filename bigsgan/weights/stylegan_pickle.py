@@ -65,6 +65,8 @@ class Snapshot(NamedTuple):
         nimg: Images seen, in R3GAN's.
         optimizers: State dicts of the optimizers of ``G`` and ``D``, in R3GAN's.
         unaugmented: Whether it says that there were no augmentations, as converted pickles do too.
+        args: What the trainer was given, in GAT's.
+        steps: Updates made, in GAT's.
     """
 
     networks: dict[str, ForeignNetwork]
@@ -72,6 +74,8 @@ class Snapshot(NamedTuple):
     nimg: int | None = None
     optimizers: Mapping[str, dict[str, Any]] = MappingProxyType({})
     unaugmented: bool = False
+    args: Mapping[str, Any] = MappingProxyType({})
+    steps: Any = None
 
 
 def read_snapshot(path: Path) -> Snapshot:

@@ -16,10 +16,9 @@ from bigsgan.runtime.paths import check_regular, check_stored
 _PASSED_OVER = (
     *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
     "numpy.dtype",
-    "argparse.Namespace",
     *(f"torch.nn.modules.activation.{name}" for name in ("ReLU", "LeakyReLU")),
 )
-"""NumPy's numbers, such as a trainer's best score, its options, and the activations in BigGAN-PyTorch's settings."""
+"""NumPy's numbers, such as a trainer's best score, and the activations in BigGAN-PyTorch's settings."""
 
 
 _IN_ITS_PLACE = {
@@ -64,7 +63,7 @@ def read_content(option: str, path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        allowed: list[Any] = [(Inert, name) for name in _PASSED_OVER]
+        allowed: list[Any] = [(Arguments, "argparse.Namespace"), *((Inert, name) for name in _PASSED_OVER)]
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
             warnings.simplefilter("ignore")  # of torch, about a pickle's version
             return torch.load(path, "cpu", weights_only=True)
@@ -92,3 +91,19 @@ class Inert:
 
     def __setstate__(self, state: Any) -> None:
         pass
+
+
+class Arguments(Inert):
+    """Stands for a trainer's arguments.
+
+    Attributes:
+        values: By name.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, *arguments: Any) -> None:
+        self.values: dict[Any, Any] = {}
+
+    def __setstate__(self, state: Any) -> None:
+        self.values = dict(state) if isinstance(state, dict) else {}

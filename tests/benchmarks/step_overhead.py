@@ -1,6 +1,6 @@
 """What engines, loop and monitoring cost over a plain PyTorch loop on the same networks, in one run.
 
-    python -m tests.benchmarks.step_overhead [--world-size 2] [--blocks 12] [dotted.key=value ...]
+    python -m tests.benchmarks.step_overhead [--config RECIPE] [--world-size 2] [--blocks 12] [dotted.key=value ...]
 
 The plain loop is that of `bigsgan bench train`: it backpropagates through D(G(z)) (under DistributedDataParallel on
 several ranks), averages G's weights with one foreach call, and reports nothing. The product's side is everything that
@@ -64,14 +64,14 @@ class Product:
             self.report(self.run, self.schedules.scheduled(recipe, nimg), decay, self.clock)
 
 
-def measure(overrides, blocks, threads):
+def measure(path, overrides, blocks, threads):
     """Seconds of each block of each side, and the product's time by phase; runs on every rank."""
     config = importlib.import_module("bigsgan.config")
     comm = importlib.import_module("bigsgan.runtime.comm")
     if threads:
         torch.set_num_threads(threads)
     world_size = comm.world_size()
-    recipe = config.load_recipe(Path("launch/recipes/digits.yaml"), [f"out={tempfile.mkdtemp()}", *overrides])
+    recipe = config.load_recipe(Path(path), [f"out={tempfile.mkdtemp()}", *overrides])
     plan = config.plan_run(recipe, world_size)
     plain, product = importlib.import_module("bigsgan.bench.plain"), importlib.import_module("bigsgan.bench.product")
     sides = {
@@ -106,6 +106,7 @@ def report(name, ratios):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default="launch/recipes/digits.yaml")
     parser.add_argument("--world-size", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument(
@@ -115,7 +116,7 @@ def main():
     options = parser.parse_args()
     pool = RankPool(options.world_size)
     try:
-        results = pool.run(measure, options.overrides, options.blocks, options.threads, timeout=1200)
+        results = pool.run(measure, options.config, options.overrides, options.blocks, options.threads, timeout=1200)
     finally:
         pool.stop()
     seconds, phases = results[0]

@@ -44,7 +44,7 @@ def peaks(
     gc.collect()
     with (
         _giving_back(),
-        mock.patch("bigsgan.train.readable_images", return_value=torch.empty(0)),
+        mock.patch("bigsgan.training.build.readable_images", return_value=torch.empty(0)),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
     ):
         with record_function("#build"):

@@ -9,7 +9,7 @@ from bigsgan import checkpoint
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
-from bigsgan.train import build_run
+from bigsgan.training.build import build_run
 from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
 from bigsgan.training.start import Start

@@ -3,7 +3,6 @@
 import gc
 import importlib
 import logging
-import multiprocessing
 import os
 import time
 import traceback
@@ -13,12 +12,12 @@ from unittest import mock
 
 import pytest
 
+from tests.distributed.nursery import SPAWN, nurseries
 from tests.ports import free_port
 
 ON_GPU = "TESTS_ON_GPU"
 """Variable with which all ranks share the first GPU, over gloo, as NCCL takes one rank for each."""
 
-SPAWN = multiprocessing.get_context("spawn")
 DEFAULT_TIMEOUT = 240
 
 
@@ -27,13 +26,15 @@ class RankPool:
 
     Args:
         world_size: Number of processes.
-        environment: Variables that they begin with; on CPUs unless these, or ``TESTS_ON_GPU=1``, say otherwise.
+        environment: Variables that they begin with; on CPUs unless these, or ``TESTS_ON_GPU=1``, say otherwise. Ranks
+            without such begin quicker.
     """
 
     def __init__(self, world_size: int, environment: dict[str, str] | None = None) -> None:
         self.world_size = world_size
-        on_gpu = os.environ.get(ON_GPU) == "1"
-        self._environment = {"DS_ACCELERATOR": "cuda" if on_gpu else "cpu"} if environment is None else environment
+        if environment is None and os.environ.get(ON_GPU) == "1":
+            environment = {"DS_ACCELERATOR": "cuda"}
+        self._environment = environment
         self._ranks: list[Any] = []
 
     def run(self, function: Any, *arguments: Any, timeout: float = DEFAULT_TIMEOUT) -> list[Any]:
@@ -78,6 +79,11 @@ class RankPool:
 
     def _start(self) -> None:
         port = free_port()
+        if self._environment is None:
+            born = nurseries("cpu")
+            begun = [born[r % len(born)].begin(_serve, r, self.world_size, port) for r in range(self.world_size)]
+            self._ranks = [wait() for wait in begun]
+            return
         for rank in range(self.world_size):
             ours, theirs = SPAWN.Pipe()
             process = SPAWN.Process(target=_serve, args=(theirs, rank, self.world_size, port), daemon=True)

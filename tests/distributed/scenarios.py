@@ -25,7 +25,7 @@ from bigsgan.doctor.saving import whole_values as whole_values
 from bigsgan.engines.deepspeed import device_skip
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
-from bigsgan.train import build_run
+from bigsgan.training.build import build_run
 from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
 from bigsgan.training.start import Start

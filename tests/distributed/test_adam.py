@@ -65,7 +65,7 @@ def check_adam(pool, overrides, ds, betas2=(0.9, 0.9, 0.9), decay=0.0):
         for name, grad in grads.items():
             got = torch.from_numpy(recorded[f"{network}.1.grad"][name])
             error = (got - grad.flatten()).norm() / max(grad.norm(), 0.1 * scale * grad.numel() ** 0.5)
-            assert error < 1e-5, (name, error)
+            assert error < 2e-5, (name, error)  # 8e-6, and 1.3e-5 where the reference has one thread
 
     for network, lr in LR.items():
         m, v = {}, {}

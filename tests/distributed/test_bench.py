@@ -41,6 +41,9 @@ class Sleeper:
         time.sleep(self.seconds)
         self.waited_seconds += self.seconds / 2
 
+    def idle(self):
+        return None
+
     def means(self):
         return {"updates": self.log.count(self.name)}
 
@@ -104,12 +107,15 @@ def test_all_variants_play_the_same_game(ranks, world_size):
     records = {record["variant"]: record for record in found[0][0]}
     assert list(records)[:2] == ["baseline", "control"]
     assert set(records) == {*VARIANTS, "control"} - {*COMPILED}
-    refused = {"baseline_fp32", "baseline_tf32", "cuda_graphs"} | ({"pipeline"} if world_size == 1 else set())
+    refused = {"baseline_fp32", "baseline_tf32", "cuda_graphs"} | (
+        {"pipeline", "separate_ranks"} if world_size == 1 else set()
+    )
     assert {name for name, each in records.items() if "reason" in each} == refused
     for name, each in records.items():
         if "reason" in each:
             continue
         assert (each["achieved_share"] is None) == (name == "pipeline")
+        assert (each["idle_share"] is None) == (name not in ("pipeline", "separate_ranks"))
         if name == "accumulation":
             assert each["d_loss_difference"] is None
             continue
@@ -229,7 +235,7 @@ def profile_of(overrides, ds):
 def test_a_profile_names_the_phases(ranks, stage):
     ds = {"generator": zero(stage), "discriminator": zero(stage)}
     (found, events), _ = ranks(2).run(profile_of, ["objective.d_steps=2"], ds)
-    unused = ("D checks", "D differentiates", "G differentiates", "G pulls back: forward")
+    unused = ("D checks", "D differentiates", "G differentiates", "G pulls back: forward", "D keeps")
     assert [*found["phases"]] == [name for name in PHASES if name not in unused]
     assert all(seconds > 0 for seconds in found["phases"].values())
     names = [event.get("name") for event in events if event.get("ph") == "X"]

@@ -95,10 +95,14 @@ def last_words(done):
     return [line for line in done.stderr.splitlines() if line.startswith("bigsgan doctor: ")]
 
 
-@pytest.mark.slow
 @needs_two_devices
-@pytest.mark.parametrize("faulty", [0, 1])
-@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun", "none"])
+@pytest.mark.parametrize(
+    "launcher, faulty",
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("deepspeed", 1), ("torchrun", 0), ("none", 1)]),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [("deepspeed", 0), ("torchrun", 1), ("none", 0)]),
+    ],
+)
 def test_a_rank_that_dies_ends_the_doctor_with_one_line(tmp_path, launcher, faulty):
     done = launched(tmp_path, launcher, faulty, "good", "dies", "good")
     # Nobody but a launcher tells of the death of another rank than the store's.

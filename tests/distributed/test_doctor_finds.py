@@ -18,11 +18,12 @@ FOUND = [  # fault, check, what it says
     (
         "own_statistics",
         "layouts.hand_overs",
-        "shared images (and 3 of 3 others): generator.layers.1.norm1.statistics.running_mean differs",
+        "shared images (and 4 of 4 others): generator.layers.1.norm1.statistics.running_mean differs",
     ),
     ("inexact_kernel", "arithmetic.float64", "biggan generator (and"),
     ("another_seed", "layouts.hand_overs", "shared images (and"),
     ("swapped_hand_over", "layouts.pipelines", "D in stages: generator."),
+    ("swapped_hand_over", "layouts.separate_ranks", "apart (and 1 of 3 others): generator."),
     ("heavier_penalty", "layouts.zero", "ZeRO 0 (and 4 of 4 others): discriminator."),
     ("average_that_stays", "layouts.zero", "ZeRO 0 (and 4 of 4 others): average."),
     ("changed_bit", "layouts.checkpoints", "differs in 1 bit: read in layout ZeRO 3, saved in ZeRO 1"),
@@ -51,7 +52,7 @@ MOST_SECONDS = 180
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault, check, said", FOUND, ids=[fault for fault, *_ in FOUND])
+@pytest.mark.parametrize("fault, check, said", FOUND, ids=[f"{fault}-{check}" for fault, check, _ in FOUND])
 def test_a_planted_fault_is_found(ranks, tmp_path, fault, check, said):
     found, _ = ranks(2).run(faults.examined, fault, [check], tmp_path)
     print(found)
@@ -89,5 +90,5 @@ def test_compiled_networks(ranks, tmp_path, fault, status):
 def test_collectives_are_right(ranks, tmp_path):
     found, _ = ranks(2).run(faults.examined, "", ["layouts.collectives"], tmp_path)
     status, said, numbers, _ = found["layouts.collectives"]
-    assert (status, said) == ("pass", "66 collectives of 2 ranks give the computed values")
+    assert (status, said) == ("pass", "60 collectives of 2 ranks give the computed values")
     assert set(numbers["errors"].values()) == {0.0}

@@ -222,7 +222,7 @@ def moved(pool, overrides, ds):
     return torch.cat(deltas)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # all other tests of this file count kinks as well, of networks that are smooth
 def test_most_updates_agree_where_networks_have_kinks(ranks):
     """With ReLU and max-pooling as they are, the median over seeds and updates agrees, and few meet a kink.
 

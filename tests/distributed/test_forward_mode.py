@@ -40,17 +40,24 @@ LAYOUTS = {  # ranks, options, DeepSpeed files
 QUICK = [("zero3", "lazy r1 and r2", 2), ("pipelines", "gradient penalty", 2), ("zero1", "r1", 1)]
 
 
-def cells(layouts, penalties, quick):
-    """Every cell; the quick tier takes those in which most parts meet, and the slow one each layout once."""
+def cells(layouts, penalties, quick, rest=()):
+    """Every cell; the quick tier takes those in which most parts meet, and the slow one each layout once.
+
+    ``rest`` has layouts whose parts all are in others, which are nightly alone.
+    """
     for cell in product(layouts, penalties, (1, 4)):
         yield pytest.param(*cell, marks=pytest.mark.nightly)
     for cell in quick:
         yield pytest.param(*cell)
     for i, layout in enumerate(layouts):
-        yield pytest.param(layout, [*penalties][i % 3], 2, marks=pytest.mark.slow)
+        marks = pytest.mark.nightly if layout in rest else pytest.mark.slow
+        yield pytest.param(layout, [*penalties][i % 3], 2, marks=marks)
 
 
-@pytest.mark.parametrize("layout, penalty, accumulation", [*cells(LAYOUTS, PENALTIES, QUICK)])
+REST = ("zero2", "D in four stages", "G in four stages")
+
+
+@pytest.mark.parametrize("layout, penalty, accumulation", [*cells(LAYOUTS, PENALTIES, QUICK, REST)])
 def test_matrix(ranks, layout, penalty, accumulation):
     num, options, ds = LAYOUTS[layout]
     check(ranks(num), [*options, *PENALTIES[penalty], f"accumulation={accumulation}"], ds, UPDATES)
@@ -78,7 +85,11 @@ OF_G = {
 }
 
 
-@pytest.mark.parametrize("layout, penalty, accumulation", [*cells(OF_G, OF_STYLES, PATHS)])
+OF_G_IN_CI = ("zero1", "zero2, offload", "G in stages", "stages and zero3", "recomputed stages", "recomputed layers")
+REST_OF_G = [layout for layout in OF_G if layout not in OF_G_IN_CI]
+
+
+@pytest.mark.parametrize("layout, penalty, accumulation", [*cells(OF_G, OF_STYLES, PATHS, REST_OF_G)])
 def test_path_length(ranks, layout, penalty, accumulation):
     num, options, ds = OF_G[layout]
     objective = [option % FORWARD if "%s" in option else option for option in OF_STYLES[penalty]]
@@ -163,7 +174,7 @@ IN_HALF = {
 
 
 def in_half():
-    """The first three in two layouts in CI."""
+    """The first three in CI, in two layouts by turns."""
     for i, case in enumerate(
         [
             ("r1", "bf16", 0.2),
@@ -176,7 +187,7 @@ def in_half():
         ]
     ):
         for layout in ("zero1", "zero3", "pipelines", "stages and replicas"):
-            in_ci = i < 3 and layout in ("zero3", "pipelines")
+            in_ci = i < 3 and layout == ("zero3", "pipelines", "zero3")[i]
             yield pytest.param(layout, *case, marks=pytest.mark.slow if in_ci else pytest.mark.nightly)
 
 
@@ -220,9 +231,15 @@ WHOLE = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("network", WHOLE)
+@pytest.mark.parametrize(
+    "network, checkpointing",
+    [
+        pytest.param("discriminator", True, marks=pytest.mark.slow),
+        pytest.param("generator", False, marks=pytest.mark.slow),
+        pytest.param("discriminator", False, marks=pytest.mark.nightly),
+        pytest.param("generator", True, marks=pytest.mark.nightly),
+    ],
+)
 def test_no_rank_holds_a_network_whole_at_zero_3(ranks, network, checkpointing):
     """Recomputing, a double backward goes layer by layer too."""
     small = {"stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}

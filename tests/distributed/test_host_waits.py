@@ -146,6 +146,14 @@ def test_stage_3_waits_for_gathers_alone(ranks):
         assert set(other) == {"an event"}
 
 
+@pytest.mark.slow
+def test_an_update_that_overlaps_keeps_the_record_of_each_pass(ranks):
+    """Between the forward and the backward passes of its own update, G makes images for D."""
+    more = ["objective.schedule=overlapped", "accumulation=2"]
+    for counts in ranks(2).run(asked, [*more, *ADAM], dict.fromkeys(NETWORKS, zero(3)), True, True)[0]:
+        assert set(counts) == {"an event"}
+
+
 @pytest.mark.parametrize("precision", [{}, BF16, FP16], ids=["", "bf16", "fp16"])
 def test_an_optimizer_on_the_host_waits_once_for_gradients_and_once_for_their_norm(ranks, precision):
     """Which are copied as they come. DeepSpeed then asks a tensor on the host."""

@@ -86,6 +86,16 @@ def test_nvme_changes_nothing(ranks, files, world_size, offload, precision):
         same(one["state"], other["state"])
 
 
+@pytest.mark.nightly
+def test_nor_where_each_network_has_a_rank_of_its_own(ranks, files):
+    overrides = [*ADAM, *WIDE, "accumulation=2", "engines.generator.ranks=1"]
+    plain, moved = (
+        ranks(2).run(scenarios.uninterrupted, overrides, files(nvme), 3, timeout=SECONDS) for nvme in (False, True)
+    )
+    for one, other in zip(plain, moved, strict=True):
+        same(one["state"], other["state"])
+
+
 @pytest.mark.parametrize("kind", ["adam", "sgd, momentum: 0.9", "rmsprop, momentum: 0.5"])
 def test_resume_is_the_same_run(ranks, files, kind, tmp_path):
     optimizers = [f"optimizer.{n}={{kind: {kind}, lr: 1e-3}}" for n in ("generator", "discriminator")]

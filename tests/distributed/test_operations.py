@@ -6,7 +6,7 @@ from torch.utils.flop_counter import flop_registry
 
 from bigsgan.config import NETWORKS
 from bigsgan.models.transformer import Attention
-from bigsgan.plan import count_work
+from bigsgan.planner.counting import count_work
 from tests.distributed import scenarios
 from tests.tiny import tiny_plan, zero
 

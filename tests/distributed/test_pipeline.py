@@ -113,8 +113,14 @@ LOW = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage, name", [(0, "bf16"), *((1, name) for name in LOW)])
+@pytest.mark.parametrize(
+    "stage, name",
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(0, "bf16"), (1, "fp16")]),
+        pytest.param(1, "bf16, float32 accumulation", marks=pytest.mark.slow),
+        *(pytest.param(1, name, marks=pytest.mark.nightly) for name in ("bf16", "fp16, float32 accumulation")),
+    ],
+)
 def test_low_precision_agrees_with_one_stage(ranks, stage, name):
     """The same rounding with and without stages: the updates, not only the weights."""
     options = ["accumulation=2"]

@@ -1,20 +1,25 @@
-"""The recipe of a billion parameters in each network, at reduced resolution: what ranks hold, and what they compute."""
+"""Recipes of a billion parameters, at reduced resolution: what ranks hold, and what they compute."""
 
 import json
+import time
+from contextlib import closing
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from bigsgan.bench.host import HostPeak
 from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.engines.deepspeed import internals
 from bigsgan.models.build import build_network
+from bigsgan.planner.activations import Traces
+from bigsgan.planner.memory import predict
 from tests import REPOSITORY
-from tests.distributed import allocations
+from tests.distributed import allocations, scenarios
 from tests.distributed.agreement import check_updates
 from tests.distributed.pool import RankPool
-from tests.tiny import zero
+from tests.tiny import tiny_plan, zero
 
 RECIPE = REPOSITORY / "launch" / "recipes" / "biggan_xl_1b.yaml"
 REDUCED = [
@@ -22,12 +27,17 @@ REDUCED = [
     "generator.attention=[32]",
     "discriminator.attention=[32]",
 ]
+GAT_XL = REPOSITORY / "launch" / "recipes" / "gat_xl_imagenet256.yaml"
+GAT_REDUCED = [  # images as large as the latents, an image on each rank at a time
+    "data={kind: synthetic, resolution: 32, image_channels: 3, num_classes: 1000, num_images: 64}",
+    "batch=2",
+]
 BILLION = 1e9
 
 
-def numel(overrides):
+def numel(overrides, path=RECIPE):
     """Parameters of each network."""
-    recipe = load_recipe(RECIPE, overrides)
+    recipe = load_recipe(path, overrides)
     with torch.device("meta"):
         return {n: sum(p.numel() for p in build_network(recipe, n).parameters()) for n in NETWORKS}
 
@@ -85,6 +95,24 @@ def billion(overrides, ds):
         return held(overrides, ds, 1)
 
 
+def step(overrides, ds):
+    """Most bytes in an update of this rank's tensors, and of its process beyond those before; and its seconds."""
+    update, seconds = scenarios.update, []
+
+    def timed(run, num):
+        start = time.perf_counter()
+        update(run, num)
+        seconds.append(time.perf_counter() - start)
+
+    def applied(run):
+        return all(getattr(run.step, network).outcomes.applied == 1 for network in NETWORKS)
+
+    with closing(HostPeak()) as host, mock.patch.object(scenarios, "update", timed):
+        found = allocations.peaks(overrides, ds, 1, GAT_XL, applied)
+        assert found["inspected"]
+        return found["update"], host.peak() - host.before, *seconds
+
+
 @pytest.mark.slow
 def test_no_rank_needs_room_for_all_parameters(ranks):
     """Beside what is offloaded, which lies in the same memory here, a rank holds less than the networks' parameters.
@@ -120,6 +148,24 @@ def test_a_billion_parameters_take_a_step(async_io, tmp_path):
     full = 4 * sum(sizes.values())
     print(f"stage 3, on a drive and offloaded {by_rank}, all parameters {full} bytes")
     assert max(by_rank) < full
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_a_gat_of_a_billion_parameters_takes_a_step(async_io, tmp_path):
+    """GAT-XL with the game and the optimizers of its recipe: parameters in bf16 on the host, all else on a drive."""
+    sizes = numel(GAT_REDUCED, GAT_XL)
+    assert sum(sizes.values()) > BILLION
+    ds = offloaded(sizes, "zero3_nvme", {"nvme_path": str(tmp_path)}, bf16={"enabled": True})
+    pool = RankPool(2)
+    try:
+        by_rank = pool.run(step, GAT_REDUCED, ds, timeout=3000)
+    finally:
+        pool.stop()
+    prediction = predict(tiny_plan(tmp_path, 2, GAT_REDUCED, ds, GAT_XL), Traces())
+    expected = prediction.stays + sum(prediction.host.values()) + max(p.total for p in prediction.update.values())
+    print(f"parameters {sizes}; tensors, process, seconds by rank {by_rank}; predicted {expected}: {prediction.host}")
+    assert max(found[0] for found in by_rank) == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.nightly

@@ -1,5 +1,6 @@
 """G and D on ranks of their own are the same networks: against the plain PyTorch reference."""
 
+import logging
 import threading
 from itertools import product
 from unittest import mock
@@ -8,9 +9,12 @@ import pytest
 import torch
 
 from bigsgan.engines import build
-from bigsgan.engines.exchange import overlaps
+from bigsgan.engines.exchange import MOST_GROUPS, num_groups, overlaps
 from bigsgan.errors import UserError
-from bigsgan.runtime import comm, division
+from bigsgan.monitor.logs import keeping_notices
+from bigsgan.runtime import comm, division, roster
+from bigsgan.training.recovery import Attempt
+from bigsgan.training.schedules import scheduled
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, OVERRIDES, PENALTIES, check
 from tests.distributed.test_recovery import check_passed_over, not_finite, passing_over
@@ -58,6 +62,33 @@ def test_matrix(ranks, name, accumulation, penalty):
     check(ranks(g + d), split(g, *options), ds)
 
 
+OFFLOAD = {
+    "2 + 1, optimizers": (2, 1, both(2, zero={"offload_optimizer": {"device": "cpu"}})),
+    "1 + 1, all": (1, 1, both(3, zero={f"offload_{what}": {"device": "cpu"} for what in ("optimizer", "param")})),
+    "1 + 1, G's": (
+        1,
+        1,
+        {"generator": zero(1, zero={"offload_optimizer": {"device": "cpu"}}), "discriminator": zero(1)},
+    ),
+}
+
+
+@NIGHTLY
+@pytest.mark.parametrize("name", OFFLOAD)
+def test_offload(ranks, name):
+    g, d, ds = OFFLOAD[name]
+    check(ranks(g + d), split(g, "accumulation=2", "batch=8", *PENALTIES["exact"]), ds, FEWER)
+
+
+@NIGHTLY
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("stage_of_g, stage_of_d", [(0, 0), (2, 3)])
+def test_two_and_three_ranks(ranks, stage_of_g, stage_of_d):
+    """Neither number divides the other: each of G's ranks sends to two of D's, the middle one of which hears both."""
+    ds = {"generator": zero(stage_of_g), "discriminator": zero(stage_of_d)}
+    check(ranks(5), split(2, "accumulation=2", "batch=24", *PENALTIES["exact"]), ds, FEWER)
+
+
 GAMES = {
     **{name: OVERRIDES[name] for name in ("relativistic", "two_d_steps", "reused_fakes", "labels_of_the_data")},
     "own_accumulation": OVERRIDES["own_accumulation"],
@@ -85,6 +116,19 @@ def test_each_sample_travels_once_from_where_it_is_to_where_it_is_read(num_sourc
     assert sorted(found) == [*range(num)]
 
 
+@pytest.mark.parametrize("num_sources, num_targets", [*product((1, 2, 3, 5, 400, 512), (1, 2, 3, 4, 512, 624))])
+def test_no_rank_has_two_others_in_a_group(num_sources, num_targets):
+    """Whose messages would wait for each other; and there are no more groups than that takes."""
+    pairs = [(source, target) for source, target, *_ in overlaps(range(num_sources), range(2000, 2000 + num_targets))]
+    num = num_groups([(*pair, None, None) for pair in pairs])
+    most = max(sum(rank in pair for pair in pairs) for rank in {rank for pair in pairs for rank in pair})
+    assert num == min(most, MOST_GROUPS)
+    if most <= MOST_GROUPS:
+        for group in range(num):
+            ends = [rank for pair in pairs[group::num] for rank in pair]
+            assert len(ends) == len(set(ends))
+
+
 STATES = {
     **{name: (options, both(2)) for name, options in REMEMBERED.items()},
     "zero3": (["accumulation=2", "objective.r1={weight: 0.2, every: 2}"], both(3)),
@@ -108,6 +152,53 @@ def test_both_sides_go_back(ranks, network):
     found = ranks(2).run(not_finite, split(1), both(1), network, 1)
     expected = ranks(2).run(passing_over, split(1), both(1), [(24, 32)])
     check_passed_over(found, expected, (1, ((24, 32),)))
+
+
+def first_not_finite(overrides, ds, network):
+    """What a repeated update is said to have had first, where the first layer of a network gives what is not finite."""
+    run = scenarios.build(overrides, ds)
+    scenarios.update(run, 1)
+    engine = getattr(run.step, network)
+    held = "generator" if run.step.generator.is_held else "discriminator"
+    roster.know(comm.from_rank_zero(comm.gather_objects(roster.own(held))))
+
+    def spoil(layer, inputs, outputs):
+        return tuple(each * float("inf") if each.is_floating_point() else each for each in outputs)
+
+    if engine.is_held:
+        next(iter(engine.network.layers.values())).register_forward_hook(spoil)
+    numbers = scheduled(run.recipe, run.counters.nimg)
+    found = run.recovery._repeated(Attempt(1, (run.counters.position, run.counters.position), numbers))
+    roster.know(())
+    scenarios.destroy(run)
+    return found
+
+
+@pytest.mark.parametrize("rank, network", [pytest.param(0, "generator", marks=SLOW), (1, "discriminator")])
+def test_what_was_not_finite_first_is_named_and_not_what_followed_from_it(ranks, rank, network):
+    """Images that are not finite reach D, and gradients G: on both ranks something is not finite in the end."""
+    for text in ranks(2).run(first_not_finite, split(1), both(0), network):
+        assert text.startswith(f"rank {rank} ({network}): first in the output of layer 0 of the {network} (")
+
+
+def noticed(overrides, ds):
+    logger = logging.getLogger("bigsgan")
+    level = logger.level
+    logger.setLevel(logging.INFO)  # as a run's log does
+    with keeping_notices() as notices:
+        scenarios.destroy(scenarios.build(overrides, ds))
+    logger.setLevel(level)
+    return [text for _, text in notices]
+
+
+@pytest.mark.parametrize("stages_of", [pytest.param((1, 2), marks=SLOW), pytest.param((2, 1), marks=NIGHTLY)])
+def test_stages_are_shown_once_on_the_terminal_of_rank_0(ranks, stages_of):
+    """Which holds nothing of D, whose ranks divide it."""
+    network = "generator" if stages_of[0] == 2 else "discriminator"
+    first, *others = ranks(3).run(noticed, split(stages_of[0], *stages(*stages_of)), both(1))
+    (table,) = [text for text in first if "in 2 stages" in text]
+    assert table.startswith(f"{network} in 2 stages, micro-batches of ")
+    assert others[-1].count(table) == (network == "discriminator")  # in the log of its own ranks too
 
 
 def refused_for(network, overrides, ds):

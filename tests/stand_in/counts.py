@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bigsgan.bench.phases import label_phases
-from bigsgan.models import network
+from bigsgan.engines import build as engines
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
 from tests.stand_in import build, cells, roofline
@@ -153,7 +153,7 @@ def count(name: str) -> dict[str, Any]:
     """Launches, GB of products and of the rest, and the operations with most bytes: GB and calls."""
     case = CASES[name]
     cells.prepare()
-    with mock.patch.object(network, "initialize"):  # no number matters
+    with mock.patch.object(engines, "initialize"):  # no number matters
         run = scenarios.build(case.overrides, {}, recipe=RECIPES / case.recipe)
     run.counters.update = case.update - WARM_UP
     scenarios.update(run, WARM_UP)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from bigsgan.models import network
+from bigsgan.engines import build as engines
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
 from tests.stand_in import build, cells
@@ -51,7 +51,7 @@ def count(unit: str) -> dict[str, float]:
 
     compiler = importlib.import_module("torch._inductor.async_compile").AsyncCompile
     overrides = [f"engines.{each}.compile={unit}" for each in ("generator", "discriminator")]
-    with mock.patch.object(network, "initialize"), mock.patch.object(compiler, "triton", write):
+    with mock.patch.object(engines, "initialize"), mock.patch.object(compiler, "triton", write):
         run = scenarios.build([*BIGGAN[1], *overrides], {}, recipe=RECIPES / BIGGAN[0])
         begin = time.perf_counter()
         scenarios.update(run, 2)

@@ -53,7 +53,7 @@ REFUSED = {
 RUNS = [name for name in LAYOUTS if name not in REFUSED]
 
 IN_CI = ["0-fp32-device", "1-fp16-device", "2-bf16-optimizer", "3-bf16-device", "3-fp16-optimizer", "3-bf16-all"]
-"""Layouts in which CI runs every family, and looks for races; in the others it runs a third of them each."""
+"""Layouts in which CI looks for races on two ranks, and runs every family in pipelines; in the others a third each."""
 
 SHOWN = [name for name in RUNS if name.endswith("bf16-device")]
 """Layouts in which runs also sample, report and save."""
@@ -68,7 +68,7 @@ PIPED = [name for name in GAMES if name not in NOT_IN_PIPELINES]
 
 
 def some(layout: str, games: dict[str, Any]) -> dict[str, Any]:
-    """Of families those that CI runs in a layout: with the layouts beside it all."""
+    """Of families those that CI runs in pipelines in a layout: with the layouts beside it all."""
     return games if layout in IN_CI else dict(list(games.items())[RUNS.index(layout) % 3 :: 3])
 
 

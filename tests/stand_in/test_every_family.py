@@ -37,17 +37,10 @@ def expected(layout: str) -> dict[str, int]:
     return found
 
 
-ALL_OR_SOME = [
-    pytest.param(False, id="some", marks=pytest.mark.slow),
-    pytest.param(True, id="all", marks=pytest.mark.nightly),
-]
-
-
-@pytest.mark.parametrize("whole", ALL_OR_SOME)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", matrix.RUNS)
-def test_an_update_waits_where_the_docs_say(on_ranks, layout, whole):
+def test_an_update_waits_where_the_docs_say(on_ranks, layout):
     games = matrix.cells(layout)
-    games = games if whole else matrix.some(layout, games)
     found = on_ranks(1, cells.walk, games, layout in matrix.SHOWN)
     assert found.keys() == games.keys()
     for name, each in found.items():

@@ -6,7 +6,6 @@ import pytest
 
 from bigsgan.config import NETWORKS
 from tests.stand_in import build, cells, matrix, sanitizing
-from tests.stand_in.test_every_family import ALL_OR_SOME
 
 pytestmark = pytest.mark.skipif(build.obstacle() is not None, reason=str(build.obstacle()))
 
@@ -78,7 +77,10 @@ def test_no_two_streams_race(on_ranks, num_ranks, layout):
     on_ranks(num_ranks, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
 
 
-@pytest.mark.parametrize("whole", ALL_OR_SOME)
+@pytest.mark.parametrize(
+    "whole",
+    [pytest.param(False, id="some", marks=pytest.mark.slow), pytest.param(True, id="all", marks=pytest.mark.nightly)],
+)
 @pytest.mark.parametrize("layout", matrix.IN_PIPELINES)
 def test_pipelines_of_every_family_wait_where_the_docs_say(on_ranks, layout, whole):
     games = {name: cell for name, cell in matrix.cells_in_pipelines(layout).items() if name in matrix.PIPED}

@@ -1,9 +1,18 @@
-"""Fixtures of tests that compute: they are quicker, and the same everywhere, on one thread."""
+"""Fixtures: of tests that compute, which are quicker, and the same everywhere, on one thread; of tests of bad input."""
 
+import importlib
+import logging
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from bigsgan.runtime import comm
+from tests.bad_input import RECIPE, WentOnError
+from tests.bad_runs import make_run
 
 
 @pytest.fixture
@@ -17,3 +26,39 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def one_thread_and_seed(one_thread: None) -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def beside_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a directory that holds a recipe alone, without a launcher and without a way past the checks."""
+
+    def go_on(name: str, import_module: Any = importlib.import_module) -> Any:
+        if name == "bigsgan.commands.choosing":
+            return import_module(name)
+        raise WentOnError(f"{name} was imported")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib, "import_module", go_on)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def made_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with one checkpoint at 64 images."""
+    return make_run(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def run(made_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of it, to be damaged. Training stops short of DeepSpeed, in this process without a process group."""
+    monkeypatch.setattr(comm, "initialize", lambda *patience: None)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield Path(shutil.copytree(made_run, tmp_path / "run"))
+    logger = logging.getLogger("bigsgan")
+    logger.handlers.clear()  # a process that ends leaves its log open
+    logger.propagate = True

@@ -14,7 +14,7 @@ CASES = {
     "no family": (
         ["generator.family=null"],
         "generator.family",
-        "must be 'biggan', 'biggan_deep', 'dcgan', 'gat', 'mlp', 'pix2pix', 'r3gan' or",
+        "must be 'biggan', 'biggan_deep', 'cat', 'dcgan', 'gat', 'mlp', 'pix2pix', 'r3gan'",
         "choose one of these",
     ),
     "another family's keys": (
@@ -83,6 +83,18 @@ CASES = {
         "must be uniform with data.num_classes=0, got 'data' (the data has no classes)",
         "set data.num_classes",
     ),
+    "labels of data that is read an update later": (
+        ["objective={fake_labels: data, reuse_fakes: true, schedule: overlapped}"],
+        "objective.schedule",
+        "must be exact with objective.fake_labels=data, got 'overlapped' (images are made an update before D reads the",
+        "set objective.schedule=exact",
+    ),
+    "pairs that are read an update later": (
+        [*FAMILIES["pix2pix"], "objective.schedule=overlapped"],
+        "objective.schedule",
+        "must be exact with pairs of images, got 'overlapped'",
+        "set objective.schedule=exact",
+    ),
     "several images for a D of one": (
         [FAMILIES["gat"][0], "objective.loss=relativistic"],
         "discriminator.family",
@@ -94,6 +106,12 @@ CASES = {
         "augmentation.kind",
         "must be diffaugment with generator.family=gat, got 'ada'",
         "set augmentation.kind=diffaugment",
+    ),
+    "consistency of one image": (
+        ["objective.consistency={weight: 0.2}"],
+        "objective.consistency",
+        "must be null with generator.family=biggan, got 'weight=0.2' (it compares the images of one sample)",
+        "remove it, or give both networks family cat or gat",
     ),
     "ADA of latents": (
         ["data.codec.kind=dct", "augmentation={kind: ada, p: 0.5}", "data.resolution=32"],

@@ -26,6 +26,9 @@ class Ticking:
         self.now += 2
         self.updates += 1
 
+    def idle(self):
+        return None
+
     def means(self):
         return {}
 

@@ -13,7 +13,7 @@ from bigsgan.bench.comm import least_bytes, network_of
 from bigsgan.bench.phases import PHASES, PhaseClock, name_of
 from bigsgan.bench.profile import costliest
 from bigsgan.engines.phases import all_in_turn, update_phases
-from tests.tiny import tiny_plan, zero
+from tests.tiny import both, tiny_plan, zero
 
 
 def test_a_phase_does_not_count_what_is_inside_it(monkeypatch):
@@ -68,7 +68,7 @@ def test_each_phase_has_the_network_whose_parameters_it_needs():
     g_steps = [f"G pulls back: {kind}" for kind in ("forward", "backward", "step")]
     assert g == ["G makes images", "G differentiates", "G makes images, graphs kept", *g_steps]
     trains = [f"D trains: {kind}" for kind in ("forward", "backward", "step")]
-    assert d == ["D checks", "D differentiates", *trains, "D judges"]
+    assert d == ["D checks", "D differentiates", *trains, "D judges", "D keeps"]
 
 
 def test_names_are_the_labels_of_the_phases(tmp_path):
@@ -82,6 +82,11 @@ def test_names_are_the_labels_of_the_phases(tmp_path):
     assert named <= set(PHASES)
     assert {"D checks", "D differentiates", "D trains: forward", "D trains: step", "D judges"} <= named
     assert {label for label, _ in found} == {phase.label for phase in update}
+    plan = tiny_plan(tmp_path, 1, [*overrides, "objective.schedule=overlapped"], both(0))
+    update = update_phases(plan, penalised=[True, False], checked=[True, False])
+    tasks = [*all_in_turn(update)]
+    assert {name_of(update[task.phase], task) for task in tasks} <= set(PHASES)
+    assert {update[task.phase].label for task in tasks} == {phase.label for phase in update}
 
 
 def averages(*events):

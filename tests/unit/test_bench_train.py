@@ -2,6 +2,7 @@
 
 import json
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -47,6 +48,11 @@ def test_a_record_is_relative_to_the_first_variant_round_by_round(tmp_path):
     assert (found["host_peak_bytes"], found["host_added_bytes"]) == (950 * MIB, 450 * MIB)
     assert found["busy_share"] == pytest.approx(0.7)
     assert found["data_wait_share"] == pytest.approx(6 * 0.1 / (3.6 * 1.5))
+    assert (record(first, [first, second], 100)["idle_share"], found["idle_share"]) == (None, None)
+    watched = second._replace(
+        rounds=[[a._replace(idle=share), b] for share, (a, b) in zip((0.1, 0.4, 0.3), slow, strict=True)]
+    )
+    assert record(watched, [first, watched], 100)["idle_share"] == 0.3
     assert (found["disk_wait_share"], found["device_peak_bytes"]) == (None, None)
     assert found["d_loss_difference"] == pytest.approx(0.1)
     assert found["g_loss_difference"] == 0
@@ -55,7 +61,7 @@ def test_a_record_is_relative_to_the_first_variant_round_by_round(tmp_path):
 def test_what_is_measured_reports_to_nobody(tmp_path, monkeypatch):
     plan = tiny_plan(tmp_path, 1, ["monitor=[wandb, csv]"], both(0))
     built = []
-    monkeypatch.setattr(product, "build_run", lambda plan, *others: built.append(plan))
+    monkeypatch.setattr(product, "build_run", lambda plan, *others: built.append(plan) or mock.MagicMock())
     product.build_engine_loop(plan)
     assert [each.recipe for each in built] == [plan.recipe.model_copy(update={"monitor": []})]
 
@@ -128,6 +134,9 @@ class Seer:
 
     def __call__(self):
         self.seen.append(uses_tf32())
+
+    def idle(self):
+        return None
 
     def means(self):
         return {"loss/discriminator": 1.0, "loss/generator": 1.0}

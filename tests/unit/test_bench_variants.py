@@ -1,15 +1,20 @@
 """What `bigsgan bench train` compares, and what it refuses before torch is imported."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
+import torch.nn.functional as F
 
-from bigsgan.bench.train import _on_machine
+from bigsgan.bench.train import _on_machine, _setting
 from bigsgan.bench.variants import VARIANTS, chosen_variants, plan_variants
 from bigsgan.cli import main
 from bigsgan.config import NETWORKS
 from bigsgan.engines import compiling
 from bigsgan.errors import UserError
+from bigsgan.models.network import initialize
+from bigsgan.models.transformer import Attention
 from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 
@@ -44,6 +49,36 @@ def test_each_variant_changes_one_thing(tmp_path):
         assert plan.differentiates_forward("discriminator") == (name in ("forward_mode", "zero3", "pipeline"))
 
 
+def test_ranks_of_their_own_are_the_recipes_or_half_of_all(tmp_path):
+    for overrides, expected in (
+        ([], [2, 2]),
+        (["engines.generator.ranks=auto"], [2, 2]),
+        (["engines.generator.ranks=3", "engines.discriminator.ranks=1"], [3, 1]),
+        (["engines.discriminator.ranks=1"], [3, 1]),
+    ):
+        found = planned(tmp_path, 4, "batch=24", *overrides)
+        plan = found["separate_ranks"].plan
+        assert [len(plan.placement(network).ranks) for network in ("generator", "discriminator")] == expected
+        assert not found["zero0"].plan.is_split
+
+
+@pytest.mark.parametrize(
+    ("names", "fused"), [("zero0", 1), ("written_attention", 0), ("written_attention+clipping", 0)]
+)
+def test_attention_is_written_out_while_its_variant_runs(names, fused, tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    (each,) = plan_variants(recipe, chosen_variants(names, recipe), 1)
+    attention, attend = Attention(16, 2, 2, bf16=False), mock.MagicMock(wraps=F.scaled_dot_product_attention)
+    initialize(attention, 0)
+    x = torch.randn(1, 4, 16)
+    with mock.patch.object(F, "scaled_dot_product_attention", attend):
+        with _setting(each)():
+            found = attention(x)
+        assert attend.call_count == fused
+        torch.testing.assert_close(found, attention(x))
+        assert attend.call_count == fused + 1
+
+
 def test_a_recipes_own_layout_is_not_compared(tmp_path):
     overrides = ["engines.generator.ds_config=ds_configs/zero3.json", "engines.generator.pipeline_stages=1"]
     found = planned(tmp_path, 1, *overrides)
@@ -62,6 +97,7 @@ def test_what_cannot_run_keeps_the_reason(tmp_path):
     assert [name for name, each in found.items() if each.plan is None] == [
         "double_backward",
         "forward_mode",
+        "separate_ranks",
         "pipeline",
     ]
     assert found["forward_mode"].reason == "objective: has no exact penalty; add objective.r1, or leave the variant out"
@@ -69,7 +105,8 @@ def test_what_cannot_run_keeps_the_reason(tmp_path):
         "engines.generator.pipeline_stages: must divide the number of ranks (1), got 2"
     )
     found = planned(tmp_path, 3)
-    assert {name for name, each in found.items() if each.plan is not None} == BASELINES  # 8 images, 3 ranks
+    # 8 images divide by 2 and by 1, but not by 3 ranks.
+    assert {name for name, each in found.items() if each.plan is not None} == {*BASELINES, "separate_ranks"}
     assert "(1 micro-batches on 3 ranks" in found["data_parallel"].reason
     with pytest.raises(
         UserError, match=r"^--variants: 'zero1,zero2' cannot run here: batch: must be a multiple of 3, got 8"

@@ -205,7 +205,7 @@ def test_an_autoencoder_that_is_not_there(tmp_path):
     (tmp_path / "vae" / "config.json").unlink()
     with pytest.raises(UserError, match=r"data.codec.path: .* cannot be read: No such file"):
         build_codec(data, CPU)
-    for text, message in (("[1]", "no table of names and values"), ("{}", "no block_out_channels")):
+    for text, message in (("[1]", "must be a JSON object"), ("{}", "no block_out_channels")):
         (tmp_path / "vae" / "config.json").write_text(text)
         with pytest.raises(UserError, match=rf"data\.codec\.path: .* {message}"):
             build_codec(data, CPU)

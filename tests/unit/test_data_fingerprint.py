@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bigsgan import train
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.data.fingerprint import STAT_FILES, Fingerprint, some_of
 from bigsgan.data.from_torchvision import TorchvisionImages
 from bigsgan.data.packed import write_tar, write_zip
+from bigsgan.training import build
 
 NAMES = ["0/a.png", "0/b.png", "1/c.png"]
 
@@ -175,8 +175,8 @@ def test_a_resumed_run_is_told_of_other_data(tmp_path, monkeypatch, caplog):
     first = json.loads(json.dumps(fingerprint(section)._asdict()))  # as a manifest keeps it
     png(tmp_path, "1/d.png", 9)
     now = fingerprint(section)._asdict()
-    monkeypatch.setattr(train.checkpoint, "restore", lambda *arguments, **options: None)
-    monkeypatch.setattr(train, "build_network", lambda recipe, network: None)
+    monkeypatch.setattr(build.checkpoint, "restore", lambda *arguments, **options: None)
+    monkeypatch.setattr(build, "build_network", lambda recipe, network: None)
     caplog.set_level(logging.INFO)
     for before, given, expected in [
         (first, first, []),
@@ -184,8 +184,8 @@ def test_a_resumed_run_is_told_of_other_data(tmp_path, monkeypatch, caplog):
         (None, now, []),
         ("text", now, []),
     ]:
-        layout = {"world_size": 1} | ({} if before is None else {train.DATA: before})
-        train._restore(SimpleNamespace(layout=layout), {}, {"world_size": 1, train.DATA: given}, None)
+        layout = {"world_size": 1} | ({} if before is None else {build.DATA: before})
+        build._restore(SimpleNamespace(layout=layout), {}, {"world_size": 1, build.DATA: given}, None)
         said = [record.getMessage().partition("differs in ")[2] for record in caplog.records]
         assert said == expected
         caplog.clear()

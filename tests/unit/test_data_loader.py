@@ -75,7 +75,7 @@ def real_images(
 ) -> RealImages:
     return RealImages(
         dataset, data or data_section(), DRAWS, Slice(batch, accumulation, rank, world_size), CPU,
-        position=position, skipped=skipped,
+        start=(position, skipped),
     )  # fmt: skip
 
 

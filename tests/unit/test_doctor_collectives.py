@@ -45,7 +45,6 @@ def as_if(monkeypatch):
             "mean_over_ranks": lambda own: fill(own.clone(), total(own.numel()) / num),
             "largest_over_ranks": lambda own: fill(own, np.max([number(each, own.numel()) for each in range(num)], 0)),
             "broadcast": lambda owns, source: fill(owns[0], number(source, owns[0].numel())),
-            "exchange": lambda sent, came: fill(came[0][0], number(came[0][1], came[0][0].numel())),
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(comm, name, fake)
@@ -56,11 +55,16 @@ def as_if(monkeypatch):
     return plant
 
 
+def before(own):
+    """What the rank before this one sends."""
+    return torch.from_numpy(number(RANK - 1, own.numel())).float()
+
+
 @pytest.mark.parametrize("num", [5, 12])
 def test_what_is_expected_of_many_ranks(as_if, num):
     as_if(num)
     names = []
-    for name, found, expected in collectives._cases(RANK, num, 1000, torch.float32):
+    for name, found, expected in collectives._cases(RANK, num, 1000, torch.float32, before):
         assert torch.allclose(found.double(), expected, rtol=2.0**-24, atol=0), name
         names.append(name)
     assert len(names) == 8
@@ -70,7 +74,7 @@ def test_memory_does_not_grow_with_the_ranks(as_if, monkeypatch):
     monkeypatch.setattr(collectives, "MOST_GATHERED", 4000)
     for num in (4, 16, 100):
         sizes = as_if(num)
-        assert len(list(collectives._cases(RANK, num, 1000, torch.float32))) == 8
+        assert len(list(collectives._cases(RANK, num, 1000, torch.float32, before))) == 8
         assert max(sizes) == 4000
 
 
@@ -95,7 +99,8 @@ def test_a_mean_may_be_rounded_and_a_sum_may_not(monkeypatch, name, dtype, error
 
 def test_bf16_is_left_out_where_it_does_not_hold_the_sums(monkeypatch):
     asked = []
-    monkeypatch.setattr(collectives, "_cases", lambda rank, num, numel, dtype: asked.append(dtype) or iter([]))
+    monkeypatch.setattr(collectives, "_Ring", lambda num: before)
+    monkeypatch.setattr(collectives, "_cases", lambda rank, num, numel, dtype, _: asked.append(dtype) or iter([]))
     for num, has_bf16 in ((200, True), (201, False)):
         asked.clear()
         monkeypatch.setattr(comm, "world_size", lambda num=num: num)

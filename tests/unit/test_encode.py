@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ from tests.autoencoders import save_autoencoder
 from tests.ports import free_port
 
 SIZE = 32
+ONE_LABEL = b'{"labels": [["a.png", 0]]}'
 PARTS = [4, 4, 2]  # of 5 readable images in each of two classes
 
 
@@ -178,3 +184,161 @@ def test_two_ranks_write_the_bytes_of_one(tmp_path):
     one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
     assert sorted(one) == ["codec.json", "shard-000000.tar", "shard-000001.tar"]
     assert one == two
+
+
+def packed(images: Path, kind: str, file: Path) -> None:
+    """Pack class folders as others do; the images of a zip file with labels lie in folders that are no classes."""
+    paths = sorted(images.glob("*/*.png"))
+    labels = {path: int(path.parent.name[-1]) for path in paths}
+    if kind == "shards":
+        file.mkdir()
+        for number in range(2):
+            with tarfile.open(file / f"train-{number}.tar", "w") as archive:
+                for i, path in enumerate(paths[5 * number : 5 * number + 5]):
+                    for field, content in (("cls", str(labels[path]).encode()), ("png", path.read_bytes())):
+                        info = tarfile.TarInfo(f"sample{i}.{field}")
+                        info.size = len(content)
+                        archive.addfile(info, io.BytesIO(content))
+        return
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        names = {
+            path: f"00000/{path.name}" if kind == "labels" else f"{path.parent.name}/{path.name}" for path in paths
+        }
+        for path in paths:
+            archive.write(path, names[path])
+        if kind == "labels":
+            archive.writestr("dataset.json", json.dumps({"labels": [[names[path], labels[path]] for path in paths]}))
+
+
+@pytest.mark.parametrize("kind", ["folders", "labels", "shards"])
+def test_images_in_archives_are_those_in_folders(kind, tmp_path, capsys):
+    write_images(tmp_path / "images")
+    source = tmp_path / ("shards" if kind == "shards" else "images.zip")
+    packed(tmp_path / "images", kind, source)
+    for images, made in ((tmp_path / "images", "one"), (source, "two")):
+        assert encode(images, tmp_path / made, "dct:4", "--keep-images") == 0
+    assert printed_data(capsys).num_classes == 2
+    expected, found = (contents(tmp_path / made) for made in ("one", "two"))
+    assert expected == found
+    assert len(found) == 4
+    assert encode(source, tmp_path / "two", "dct:4", "--keep-images") == 0  # resumes
+    if kind != "shards":
+        packed(tmp_path / "images", kind, source)
+        os.utime(source, ns=(1, 1))
+        assert encode(source, tmp_path / "two", "dct:4", "--keep-images") == 2
+        assert "was started from other images than SRC has now" in capsys.readouterr().err
+
+
+def test_a_damaged_image_in_an_archive_is_left_out(tmp_path, capsys):
+    write_images(tmp_path / "images")
+    (tmp_path / "images" / "class1" / "7.png").write_bytes(b"none")
+    packed(tmp_path / "images", "folders", tmp_path / "images.zip")
+    content = bytearray((tmp_path / "images.zip").read_bytes())
+    place = content.index(b"class0/2.png") + 60
+    content[place] ^= 255
+    (tmp_path / "images.zip").write_bytes(content)
+    assert encode(tmp_path / "images.zip", tmp_path / "made", "dct:4") == 0
+    assert f"{tmp_path / 'made'}: latents of 8 images of 2 classes" in capsys.readouterr().out
+
+
+def zipped(file: Path, members: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def test_a_zip_file_whose_labels_are_null_has_no_classes(tmp_path, capsys):
+    """As StyleGAN's and EDM2's tools write it; their folders are of 1,000 images each."""
+    write_images(tmp_path / "images")
+    paths = sorted((tmp_path / "images").glob("*/*.png"))
+    members = {f"{i // 5:05}/{path.name}": path.read_bytes() for i, path in enumerate(paths)}
+    zipped(tmp_path / "images.zip", {**members, "dataset.json": b'{"labels": null}'})
+    assert encode(tmp_path / "images.zip", tmp_path / "made", "dct:4") == 0
+    printed = capsys.readouterr().out
+    assert "latents of 10 images of no classes" in printed
+    assert "data.num_classes=0" in printed
+    with tarfile.open(min((tmp_path / "made").glob("*.tar"))) as archive:
+        assert {Path(name).suffix for name in archive.getnames()} == {".npy"}
+
+
+def test_hidden_files_of_a_zip_file_with_labels_are_no_images(tmp_path, capsys):
+    write_images(tmp_path / "images")
+    packed(tmp_path / "images", "labels", tmp_path / "images.zip")
+    with zipfile.ZipFile(tmp_path / "images.zip", "a") as archive:
+        for name in ("__MACOSX/00000/._0.png", "00000/._0.png", ".cache/0.png"):
+            archive.writestr(name, b"none")
+    assert encode(tmp_path / "images.zip", tmp_path / "made", "dct:4") == 0
+    captured = capsys.readouterr()
+    assert "latents of 10 images of 2 classes" in captured.out
+    assert "unreadable" not in captured.err
+
+
+@pytest.mark.parametrize("kind", ["folders", "shards"])
+@pytest.mark.parametrize("fault", [errno.EIO, errno.ESTALE])
+def test_a_fault_of_the_disk_is_no_damaged_image(kind, fault, tmp_path, capsys, monkeypatch):
+    write_images(tmp_path / "images")
+    source = tmp_path / "packed"
+    packed(tmp_path / "images", kind, source)
+    read, calls = os.pread, []
+
+    def failing(*arguments: int) -> bytes:
+        calls.append(arguments)
+        if len(calls) > 6:
+            raise OSError(fault, os.strerror(fault))
+        return read(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", failing)
+        assert encode(source, tmp_path / "made", "dct:4", "--keep-images") == 2
+    told = capsys.readouterr().err
+    assert re.search(f"SRC: '.*png' cannot be read: {os.strerror(fault)}; fix the disk, then run", told)
+    for images, made in ((source, "made"), (tmp_path / "images", "expected")):
+        assert encode(images, tmp_path / made, "dct:4", "--keep-images") == 0
+    assert contents(tmp_path / "made") == contents(tmp_path / "expected")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_bytes(b"none"), "SRC: '.*' is damaged"),
+        (lambda path: zipped(path, {"a.txt": b"none"}), "SRC: '.*' contains no images"),
+        (lambda path: zipped(path, {"a/a.txt": b"none"}), "SRC: '.*' contains no images"),
+        (
+            lambda path: zipped(path, {"a.png": b"none", "b.png": b"none", "dataset.json": ONE_LABEL}),
+            r"SRC: '.*' has b\.png, which its dataset\.json does not list; pack it again",
+        ),
+        (
+            lambda path: zipped(path, {"a.png": b"none", "dataset.json": b'{"labels": [["a.png", 0], ["c.png", 1]]}'}),
+            r"SRC: '.*' has no c\.png, which its dataset\.json lists; pack it again",
+        ),
+        (
+            lambda path: zipped(path, {"a.png": b"none", "dataset.json": b"{}"}),
+            r"SRC: '.*' has no readable dataset\.json: 'labels'; pack it again",
+        ),
+    ],
+)
+def test_archives_that_are_no_source(make, message, tmp_path, capsys):
+    make(tmp_path / "images.zip")
+    assert encode(tmp_path / "images.zip", tmp_path / "made", "dct:4") == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("class2/", "has class folders without images (class2); fill or remove them"),
+        ("class2/notes.txt", "has class folders without images (class2); fill or remove them"),
+        ("a.png", "contains images beside its class folders (a.png); move them into the folder of their class"),
+    ],
+)
+def test_folders_of_a_zip_file_are_refused_as_those_of_a_directory(name, message, tmp_path, capsys):
+    images = tmp_path / "images"
+    write_images(images)
+    packed(images, "folders", tmp_path / "images.zip")
+    with zipfile.ZipFile(tmp_path / "images.zip", "a") as archive:
+        archive.writestr(name, b"")
+        archive.extract(name, images)
+    for source in (images, tmp_path / "images.zip"):
+        assert encode(source, tmp_path / "made", "dct:4") == 2
+        assert f"SRC: '{source}' {message}" in capsys.readouterr().err

@@ -135,7 +135,7 @@ def test_a_run_on_a_full_disk(is_freed, disk, tmp_path):
     Where there is room again, stderr is elsewhere, to see that a checkpoint has failed.
     """
     out = disk / "run"
-    settings = ["total_nimg=1024", "batch=8", "report_nimg=64", "sample_nimg=128", "checkpoint_nimg=128",
+    settings = ["total_nimg=640", "batch=8", "report_nimg=64", "sample_nimg=128", "checkpoint_nimg=128",
                 "checkpoints.keep=1", f"out={out}"]  # fmt: skip
     tiny_recipe(tmp_path)  # writes it
     command = [sys.executable, "launch/train.py", "--config", str(tmp_path / "tiny.yaml"), *settings]
@@ -154,7 +154,7 @@ def test_a_run_on_a_full_disk(is_freed, disk, tmp_path):
         process.wait()
     assert status == (0 if is_freed else 2)
     assert "Traceback" not in said.read_text()
-    assert (find_intact(out).nimg == 1024) == is_freed
+    assert (find_intact(out).nimg == 640) == is_freed
 
 
 def wait_for(event: Callable[[], object], process: subprocess.Popen) -> None:

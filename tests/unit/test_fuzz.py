@@ -33,8 +33,8 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests import REPOSITORY
 from tests.alone import save, whole
+from tests.bad_input import RECIPE, WentOnError
 from tests.tiny import tiny_recipe
-from tests.unit.test_bad_input import RECIPE, WentOnError
 
 SECONDS = 20
 FEW = settings(

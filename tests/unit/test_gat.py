@@ -121,8 +121,11 @@ def test_the_discriminator_is_the_published_one(name, channels, exact):
 def test_weights_that_are_not_understood_are_refused():
     record = load_file(RECORDS / "gat_patch4.safetensors")
     state = part(record, "D")
-    with_head = {**state, "proj.0.weight": torch.zeros(1), "proj.4.bias": torch.zeros(1)}
-    assert weights.discriminator_state(with_head).keys() == weights.discriminator_state(state).keys()
+    heads = {f"proj.{i}.{kind}": torch.zeros(1) for i in (0, 2, 4) for kind in ("weight", "bias")}
+    more = weights.discriminator_state({**state, **heads}).keys() - weights.discriminator_state(state).keys()
+    assert {name.partition(".teacher.")[2] for name in more} == {
+        f"{name}.{kind}" for name in ("first", "second", "third") for kind in ("weight", "bias")
+    }
     with pytest.raises(UserError, match=r"GAT discriminator: proj\.scale is unknown"):
         weights.discriminator_state({**state, "proj.scale": torch.zeros(1)})
     with pytest.raises(UserError, match=r"GAT generator: final_layers\.0\.shift\.weight is unknown"):

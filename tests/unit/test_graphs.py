@@ -33,6 +33,11 @@ MORE = {
     "pix2pix_without_norm": [*FAMILIES["pix2pix_features"], "generator.norm=none"],
 }
 OVERRIDES = {**FAMILIES, **MORE}
+IN_CI = [
+    "biggan_deep", "biggan_light", "biggan_unconditional", "dcgan_light", "gat", "mlp", "pix2pix", "pix2pix_instance",
+    "r3gan_unconditional", "stylegan2_orig", "stylegan2_unconditional",
+]  # fmt: skip
+"""With all kinds of layers and of inputs; the generators of the others consist of the same."""
 CLOSE = 2e-5
 NUM = 5
 
@@ -82,8 +87,9 @@ def exported(tmp_path_factory):
     return make
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OVERRIDES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in IN_CI else pytest.mark.nightly) for n in OVERRIDES]
+)
 def test_onnx_makes_the_same_images(name, exported):
     runtime = pytest.importorskip("onnxruntime")
     place = exported(name)
@@ -117,8 +123,13 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("bigsgan", "d
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [list(OVERRIDES)[i::4] for i in range(4)], ids=lambda names: names[0])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(IN_CI, id="in CI", marks=pytest.mark.slow),
+        pytest.param([name for name in OVERRIDES if name not in IN_CI], id="others", marks=pytest.mark.nightly),
+    ],
+)
 def test_torch_makes_the_same_images_in_a_process_without_bigsgan(names, exported, tmp_path):
     wanted, places = {}, {name: exported(name) for name in names}
     for name, place in places.items():

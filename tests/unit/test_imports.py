@@ -175,7 +175,7 @@ def test_sampling_and_exporting_need_no_deepspeed():
 
 
 def test_training_on_digits_loads_nothing_that_takes_seconds():
-    digits = "from bigsgan.config.data import Data; bigsgan.train.build_dataset(Data())"
+    digits = "from bigsgan.config.data import Data; bigsgan.training.build.build_dataset(Data())"
     loaded = loaded_after(f"import bigsgan.train; {digits}")
     assert "deepspeed" in loaded
     assert not loaded & {"torchvision", "sklearn", "scipy"}

@@ -17,7 +17,7 @@ from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.errors import UserError
-from bigsgan.models import biggan, dcgan
+from bigsgan.models import biggan, dcgan, spectral
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import SpectralConv2d, moving_state
 from bigsgan.models.light import Makers, SqueezeAndExcitation, pair, single
@@ -49,7 +49,7 @@ def test_a_grouped_weight_is_divided_by_the_norm_of_its_block_diagonal_matrix(gr
     x = torch.randn(2, 12, 5, 5)
     with torch.no_grad():
         for _ in range(2000):
-            layer.u, layer.v = layer._iterate(layer.as_matrix(layer.weight), layer.u)
+            layer.u, layer.v = spectral.iterated(layer.as_matrix(layer.weight), layer.u, layer.eps)
     norm = torch.linalg.matrix_norm(dense(layer, layer.weight), 2)
     assert_close(layer.normalized_weight(), layer.weight / norm, rtol=1e-4, atol=1e-5)
     assert_close(layer(x), F.conv2d(x, layer.weight / norm, layer.bias, padding=1, groups=groups), rtol=1e-4, atol=1e-4)

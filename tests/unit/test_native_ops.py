@@ -4,11 +4,14 @@ import fcntl
 import subprocess
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from torch.utils import cpp_extension
 
+from bigsgan.config import NETWORKS
+from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines.deepspeed import native_ops
 from bigsgan.engines.deepspeed.native_ops import refuse_stale_lock
 from bigsgan.errors import UserError
@@ -101,11 +104,72 @@ def test_one_rank_of_each_host_builds(rank, builds, monkeypatch, tmp_path):
     monkeypatch.setattr(native_ops.socket, "gethostname", lambda: hosts[rank])
     for name, value in {
         "rank": lambda: rank,
-        "gather_objects": lambda own: hosts,
+        "gather_objects": lambda own: hosts if own in hosts else None,
         "from_rank_zero": lambda value: value,
         "patient_barrier": lambda: lambda: None,
     }.items():
         monkeypatch.setattr(native_ops.comm, name, value)
     builder = SimpleNamespace(load=lambda verbose: loaded.append(rank))
-    native_ops._build(builder, ["cpu_adam"], "field", None, "remedy")
+    native_ops._build(builder, native_ops._CPU_ADAM)
     assert bool(loaded) == builds
+
+
+OFFLOADED = DeepSpeedFile(Path("ds.json"), {"zero_force_ds_cpu_optimizer": True}, 2, "fp32", "cpu", "none")
+ON_DEVICE = DeepSpeedFile(Path("ds.json"), {}, 2, "fp32", "none", "none")
+
+
+@pytest.mark.parametrize(
+    "files, builders",
+    [
+        ((OFFLOADED, ON_DEVICE), [0]),
+        ((ON_DEVICE, OFFLOADED), [2, 3]),
+        ((OFFLOADED, OFFLOADED), [0, 3]),
+        ((ON_DEVICE, ON_DEVICE), []),
+    ],
+    ids=["G's", "D's", "both", "none"],
+)
+def test_one_rank_of_each_host_builds_for_ranks_of_both_networks(files, builders, monkeypatch, tmp_path):
+    """Ranks 0 and 1 hold G, 2 to 4 hold D, and the first three share a host: where both need it, it is built once."""
+    by_network, hosts, loaded = dict(zip(NETWORKS, files, strict=True)), ["a", "a", "a", "b", "b"], []
+    held = ["generator"] * 2 + ["discriminator"] * 3
+    told = [host if native_ops.needs_cpu_adam(by_network[held[rank]]) else None for rank, host in enumerate(hosts)]
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    for rank, host in enumerate(hosts):
+        barriers, asked = [], []
+
+        def gather(own, rank=rank, asked=asked):
+            asked.append(own)
+            return told if len(asked) == 1 else [None] * 5
+
+        monkeypatch.setattr(native_ops, "_built", set())
+        monkeypatch.setattr(native_ops.socket, "gethostname", lambda host=host: host)
+        for name, value in {
+            "rank": lambda rank=rank: rank,
+            "gather_objects": gather,
+            "from_rank_zero": lambda value: value,
+            "patient_barrier": lambda barriers=barriers: lambda: barriers.append("waited"),
+        }.items():
+            monkeypatch.setattr(native_ops.comm, name, value)
+        builder = SimpleNamespace(load=lambda verbose, rank=rank: loaded.append(rank))
+        monkeypatch.setattr(
+            native_ops, "_CPU_ADAM", native_ops._CPU_ADAM._replace(builder=lambda builder=builder: builder)
+        )
+        for _ in range(2):  # the second time when the engine is built, in its part alone
+            native_ops.build_for_both(by_network, held[rank])
+        assert barriers == ["waited"] * bool(builders)  # all ranks, whether they need it or not
+        assert asked[:1] == [told[rank]] * bool(builders)
+    assert loaded == builders
+
+
+def test_all_ranks_hear_of_a_build_that_fails(monkeypatch, tmp_path):
+    def load(verbose):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    told = []
+    monkeypatch.setattr(native_ops.comm, "patient_barrier", lambda: lambda: told.append("waited"))
+    monkeypatch.setattr(native_ops.comm, "gather_objects", lambda own: told.append(own) or [own])
+    with pytest.raises(UserError, match="needs DeepSpeed's cpu_adam, which cannot be built here: no compiler; install"):
+        native_ops._build(SimpleNamespace(load=load), native_ops._CPU_ADAM)
+    assert told[1] == "waited"
+    assert isinstance(told[2], UserError)

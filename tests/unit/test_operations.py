@@ -15,7 +15,8 @@ from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.models import dual
 from bigsgan.models.build import build_network
 from bigsgan.monitor import Statistics
-from bigsgan.plan import count_network, count_work, describe_networks
+from bigsgan.plan import describe_networks
+from bigsgan.planner.counting import count_network, count_work
 from tests.tiny import FAMILIES, both, tiny_plan, zero
 
 META = torch.device("meta")

@@ -93,6 +93,18 @@ def installed(tmp_path_factory) -> Path:
     return place / "bin"
 
 
+EVERY_NAME = """
+from bigsgan.cli import main
+from bigsgan.shipped import ROOT, recipe_names
+
+for name in recipe_names():
+    assert main(["train", "--dry-run", "--config", name]) == 0, name
+for path in (ROOT / "ds_configs").iterdir():
+    files = [f"engines.{network}.ds_config={path.stem}" for network in ("generator", "discriminator")]
+    assert main(["train", "--dry-run", *files]) == 0, path
+"""
+
+
 @pytest.mark.slow
 def test_the_wheel_trains_in_an_empty_directory(installed, tmp_path):
     environment = {
@@ -110,6 +122,12 @@ def test_the_wheel_trains_in_an_empty_directory(installed, tmp_path):
     assert package.is_relative_to(installed.parent)
     assert (package / "py.typed").is_file()
     assert (package / "shipped" / "slurm" / "job.sh").is_file()
+    for room, original in (("recipes", REPOSITORY / "launch" / "recipes"), ("ds_configs", REPOSITORY / "ds_configs")):
+        shipped_files = {path.name: path.read_bytes() for path in (package / "shipped" / room).iterdir()}
+        assert shipped_files == {path.name: path.read_bytes() for path in original.iterdir()}
+    printed = run(str(installed / "python"), "-c", EVERY_NAME)
+    assert printed.count("\nout: runs/") + printed.startswith("out: runs/") == len(shipped.recipe_names()) + 14
+    assert "_shtab_bigsgan" in run("bigsgan", "--print-completion", "zsh")
     assert run(str(installed / "python"), "-m", "bigsgan", "--version").startswith("bigsgan 0.")
     asked = ["engines.generator.ds_config=zero2_bf16", "data.kind=synthetic", "data.root=null"]
     assert "ds_config: zero2_bf16" in run("bigsgan", "train", "--dry-run", "--config", "biggan128_imagenet", *asked)

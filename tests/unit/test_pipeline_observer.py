@@ -85,3 +85,17 @@ def test_one_update_is_watched_and_written(tmp_path, monkeypatch, caplog):
     assert (trains["name"], trains["ts"], trains["dur"]) == ("D trains forward 0", 3e6, 3e6)
     assert trains["args"]["phase"] - makes["args"]["phase"] == 1
     assert f"measured bubble of an update: 20.0 % (timeline: {path})" in caplog.text
+    assert observer.bubble == pytest.approx(0.2)
+
+
+def test_an_update_of_a_benchmark_is_watched_and_not_written(monkeypatch, caplog):
+    clock = iter([10.0, 12.0, 13.0, 16.0])
+    monkeypatch.setattr("bigsgan.engines.pipeline.observer.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("bigsgan.runtime.comm.barrier", lambda: None)
+    observer = Observer(None, 1)
+    observer.begin()
+    observer.add(Task(0, "forward", 0), MAKES, start=1.0)
+    observer.add(Task(1, "forward", 0), TRAINS, start=observer.now())
+    observer.end()
+    assert observer.bubble == pytest.approx(0.2)
+    assert not caplog.text

@@ -54,6 +54,29 @@ def update(
     return [*phases, Phase("generator", "pulls back", num, 1, grads_from=first + 1, **kept, **along)]
 
 
+def overlapped(
+    num: int, keeps: bool = True, d_steps: int = 1, tangents: bool = False, first: bool = False
+) -> list[Phase]:
+    """The phases of an update that overlaps with those around it; of the first one, D trains on images made in it."""
+    phases = [Phase("generator", "makes images", num, 1, begins_update=True, keeps_graphs=keeps)]
+    phases.append(Phase("discriminator", "judges", num, 1, images_from=0))
+    for _ in range(d_steps):
+        images = {}
+        if first:
+            images = {"images_from": len(phases)}
+            phases.append(Phase("generator", "makes images", num, 1))
+        if tangents:
+            phases.append(Phase("discriminator", "differentiates", num, 2, begins_update=True, **images))
+            images = {**images, "tangents_from": len(phases) - 1}
+        phases.append(Phase("discriminator", "trains", num, 2, **images))
+    made = range(len(phases), len(phases) + d_steps)
+    phases += [Phase("generator", "makes images", num, 1)] * d_steps
+    phases.append(
+        Phase("generator", "pulls back", num, 1, recomputes=not keeps, grads_from=1, graphs_from=0 if keeps else None)
+    )
+    return phases + [Phase("discriminator", "keeps", num, 1, images_from=number) for number in made]
+
+
 def equal(num_stages: int, forward: float = 1.0, backward: float = 2.0) -> dict[str, Sequence[Cost]]:
     return {network: [Cost(forward, backward)] * num_stages for network in NETWORKS}
 
@@ -89,7 +112,9 @@ class Case:
         phase = self.phases[task.phase]
         cost = self.costs[phase.network][stage]
         times = {"forward": cost.forward, "backward": cost.backward / (2 if phase.frozen else 1), "step": 0}
-        return phase.num_samples * times[task.kind] * (1 if phase.tangents_from is None else 2)
+        return (
+            phase.num_samples * times[task.kind] * (1 if phase.tangents_from is None else 2) * (phase.does != "keeps")
+        )
 
 
 def cases() -> dict[str, Case]:
@@ -103,6 +128,9 @@ def cases() -> dict[str, Case]:
     found["two D steps"] = Case(update(3, d_steps=2), 4, uneven(4, 2))
     found["a check"] = Case(update(5, checks=True), 4, uneven(4, 6))
     found["tangents"] = Case(update(5, d_steps=2, tangents=True), 3, uneven(3, 4))
+    for keeps, first in product((True, False), (True, False)):
+        name = f"overlapped{'-first' * first}-{'keep' if keeps else 'recompute'}"
+        found[name] = Case(overlapped(4, keeps, 2, keeps != first, first), 3, uneven(3, 7))
     # Of one network alone, where the other is no pipeline.
     train = Phase("discriminator", "trains", 5, 2)
     found["D alone"] = Case([train, train, train._replace(does="judges")], 4, uneven(4, 3))
@@ -137,6 +165,8 @@ class Done(Counter):
         if kind == "forward":
             # Each phase moves the layers' state at its start, and sees the updates before it.
             if not all(self.has_passed(case, i, stage) for i in earlier):
+                return False
+            if not all(self.is_over(case, i, stage) for i in earlier if case.phases[i].does == "judges"):
                 return False
             if stage > 0:
                 return self[number, "forward", stage - 1] > index
@@ -209,7 +239,8 @@ def test_each_task_is_planned_once_for_its_cost(case, which):
         expected += [Task(i, "step", 0)] * phase.step
     busy = 0.0
     for device, tasks in enumerate(planned.devices):
-        assert Counter(timed.task for timed in tasks) == Counter(expected)
+        own = [task for task in expected if case.phases[task.phase].does != "keeps" or case.stage(task, device) == 0]
+        assert Counter(timed.task for timed in tasks) == Counter(own)
         now = 0.0
         for task, start, end in tasks:
             assert start >= now, "the device still computes the task before"
@@ -265,7 +296,7 @@ def execute(case: Case, devices: list[list[Timed]]) -> None:
             assert source is None or (task._replace(phase=source), device) in done, (task, device)
             if task.kind == "forward" and phase.tangents_from is not None:
                 assert (Task(phase.tangents_from, "backward", task.micro_batch), device) in done, (task, device)
-        if 0 <= stage + ahead <= last:
+        if 0 <= stage + ahead <= last and phase.does != "keeps":
             channel(task, stage + ahead).append(task)
         done.add((left[device].popleft(), device))
         return True
@@ -286,6 +317,8 @@ def test_devices_never_wait_for_each_other_at_random(seed):
     rng = random.Random(seed)
     num_stages, num, g_num = rng.randint(2, 6), rng.randint(1, 6), rng.randint(1, 6)
     phases = update(num, rng.random() < 0.5, rng.randint(1, 3), g_num, seed % 2 == 1, seed % 3 == 1)
+    if seed % 5 == 1:
+        phases = overlapped(num, g_num > 3, rng.randint(1, 3), seed % 2 == 1, seed % 3 == 1)
     case = Case(phases, num_stages, uneven(num_stages, seed))
     planned = case.joint
     replay(case, planned)

@@ -7,7 +7,8 @@ import pytest
 
 from bigsgan.cli import main
 from bigsgan.config import load_recipe, plan_run
-from bigsgan.plan import count_network, describe_networks
+from bigsgan.plan import describe_networks
+from bigsgan.planner.counting import count_network
 from tests import REPOSITORY
 from tests.tiny import tiny_plan
 
@@ -113,10 +114,24 @@ def test_gat_of_published_and_of_great_size(name, depths, width, heads, capsys):
         heads = 2 * 257 * (1152 * 2048 + 2048**2 + 2048 * 768)
         assert g["forward_flop"] == pytest.approx(237e9, rel=3e-3)
         assert d["forward_flop"] + heads == pytest.approx(242e9, rel=3e-3)
+        # The public loop makes images twice, and for G's update goes back through the fakes alone: 4 of G and 15 of D.
+        assert 4 * g["forward_flop"] + 15 * (d["forward_flop"] + heads) == pytest.approx(4.6e12, rel=1e-2)
     # Images of several micro-batches are made again for G's update.
     made = 2 if name == "gat_8b" else 1
     assert counted["update_flop"] == (made + 2) * g["forward_flop"] + 10 * d["forward_flop"]
     assert counted["penalties_flop"] == 6 * d["forward_flop"]
+
+
+@pytest.mark.parametrize("size, published", [("m", 46), pytest.param("h", 167, marks=pytest.mark.slow)])
+def test_operations_of_cat(size, published, capsys):
+    """Published are GFLOP of multiply-adds; D, which is the same in both, counts each of its four sizes for itself."""
+    assert main(["plan", "--config", str(RECIPES / f"cat_{size}_imagenet256.yaml"), "--gpus", "8", "--json"]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert round(counted["generator"]["forward_flop"] / 2e9) == published
+    tokens, width, inside = [1 + (side // 2) ** 2 for side in (4, 8, 16, 32)], 768, 2048
+    of_tokens = sum(tokens) * (4 * width**2 + 3 * width * inside) + 2 * width * sum(num**2 for num in tokens)
+    ends = sum(num - 1 for num in tokens) * 16 * width + 4 * width * 2048 + 2 * 2048**2
+    assert counted["discriminator"]["forward_flop"] == pytest.approx(2 * (12 * of_tokens + ends), rel=1e-3)
 
 
 def test_how_long_a_run_takes(capsys):

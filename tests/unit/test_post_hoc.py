@@ -20,7 +20,7 @@ from bigsgan.errors import UserError
 from bigsgan.inference.post_hoc import Profile, combine, reconstruct
 from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
-from bigsgan.train import _build_snapshots
+from bigsgan.training.build import _build_snapshots
 from bigsgan.training.power import BEGUN, power_decay, power_exponent, power_kind
 from bigsgan.training.state import Counters
 from tests.alone import Entry, save

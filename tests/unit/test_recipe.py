@@ -91,9 +91,10 @@ def test_defaults_are_filled_in(tmp_path):
         },
         "discriminator": {"family": "biggan", "channels": 96, "attention": [], **scale},
         "objective": {
-            "loss": "hinge", "d_steps": 1, "reuse_fakes": False, "fake_labels": "uniform",
-            "l1": 0.0, "feature_matching": 0.0, "r1": None, "r2": None,
+            "loss": "hinge", "d_steps": 1, "schedule": "exact", "reuse_fakes": False, "fake_labels": "uniform",
+            "l1": 0.0, "feature_matching": 0.0, "consistency": None, "r1": None, "r2": None,
             "gradient_penalty": None, "lecam": None, "path_length": None,
+            "teacher": None,
             "orthogonal": {"generator": 0.0, "discriminator": 0.0},
         },
         "augmentation": None,
@@ -217,7 +218,9 @@ def test_a_misspelt_key_is_named_before_what_is_missing_for_it(tmp_path):
 
 def test_a_key_of_another_section_is_found_there(tmp_path):
     assert refused(tmp_path, "lr=1").remedy == "did you mean optimizer.generator.lr or optimizer.discriminator.lr?"
-    assert refused(tmp_path, "generator.resolution=32").remedy == "did you mean data.resolution?"
+    assert refused(tmp_path, "generator.resolution=32").remedy == (
+        "did you mean data.resolution or objective.teacher.resolution?"
+    )
     assert refused(tmp_path, "objective.r1={weight: 1, evry: 2}").remedy == "did you mean objective.r1.every?"
     assert (
         refused(tmp_path, "ema.xyz=1").remedy

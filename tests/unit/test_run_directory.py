@@ -39,6 +39,7 @@ FIXED = {
     "optimizer.generator.betas=[0.5, 0.9]": r"optimizer.generator.betas: must be \[0.0, 0.999\], as in the run '",
     "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: must be unset, as in the run '",
     "objective.r1.weight=1": "objective.r1.antithetic: must be unset, as in the run '",
+    "objective.schedule=overlapped": "objective.schedule: must be 'exact', as in the run '",
     "engines.generator.accumulation=2": "engines.generator.accumulation: must be unset, as in the run '",
     "ema.power={snapshot_nimg: 8}": "ema.power.widths: must be unset, as in the run '",
     "ema.half_life_nimg=17": r"ema.half_life_nimg: must be \d+, as in the run '",
@@ -65,7 +66,7 @@ def test_what_changes_the_meaning_of_a_run_is_refused(tmp_path, override):
         compare(tiny_recipe(tmp_path), tiny_recipe(tmp_path, override))
     assert re.match(FIXED[override], str(caught.value))
     remedy = "; set it back to resume, or give another `out` to start a new run"
-    if caught.value.field.startswith("generator."):
+    if caught.value.field.startswith(("generator.", "objective.schedule")):
         assert str(caught.value).endswith(f"{remedy} (with init_from to keep the weights)")
     else:
         assert str(caught.value).endswith(f"{remedy}; or accept it by --allow-change {caught.value.field}")

@@ -48,9 +48,9 @@ def made(name: str, dtype: torch.dtype) -> SpectralLayer:
     return layer
 
 
-def reference(weight: Tensor, u: Tensor, v: Tensor, moving: bool) -> tuple[Tensor, Tensor, Tensor]:
+def reference(weight: Tensor, u: Tensor, v: Tensor, moving: bool, groups: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """weight / sigma, u and v, in float64."""
-    matrix = weight.flatten(1)
+    matrix = torch.block_diag(*weight.flatten(1).chunk(groups))
     if moving:
         v = F.normalize(matrix.detach().T @ u, dim=0)
         u = F.normalize(matrix.detach() @ v, dim=0)
@@ -62,6 +62,30 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 
 # --- compiling, before the interpreter runs ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["filters", "pixels", "map", "groups"])
+def test_a_compiled_layer_goes_back_through_the_vectors_of_its_own_pass(name):
+    """Far from the truth, so that one step more of the power iteration in the backward pass would show."""
+    layer = SpectralConv2d(4, 4, 3, groups=2) if name == "groups" else LAYERS[name]()
+    generator = torch.Generator().manual_seed(0)
+    layer.double()
+    with torch.no_grad():
+        for tensor in (layer.weight, layer.u, layer.v):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+        layer.u.div_(layer.u.norm())
+    expected = layer.weight.detach().clone().requires_grad_(True)
+    normalized, u, v = reference(expected, layer.u, layer.v, True, layer.groups)
+    grad = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64)
+    (normalized * grad).sum().backward()
+    with moving_state([layer], True):
+        found = torch.compile(layer.normalized_weight, fullgraph=True)()
+    (found * grad).sum().backward()
+    assert close(found, normalized, 1e-12)
+    assert close(layer.u, u, 1e-12)
+    assert close(layer.v, v, 1e-12)
+    assert close(layer.weight.grad, expected.grad, 1e-12)
 
 
 @pytest.mark.slow

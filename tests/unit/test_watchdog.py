@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -13,7 +15,9 @@ import torch
 from bigsgan import checkpoint
 from bigsgan.checkpoint import files
 from bigsgan.config.sections import Checkpoints
+from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog
+from bigsgan.runtime import roster
 from bigsgan.training import watchdog
 from bigsgan.training.watchdog import Watchdog, _Beat, describe
 from tests.alone import entry
@@ -54,6 +58,101 @@ def test_the_rank_that_waits_for_no_other_is_named():
     assert "s: ranks 0, 1, 2 in phase 'update 6' at gloo/ops.py:3 (all_reduce)" in describe(before, after, 60, 3)
 
 
+@pytest.fixture
+def two_sides():
+    """Rank 0 holds G, ranks 1 and 2 hold D."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        own = roster.own("discriminator")
+        roster.know([own._replace(holds="generator"), own._replace(process=other.pid), own])
+        yield other
+        roster.know(())
+        other.kill()
+
+
+JUDGED = ("D judges", [1, 2])
+"""What G's rank waits for."""
+
+
+@pytest.mark.usefixtures("two_sides")
+def test_who_waits_for_the_rank_that_hangs_is_named():
+    before = dict.fromkeys(range(3), UPDATE)
+    after = {rank: later(UPDATE) for rank in range(3)}
+    after[0] = later(UPDATE, progress=12, phase="update 6, G pulls back: backward", awaited=JUDGED)  # it sampled too
+    after[1] = UPDATE
+    assert describe(before, after, 60, 3) == (
+        "no progress for 60 s: rank 1 (discriminator) does not answer, last seen in phase 'update 6' on host-a; "
+        f"rank 0 (generator) waits for it in 'D judges'{REMEDY}"
+    )
+    after[1] = later(UPDATE, place="data/loader.py:99 (_next_batch)", waits=False)
+    assert describe(before, after, 60, 3) == (
+        "no progress for 60 s: rank 1 (discriminator) in phase 'update 6' at data/loader.py:99 (_next_batch) on "
+        f"host-a; rank 0 (generator) waits for it in 'D judges'{REMEDY}"
+    )
+    after[1] = later(UPDATE, progress=6, phase="update 5")
+    assert "s: rank 1 (discriminator) in phase 'update 5' at" in describe(before, after, 60, 3)
+    after[1] = later(UPDATE)
+    text = describe(before, after, 60, 3)
+    assert "s: ranks 1, 2 (discriminator) in phase 'update 6' at" in text
+    assert "; rank 0 (generator) waits for them in 'D judges'" in text
+
+
+def test_a_rank_that_is_killed_while_the_others_devices_wait_is_named(tmp_path, capfd, two_sides):
+    """Long before the time of a hang, though no connection of the host breaks."""
+    ended, log, board = [], rank_log(tmp_path / "rank00000.log"), Board()
+    done = threading.Event()
+    log.phase, log.awaited = "update 5", lambda: JUDGED
+
+    def end(status):
+        ended.append(status)
+        done.set()
+
+    with Watchdog(0, 3, 4.0, log, lambda: board, end=end).watching():
+        two_sides.kill()
+        assert done.wait(20)
+    assert ended == [1]
+    printed = capfd.readouterr().err
+    assert printed.startswith(
+        f"bigsgan: rank 1 (discriminator) on {socket.gethostname()} (process {two_sides.pid}) ended"
+    )
+    assert printed.endswith(": killed, or crashed; rank 0 (generator) waits for it in 'D judges'\n")
+
+
+@pytest.mark.parametrize("error, status", [(UserError("a", 1, "is bad", "change it"), 2), (KeyError("a"), 1)])
+def test_where_one_rank_ends_the_run_the_others_do_not_wait_for_it(tmp_path, monkeypatch, capfd, error, status):
+    """Though their main threads may wait for a device, and notice nothing. With the status that it ends with."""
+    monkeypatch.setattr(watchdog, "_SILENT_RANKS_WAIT_SECONDS", 0.2)
+    board, statuses, done = Board(), [], threading.Event()
+    logs = [RankLog(tmp_path / f"rank{rank}.log", rank, print) for rank in range(2)]
+
+    def end(status):
+        statuses.append(status)
+        done.set()
+
+    with Watchdog(1, 2, 4.0, logs[1], lambda: board, end=end).watching():
+        with pytest.raises(type(error)), Watchdog(0, 2, 4.0, logs[0], lambda: board).watching():
+            raise error
+        assert done.wait(10)
+    assert statuses == [status]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("two_sides")
+def test_ranks_of_d_may_wait_as_long_as_those_of_g_measure(tmp_path):
+    """Phase by phase of the measurement, each soon enough, while D's phase stays what it is."""
+    board, ended = Board(), threading.Event()
+    measuring, waiting = (RankLog(tmp_path / f"rank{rank}.log", rank, print) for rank in range(2))
+    for log in (measuring, waiting):
+        log.phase = "update 0"
+        log.phase = "update 1"
+    logs = enumerate((measuring, waiting))
+    dogs = [Watchdog(rank, 2, 0.5, log, lambda: board, end=lambda _: ended.set()) for rank, log in logs]
+    with dogs[0].watching(), dogs[1].watching():
+        for batch in range(6):
+            measuring.phase = f"metrics: batch {batch}"
+            assert not ended.wait(0.2)
+        assert ended.wait(20)
+
+
 Board = torch.distributed.HashStore
 
 
@@ -75,7 +174,7 @@ def test_until_an_update_is_complete_four_times_as_long_is_allowed(tmp_path, cap
     for phase in phases:
         log.phase = phase
     begun = time.monotonic()
-    with Watchdog(0, 1, 0.5, log, Board, end=ended.set).watching():
+    with Watchdog(0, 1, 0.5, log, Board, end=lambda _: ended.set()).watching():
         assert ended.wait(60)
     assert time.monotonic() - begun > seconds
     assert f"no progress for {seconds:.0f} s: rank 0 in phase '{phases[-1]}' at" in capfd.readouterr().err
@@ -85,7 +184,7 @@ def test_until_an_update_is_complete_four_times_as_long_is_allowed(tmp_path, cap
 def test_only_a_phase_that_lasts_ends_the_run(tmp_path, capfd, progresses):
     ended = threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
-    watchdog = Watchdog(0, 1, 0.4, log, Board, end=ended.set)
+    watchdog = Watchdog(0, 1, 0.4, log, Board, end=lambda _: ended.set())
     log.phase = "update 3"
     with watchdog.watching():
         for _ in range(20):
@@ -107,7 +206,7 @@ def test_a_terminal_that_takes_nothing_does_not_keep_a_run_from_ending(tmp_path,
     ended = threading.Event()
     with open("/dev/full", "w") as full, monkeypatch.context() as patch:
         patch.setattr("sys.stderr", full)
-        with Watchdog(0, 1, 0.3, rank_log(tmp_path / "rank00000.log"), Board, end=ended.set).watching():
+        with Watchdog(0, 1, 0.3, rank_log(tmp_path / "rank00000.log"), Board, end=lambda _: ended.set()).watching():
             assert ended.wait(15)
         with suppress(OSError):
             full.close()
@@ -127,7 +226,7 @@ def test_the_ranks_wait_for_one_that_compiles(tmp_path, monkeypatch, compiler):
         return 0.0 if compiled.is_set() or compiler == "another" else 1.0
 
     log.phase = "update 0"
-    with Watchdog(0, 1, 0.4, log, Shared, seconds, end=ended.set).watching():
+    with Watchdog(0, 1, 0.4, log, Shared, seconds, end=lambda _: ended.set()).watching():
         assert not ended.wait(1.2)
         compiled.set()
         assert ended.wait(60)
@@ -142,7 +241,7 @@ def test_a_board_that_is_silent_does_not_keep_a_rank_from_compiling(tmp_path):
 
     ended = threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
-    with Watchdog(0, 2, 0.2, log, Gone, lambda: 1.0, end=ended.set).watching():
+    with Watchdog(0, 2, 0.2, log, Gone, lambda: 1.0, end=lambda _: ended.set()).watching():
         assert not ended.wait(1)
 
 
@@ -150,7 +249,7 @@ def test_a_compilation_without_an_end_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "_LONGEST_COMPILATION_SECONDS", 0.5)
     ended, compiled = threading.Event(), [0.4]
     log = rank_log(tmp_path / "rank00000.log")
-    with Watchdog(0, 1, 0.4, log, Board, lambda: compiled[0], end=ended.set).watching():
+    with Watchdog(0, 1, 0.4, log, Board, lambda: compiled[0], end=lambda _: ended.set()).watching():
         assert not ended.wait(1.2)  # for three times as long as it waits otherwise
         compiled[0] = 0.6
         assert ended.wait(60)
@@ -166,7 +265,7 @@ def test_files_may_take_long_as_long_as_they_move(tmp_path, capfd, phase, mover)
             log.moved(1) if mover == "this rank" else board.add("moved", 1)
 
     log.phase = phase
-    with Watchdog(0, 1, 0.4, log, lambda: board, end=ended.set).watching():
+    with Watchdog(0, 1, 0.4, log, lambda: board, end=lambda _: ended.set()).watching():
         mover_thread = threading.Thread(target=move)
         mover_thread.start()
         assert not ended.wait(1.2)
@@ -181,7 +280,7 @@ def test_what_moves_beside_an_update_does_not_keep_it_alive(tmp_path):
     ended = threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
     log.phase = "update 5"
-    with Watchdog(0, 1, 0.2, log, Board, end=ended.set).watching():
+    with Watchdog(0, 1, 0.2, log, Board, end=lambda _: ended.set()).watching():
         until = time.monotonic() + 10
         while not ended.wait(0.02) and time.monotonic() < until:
             log.moved(1)
@@ -206,7 +305,7 @@ def test_a_disk_that_is_slow_is_told_from_one_that_hangs(tmp_path, monkeypatch, 
     monkeypatch.setattr(files, "_PIECE_BYTES", 120)
     monkeypatch.setattr(files.os, "fdatasync", fdatasync)
     log.phase = "checkpoint"
-    with Watchdog(0, 1, 0.5, log, Board, end=ended.set).watching():
+    with Watchdog(0, 1, 0.5, log, Board, end=lambda _: ended.set()).watching():
         assert saver.save(64, state, description)
         assert saver.finish()  # 11 pieces of 0.08 s
         assert len(syncs) == 11
@@ -230,6 +329,6 @@ def test_a_board_that_is_gone_does_not_keep_a_run_from_ending(tmp_path, capfd):
 
     ended = threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
-    with Watchdog(0, 2, 0.2, log, Gone, end=ended.set).watching():
+    with Watchdog(0, 2, 0.2, log, Gone, end=lambda _: ended.set()).watching():
         assert ended.wait(10)
     assert "rank 0 does not answer, nor does the store that it or its launcher hosts" in capfd.readouterr().err

@@ -26,6 +26,8 @@ class NetworkSection(Section):
         has_guidance: Whether samples of a class may be guided away from those of any class.
         without_half: The setting by which no layer computes in a half type of its own, see ``computes_in``.
         paired: Whether it reads input images: G in place of latents, D beside the images that it judges.
+        has_tokens: Whether its last layer reads a class token and patch tokens, which a teacher's features may be
+            predicted from.
     """
 
     network: ClassVar[str] = "discriminator"
@@ -35,6 +37,7 @@ class NetworkSection(Section):
     has_guidance: ClassVar[bool] = False
     without_half: ClassVar[str] = ""
     paired: ClassVar[bool] = False
+    has_tokens: ClassVar[bool] = False
     family: str
 
     @property

@@ -7,8 +7,9 @@ deepspeed/runtime/.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import deepspeed.comm.comm
@@ -30,22 +31,28 @@ def forget_pipeline() -> None:
     groups.mpu = None
 
 
-def forget_world() -> None:
-    """Forget DeepSpeed's copy of the group of all ranks, where others are going to be all ranks (utils/groups.py)."""
-    groups._WORLD_GROUP = None
+def divide_ranks(parts: Sequence[Sequence[int]], patience: timedelta) -> None:
+    """Let torch and DeepSpeed take this rank's part for the world, until ``unite_ranks``; see ``division.divide``."""
+    _forget_world()
+    division.divide(parts, patience)
 
 
 def unite_ranks() -> None:
     """Let torch and DeepSpeed take all ranks of the job for the world again, if they were divided."""
     if division.part() is None:
         return
-    forget_world()
+    _forget_world()
     division.unite()
     # Stage 3 numbers parameters and modules in each process, from where the engine before ended, and compares them over
     # ranks (zero/partition_parameters.py; a default argument's list in zero/parameter_offload.py).
     Init.param_id = (Init.param_id // _MOST_NUMBERED + 1) * _MOST_NUMBERED
     (modules,) = DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__
     modules[0] = (modules[0] // _MOST_NUMBERED + 1) * _MOST_NUMBERED
+
+
+def _forget_world() -> None:
+    """Forget DeepSpeed's copy of the group of all ranks, where others are going to be all ranks (utils/groups.py)."""
+    groups._WORLD_GROUP = None
 
 
 def process_groups() -> set[Any]:

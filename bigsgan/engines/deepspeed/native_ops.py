@@ -11,8 +11,9 @@ import logging
 import os
 import socket
 import time
-from functools import cache
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder
@@ -24,6 +25,7 @@ from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.locking import is_held
+from bigsgan.runtime.together import refuse_together
 
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.2
@@ -33,28 +35,75 @@ _FILE_IS_LOCK = hasattr(cpp_extension, "FileBaton")
 _log = logging.getLogger(__name__)
 
 
-@cache
+class _Op(NamedTuple):
+    """What DeepSpeed compiles for a field of its file.
+
+    Attributes:
+        builder: Makes what builds it.
+        names: Of the ops that this builds, in their order.
+        field, value, remedy: Of the message where it cannot be built.
+    """
+
+    builder: Callable[[], OpBuilder]
+    names: tuple[str, ...]
+    field: str
+    value: object
+    remedy: str
+
+
+_CPU_ADAM = _Op(
+    CPUAdamBuilder,
+    (CPUAdamBuilder.NAME,),
+    "zero_force_ds_cpu_optimizer",
+    True,
+    "install a C++ compiler and ninja, or set it to false for torch's own Adam",
+)
+_ASYNC_IO = _Op(
+    AsyncIOBuilder,
+    (PinMemoryBuilder.NAME, AsyncIOBuilder.NAME),
+    "zero_optimization.offload_optimizer.device",
+    "nvme",
+    "install a C++ compiler, ninja and libaio-dev, or set the device to cpu",
+)
+_built: set[str] = set()
+"""Last ops of those that were built, on the hosts that need them."""
+
+
 def build_cpu_adam() -> type[DeepSpeedCPUAdam]:
     """Compile DeepSpeed's Adam for offloaded state, once on each host, and return its class.
 
     Raises:
         UserError: A killed build left its lock behind, or there is no compiler.
     """
-    remedy = "install a C++ compiler and ninja, or set it to false for torch's own Adam"
-    _build(CPUAdamBuilder(), [CPUAdamBuilder.NAME], "zero_force_ds_cpu_optimizer", True, remedy)
+    _build_once(_CPU_ADAM)
     return DeepSpeedCPUAdam
 
 
-@cache
 def build_async_io() -> None:
     """Compile DeepSpeed's ops that read and write NVMe drives, once on each host.
 
     Raises:
         UserError: A killed build left its lock behind, or something is missing.
     """
-    remedy = "install a C++ compiler, ninja and libaio-dev, or set the device to cpu"
-    field = "zero_optimization.offload_optimizer.device"
-    _build(AsyncIOBuilder(), [PinMemoryBuilder.NAME, AsyncIOBuilder.NAME], field, "nvme", remedy)
+    _build_once(_ASYNC_IO)
+
+
+def build_for_both(files: Mapping[str, DeepSpeedFile], held: str) -> None:
+    """Compile what the networks' files ask for, where they are about to have ranks of their own. Every rank calls this.
+
+    Ranks of both networks may share a host, of which one builds then. Hosts without ranks of a network build nothing
+    for it.
+
+    Args:
+        files: By network.
+        held: The network of this rank.
+
+    Raises:
+        UserError: As above.
+    """
+    for op, needs in ((_CPU_ADAM, needs_cpu_adam), (_ASYNC_IO, lambda file: file.uses_nvme)):
+        if any(needs(file) for file in files.values()):
+            _build_once(op, needs(files[held]))
 
 
 def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -118,23 +167,37 @@ def is_left_behind(build_directory: Path) -> bool:
     return _FILE_IS_LOCK and age > GRACE_SECONDS and not _is_building(build_directory)
 
 
-def _build(builder: OpBuilder, names: list[str], field: str, value: object, remedy: str) -> None:
-    """Have each host's first rank build, and the others wait; ``names`` are the ops that it builds, in their order."""
-    wait_for_all = comm.patient_barrier()
-    for name in names:
-        refuse_stale_lock(Path(cpp_extension._get_build_directory(name, verbose=False)))
-    what = " and ".join(names)
-    hosts = comm.from_rank_zero(comm.gather_objects(socket.gethostname()))
-    if comm.rank() == hosts.index(socket.gethostname()):  # LOCAL_RANK is 0 for all that see a device of their own
-        _log.warning("building DeepSpeed's %s (minutes, once on each machine)", what)
+def _build_once(op: _Op, needed: bool = True) -> None:
+    if op.names[-1] not in _built:
+        _build(op.builder(), op, needed)
+        _built.add(op.names[-1])
+
+
+def _build(builder: OpBuilder, op: _Op, needed: bool = True) -> None:
+    """Have the first rank of each host that needs the ops build them, and all ranks wait. A collective."""
+    wait_for_all, refused = comm.patient_barrier(), None
+    host, what = socket.gethostname() if needed else None, " and ".join(op.names)
+    hosts = comm.from_rank_zero(comm.gather_objects(host))
+    if needed and comm.rank() == hosts.index(host):  # LOCAL_RANK is 0 for all that see a device of their own
         try:
-            builder.load(verbose=False)
-        except Exception as error:  # DeepSpeed has no type of its own (op_builder/builder.py)
-            problem = f"needs DeepSpeed's {what}, which cannot be built here: {error}"
-            raise UserError(field, value, problem, remedy) from None
+            _load(builder, op, what)
+        except UserError as error:
+            refused = error
     else:
-        _log.info("waiting while this host's first rank builds DeepSpeed's %s", what)
+        _log.info("waiting while the first rank of each host that needs DeepSpeed's %s builds it", what)
     wait_for_all()
+    refuse_together(comm, refused)
+
+
+def _load(builder: OpBuilder, op: _Op, what: str) -> None:
+    for name in op.names:
+        refuse_stale_lock(Path(cpp_extension._get_build_directory(name, verbose=False)))
+    _log.warning("building DeepSpeed's %s (minutes, once on each machine)", what)
+    try:
+        builder.load(verbose=False)
+    except Exception as error:  # DeepSpeed has no type of its own (op_builder/builder.py)
+        problem = f"needs DeepSpeed's {what}, which cannot be built here: {error}"
+        raise UserError(op.field, op.value, problem, op.remedy) from None
 
 
 def _is_building(directory: Path) -> bool:

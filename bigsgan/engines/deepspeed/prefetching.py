@@ -55,6 +55,11 @@ class Prefetching:
         if (gathers := self._blank._PartitionedParameterCoordinator__allgather_stream) is not None:
             gathers.wait_stream(get_accelerator().current_stream())
 
+    def back_to(self, kind: Hashable) -> None:
+        """Tell that a pass goes backward, between whose two parts there may have been passes of another kind."""
+        if self._offload is not None and self._offload.param_coordinator is not self._coordinators.get(kind):
+            self.expect(kind)
+
     def settle(self) -> None:
         """Wait for what the last pass has gathered ahead, and let go of it: nothing is under way then."""
         if self._offload is not None:

@@ -24,21 +24,13 @@ _TANGENTS = "engines/deepspeed/tangents.py"
 
 
 class Touched(NamedTuple):
-    """What one file of bigsgan uses of one file of DeepSpeed; names are separated by spaces.
+    """What one file of bigsgan uses of one file of DeepSpeed; names are separated by spaces."""
 
-    Attributes:
-        file: DeepSpeed's, below deepspeed/.
-        by: Ours, below bigsgan/.
-        reads: Attributes and types that are looked at.
-        calls: Functions, methods and classes.
-        replaces: What is assigned, or changed in place.
-    """
-
-    file: str
-    by: str
-    reads: str = ""
-    calls: str = ""
-    replaces: str = ""
+    file: str  # DeepSpeed's, below deepspeed/
+    by: str  # ours, below bigsgan/
+    reads: str = ""  # attributes and types that are looked at
+    calls: str = ""  # functions, methods and classes
+    replaces: str = ""  # what is assigned, or changed in place
 
     @property
     def names(self) -> list[str]:

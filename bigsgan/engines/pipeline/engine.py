@@ -18,7 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEng
 from torch import Tensor
 
 from bigsgan.config.placement import Placement
-from bigsgan.engines.base import MicroBatch, Work
+from bigsgan.engines.base import MicroBatch, Work, targets_of
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.phases import Phase, Task
@@ -122,6 +122,7 @@ class PipelineEngine(DeepSpeedBacked):
     def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
         """Go forward through this stage; where there are tangents, with those of the carry behind it."""
         phase, moving = work.phase, work.phase.begins_update and index == 0
+        self._choose_kernels(work)
         if moving:
             self._begin_update()
         num_segments = 1 if work.loss is None else work.loss.num_segments
@@ -141,26 +142,43 @@ class PipelineEngine(DeepSpeedBacked):
             if tangents is not None:
                 largest = partial(comm.largest_over_ranks, group=self._replicas)
                 carry = dual.flat(dual.begin(tuple(carry), tangents, largest))
-            along: Tensor | None = None
-            if phase.tangents_from is None:
-                outputs = list(network.fold(*carry, segments=num_segments))
-            else:
-                found = network.fold_dual(dual.of(carry), num_segments)
-                outputs = dual.flat(found)
-                if self._is_last:
-                    output, along = dual.end(found)
-                    outputs = [output]
+            targets = targets_of(work, index) if self._is_last else ()
+            outputs, features, along = self._fold(
+                network, carry, num_segments, phase.tangents_from is not None, targets
+            )
             if self._is_last:
-                self._end_forward(work, index, outputs, along)
+                self._end_forward(work, index, outputs, features, along)
         if not self._is_last:
             self._to_next.send(outputs)
         if keeps_graph:
             work.graphs[index] = carry, outputs
 
-    def _end_forward(self, work: Work, index: int, outputs: list[Tensor], along: Tensor | None) -> None:
+    def _fold(
+        self, network: LayerStack, carry: Sequence[Tensor], num_segments: int, has_tangents: bool, targets: MicroBatch
+    ) -> tuple[list[Tensor], MicroBatch, Tensor | None]:
+        """What leaves this stage, what the loss compares beside outputs, and the tangents of outputs of the last."""
+        features: MicroBatch = ()
+        if not has_tangents:
+            if not targets:
+                return list(network.fold(*carry, segments=num_segments)), features, None
+            output, predictions = network.with_predictions(*carry, segments=num_segments)
+            return [output], (predictions, *targets), None
+        if targets:
+            found, predictions = network.with_predictions_dual(dual.of(carry), num_segments)
+            features = (predictions, *targets)
+        else:
+            found = network.fold_dual(dual.of(carry), num_segments)
+        if not self._is_last:
+            return dual.flat(found), features, None
+        output, along = dual.end(found)
+        return [output], features, along
+
+    def _end_forward(
+        self, work: Work, index: int, outputs: list[Tensor], features: MicroBatch, along: Tensor | None
+    ) -> None:
         """Replace outputs by losses, or append losses; keep images."""
         if work.loss is not None:
-            outputs[:] = [work.loss(outputs[0], self._known_inputs(work, index), tangents=along)]
+            outputs[:] = [work.loss(outputs[0], self._known_inputs(work, index), features, along)]
             return
         if not work.phase.recomputes:
             work.outputs[index] = outputs[0].detach()
@@ -195,6 +213,7 @@ class PipelineEngine(DeepSpeedBacked):
         """Go backward through this stage."""
         carry, outputs = work.graphs.pop(index)
         frozen = work.phase.frozen
+        self._choose_kernels(work)
         scale = self._scale_of(work.phase) if frozen else self.loss_scale / self._accumulation
         if not self._is_last:
             received = self._take()

@@ -26,19 +26,12 @@ EQUAL = Cost(1.0, 2.0)
 
 @dataclass
 class Division:
-    """A network in stages.
+    """A network in stages."""
 
-    Attributes:
-        network: ``generator`` or ``discriminator``.
-        bounds: Stage s has the layers ``bounds[s]`` up to ``bounds[s + 1]``.
-        layers: What is known of each layer.
-        boundaries: What travels between the stages.
-    """
-
-    network: str
-    bounds: list[int]
-    layers: list[LayerCost]
-    boundaries: Boundaries
+    network: str  # `generator` or `discriminator`
+    bounds: list[int]  # stage s has the layers `bounds[s]` up to `bounds[s + 1]`
+    layers: list[LayerCost]  # what is known of each layer
+    boundaries: Boundaries  # what travels between the stages
 
     @property
     def num_stages(self) -> int:

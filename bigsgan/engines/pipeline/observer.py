@@ -32,18 +32,24 @@ class Span(NamedTuple):
 
 
 class Observer:
-    """Measures one of a run's first updates."""
+    """Measures one of a run's first updates.
 
-    def __init__(self, path: Path) -> None:
-        """Measure later; the timeline goes to ``path``, as a Chrome trace."""
-        self._path, self._updates, self._spans = path, 0, list[Span]()
+    Attributes:
+        is_watching: Whether it is that one which is computed.
+        bubble: What was measured, on rank 0.
+    """
+
+    def __init__(self, path: Path | None, number: int = TRACED_UPDATE) -> None:
+        """Measure later, in update ``number``; the timeline goes to ``path``, as a Chrome trace, and is told of."""
+        self._path, self._number, self._updates, self._spans = path, number, 0, list[Span]()
         self._origin = 0.0
         self.is_watching = False
+        self.bubble: float | None = None
 
     def begin(self) -> None:
         """An update is about to be computed. Every rank calls this."""
         self._updates += 1
-        self.is_watching = self._updates == TRACED_UPDATE
+        self.is_watching = self._updates == self._number
         if self.is_watching:
             comm.barrier()  # all clocks start together
             self._origin = time.perf_counter()
@@ -67,7 +73,10 @@ class Observer:
         by_rank = comm.gather_objects(self._spans) if was_watching else None
         if by_rank is None:
             return
-        _log.log(NOTICE, "measured bubble of an update: %.1f %% (timeline: %s)", 100 * bubble(by_rank), self._path)
+        self.bubble = bubble(by_rank)
+        if self._path is None:
+            return
+        _log.log(NOTICE, "measured bubble of an update: %.1f %% (timeline: %s)", 100 * self.bubble, self._path)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps({"traceEvents": trace_events(by_rank), "displayTimeUnit": "ms"}))

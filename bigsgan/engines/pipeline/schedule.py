@@ -36,15 +36,10 @@ class Timed(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Each device's tasks in order.
+    """Each device's tasks in order."""
 
-    Attributes:
-        devices: By device, which computes stage ``device`` of a network that is not reversed.
-        makespan: When the last task ends.
-    """
-
-    devices: list[list[Timed]]
-    makespan: float
+    devices: list[list[Timed]]  # by device, which computes stage `device` of a network that is not reversed
+    makespan: float  # when the last task ends
 
     @property
     def bubble(self) -> float:
@@ -75,7 +70,8 @@ def plan(
     """
     graph = _Graph(phases, num_stages, costs, frozenset(reversed_networks))
     plans = [
-        graph.simulate(lambda node: (node[0].phase, _KIND_ORDER[node[0].kind], node[0].micro_batch)),
+        # Steps first in all: their collectives wait for all stages, which must not wait for one of these meanwhile.
+        graph.simulate(lambda n: (n[0].kind != "step", n[0].phase, _KIND_ORDER[n[0].kind], n[0].micro_batch)),
         graph.simulate(lambda node: (_KIND_ORDER[node[0].kind], node[0].phase, node[0].micro_batch)),
     ]
     left = graph.time_left()
@@ -119,7 +115,7 @@ class _Graph:
         self._phases, self._last, self._costs, self._reverse = phases, num_stages - 1, costs, reverse
         self.needs: dict[_Node, list[_Node]] = {}
         for number, phase in enumerate(phases):
-            for stage in range(num_stages):
+            for stage in range(1 if phase.does == "keeps" else num_stages):  # images are kept where D's inputs are read
                 for task in in_turn(number, phase):
                     self.needs[task, stage] = list(self._needs(task, stage))
         self.followers: dict[_Node, list[_Node]] = {node: [] for node in self.needs}
@@ -132,6 +128,8 @@ class _Graph:
         task, stage = node
         phase = self._phases[task.phase]
         cost, num = self._costs[phase.network][stage], phase.samples_of_work
+        if phase.does == "keeps":
+            return 0.0
         if task.kind == "forward":
             return cost.forward * num
         if task.kind == "backward":
@@ -170,7 +168,7 @@ class _Graph:
                 if not is_free[device] or (i := next(startable, None)) is None:
                     continue
                 _, (task, stage) = nodes.pop(i)
-                if task.kind != "step":
+                if task.kind != "step" and self._phases[task.phase].does != "keeps":
                     network = self._phases[task.phase].network
                     if messages := sent[network, task.kind, stage]:
                         messages.popleft()
@@ -230,6 +228,11 @@ class _Graph:
         else:  # a step looks at the gradients of all stages, of which the first stage's are the last
             yield Task(number, "backward", phase.num - 1), 0
             yield Task(number, "backward", phase.num - 1), stage
+            for earlier, other in enumerate(self._phases[:number]):
+                if other.step:  # stages meet at steps, in one order
+                    yield Task(earlier, "step", 0), stage
+                elif other.network == phase.network and other.forward and other.does != "keeps":  # with these weights
+                    yield Task(earlier, "forward", other.num - 1), stage
 
     def _before(self, number: int, kind: Kind, index: int) -> Task | None:
         """What has to come before on the same stage: passes keep their order, and see earlier updates."""
@@ -242,5 +245,7 @@ class _Graph:
         for earlier in range(number - 1, -1, -1):
             phase = self._phases[earlier]
             if phase.network == self._phases[number].network and (phase.step or phase.forward):
+                if phase.does == "judges":  # whose buffers and parameters the phases behind it move
+                    return Task(earlier, "backward", phase.num - 1)
                 return Task(earlier, "step", 0) if phase.step else Task(earlier, "forward", phase.num - 1)
         return None

@@ -61,6 +61,7 @@ class Channel:
         self._source, self._target, self._device = source, target, device
         self._num_sent = self._num_expected = 0
         self._under_way: list[tuple[Any, Tensor]] = []
+        self._arriving: list[Any] = []
         self._expected: deque[list[tuple[Any, Tensor]]] = deque()
 
     def greet(self, sends_first: bool) -> None:
@@ -104,9 +105,16 @@ class Channel:
     def receive(self) -> list[Tensor]:
         """Wait for the oldest expected message."""
         message = self._expected.popleft()
-        for work, _ in message:
+        self._arriving = [work for work, _ in message]
+        for work in self._arriving:
             work.wait()
+        if self._device.type == "cpu":  # elsewhere the stream waits and not the host
+            self._arriving = []
         return [tensor for _, tensor in message]
+
+    def awaits(self) -> bool:
+        """Whether a message that is waited for has not arrived; any thread may ask."""
+        return not all(work.is_completed() for work in self._arriving)
 
     def settle(self) -> None:
         """Wait until all that was sent has arrived, and let go of it; gloo completes a send only when asked."""

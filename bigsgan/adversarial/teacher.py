@@ -1,0 +1,175 @@
+"""A teacher: a frozen network whose features of real images D learns to predict from its own tokens.
+
+It is a program with DINOv2's interface, no part of an engine or of a checkpoint, which knows it by its digest. GAT
+(arXiv 2509.24935) has it; its images are moved as those that D sees beside them.
+
+Shapes: n images of a micro-batch, C channels of R pixels a side, R' a side of what the teacher sees, Z features,
+P = H * H patches of the teacher, T of D.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
+
+from bigsgan.config import Recipe
+from bigsgan.config import objective as sections
+from bigsgan.data import LabelledImages, ShownImages
+from bigsgan.data.autoencoders import load_program, program_digest
+from bigsgan.errors import UserError, reason
+from bigsgan.models.diff_augment import moved_alike
+from bigsgan.models.layers import full
+
+PATH = "objective.teacher.path"
+_NAMES = ("x_norm_clstoken", "x_norm_patchtokens")
+"""Of DINOv2's features."""
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's colours, in [0, 1]."""
+_TRIED = (2, 3)
+"""Numbers of images that it is tried with: it has to take any."""
+_REMEDY = "give a program that makes (n, width) class tokens and (n, P, width) patch tokens of images (n, 3, R, R)"
+
+
+class Teacher:
+    """Callable that gives features of real images.
+
+    Attributes:
+        device: Of the program.
+    """
+
+    def __init__(
+        self, program: nn.Module, section: sections.Teacher, device: torch.device, policy: list[str], side: int
+    ) -> None:
+        """Take a frozen program.
+
+        Args:
+            program: Makes of images (n, 3, R', R') class tokens (n, Z) and patch tokens (n, P, Z).
+            section: What the recipe says of it.
+            device: Of the program.
+            policy: Of D's DiffAugment, as far as it moves images.
+            side: Pixels of an image as D sees it, in which DiffAugment counts.
+        """
+        self.device = device
+        self._program, self._section, self._policy, self._side = program, section, policy, side
+        tensors = [*program.parameters(), *program.buffers()]
+        self._dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+        self._mean, self._std = (torch.tensor(numbers, device=device).view(1, 3, 1, 1) for numbers in (_MEAN, _STD))
+
+    @torch.no_grad()
+    def __call__(self, batch: LabelledImages, *seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Class tokens (n, Z) and patch tokens (n, P, Z), float32, of real images with the seeds (n,) of D's."""
+        assert isinstance(batch, ShownImages), "data for a teacher has pixels"
+        return self.features(self.prepared(batch.pixels, *seeds))
+
+    def prepared(self, images: Tensor, *seeds: Tensor) -> Tensor:
+        """What the program reads: images (n, C, R, R) in [-1, 1] -> (n, 3, R', R'), normalised and moved as D's are."""
+        images = ((images.expand(-1, 3, -1, -1) + 1) / 2 - self._mean) / self._std
+        size = (self._section.resolution, self._section.resolution)
+        if images.shape[2:] != size:
+            images = F.interpolate(images, size, mode="bicubic", align_corners=False)
+        for seed in seeds:
+            images = moved_alike(images, seed, self._policy, self._side)
+        return images.to(self._dtype)
+
+    def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the program on what is prepared.
+
+        Raises:
+            UserError: It fails, or makes tokens of other shapes.
+        """
+        section = self._section
+        try:
+            # The executor that optimizes by what it has seen would change its arithmetic from one call to another.
+            with torch.jit.optimized_execution(False):
+                found: Any = self._program(images)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a program raises
+            problem = f"fails at images {tuple(images.shape)}: {reason(error).splitlines()[0]}"
+            raise UserError(PATH, section.path, problem, _REMEDY) from None
+        tokens = tuple(found.get(name) for name in _NAMES) if isinstance(found, dict) else found
+        if not (isinstance(tokens, list | tuple) and len(tokens) == 2 and all(isinstance(t, Tensor) for t in tokens)):
+            problem = f"must make two tensors, in a tuple or named {' and '.join(_NAMES)}"
+            raise UserError(PATH, section.path, problem, _REMEDY)
+        whole, patches = tokens
+        n, num = len(images), patches.shape[1] if patches.dim() == 3 else 0
+        if (
+            whole.shape != (n, section.width)
+            or patches.shape != (n, num, section.width)
+            or not num
+            or math.isqrt(num) ** 2 != num
+        ):
+            problem = f"must make tokens ({n}, {section.width}) and ({n}, P, {section.width}) with P a square"
+            detail = f"it makes {tuple(whole.shape)} and {tuple(patches.shape)}; objective.teacher.width is their width"
+            raise UserError(PATH, section.path, problem, _REMEDY, detail)
+        return full(whole), full(patches)
+
+
+def distances(predicted: Tensor, whole: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
+    """1 - cosine at class tokens and at patch tokens, means over samples and patches.
+
+    Args:
+        predicted: (n, 1 + T, Z), the class token first.
+        whole: (n, Z) of the teacher.
+        patches: (n, P, Z); where T is another number, they are resized (bicubic).
+    """
+    num = predicted.shape[1] - 1
+    if patches.shape[1] != num:
+        grid = patches.mT.unflatten(2, (math.isqrt(patches.shape[1]), -1))  # (n, Z, H, H)
+        size = (math.isqrt(num), math.isqrt(num))
+        patches = F.interpolate(grid, size, mode="bicubic", align_corners=False).flatten(2).mT
+    of_class = 1 - F.cosine_similarity(predicted[:, 0], whole, dim=-1)
+    return of_class.mean(), (1 - F.cosine_similarity(predicted[:, 1:], patches, dim=-1)).mean()
+
+
+def build_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
+    """Load the recipe's teacher, where it has one, and try it with a few images.
+
+    Raises:
+        UserError: It cannot be read, fails, or makes tokens of other shapes.
+    """
+    section = recipe.objective.teacher
+    if section is None:
+        return None
+    path = Path(section.path)
+    program = _load_export(path, device) if path.suffix == ".pt2" else load_program(path, PATH, device)
+    for parameter in program.parameters():
+        parameter.requires_grad_(False)
+    policy = recipe.augmentation.policy if recipe.augmentation and recipe.augmentation.kind == "diffaugment" else []
+    teacher = Teacher(program, section, device, list(policy), recipe.data.side)
+    with torch.no_grad():
+        for num in _TRIED:
+            grey = torch.zeros(num, 3, recipe.data.resolution, recipe.data.resolution, device=device)
+            teacher.features(teacher.prepared(grey))
+    return teacher
+
+
+def teacher_digest(recipe: Recipe) -> str | None:
+    """Digest of the recipe's teacher; None where it has none.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    section = recipe.objective.teacher
+    return None if section is None else program_digest(Path(section.path), PATH)
+
+
+def _load_export(path: Path, device: torch.device) -> Any:
+    program_digest(path, PATH)  # which tells of a missing file
+    try:
+        program = torch.export.load(path)
+        if device.type != "cpu":
+            program = move_to_device_pass(program, device)
+        return program.module()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # zipfile's, json's, torch's own
+        detail = next(iter(str(error).splitlines()), "")
+        remedy = "save it with torch.export.save"
+        raise UserError(PATH, str(path), "must be a program of torch.export", remedy, detail) from None

@@ -1,0 +1,36 @@
+"""The plan of a recipe on the ranks of a command, for recipes that leave the numbers of ranks open too."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from bigsgan.commands.parsing import logs_aside
+from bigsgan.config import NETWORKS, Recipe, RunPlan, plan_run
+from bigsgan.config.run_plan import chooses_ranks
+from bigsgan.runtime import launched
+from bigsgan.runtime.gpus import own_device
+
+
+def plan_on_ranks(recipe: Recipe, world_size: int, directory: Path) -> RunPlan:
+    """Plan a recipe; where it leaves the numbers of ranks open, find them and say on standard error which they are.
+
+    Each rank finds them by itself, by counting, so that all find the same. That loads torch; nothing else does.
+
+    Raises:
+        UserError: The recipe cannot be run so.
+    """
+    if not chooses_ranks(recipe) or world_size == 1:
+        return plan_run(recipe, world_size, directory)
+    if os.environ.get("RANK"):
+        launched.check_launcher()
+    if any(recipe.engine(network).compile != "none" for network in NETWORKS):
+        os.environ.update(own_device(os.environ))  # before torch looks for devices
+    with logs_aside():
+        module = importlib.import_module("bigsgan.planner.balance")
+    plan, text = module.plan_balanced(recipe, world_size, directory)
+    if launched.rank() == 0:
+        print(text, file=sys.stderr)
+    return plan  # type: ignore[no-any-return]

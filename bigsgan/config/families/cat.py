@@ -1,0 +1,53 @@
+"""CAT's sections of a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from bigsgan.config.data import Data
+from bigsgan.config.families.transformers import TransformerGenerator, TransformerNetwork
+from bigsgan.config.sections import Width
+from bigsgan.errors import UserError
+
+SIZES = {"B": (12, 768, 12), "M": (24, 768, 12), "H": (32, 1280, 16)}
+"""Depth, width and heads of the published sizes, as far as they are known."""
+
+
+class CATNetwork(TransformerNetwork):
+    """Keys of both networks."""
+
+    sizes = SIZES
+    size: Literal["B", "M", "H"] | None = None
+    """A published size, which gives depth, width and heads: 12 x 768 x 12, 24 x 768 x 12 or 32 x 1280 x 16. The
+    published D is always B."""
+
+
+class CATGenerator(CATNetwork, TransformerGenerator):
+    """CAT's generator (arXiv 2605.26449)."""
+
+    family: Literal["cat"] = "cat"
+    shift: bool = True
+    """Blocks and heads also add what w says of each feature, without which the published numbers of parameters are not
+    reached."""
+
+
+class CATDiscriminator(CATNetwork):
+    """CAT's discriminator, which judges each image at a size of its own, apart from the others."""
+
+    family: Literal["cat"] = "cat"
+    embedding_size: Width = 2048
+    """Features that the head projects on the class's embedding; ignored without classes."""
+
+    def sides(self, side: int) -> list[int]:
+        """Pixels a side at which each level is judged, from coarse to fine, the last as large as the image."""
+        return [side >> (self.levels - 1 - i) for i in range(self.levels)]
+
+    def check(self, data: Data) -> None:
+        """Raise UserError also if patches do not divide the image of the coarsest level."""
+        super().check(data)
+        coarsest = self.patch << (self.levels - 1)
+        if data.side % coarsest:
+            problem = f"must be fewer with discriminator.patch={self.patch} and {data.side} pixels of a side"
+            remedy = "lower levels of both networks or discriminator.patch, or change data.resolution"
+            detail = f"each coarser image has half the side, so that the side must be a multiple of {coarsest}"
+            raise UserError("discriminator.levels", self.levels, problem, remedy, detail)

@@ -1,0 +1,94 @@
+"""What the sections of transformers have in common that make and judge several images of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from bigsgan.config.data import Data
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
+from bigsgan.config.sections import Width
+from bigsgan.errors import UserError
+
+
+class TransformerNetwork(NetworkSection):
+    """Keys of both networks: transformer blocks over patches of the images.
+
+    Attributes:
+        sizes: Depth, width and heads of the published sizes, which a family's own key ``size`` chooses from.
+    """
+
+    without_half = "bf16=false"
+    sizes: ClassVar[Mapping[str, tuple[int, int, int]]] = {}
+    depth: Depth = 12
+    """Blocks; a multiple of ``levels``."""
+    width: Width = 768
+    """Features of a token."""
+    heads: Width = 12
+    """Of each block's attention."""
+    patch: Literal[1, 2, 4, 8] = 2
+    """Pixels a side of a token's patch."""
+    levels: Annotated[int, Field(ge=2, le=16)] = 4
+    """Images that G makes of a sample from coarse to fine, after equal shares of its blocks, and D judges together."""
+    bf16: bool = False
+    """Compute matrix products in bf16 on float32 weights, and sums, norms and logits in float32, as the published code
+    does; without effect in a bf16 or fp16 engine."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_size(cls, given: Any) -> Any:
+        size = given.get("size") if isinstance(given, dict) else None
+        if not isinstance(size, str) or size not in cls.sizes:
+            return given
+        own = dict(zip(("depth", "width", "heads"), cls.sizes[size], strict=True))
+        other = {key: given[key] for key, value in own.items() if given.get(key, value) != value}
+        for key, value in other.items():
+            settings = " ".join(f"{cls.network}.{each}={own[each]}" for each in other)
+            remedy = f"set {settings}, or remove {cls.network}.size"
+            raise UserError(f"{cls.network}.{key}", value, f"must be {own[key]} with {cls.network}.size={size}", remedy)
+        return {**given, **own}
+
+    @property
+    def images_per_sample(self) -> int:
+        """One a level."""
+        return self.levels
+
+    @property
+    def own_width(self) -> int:
+        """Of all blocks."""
+        return self.width
+
+    @property
+    def computes_in(self) -> str | None:
+        """Of matrix products."""
+        return "bf16" if self.bf16 else None
+
+    def check(self, data: Data) -> None:
+        """Raise UserError if patches do not divide the image, or heads the width."""
+        network = self.network
+        if data.side % self.patch:
+            problem = f"must divide the {data.side} pixels of a side"
+            raise UserError(f"{network}.patch", self.patch, problem, "choose a divisor, or change data.resolution")
+        if self.width % (4 * self.heads):
+            problem = f"must be a multiple of 4 for each of the {self.heads} heads"
+            remedy, detail = (
+                f"set {network}.width={-(-self.width // (4 * self.heads)) * 4 * self.heads}",
+                ("rows and columns of a patch rotate pairs of features"),
+            )
+            raise UserError(f"{network}.width", self.width, problem, remedy, detail)
+        if self.depth % self.levels:
+            problem = f"must be a multiple of {network}.levels ({self.levels})"
+            remedy = f"set {network}.depth={-(-self.depth // self.levels) * self.levels}, or change levels"
+            raise UserError(f"{network}.depth", self.depth, problem, remedy)
+
+
+class TransformerGenerator(TransformerNetwork, GeneratorSection):
+    """Keys of a generator whose blocks follow what a mapping network makes of latent and class."""
+
+    truncates_w = True
+    has_guidance = True
+    latent_size: Width = 64
+    embedding_size: Width = 64
+    """Size of the class embedding beside the latent; ignored without classes."""

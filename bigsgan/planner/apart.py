@@ -1,0 +1,195 @@
+"""Layouts in which each network has ranks of its own, beside those in which every rank holds both."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bigsgan.config import NETWORKS
+from bigsgan.errors import UserError
+from bigsgan.planner.balance import Division, divide, one_of_each
+from bigsgan.planner.layouts import WITHOUT_STAGES, Kind, Layout, Resources, Survey, Surveyor
+from bigsgan.planner.sides import EXACT, OVERLAPPED, Timing, count_update, time_update
+from bigsgan.planner.traffic import Machine, Model, sent_bytes
+from bigsgan.table import aligned
+
+_WORTH = 0.9
+"""Share of the time at most which a layout has to take to be recommended: the model is a simple one."""
+
+_LEAST = 0.01
+"""Seconds of an update below which it is recommended only if nothing else fits: there the starts of kernels count."""
+
+_MICRO_BATCHES = (1, 2, 4)
+"""Times as many as the recipe has."""
+
+SCHEDULES = (EXACT, OVERLAPPED)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """One such layout.
+
+    Attributes:
+        layout: Its overrides, and the memory of its fullest rank.
+        division: Ranks of G and of D.
+        timings: By schedule, of a mean update; what overlaps takes as long as the side that has more to do.
+        sent: Bytes of images, and of gradients at them, of a mean update, over all ranks.
+        schedule: The recipe's.
+    """
+
+    layout: Layout
+    division: Division
+    timings: dict[str, Timing]
+    sent: float
+    schedule: str
+
+    @property
+    def seconds(self) -> float:
+        """Of an update with the recipe's schedule."""
+        return self.timings[self.schedule].seconds
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found.
+
+    Attributes:
+        apart: A layout of each ZeRO stage, the first that fits, else the last that was tried.
+        refused: Stages for which there is none, and why.
+        together: Seconds of an update in the cheapest layout that fits in which every rank holds both; None if none
+            does. Pipelines are taken to have no bubble, and an offloaded optimizer to cost nothing.
+        machine: What times are for.
+    """
+
+    apart: list[Apart]
+    refused: dict[str, str]
+    together: float | None
+    machine: Machine
+
+    @property
+    def winner(self) -> Apart | None:
+        """The fastest that fits, if it is much faster than what every rank holding both gives, or that does not fit."""
+        fitting = [each for each in self.apart if each.layout.fits]
+        best = min(fitting, key=lambda each: each.seconds, default=None)
+        if best is None or self.together is None:
+            return best
+        return best if self.together >= _LEAST and best.seconds <= _WORTH * self.together else None
+
+
+def machine_of(resources: Resources) -> Machine:
+    """The assumed machine, with as many GPUs a host as there are."""
+    return Machine(per_node=-(-resources.gpus // resources.nodes))
+
+
+def compare(surveyor: Surveyor, survey: Survey, machine: Machine) -> Comparison:
+    """Try networks on ranks of their own at each ZeRO stage, and time them beside the survey's best."""
+    together = None
+    if survey.best is not None:
+        plan = surveyor.plan(survey.best.overrides)
+        if not plan.is_split:
+            model = Model(count_update(plan), count_update(one_of_each(plan.recipe, surveyor.directory)), machine)
+            together = model.together(plan.world_size)
+    found, refused = [], dict[str, str]()
+    for kind in WITHOUT_STAGES if surveyor.resources.gpus > 1 else ():
+        try:
+            found.append(_find(surveyor, kind, machine))
+        except UserError as error:
+            refused[kind.name] = str(error)
+    return Comparison(found, refused, together, machine)
+
+
+def _find(surveyor: Surveyor, kind: Kind, machine: Machine) -> Apart:
+    """The first that fits: without recomputation, then with, then with more micro-batches."""
+    found = None
+    for times, recomputes in ((1, False), *((times, True) for times in _MICRO_BATCHES)):
+        accumulation = times * surveyor.recipe([]).accumulation
+        try:
+            found = _lay_out(surveyor, kind, machine, accumulation, recomputes)
+        except UserError:
+            if found is None:
+                raise
+            break
+        if found.layout.fits:
+            break
+    assert found is not None
+    return found
+
+
+def _lay_out(surveyor: Surveyor, kind: Kind, machine: Machine, accumulation: int, recomputes: bool) -> Apart:
+    changes = surveyor.changes(kind, accumulation, recomputes)
+    changes = [text for text in changes if ".ranks=" not in text]
+    numbers = [f"engines.{network}.ranks=auto" for network in NETWORKS]
+    recipe = surveyor.recipe([*changes, *numbers])
+    work = count_update(one_of_each(recipe, surveyor.directory))
+    division = divide(recipe, surveyor.resources.gpus, surveyor.directory, work)
+    numbers = [f"engines.{network}.ranks={number}" for network, number in division.numbers.items()]
+    layout = surveyor.layout(f"{kind.name}, {division.text} ranks", [*changes, *numbers], recomputes)
+    speed = Model(work, work, machine).speed(division.numbers)
+    possible = {work.schedule} if recipe.inputs_from_data else {work.schedule, OVERLAPPED}  # as config/recipe.py says
+    schedules = [schedule for schedule in SCHEDULES if schedule in possible]
+    timings = {schedule: time_update(work, division.numbers, schedule, speed) for schedule in schedules}
+    return Apart(layout, division, timings, sum(sent_bytes(work).values()), work.schedule)
+
+
+def with_winner(survey: Survey, found: Comparison) -> Survey:
+    """The survey, whose best is what wins."""
+    return survey if found.winner is None else replace(survey, best=found.winner.layout)
+
+
+def table(found: Comparison) -> str:
+    """All of them, against the cheapest layout in which every rank holds both."""
+    if not found.apart and not found.refused:
+        return ""
+    heads = ["ranks of their own", "micro-batches", "GiB of a rank", "GB of images"]
+    heads += [f"{what}, {schedule}" for schedule in SCHEDULES for what in ("idle", "time")]
+    rows = [[*heads, ""]]
+    for each in found.apart:
+        layout = each.layout
+        cells = [f"{layout.name}{', recomputing' if layout.recomputes else ''}"]
+        cells += [f"{layout.accumulation} x {layout.micro_batch}", f"{layout.prediction.peak / 2**30:.2f}"]
+        cells.append(f"{each.sent / 1e9:.3g}")
+        for schedule in SCHEDULES:
+            timing = each.timings.get(schedule)
+            ratio = "" if timing is None or found.together is None else f"{timing.seconds / found.together:.2f}"
+            cells += ["" if timing is None else f"{timing.idle:.0%}", ratio]
+        rows.append([*cells, "fits" if layout.fits else ""])
+    lines = [*aligned(rows), *(f"{name}: not possible, {reason}" for name, reason in found.refused.items())]
+    return "\n".join([*lines, _describe(found)])
+
+
+def _describe(found: Comparison) -> str:
+    machine = found.machine
+    text = "time: of an update, over that of the cheapest layout above that fits, " if found.together else "times are "
+    text += f"at {machine.operations / 1e12:.0f} TFLOP/s of a GPU, {machine.inside / 1e9:.0f} GB/s within hosts of "
+    return f"{text}{machine.per_node} GPUs and {machine.between / 1e9:.0f} GB/s between them"
+
+
+def advice(found: Comparison) -> str:
+    """Why a layout with ranks of their own is taken, and its overrides to paste."""
+    winner = found.winner
+    assert winner is not None
+    why = "which alone fits" if found.together is None else f"whose updates take {winner.seconds / found.together:.2f}"
+    why += "" if found.together is None else " of the time of the cheapest above that fits"
+    return f"best: {winner.layout.name}, {why}\n{shlex.join(winner.layout.overrides)}"
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """All of it: bytes and seconds."""
+    return {
+        "machine": found.machine._asdict(),
+        "together_seconds": found.together,
+        "layouts": [
+            {
+                "name": each.layout.name,
+                "overrides": each.layout.overrides,
+                "ranks": each.division.numbers,
+                "fits": each.layout.fits,
+                "peak": each.layout.prediction.peak,
+                "sent": each.sent,
+                "schedules": {name: timing._asdict() for name, timing in each.timings.items()},
+            }
+            for each in found.apart
+        ],
+        "refused": found.refused,
+    }

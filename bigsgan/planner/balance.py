@@ -1,0 +1,173 @@
+"""Divides the ranks between networks that have ranks of their own: `engines.generator.ranks: auto`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from bigsgan.config import NETWORKS, Recipe, RunPlan, plan_run
+from bigsgan.config.run_plan import chooses_ranks, with_ranks
+from bigsgan.errors import UserError
+from bigsgan.planner.sides import UNIT, Speed, Timing, Work, count_update, time_update
+
+_WORTH = 0.05
+"""Share of the time from which on another batch is named that divides by better numbers."""
+
+_NEAR = 0.1
+"""How far from the recipe's batch it may be."""
+
+_MOST = 64
+"""Divisions that are looked at for that."""
+
+
+class Division(NamedTuple):
+    """Ranks of G and of D.
+
+    Attributes:
+        numbers: By network.
+        timing: Of the mean update.
+    """
+
+    numbers: dict[str, int]
+    timing: Timing
+
+    @property
+    def text(self) -> str:
+        """As tables have it."""
+        return " + ".join(str(number) for number in self.numbers.values())
+
+
+def one_of_each(recipe: Recipe, directory: Path | None) -> RunPlan:
+    """The plan with one replica of each network, each on ranks of its own."""
+    stages = {network: recipe.engine(network).pipeline_stages for network in NETWORKS}
+    return plan_run(with_ranks(recipe, stages), sum(stages.values()), directory)
+
+
+def possible(recipe: Recipe, world_size: int, directory: Path | None) -> Iterator[dict[str, int]]:
+    """Numbers of ranks that stages and batch can be divided by, and that the networks do not refuse."""
+    stages = [recipe.engine(network).pipeline_stages for network in NETWORKS]
+    parts = math.lcm(*(recipe.accumulation_of(network) for network in NETWORKS))
+    for generator in range(stages[0], world_size, stages[0]):
+        numbers = dict(zip(NETWORKS, (generator, world_size - generator), strict=True))
+        if numbers["discriminator"] % stages[1]:
+            continue
+        replicas = [number // own for number, own in zip(numbers.values(), stages, strict=True)]
+        if any(recipe.batch % number for number in replicas):
+            continue
+        if parts == 1 or all(_divides(recipe, number) for number in replicas):
+            try:
+                plan_run(with_ranks(recipe, numbers), world_size, directory)
+            except UserError:
+                continue
+            yield numbers
+
+
+def _divides(recipe: Recipe, replicas: int) -> bool:
+    return all(recipe.batch % (recipe.accumulation_of(network) * replicas) == 0 for network in NETWORKS)
+
+
+def divide(
+    recipe: Recipe, world_size: int, directory: Path | None, work: Work | None = None, schedule: str | None = None
+) -> Division:
+    """The division with the shortest updates, by operations; of equals, the one that gives G fewer ranks.
+
+    Raises:
+        UserError: There is no division.
+    """
+    work = work or count_update(one_of_each(recipe, directory))
+    schedule = schedule or work.schedule
+    found = [time_division(work, numbers, schedule) for numbers in possible(recipe, world_size, directory)]
+    if not found:
+        problem, remedy = f"finds no division of {world_size} ranks", "start more ranks"
+        detail = f"batch={recipe.batch} divides by the micro-batches and replicas of both networks in none"
+        if others := other_batches(recipe, work, schedule, world_size):
+            least = min(others, key=lambda other: (abs(other.batch - recipe.batch), other.division.timing.seconds))
+            remedy = f"set batch={least.batch}, which {least.division.text} ranks divide"
+        raise UserError(_field(recipe), "auto", problem, remedy, detail)
+    return min(found, key=lambda division: (division.timing.seconds, division.numbers["generator"]))
+
+
+def time_division(work: Work, numbers: Mapping[str, int], schedule: str, speed: Speed = UNIT) -> Division:
+    """Time of an update on so many ranks."""
+    replicas = {network: number // len(work.stages[network]) for network, number in numbers.items()}
+    return Division(dict(numbers), time_update(work, replicas, schedule, speed))
+
+
+class OtherBatch(NamedTuple):
+    """A batch that divides by other numbers of ranks.
+
+    Attributes:
+        batch: The nearest to the recipe's.
+        division: That it allows.
+    """
+
+    batch: int
+    division: Division
+
+
+def other_batches(
+    recipe: Recipe,
+    work: Work,
+    schedule: str,
+    world_size: int,
+    speed: Callable[[Mapping[str, int]], Speed] = lambda numbers: UNIT,
+) -> list[OtherBatch]:
+    """For divisions of all sizes, the batch nearest to the recipe's that divides by their numbers.
+
+    Times are those of the recipe's batch, at the ``speed`` of such numbers of ranks.
+    """
+    stages = [len(work.stages[network]) for network in NETWORKS]
+    step = stages[0] * max(1, -(-world_size // (_MOST * stages[0])))
+    found = []
+    for generator in range(step, world_size, step):
+        numbers = dict(zip(NETWORKS, (generator, world_size - generator), strict=True))
+        if numbers["discriminator"] % stages[1]:
+            continue
+        replicas = [number // own for number, own in zip(numbers.values(), stages, strict=True)]
+        multiple = math.lcm(*(recipe.accumulation_of(n) * number for n in NETWORKS for number in replicas))
+        batch = max(1, round(recipe.batch / multiple)) * multiple
+        found.append(OtherBatch(batch, time_division(work, numbers, schedule, speed(numbers))))
+    return found
+
+
+def is_near(other: OtherBatch, recipe: Recipe) -> bool:
+    """Whether its batch is so near to the recipe's that it may stand for that."""
+    return abs(other.batch - recipe.batch) <= _NEAR * recipe.batch
+
+
+def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None) -> tuple[RunPlan, str]:
+    """Plan a run whose recipe may leave the numbers of ranks open, and say which were found; all ranks find the same.
+
+    Raises:
+        UserError: There is no division, or the recipe cannot be run so.
+    """
+    if not chooses_ranks(recipe) or world_size == 1:
+        return plan_run(recipe, world_size, directory), ""
+    work = count_update(one_of_each(recipe, directory))
+    division = divide(recipe, world_size, directory, work)
+    plan = plan_run(with_ranks(recipe, division.numbers), world_size, directory)
+    text = f"engines.*.ranks: auto takes {division.text} ranks for G and D, "
+    text += describe(division)
+    others = other_batches(recipe, work, work.schedule, world_size)
+    best = min(
+        (other for other in others if is_near(other, recipe)),
+        key=lambda other: other.division.timing.seconds,
+        default=None,
+    )
+    if best is not None and best.division.timing.seconds < (1 - _WORTH) * division.timing.seconds:
+        saved = 1 - best.division.timing.seconds / division.timing.seconds
+        text += f"; {best.division.text}, with batch={best.batch}, would take {saved:.0%} less an image"
+    return plan, text
+
+
+def describe(division: Division) -> str:
+    """How much of an update each side computes."""
+    shares = [division.timing.busy[network] / division.timing.seconds for network in NETWORKS]
+    return "which compute {:.0%} and {:.0%} of an update, by counted operations".format(*shares)
+
+
+def _field(recipe: Recipe) -> str:
+    network = next(network for network in NETWORKS if recipe.engine(network).ranks == "auto")
+    return f"engines.{network}.ranks"

@@ -1,0 +1,107 @@
+"""Counts parameters and operations of a recipe's networks and updates, on a device without memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.pipeline.layout import meta_inputs
+from bigsgan.models.build import build_network
+from bigsgan.monitor import Statistics
+
+_META = torch.device("meta")
+METHODS = {"double_backward": "by a double backward", "forward_mode": "in forward mode"}
+
+
+def count_work(plan: RunPlan) -> dict[str, Any]:
+    """Parameters and work of both networks, and the work of an update for each image of its batch.
+
+    Forward passes are counted on a device without memory, a multiplication and an addition as two operations. An update
+    makes images for D's steps and its own, once for both where they are reused and their graphs can be kept. They cost
+    G a forward and later a backward pass of twice the work; D goes forward and backward over real and fake images, and
+    once more forward and backward to the images for G, with the reals where G's objective pairs them. What D's
+    penalties and G's path length add is for the mean update, of which a lazy one is in some: as the plan has it, and by
+    each method. What activation checkpointing computes again
+    is left out, as model FLOP utilisation has it.
+    """
+    counted = {network: count_network(plan, network) for network in NETWORKS}
+    d_steps = plan.recipe.objective.d_steps
+    segments = GeneratorObjective(plan.recipe.objective, Statistics(_META)).num_segments
+    generator, discriminator = (counted[network][1] for network in NETWORKS)
+    made_again = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
+    num_made = d_steps + made_again
+    update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator
+    networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
+    penalties = {method: _count_penalties(plan, discriminator, method) for method in METHODS}
+    lengths = {method: _count_path_length(plan, method) for method in METHODS}
+    taken = {"penalties_flop": penalties[method_of(plan, "discriminator")]}
+    taken |= {"path_length_flop": lengths[method_of(plan, "generator")]}
+    by_method = {"penalties_flop": penalties, "path_length_flop": lengths}
+    return {**networks, "update_flop": update, **taken, "by_method": by_method}
+
+
+def method_of(plan: RunPlan, network: str) -> str:
+    """How a network's exact penalties are computed."""
+    return "forward_mode" if plan.differentiates_forward(network) else "double_backward"
+
+
+def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
+    """Operations of D's penalties in the mean update, for an image of its batch; ``discriminator`` of a forward pass.
+
+    A segment that a penalty adds goes forward and backward, 3 passes. A double backward goes to the images and back
+    through that, 1 + 2, in all segments. In forward mode D goes to the images and back before it trains, 2, and with
+    the values go tangents, 3.
+    """
+    every = next((penalty.every for penalty in (plan.objective.r1, plan.objective.r2) if penalty), 1)
+    passes = 0
+    for number, times in ((0, 1), (1, every - 1)):
+        loss = DiscriminatorObjective(plan.objective, Statistics(_META), number)
+        exact = (3 if method == "double_backward" else 2 + 3) * loss.num_segments * loss.differentiates_inputs
+        passes += times * (3 * (loss.num_segments - 2) + exact)
+    return plan.recipe.objective.d_steps * passes * discriminator // every
+
+
+def _count_path_length(plan: RunPlan, method: str) -> int:
+    """Operations of G's path length in the mean update, for an image of its batch.
+
+    As those of a penalty on D, of the layers behind the styles; tangents are carried for all samples, all else is for
+    those that take part.
+    """
+    section = plan.recipe.objective.path_length
+    if section is None:
+        return 0
+    mapping, synthesis = _count_forward(plan, "generator", PathLengthPenalty.ahead)
+    if method == "double_backward":
+        return 3 * synthesis // (section.batch_shrink * section.every)
+    return ((mapping + 2 * synthesis) // section.batch_shrink + 3 * synthesis) // section.every
+
+
+def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
+    """Parameters, and floating-point operations of a forward pass for one image."""
+    with _META:
+        stack = build_network(plan.recipe, network)
+    return sum(parameter.numel() for parameter in stack.parameters()), sum(_count_forward(plan, network, 0))
+
+
+def _count_forward(plan: RunPlan, network: str, ahead: int) -> tuple[int, int]:
+    """Operations of a forward pass for one image: of the layers ``ahead``, and of the others."""
+    found = count_layers(plan, network)
+    return sum(found[:ahead]), sum(found[ahead:])
+
+
+def count_layers(plan: RunPlan, network: str) -> list[int]:
+    """Operations of a forward pass for one image, layer by layer."""
+    num_samples = plan.engines[network].micro_batch_size  # which layers that look across samples can divide
+    with _META:
+        stack = build_network(plan.recipe, network).eval().requires_grad_(False)
+    carry, found = meta_inputs(plan, network, num_samples), []
+    for number in range(len(stack.layers)):
+        with FlopCounterMode(display=False) as counter:
+            carry = stack.part(number, number + 1).fold(*carry)
+        found.append(counter.get_total_flops() // num_samples)
+    return found

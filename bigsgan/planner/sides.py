@@ -1,0 +1,276 @@
+"""The work of each network in an update, and how long the update takes where networks have ranks of their own.
+
+All replicas of a network compute as much and get their images at once, so that one of each stands for all. The order of
+tasks is that of the run (engines/orders.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import torch
+
+from bigsgan.adversarial.objectives import DiscriminatorObjective
+from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.orders import Order
+from bigsgan.engines.phases import Phase, Task, in_turn, update_phases
+from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta, check_divisible, divide_layers
+from bigsgan.engines.pipeline.profile import count
+from bigsgan.monitor import Statistics
+from bigsgan.planner.counting import count_layers
+
+EXACT, OVERLAPPED = "exact", "overlapped"
+
+
+class StageWork(NamedTuple):
+    """Operations of a forward pass of one image through a stage.
+
+    Attributes:
+        whole: Of all its layers.
+        behind: Of those that penalties differentiate through: of G, those behind the styles.
+    """
+
+    whole: float
+    behind: float
+
+
+class UpdateKind(NamedTuple):
+    """Updates that carry the same penalties.
+
+    Attributes:
+        phases: Of such an update.
+        share: Of all updates that are so.
+        segments: Of D's micro-batches in training.
+        twice: By phase, samples of all its micro-batches that a double backward goes through.
+    """
+
+    phases: list[Phase]
+    share: float
+    segments: int
+    twice: dict[int, float]
+
+
+_COMPUTES = ("makes images", "checks", "differentiates", "trains", "judges", "pulls back")
+"""What phases do that takes time; to keep images for later takes none."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an update computes. ``plan`` is where phases and the order of tasks come from; its replicas do not matter.
+
+    Attributes:
+        plan: A plan in which networks have ranks of their own.
+        stages: Of each network.
+        kinds: Of updates; their shares add up to 1.
+    """
+
+    plan: RunPlan
+    stages: dict[str, list[StageWork]]
+    kinds: list[UpdateKind]
+    _programs: dict[tuple[int, str, int], list[Task]] = field(default_factory=dict)
+
+    @property
+    def schedule(self) -> str:
+        """The recipe's: ``exact``, or ``overlapped``, where both networks are updated at once."""
+        return self.plan.recipe.objective.schedule
+
+    def of_task(self, kind: UpdateKind, task: Task, stage: int) -> float:
+        """Operations of a task on a stage, were all samples on one replica; 0 for a step.
+
+        A backward pass takes two forward passes; one if it is to the inputs alone. Tangents are computed beside the
+        values. A double backward goes to the images and back through that, three passes.
+        """
+        phase = kind.phases[task.phase]
+        if task.kind == "step" or phase.does not in _COMPUTES:
+            return 0.0
+        network, own = phase.network, self.stages[phase.network][stage]
+        samples: float = phase.num_samples * self.plan.placement(network).num_replicas
+        samples *= kind.segments / 2 if phase.does in ("trains", "differentiates") and network != "generator" else 1
+        forward = samples * (own.whole + (own.behind if phase.tangents_from is not None else 0.0))
+        if task.kind == "forward":
+            return forward
+        again = forward if self.plan.engines[network].section.activation_checkpointing else 0.0
+        backward = samples * own.behind if phase.frozen else 2 * forward
+        return backward + again + 3 * own.behind * kind.twice.get(task.phase, 0.0) / phase.num
+
+    def program(self, kind: UpdateKind, network: str, stage: int) -> list[Task]:
+        """The tasks of a stage in their order."""
+        key = self.kinds.index(kind), network, stage
+        if key not in self._programs:
+            stages = {name: stage if name == network else -1 for name in NETWORKS}
+            costs = {name: [EQUAL] * len(own) for name, own in self.stages.items()}
+            self._programs[key] = list(chain(*Order(self.plan, stages, costs)(kind.phases)))
+        return self._programs[key]
+
+    def total(self, network: str, which: str | None = None) -> float:
+        """Operations of a network in the mean update, for the whole batch.
+
+        Of all tasks, or of those of one kind, such as ``backward``, that make gradients of parameters.
+        """
+        return sum(
+            kind.share * self.of_task(kind, task, stage)
+            for kind in self.kinds
+            for number, phase in enumerate(kind.phases)
+            if phase.network == network
+            for task in in_turn(number, phase)
+            if which is None or (task.kind == which and not phase.frozen)
+            for stage in range(len(self.stages[network]))
+        )
+
+
+_LONGEST = 4096
+"""Updates in which kinds are counted; where they repeat later, their shares are near enough."""
+
+
+def count_update(plan: RunPlan) -> Work:
+    """Count the work of both networks; lazy penalties in so many updates as carry them."""
+    return Work(plan, {network: _count_stages(plan, network) for network in NETWORKS}, _kinds(plan))
+
+
+def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
+    flop, whole, section = count_layers(plan, network), build_on_meta(plan, network), plan.engines[network].section
+    layers = count(whole)
+    check_divisible(plan, network, layers)
+    by = "parameters" if section.partition == "profile" else section.partition
+    bounds = divide_layers(layers, by, plan.placement(network).num_stages)
+    ahead = PathLengthPenalty.ahead if network == "generator" else 0
+    return [StageWork(sum(flop[start:stop]), sum(flop[max(start, ahead) : stop])) for start, stop in pairwise(bounds)]
+
+
+def _kinds(plan: RunPlan) -> list[UpdateKind]:
+    objective, d_steps, batch = plan.objective, plan.recipe.objective.d_steps, plan.recipe.batch
+    path, statistics = objective.path_length, Statistics(torch.device("meta"))
+    period = min(_LONGEST, math.lcm(*(p.every for p in (objective.r1, objective.r2, path) if p)))
+    found: Counter[tuple[bool, int, bool]] = Counter()
+    for number in range(period):
+        loss = DiscriminatorObjective(objective, statistics, number)
+        found[loss.differentiates_inputs, loss.num_segments, path is not None and number % path.every == 0] += 1
+    kinds = []
+    for (differentiates, segments, regularises), times in found.items():
+        phases = update_phases(plan, [differentiates] * d_steps, regularises)
+        twice: dict[int, float] = {}
+        for number, phase in enumerate(phases):
+            if phase.tangents_from is not None:
+                continue
+            if phase.does == "trains" and differentiates and not plan.differentiates_forward(phase.network):
+                twice[number] = batch * segments
+            elif phase.does == "pulls back" and path is not None and regularises:
+                is_forward = plan.differentiates_forward(phase.network)
+                twice |= {} if is_forward else {number: batch / path.batch_shrink}
+        kinds.append(UpdateKind(phases, times / period, segments, twice))
+    return kinds
+
+
+class Speed(NamedTuple):
+    """How fast a layout is.
+
+    Attributes:
+        seconds: Of one operation, by network: on a rank of it.
+        steps: Seconds of a network's step, in which its gradients and weights travel.
+        travel: Seconds from when images, or gradients at them, are computed until the others have them, by what
+            computes them: a micro-batch.
+    """
+
+    seconds: Mapping[str, float]
+    steps: Mapping[str, float] = dict.fromkeys(NETWORKS, 0.0)
+    travel: Mapping[str, float] = dict.fromkeys(NETWORKS, 0.0)
+
+
+UNIT = Speed(dict.fromkeys(NETWORKS, 1.0))
+"""Time in operations."""
+
+
+class Timing(NamedTuple):
+    """Of the mean update.
+
+    Attributes:
+        seconds: That it takes.
+        busy: By network, of them in which a rank of it computes, or steps, in the mean.
+        idle: Share of all ranks' time in which they wait.
+    """
+
+    seconds: float
+    busy: dict[str, float]
+    idle: float
+
+
+def time_update(work: Work, replicas: Mapping[str, int], schedule: str | None = None, speed: Speed = UNIT) -> Timing:
+    """Time of the mean update on so many replicas of each network, with the recipe's schedule or another.
+
+    The recipe's is simulated task by task. If it is ``exact``, ``overlapped`` is taken to be as long as the side
+    that has more to do: less it cannot be.
+    """
+    schedule = schedule or work.schedule
+    assert schedule in (work.schedule, OVERLAPPED), "an update that overlaps does not tell how long the exact one is"
+    seconds, busy = 0.0, dict.fromkeys(NETWORKS, 0.0)
+    for kind in work.kinds:
+        makespan, own = _simulate(work, kind, replicas, speed)
+        seconds += kind.share * (makespan if schedule == work.schedule else max(own.values()))
+        for network in NETWORKS:
+            stages = len(work.stages[network])
+            busy[network] += kind.share * sum(own[network, stage] for stage in range(stages)) / stages
+    ranks = {network: replicas[network] * len(work.stages[network]) for network in NETWORKS}
+    computed = sum(ranks[network] * busy[network] for network in NETWORKS)
+    return Timing(seconds, busy, 1 - computed / (sum(ranks.values()) * seconds))
+
+
+_Device = tuple[str, int]
+"""A stage of a network."""
+
+
+def _simulate(
+    work: Work, kind: UpdateKind, replicas: Mapping[str, int], speed: Speed
+) -> tuple[float, dict[_Device, float]]:
+    """When an update of a kind ends, and how long each device computes.
+
+    Every device takes its tasks in their order, each as soon as what it reads is there; messages cost nobody's time.
+    """
+    devices = [(network, stage) for network in NETWORKS for stage in range(len(work.stages[network]))]
+    programs = {device: work.program(kind, *device) for device in devices}
+    ends: dict[tuple[Task, _Device], float] = {}
+    free, busy = dict.fromkeys(devices, 0.0), dict.fromkeys(devices, 0.0)
+    place = dict.fromkeys(devices, 0)
+    blocked = False
+    while not blocked:
+        blocked = True
+        for device in devices:
+            network = device[0]
+            for task in programs[device][place[device] :]:
+                needed = list(_needs(work, kind, task, device))
+                if any(node not in ends for node, _ in needed):
+                    break
+                start = max([free[device], *(ends[node] + speed.travel.get(by, 0.0) for node, by in needed)])
+                operations = work.of_task(kind, task, device[1]) / replicas[network]
+                taken = speed.steps[network] if task.kind == "step" else operations * speed.seconds[network]
+                ends[task, device] = free[device] = start + taken
+                busy[device] += taken
+                place[device] += 1
+                blocked = False
+    assert all(place[device] == len(programs[device]) for device in devices), "the sides wait for each other"
+    return max(free.values()), busy
+
+
+def _needs(work: Work, kind: UpdateKind, task: Task, device: _Device) -> Iterator[tuple[tuple[Task, _Device], str]]:
+    """Tasks of other devices whose results a task reads, and which network's images or gradients these are."""
+    phase, (network, stage) = kind.phases[task.phase], device
+    last = len(work.stages[network]) - 1
+    other = NETWORKS[1 - NETWORKS.index(network)]
+    if task.kind == "forward" and stage > 0:
+        yield (task, (network, stage - 1)), ""
+    elif task.kind == "forward" and phase.images_from is not None:
+        source = Task(phase.images_from, "forward", task.micro_batch)
+        yield (source, (other, len(work.stages[other]) - 1)), other
+    elif task.kind == "backward" and stage < last:
+        yield (task, (network, stage + 1)), ""
+    elif task.kind == "backward" and phase.grads_from is not None:
+        yield (Task(phase.grads_from, "backward", task.micro_batch), (other, 0)), other
+    elif task.kind == "step":  # it looks at the gradients of all stages
+        for each in range(last + 1):
+            if each != stage:
+                yield (Task(task.phase, "backward", phase.num - 1), (network, each)), ""

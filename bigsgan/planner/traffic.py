@@ -1,0 +1,143 @@
+"""A simple model of an update's time on many GPUs: computing, gradients and weights, images on the wire, waiting.
+
+GPUs compute at a given share of their peak, whatever the size of a micro-batch. A collective among N ranks takes the
+time of a ring over the slowest link among them, and a latency for each of 2 log2(N) hops. Gradients travel while the
+backward passes compute that make them, and ZeRO 3's weights while the network computes; what takes longer is waited
+for. Images travel from rank to rank, and cost no rank's time but that of the rank that waits for them. Networks that
+share all ranks take turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.base import DTYPES
+from bigsgan.planner.counting import count_network
+from bigsgan.planner.sides import Speed, Work
+
+IMAGE_BYTES = 4
+"""Of a number of an image that travels: float32."""
+
+
+class Machine(NamedTuple):
+    """GPUs and their links.
+
+    Attributes:
+        operations: That a GPU computes a second: its share of the peak (MFU), times the peak.
+        per_node: GPUs of a host.
+        inside: Bytes a second that a GPU sends to others of its host.
+        between: The same to other hosts.
+        latency: Seconds of a hop.
+    """
+
+    operations: float = 0.4 * 989e12
+    per_node: int = 8
+    inside: float = 350e9
+    between: float = 40e9
+    latency: float = 10e-6
+
+    def link(self, ranks: int) -> float:
+        """Bytes a second of the slowest link among neighbouring ranks."""
+        return self.inside if ranks <= self.per_node else self.between
+
+    def collective(self, num_bytes: float, ranks: int) -> float:
+        """Seconds in which so many bytes go once around a ring."""
+        if ranks == 1 or not num_bytes:
+            return 0.0
+        return num_bytes * (ranks - 1) / ranks / self.link(ranks) + 2 * math.ceil(math.log2(ranks)) * self.latency
+
+
+def turns(plan: RunPlan, network: str) -> int:
+    """How often a network's parameters, or as many gradients, go through a ring in an update at its ZeRO stage.
+
+    Stage 0 all-reduces an update's gradients, which is twice. Stage 1 scatters their sums and gathers what was updated.
+    Stage 2, which keeps no whole gradient, scatters those of each micro-batch. Stage 3 gathers the parameters instead,
+    forward and backward (Rajbhandari et al. 2020, arXiv 1910.02054, section 7). It gathers them once more for each
+    micro-batch of the other network: G's for D's images, which is a forward pass alone, but for those that G's update
+    takes too, and D's at the seam. There the gradient at the images is taken right behind the forward pass, so that
+    what was gathered can stay; a D that is too large for that (stage3_max_reuse_distance) is gathered again, and stands
+    above the least. A network that fits in that distance stays from an update's forward to its backward pass too, and
+    needs less.
+    """
+    file, d_steps = plan.engines[network].file, plan.recipe.objective.d_steps
+    phases = {"generator": plan.recipe.accumulation_of("generator")}
+    phases["discriminator"] = d_steps * plan.recipe.accumulation_of("discriminator")  # micro-batches of all its updates
+    updates = d_steps if network == "discriminator" else 1
+    if file.stage <= 1:
+        return 2 * updates
+    if file.stage == 2:
+        return phases[network] + updates
+    others = sum(own for other, own in phases.items() if other != network)
+    if network == "generator" and plan.recipe.objective.reuse_fakes and plan.keeps_generator_graphs:
+        others -= phases["discriminator"] // d_steps
+    return 3 * phases[network] + others
+
+
+class Model:
+    """How long an update of one recipe takes on a machine, laid out in one way or the other."""
+
+    def __init__(self, together: Work, apart: Work, machine: Machine) -> None:
+        """Count parameters.
+
+        Args:
+            together: The work where each rank holds both networks.
+            apart: The same where networks have ranks of their own.
+            machine: What it is computed on.
+        """
+        self.apart, self.machine, self._together = apart, machine, together
+        self._numel = {network: count_network(apart.plan, network)[0] for network in NETWORKS}
+
+    def together(self, world_size: int) -> float:
+        """Seconds of an update where networks take turns on all ranks; pipelines are taken to have no bubble."""
+        seconds = 0.0
+        for network in NETWORKS:
+            seconds += self._together.total(network) / world_size / self.machine.operations
+            seconds += self._waits(self._together, network, world_size)
+        return seconds
+
+    def speed(self, numbers: Mapping[str, int]) -> Speed:
+        """That of so many ranks of each network: what `sides.time_update` takes."""
+        plan, recipe = self.apart.plan, self.apart.plan.recipe
+        updates = {"generator": 1, "discriminator": recipe.objective.d_steps}
+        image = recipe.judged_channels * recipe.data.side**2 * IMAGE_BYTES
+        replicas = {network: number // len(self.apart.stages[network]) for network, number in numbers.items()}
+        link = self.machine.link(sum(numbers.values()))
+        travel = {}
+        for network in NETWORKS:
+            # What G makes for D's steps comes in D's micro-batches; those of its own update may be of another size.
+            num = min(plan.recipe.accumulation_of(each) for each in NETWORKS)
+            travel[network] = recipe.batch / num / min(replicas.values()) * image / link + self.machine.latency
+        return Speed(
+            dict.fromkeys(NETWORKS, 1 / self.machine.operations),
+            {n: self._waits(self.apart, n, numbers[n]) / updates[n] for n in NETWORKS},
+            travel,
+        )
+
+    def _waits(self, work: Work, network: str, ranks: int) -> float:
+        """Seconds of an update in which the ranks of a network wait for its gradients and weights."""
+        plan, stages = work.plan, len(work.stages[network])
+        file, replicas = plan.engines[network].file, ranks // stages
+        num_bytes = self._numel[network] / stages * DTYPES[file.precision].itemsize
+        times = turns(plan, network)
+        passes = work.total(network) if file.stage == 3 else work.total(network, "backward")
+        hidden = passes / ranks / self.machine.operations
+        if file.stage in (1, 2):  # the weights are gathered when the step is done, which nothing hides
+            updates = plan.recipe.objective.d_steps if network == "discriminator" else 1
+            gathers = updates * self.machine.collective(num_bytes, replicas)
+            return gathers + max(0.0, (times - updates) * self.machine.collective(num_bytes, replicas) - hidden)
+        return max(0.0, times * self.machine.collective(num_bytes, replicas) - hidden)
+
+
+def sent_bytes(work: Work) -> dict[str, float]:
+    """Bytes of images, and of gradients at them, that leave a network's ranks in the mean update, by network."""
+    recipe = work.plan.recipe
+    image = recipe.judged_channels * recipe.data.side**2 * IMAGE_BYTES
+    found = dict.fromkeys(NETWORKS, 0.0)
+    for kind in work.kinds:
+        for phase in kind.phases:
+            if phase.does in ("makes images", "judges"):
+                found[phase.network] += kind.share * image * recipe.batch
+    return found

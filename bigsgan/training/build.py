@@ -1,0 +1,254 @@
+"""Puts a training run together: engines, data, the step, and what surrounds them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bigsgan import checkpoint
+from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, SampleDraws, build_source
+from bigsgan.adversarial.extras import build_extras
+from bigsgan.adversarial.kept import build_kept
+from bigsgan.adversarial.step import Sources
+from bigsgan.config import NETWORKS, Recipe, RunPlan
+from bigsgan.data import RealImages, Slice, WithImages, build_dataset, build_training_dataset, readable_images
+from bigsgan.data.datasets import ImageDataset
+from bigsgan.draws import Draws
+from bigsgan.engines import Engine, MicroBatch
+from bigsgan.engines.build import build_executor
+from bigsgan.engines.executor import Executor
+from bigsgan.engines.phases import update_phases
+from bigsgan.errors import UserError
+from bigsgan.models.build import build_network
+from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics
+from bigsgan.runtime import comm
+from bigsgan.runtime.together import for_rank_zero
+from bigsgan.training.alike import TEACHER, checked_teacher, open_alike, refuse_other_codec
+from bigsgan.training.ema import ShardedEMA
+from bigsgan.training.initial_weights import freeze_first_layers, load_imported_ema, load_initial_weights
+from bigsgan.training.loop import Run
+from bigsgan.training.measuring import Measuring
+from bigsgan.training.power import AVERAGE
+from bigsgan.training.recovery import Recovery
+from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
+from bigsgan.training.snapshots import Snapshots, remove_abandoned
+from bigsgan.training.start import Start
+from bigsgan.training.state import Counters, EMAState, EngineState
+
+DATA = "data"
+"""Key of a manifest's layout with the fingerprint of the data set."""
+
+NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
+
+_log = logging.getLogger(__name__)
+
+
+def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
+    """Put a run together, and restore what it begins from. Every rank calls this.
+
+    Raises:
+        UserError: The data, the checkpoint or this machine do not fit the plan.
+    """
+    recipe, device, rank = plan.recipe, comm.device(), comm.rank()
+    slices, draws = _slices(plan, rank), Draws(recipe.seed)
+    shown = open_alike(build_dataset, recipe.data)
+    dataset = _training_dataset(recipe, shown)
+    teacher = checked_teacher(recipe, start.found.layout if start.found else {})
+    executor, layout = _build_executor(plan, start)
+    engines = executor.engines
+    if rank == 0:  # which writes manifests
+        layout[DATA] = shown.fingerprint()._asdict()
+    if teacher is not None:
+        layout[TEACHER] = teacher
+    ema = ShardedEMA(engines["generator"], recipe.ema.power.widths if recipe.ema.power else ())
+    if start.initial is not None:
+        load_imported_ema(recipe, start.initial, engines["generator"], ema)
+    statistics, counters = Statistics(device), _imported_counters(start, recipe)
+    sums = comm.sum_over_ranks, engines["generator"].sum_over_replicas
+    extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums)
+    extras = extras._replace(kept=build_kept(plan, rank, slices["discriminator"]["discriminator"], device))
+    averages = EMAState(engines["generator"], ema)
+    entries = {**_entries(plan, engines, averages, counters), **extras.entries()}
+    if start.found is not None:
+        refuse_other_codec(start.found.layout.get(DATA), recipe.data)
+        _restore(start.found, entries, layout, recipe)
+    reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters)
+    sample_draws = SampleDraws(draws, device)
+    source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
+    sources = Sources(reals, source, sample_draws, slices)
+    step = AdversarialStep(executor, partial(update_phases, plan), plan.objective, sources, statistics, extras)
+    rank_log.detail, rank_log.awaited = (lambda: executor.doing), executor.awaited
+    reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg, recipe.monitor, recipe.model_dump())
+    _report_start(reporter, start, counters.nimg, recipe.objective.schedule)
+    checkpoints, sampling_batch = out / "checkpoints", slices["generator"]["generator"].num_samples
+    return Run(
+        recipe=recipe,
+        out=out,
+        reals=reals,
+        source=source,
+        step=step,
+        ema=ema,
+        grid=_build_grid(recipe, shown, reporter, counters.nimg),
+        sampling_batch=sampling_batch,
+        standing=standing,
+        counters=counters,
+        entries=entries,
+        layout=layout,
+        saver=checkpoint.Saver(checkpoints, comm, recipe.checkpoints, rank_log.moved),
+        recovery=Recovery(step, reals, source, counters, entries, checkpoints, recipe.max_rollbacks, rank_log.moved),
+        statistics=statistics,
+        reporter=reporter,
+        rank_log=rank_log,
+        measuring=Measuring(plan, out, shown, sampling_batch, rank_log) if recipe.metrics else None,
+        snapshots=_build_snapshots(recipe, out, averages, layout, counters, rank_log),
+    )
+
+
+def _training_dataset(recipe: Recipe, shown: ImageDataset) -> ImageDataset:
+    """What networks train on: the images that are shown, or crops of them; with their pixels where a teacher looks."""
+    dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
+    return WithImages(dataset, recipe.data) if recipe.objective.teacher else dataset
+
+
+def _build_snapshots(
+    recipe: Recipe, out: Path, averages: EMAState, layout: dict[str, Any], counters: Counters, rank_log: RankLog
+) -> Snapshots | None:
+    """What saves snapshots of the power function averages; those of a future that is not to be are removed."""
+    remove_abandoned(out, counters.nimg)
+    return Snapshots(out, recipe, averages, layout, rank_log.moved) if recipe.ema.power else None
+
+
+def _imported_counters(start: Start, recipe: Recipe) -> Counters:
+    """Counters of a run that begins: at 0, or at the images that imported networks had seen."""
+    d_steps = recipe.objective.d_steps
+    if start.initial is None or not start.initial.own:
+        return Counters(d_steps)
+    nimg = start.initial.checkpoint.nimg
+    update = nimg // recipe.batch
+    return Counters(d_steps, update, nimg, position=update * recipe.batch * d_steps)
+
+
+def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, Any]]:
+    """Both engines, with what they begin with but their own checkpoint, and how they lie on the ranks."""
+    recipe = plan.recipe
+    executor = build_executor(plan, _kept_divisions(plan, start))
+    engines = executor.engines
+    if start.initial is not None:
+        load_initial_weights(recipe, start.initial, engines)
+    if recipe.init_from:
+        freeze_first_layers(recipe, engines["discriminator"], recipe.init_from.freeze_discriminator)
+    layout: dict[str, Any] = {"world_size": plan.world_size}
+    for network, engine in plan.engines.items():
+        layout[f"{network}.stage"] = engine.file.stage
+        layout[f"{network}.offload"] = engine.file.offload_optimizer
+        layout[f"{network}.precision"] = engine.file.precision
+        layout[f"{network}.pipeline_stages"] = engine.placement.num_stages
+        layout[f"{network}.division"] = engines[network].division
+        if plan.is_split:
+            layout[f"{network}.ranks"] = len(engine.placement.ranks)
+    return executor, layout
+
+
+def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
+    """Return the checkpoint's partitions of networks with unchanged stages: a new measurement could differ."""
+    found = {} if start.found is None else start.found.divisions
+    return {n: bounds for n, bounds in found.items() if len(bounds) - 1 == plan.placement(n).num_stages}
+
+
+def _entries(
+    plan: RunPlan, engines: Mapping[str, Engine], averages: EMAState, counters: Counters
+) -> dict[str, checkpoint.StateEntry]:
+    """The state that every run has, by name."""
+
+    def state(network: str, engine: Engine) -> EngineState:
+        first = plan.placement(network).ranks.start
+        return EngineState(engine, partial(comm.from_rank, first)) if plan.is_split else EngineState(engine)
+
+    return {
+        **{network: state(network, engine) for network, engine in engines.items()},
+        AVERAGE: averages,
+        "counters": counters,
+    }
+
+
+def _restore(
+    found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any], recipe: Recipe
+) -> None:
+    with torch.device("meta"):
+        networks = {network: build_network(recipe, network) for network in NETWORKS}
+    checkpoint.restore(found, entries, comm, networks={**networks, AVERAGE: networks["generator"]})
+    saved, given = dict(found.layout), dict(layout)
+    before, now = saved.pop(DATA, None), given.pop(DATA, {})
+    if isinstance(before, dict) and (changed := [key for key in now if before.get(key) != now[key]]):
+        _log.log(NOTICE, "Resuming with other data than the checkpoint's: it differs in %s", ", ".join(changed))
+    if changes := checkpoint.differences(saved, given):
+        _log.log(NOTICE, "Resuming with another layout:\n  %s", "\n  ".join(changes))
+
+
+def _report_start(reporter: Reporter, start: Start, nimg: int, schedule: str) -> None:
+    if schedule == "overlapped":
+        reporter.message("objective.schedule=overlapped: each network learns from the other as it was an update ago")
+    if start.found is not None:
+        reporter.message(f"Resuming from {start.found.path} ({nimg} images)")
+    if start.initial is not None:
+        reporter.message(f"beginning with the weights of {start.initial.checkpoint.path}")
+
+
+def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int) -> SampleGrid:
+    """What sample grids show; a grid of real images is shown at once, unless they stand beside the samples."""
+    num = NUM_PAIRS if recipe.data.paired else NUM_SHOWN
+    images = for_rank_zero(comm, lambda: readable_images(dataset, recipe.data, num, comm.device()))
+    images = torch.empty(0) if images is None else images
+    if recipe.data.paired:  # one rank reads, as all have to show the same
+        images = comm.from_rank_zero(images)
+        if not len(images):
+            raise UserError("data.root", recipe.data.root, "contains no readable pairs", "repair its images")
+        return pair_grid(recipe, images, comm.device())
+    if len(images):
+        reporter.images("samples/real", images, REAL_COLUMNS, nimg)
+    return latent_grid(recipe, comm.device(), images if len(images) > 1 else None)
+
+
+def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
+    """What each network computes on this rank in the phase of each: ``slices[phase][network]``."""
+    places = {network: plan.placement(network) for network in NETWORKS}
+    batch, accumulation = plan.recipe.batch, plan.recipe.accumulation_of
+    return {
+        phase: {n: Slice(batch, accumulation(phase), p.replica(rank), p.num_replicas) for n, p in places.items()}
+        for phase in NETWORKS
+    }
+
+
+def _build_reals(
+    plan: RunPlan, network: str, slices: dict[str, Slice], dataset: ImageDataset, draws: Draws, counters: Counters
+) -> RealImages:
+    """Start to read this rank's shard of the data, on the ranks of the network's first stage."""
+    recipe, part, place = plan.recipe, slices[network], plan.placement(network)
+    stages = {0}
+    if recipe.objective.teacher and network == "discriminator":  # whose features are compared in its last stage
+        stages.add(place.num_stages - 1)
+    start = counters.position, counters.skipped
+    return RealImages(
+        dataset, recipe.data, draws, part, comm.device(), start=start, reads=place.stage(comm.rank()) in stages
+    )
+
+
+def _build_source(
+    plan: RunPlan, slices: dict[str, dict[str, Slice]], draws: SampleDraws, dataset: ImageDataset, counters: Counters
+) -> tuple[InputSource, Sequence[MicroBatch]]:
+    """Where the generator's inputs come from, and some of them for standing statistics."""
+    recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
+    places = [plan.placement(network) for network in NETWORKS]
+    own = None
+    if recipe.inputs_from_data and places[0].input_ranks() != places[1].input_ranks():
+        own = _build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), counters)
+    source, standing = build_source(recipe, draws, own), list[MicroBatch]()
+    if not recipe.data.paired and has_standing_statistics(recipe):
+        latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
+        standing = [latents.phase("standing", (i,), g_phase["generator"])(0) for i in range(STANDING_BATCHES)]
+    return source, standing

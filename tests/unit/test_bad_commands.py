@@ -1,0 +1,264 @@
+"""Bad command lines and environments, and how the message reaches the user."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bigsgan import cli, errors
+from bigsgan.commands import choosing
+from bigsgan.errors import UserError
+from tests import REPOSITORY
+from tests.bad_input import check
+
+pytestmark = pytest.mark.usefixtures("beside_a_recipe")
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "": ("COMMAND", "must be given", "see `bigsgan --help`"),
+    "trian": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "did you mean train?"),
+    "finetune": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "choose one of these"),
+    "train --config digit": ("--config", "'digit' does not exist", "did you mean digits?"),
+    "train --config recipes/digit": ("--config", "'recipes/digit' does not exist", "give the path of a recipe"),
+    "train generator.family=stylegan3": ("generator.family", "or 'stylegan2', got", "did you mean stylegan2?"),
+    "train --confg x": ("--confg", "unknown option of `bigsgan train`", "see `bigsgan train --help`"),
+    "train --lr=1": ("--lr", "unknown option of `bigsgan train`", "see `bigsgan train --help`"),
+    "train --config": ("--config", "expected one argument", "see `bigsgan train --help`"),
+    "train --config missing.yaml": (
+        "--config",
+        "'missing.yaml' does not exist",
+        "give the path of a recipe, or the name of a",
+    ),
+    "train --config .": ("--config", "'.' cannot be read", "give a readable text file"),
+    "train --dry-run --config missing.yaml": (
+        "--config",
+        "'missing.yaml' does not exist",
+        "give the path of a recipe, or the name of a",
+    ),
+    "train batch=63 --local_rank=0 accumulation=2": (
+        "batch",
+        "must be a multiple of 2, got 63 (2 micro-batches on 1 ranks",
+        "batch=64",
+    ),
+    "train --config ~nobody_of_that_name/x": ("--config", "names a home directory that does not", "the whole path"),
+    "sample --run ~nobody_of_that_name --out x": ("--run", "names a home directory that does not", "the whole path"),
+    "export --run x --out ~nobody_of_that_name": ("--out", "names a home directory that does not", "the whole path"),
+    "data prepare ~nobody_of_that_name y --resolution 8 --format zip": ("SRC", "names a home", "the whole path"),
+    "evaluate --run x --features ~nobody_of_that_name": ("--features", "names a home", "write the whole path"),
+    "train --stopped-status 256": ("--stopped-status", "must be 0 to 255, got 256", "give an exit status"),
+    "plan --gpus 9223372036854775807": (
+        "--gpus",
+        "must be 1 to 1048576, got 9223372036854775807",
+        "give a number in this range",
+    ),
+    "sample": ("--run, --out", "must be given", "see `bigsgan sample --help`"),
+    "sample --run run": ("--out", "must be given", "see `bigsgan sample --help`"),
+    "sample --run run --out x.png --num ten": ("--num", "must be an integer, got 'ten'", "write an integer such as 1"),
+    "sample --run run --out x.png --num 1.5": ("--num", "must be an integer, got '1.5'", "write an integer"),
+    "sample --run run --out x.png --truncation all": ("--truncation", "must be a number, got 'all'", "write a number"),
+    "sample --run run --out x.png 10": (
+        "argument",
+        "'10' is not an argument of `bigsgan sample`",
+        "see `bigsgan sample",
+    ),
+    "export --run run --out x --network both": (
+        "--network",
+        "must be one of 'generator', 'discriminator', got 'both'",
+        "choose one of these",
+    ),
+    "export --run run --out x --format pickle": (
+        "--format",
+        "must be one of 'safetensors', 'hub', 'onnx', 'torch-export', 'universal', got 'pickle'",
+        "choose one of these",
+    ),
+    "export --run run --out x --dtype int8": (
+        "--dtype",
+        "must be one of 'fp32', 'bf16', 'fp16', got 'int8'",
+        "choose one of these",
+    ),
+    "export --run run --out x --ema --live": (
+        "--live",
+        "not allowed with argument --ema",
+        "see `bigsgan export --help`",
+    ),
+}
+
+
+ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "no number": (
+        {"WORLD_SIZE": "two"},
+        ("WORLD_SIZE", "must be a whole number from 1 to 2147483647, got 'two' (an", "`unset WORLD_SIZE`"),
+    ),
+    "no ranks": (
+        {"WORLD_SIZE": "0"},
+        ("WORLD_SIZE", "must be a whole number from 1 to 2147483647, got '0' (an", "`unset WORLD_SIZE`"),
+    ),
+    "no rank": (
+        {"WORLD_SIZE": "2"},
+        ("WORLD_SIZE", "must be unset without RANK, got 2 (environment variables)", "deepspeed or torchrun"),
+    ),
+    "odd ranks": (
+        {"WORLD_SIZE": "3", "RANK": "0"},
+        ("batch", "must be a multiple of 3, got 64 (1 micro-batches on 3 ranks", "batch=66"),
+    ),
+    "no address": (
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        ("MASTER_ADDR", "must be set in the environment, as RANK is", "`unset RANK`"),
+    ),
+    "rank": (
+        {"RANK": "x", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("RANK", "must be a whole number from 0 to 2147483647, got 'x' (an", "`unset RANK`"),
+    ),
+    "port": (
+        {"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "http"},
+        ("MASTER_PORT", "must be a whole number from 1 to 65535, got 'http' (an", "`unset MASTER_PORT`"),
+    ),
+    "local rank": (
+        {"RANK": "0", "LOCAL_RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("LOCAL_RANK", "must be a whole number from 0 to 2147483647, got '-1' (an", "`unset LOCAL_RANK`"),
+    ),
+    "no local rank": (
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("LOCAL_RANK", "must be set in the environment, as RANK is", "`unset RANK`"),
+    ),
+    "no number of ranks": (
+        {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("WORLD_SIZE", "must be set in the environment, as RANK is", "`unset RANK`"),
+    ),
+    "no port": (
+        {"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "99999"},
+        ("MASTER_PORT", "must be a whole number from 1 to 65535, got '99999' (an", "unset"),
+    ),
+    "many digits": (
+        {"WORLD_SIZE": "9" * 5000},
+        ("WORLD_SIZE", "must be a whole number from 1 to 2147483647", "`unset WORLD_SIZE`"),
+    ),
+    "many digits of a rank": ({"RANK": "9" * 5000}, ("RANK", "must be a whole number from 0 to", "`unset RANK`")),
+    "many digits of Slurm": (
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "9" * 5000},
+        ("SLURM_NODEID", "must be a whole number, got", "start with `srun`"),
+    ),
+    "many tasks of Slurm": (
+        {
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_NODEID": "0",
+            "SLURM_LOCALID": "0",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x999999999)",
+        },
+        ("SLURM_STEP_TASKS_PER_NODE", "must be as Slurm sets it, got '1(x999999999)'", "start with `srun`"),
+    ),
+    "accelerator": (
+        {"DS_ACCELERATOR": "foo"},
+        ("DS_ACCELERATOR", "must be one of cuda, cpu, xpu, npu, mps, hpu, mlu, sdaa,", "`unset DS_ACCELERATOR`"),
+    ),
+    "interface": (
+        {"GLOO_SOCKET_IFNAME": "none7"},
+        ("GLOO_SOCKET_IFNAME", "must be a network interface of ", "name one of them"),
+    ),
+    "host": (
+        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x" * 80, "MASTER_PORT": "1"},
+        ("MASTER_ADDR", "can resolve, got 'xxx", "rank 0's host"),
+    ),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_lines(command, capsys):
+    check(capsys, command.split(), *COMMANDS[command])
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_environments(name, monkeypatch, capsys):
+    variables, expected = ENVIRONMENTS[name]
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    check(capsys, ["train", "--config", "recipe.yaml"], *expected)
+
+
+def test_help_is_no_error(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", "--help"])
+    assert caught.value.code == 0
+    assert "dotted.key=value" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_reader_that_goes_away_is_no_error(lines):
+    script = f"bigsgan train --dry-run | head -n {lines} > first; echo ${{PIPESTATUS[0]}}"
+    script = script.replace("bigsgan", f"{sys.executable} -c 'import sys, bigsgan.cli; sys.exit(bigsgan.cli.main())'")
+    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.stderr == ""
+    assert run.stdout in ("141\n", "0\n")  # 0 where all was in the pipe before its reader had gone
+    assert Path("first").read_text().count("\n") == lines
+
+
+def test_names_that_are_no_utf_8_are_printed(monkeypatch, capsys):
+    options = SimpleNamespace(run=lambda options: print("\udcff") or 0)
+    monkeypatch.setattr(choosing, "parse", lambda arguments: options)
+    assert cli.main([]) == 0
+    assert capsys.readouterr().out == "\\udcff\n"
+
+
+def test_a_dry_run_is_printed_by_one_rank_and_knows_the_number_of_ranks(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert cli.main(["train", "--config", "recipe.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().out == ""
+    monkeypatch.delenv("RANK")
+    check(capsys, ["train", "--config", "recipe.yaml", "--dry-run", "batch=63"], "batch", "on 2 ranks", "batch=64")
+
+
+def test_other_ranks_wait_and_speak_only_where_rank_0_did_not_end_them(monkeypatch, capsys):
+    waits = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: waits.append((seconds, len(said))))
+    said: list[str] = []
+    monkeypatch.setattr(sys.stderr, "write", lambda text, write=sys.stderr.write: (said.append(text), write(text)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path of a recipe")
+    (to_be_ended, before), (_, after), (to_be_forwarded, last) = waits
+    assert before == 0 < after < last  # rank 1 before it speaks and behind that, rank 0 behind that
+    assert to_be_ended > 10 * to_be_forwarded
+
+
+@pytest.mark.parametrize("rank, size", [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")])
+def test_one_of_several_ranks_speaks_and_is_heard(monkeypatch, capsys, rank, size):
+    """Under srun also before its tasks have the variables of the other launchers."""
+    silent, slept = [], []
+    monkeypatch.setattr(cli, "wait_for_termination", lambda: silent.append(True))
+    monkeypatch.setattr(errors.time, "sleep", slept.append)
+    monkeypatch.setenv(size, "2")
+    for number in ("0", "1"):
+        monkeypatch.setenv(rank, number)
+        assert cli.main(["plan", "--gpus", "0"]) == 2
+        assert len(silent) == int(number)
+    assert "must be 1 to 1048576, got 0" in capsys.readouterr().err
+    assert slept == [errors.FORWARDING_SECONDS] * 2
+
+
+def test_the_script_ends_with_status_2_and_one_line(tmp_path):
+    command = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "batch=sixty"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr == "bigsgan: batch: must be an integer, got 'sixty'; write an integer such as 64\n"
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == [tmp_path / "recipe.yaml"]
+
+
+def test_a_message_is_one_line_short_and_survives_the_way_between_ranks():
+    error = UserError("path", "x" * 1000, "is wrong:\n  line 1\n  line 2", "mend it")
+    assert str(error) == f"path: '{'x' * 119}... is wrong: line 1 line 2; mend it"
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error)
+    assert (copy.field, copy.value, copy.problem, copy.remedy) == (
+        error.field,
+        error.value,
+        error.problem,
+        error.remedy,
+    )

@@ -1,0 +1,156 @@
+"""Bad recipes and DeepSpeed files, and files that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsgan import cli
+from bigsgan.config.run_directory import read_saved_recipe
+from bigsgan.errors import UserError
+from tests.bad_input import BOMB, RECIPE, check
+
+pytestmark = pytest.mark.usefixtures("beside_a_recipe")
+
+FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "empty": ("", ("out", "must be given", "add it to the recipe")),
+    "a key is missing": (RECIPE.replace("ema:", "# "), ("ema", "must be given", "add it to the recipe")),
+    "a key is misspelt": (RECIPE.replace("batch:", "bathc:"), ("bathc", "unknown key", "did you mean batch?")),
+    "a key stands twice": (
+        RECIPE + "seed: 1\nseed: 2\n",
+        ("bad.yaml", "must be valid YAML: duplicate key 'seed' (line 16, column 1)", "fix that line"),
+    ),
+    "a list": ("- out: run\n", ("bad.yaml", "must be a mapping, got [{'out': 'run'}]", "write `key: value` lines")),
+    "no YAML": ("out: [\n", ("bad.yaml", "must be valid YAML: expected the node content, but found", "fix that line")),
+    "a recursive anchor": (
+        RECIPE + "engines: &e {generator: *e}\n",
+        ("bad.yaml", "must be valid YAML: an anchor holds an alias of itself (line", "fix that line"),
+    ),
+    "an alias bomb": (
+        RECIPE + BOMB,
+        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "fix that line"),
+    ),
+    "an alias bomb as a key": (
+        RECIPE + BOMB + "? *a29\n: 1\n",
+        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "fix that line"),
+    ),
+    "a mapping that is a list": (
+        "data: !!map [1, 2]\n",
+        ("bad.yaml", "must be valid YAML: !!map must tag a mapping (line 1, column", "fix that line"),
+    ),
+    "a number that is a list": (
+        "batch: !!int [1, 2]\n",
+        ("bad.yaml", "expected a scalar node, but found seq", "fix that line"),
+    ),
+    "a number that is a mapping": ("batch: !!float {a: b}\n", ("bad.yaml", "expected a scalar node", "fix that line")),
+    "true that is a list": ("batch: !!bool [true]\n", ("bad.yaml", "expected a scalar node", "fix that line")),
+    "a large file": ("# " + "x" * 300_000 + "\n", ("--config", "larger than 256 KiB", "give a readable text file")),
+    "a large key": ("k" * 500 + ": 1\n", ("k" * 400 + "...", "unknown key", "the keys of this section are")),
+}
+
+
+DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "not JSON": ("{'stage': 1}", ("engines.generator.ds_config", "must be valid JSON, got", "fix the file")),
+    "optimizer": (
+        {"optimizer": {}},
+        ("{path}: optimizer", "must be unset, as the recipe owns it", "use optimizer.gen"),
+    ),
+    "batch": (
+        {"train_batch_size": 32},
+        ("{path}: train_batch_size", "must be 64, as in the recipe, got 32 (named by", "the recipe's batch"),
+    ),
+    "clipping": (
+        {"gradient_clipping": 1.0},
+        ("{path}: gradient_clipping", "must be 0.0, as in the recipe, got 1.0 (named by", "clip_norm"),
+    ),
+    "misspelt": (
+        {"zero_optimisation": {}},
+        ("{path}: zero_optimisation", "unknown key", "did you mean zero_optimization?"),
+    ),
+    "stage": (
+        {"zero_optimization": {"stage": 7}},
+        ("{path}: zero_optimization.stage", "must be 0, 1, 2 or 3, got 7", "choose one of these"),
+    ),
+    "fp16": (
+        {"fp16": {"enabled": True}},
+        ("{path}: fp16.enabled", "must be false at ZeRO stage 0, got true (DeepSpeed 0.19 does", "stage to 1"),
+    ),
+    "offload": (
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+        (
+            "{path}: zero_optimization.offload_param.device",
+            "must be none at ZeRO stage 2, got 'cpu'",
+            "zero_optimization.stage to 3",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_recipe_files(name, capsys):
+    text, expected = FILES[name]
+    Path("bad.yaml").write_text(text)
+    check(capsys, ["train", "--config", "bad.yaml"], *expected)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "loop"])
+def test_recipes_that_are_no_files(kind, capsys):
+    if kind == "pipe":
+        os.mkfifo("bad.yaml")
+    else:
+        os.symlink("/dev/zero" if kind == "device" else "bad.yaml", "bad.yaml")
+    problem = "Too many levels of symbolic links" if kind == "loop" else "a pipe, socket or device, not a regular file"
+    check(capsys, ["train", "--config", "bad.yaml"], "--config", problem, "give a readable text file")
+
+
+def test_a_hostile_runs_recipe(capsys):
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(RECIPE + BOMB)
+    with pytest.raises(UserError, match=r"run/config.yaml: must be a valid recipe .* more than 10000 values"):
+        read_saved_recipe(Path("run"))
+
+
+def test_anchors_are_shared_within_bounds(capsys):
+    Path("good.yaml").write_text(
+        RECIPE.replace("generator: {lr: 2e-4", "generator: &o {lr: 2e-4").replace(
+            "discriminator: {lr: 2e-4, betas: [0.0, 0.999]}", "discriminator: *o"
+        )
+    )
+    assert cli.main(["train", "--config", "good.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("lr: 0.0002") == 2
+
+
+def test_home_directories(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "recipe.yaml").rename(tmp_path / "home" / "recipe.yaml")
+    (tmp_path / "home" / "ds.json").write_text("{}")
+    overrides = ["out=~/x", "data.root=~/data", "engines.generator.ds_config=~/ds.json", "init_from={run: ~/other}"]
+    assert cli.main(["train", "--config", "~/recipe.yaml", "--dry-run", *overrides]) == 0
+    printed = capsys.readouterr().out
+    for line in (f"out: {tmp_path}/home/x", f"root: {tmp_path}/home/data", f"run: {tmp_path}/home/other"):
+        assert line in printed
+    assert "~" not in printed
+    assert not Path("~").exists()
+
+
+@pytest.mark.parametrize("name", DEEPSPEED)
+def test_deepspeed_files(name, tmp_path, capsys):
+    content, (field, *parts) = DEEPSPEED[name]
+    path = tmp_path / "ds.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    arguments = ["train", "--config", "recipe.yaml", "engines.generator.ds_config=ds.json"]
+    check(capsys, arguments, field.format(path=path), *parts)
+
+
+def test_one_deepspeed_file_for_both_engines(capsys):
+    assert cli.main(["train", "--dry-run", "--deepspeed", "--deepspeed_config", "zero2", "seed=7"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert sum("{ds_config: zero2, " in line for line in printed) == 2
+    assert "seed: 7" in printed
+    assert cli.main(["train", "--dry-run", "--deepspeed_config=zero2", "engines.generator.ds_config=zero3"]) == 2
+    assert capsys.readouterr().err.startswith("bigsgan: engines.generator.ds_config: must be given once")

@@ -1,0 +1,167 @@
+"""Pipelines that cannot be, and plans of memory that cannot be made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bigsgan import cli
+from tests.bad_input import check
+
+pytestmark = pytest.mark.usefixtures("beside_a_recipe")
+
+STAGES = [f"engines.{network}.pipeline_stages=2" for network in ("generator", "discriminator")]
+PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    **{
+        f"ZeRO {stage}": (
+            [f"engines.discriminator.ds_config=ds_configs/zero{stage}.json"],
+            ("engines.discriminator.pipeline_stages", f"must be 1 with ZeRO stage {stage}, got 2", "use stage 1"),
+        )
+        for stage in (2, 3)
+    },
+    "offload": (
+        ["engines.generator.ds_config=offload.json"],
+        ("engines.generator.pipeline_stages", "must be 1 with offload, got 2 (in", "a file without offload"),
+    ),
+    **{
+        f"{name} by a double backward": (
+            [f"objective.{name}={{weight: 1, method: double_backward}}"],
+            (
+                f"objective.{name}.method",
+                "must be auto or forward_mode with discriminator stages, got 'double_backward'",
+                "remove it, or set engines.discriminator.pipeline_stages=1",
+            ),
+        )
+        for name in ("r1", "r2")
+    },
+    "fp16 at stage 0": (
+        ["engines.generator.ds_config=fp16.json"],
+        (
+            "{directory}/fp16.json: fp16.enabled",
+            "must be false at ZeRO stage 0, got true (DeepSpeed 0.19 does",
+            "zero_optimization.stage to 1",
+        ),
+    ),
+    "DeepSpeed's timers": (
+        ["engines.generator.ds_config=timers.json"],
+        (
+            "{directory}/timers.json: wall_clock_breakdown",
+            "must be false with pipeline_stages, got true",
+            "pipeline_trace.json",
+        ),
+    ),
+    "float32 accumulation at stage 0": (
+        ["engines.generator.ds_config=accumulation.json"],
+        (
+            "{directory}/accumulation.json: data_types.grad_accum_dtype",
+            "must be bf16 at ZeRO stage 0, got 'fp32'",
+            "stage to 1",
+        ),
+    ),
+    "a batch for more replicas": (
+        ["batch=9", "accumulation=2"],
+        ("batch", "must be a multiple of 2, got 9 (2 micro-batches on 1 ranks", "batch=10"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_what_a_pipeline_cannot_do(name, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    Path("offload.json").write_text('{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}')
+    Path("fp16.json").write_text('{"fp16": {"enabled": true}}')
+    Path("timers.json").write_text('{"wall_clock_breakdown": true}')
+    Path("accumulation.json").write_text('{"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}}')
+    overrides, (field, *parts) = PIPELINES[name]
+    expected = (field.replace("{directory}", str(Path.cwd())), *parts)
+    check(capsys, ["train", "--config", "recipe.yaml", "--dry-run", *STAGES, *overrides], *expected)
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+def test_stages_divide_the_ranks(network, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    field = f"engines.{network}.pipeline_stages"
+    arguments = ["train", "--config", "recipe.yaml", "--dry-run", "batch=48", f"{field}=2"]
+    for world_size in (1, 3):
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        ranks = f"must divide the number of ranks ({world_size}), got 2"
+        check(capsys, arguments, field, ranks, "start a multiple of 2 ranks")
+    for world_size in (2, 6):
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        assert cli.main(arguments) == 0
+        assert "pipeline_stages: 2" in capsys.readouterr().out
+
+
+def test_a_penalty_of_a_discriminator_without_stages_may_be_exact(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["train", "--config", "recipe.yaml", "--dry-run", STAGES[0], "objective.r1={weight: 1}"]) == 0
+
+
+def test_a_plan_is_of_some_ranks(capsys):
+    arguments = ["plan", "--config", "recipe.yaml", "--pipeline", "--gpus", "0"]
+    check(capsys, arguments, "--gpus", "must be 1 to 1048576, got 0", "give a number in this range")
+
+
+@pytest.mark.parametrize(
+    "options, field, problem, remedy",
+    [
+        (["--gpu-memory", "0"], "--gpu-memory", "must be a positive size in GiB, got 0.0", "give a number such as 80"),
+        (
+            ["--gpu-memory", "-80"],
+            "--gpu-memory",
+            "must be a positive size in GiB, got -80.0",
+            "give a number such as 80",
+        ),
+        (
+            ["--gpu-memory", "nan"],
+            "--gpu-memory",
+            "must be a positive size in GiB, got nan",
+            "give a number such as 80",
+        ),
+        (
+            ["--gpu-memory", "inf"],
+            "--gpu-memory",
+            "must be a positive size in GiB, got inf",
+            "give a number such as 80",
+        ),
+        (["--gpu-memory", "much"], "--gpu-memory", "must be a number, got 'much'", "write a number such as 1"),
+        (["--gpu-memory", "80", "--gpus", "0"], "--gpus", "must be 1 to 1048576, got 0", "give a number in this range"),
+        (
+            ["--gpu-memory", "80", "--gpus", "8", "--nodes", "3"],
+            "--nodes",
+            "must divide the number of GPUs (8), got 3",
+            "give a divisor of 8",
+        ),
+        (
+            ["--gpu-memory", "80", "--nodes", "0"],
+            "--nodes",
+            "must divide the number of GPUs (1), got 0",
+            "give a divisor of 1",
+        ),
+        (
+            ["--gpu-memory", "80", "--host-memory", "0"],
+            "--host-memory",
+            "must be a positive size in GiB, got 0.0",
+            "give a number such as 80",
+        ),
+        (
+            ["--gpu-memory", "80", "--pipeline"],
+            "--pipeline",
+            "cannot be combined with --gpu-memory",
+            "give only one of them",
+        ),
+        (["--nodes", "2"], "--nodes", "needs --gpu-memory", "add --gpu-memory 80"),
+        (["engines.generator.ranks=1"], "--gpus", "must be given with engines.*.ranks", "add --gpus 8"),
+        (
+            ["--host-memory", "9"],
+            "--host-memory",
+            "needs --gpu-memory",
+            "add --gpu-memory 80",
+        ),
+    ],
+)
+def test_memory_that_cannot_be_planned_for(capsys, options, field, problem, remedy):
+    check(capsys, ["plan", "--config", "recipe.yaml", *options], field, problem, remedy)

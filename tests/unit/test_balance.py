@@ -1,0 +1,187 @@
+"""Ranks of their own: the work of each side, the time of an update, and the division that `auto` takes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import yaml
+
+from bigsgan import shipped
+from bigsgan.cli import main
+from bigsgan.config import load_recipe, plan_run
+from bigsgan.errors import UserError
+from bigsgan.planner import sides
+from bigsgan.planner.balance import divide, one_of_each, plan_balanced
+from bigsgan.planner.counting import count_network, count_work
+from tests.tiny import FAMILIES, stages, tiny_recipe
+
+NETWORKS = ("generator", "discriminator")
+AUTO = "engines.generator.ranks=auto"
+
+
+def recipe_of(directory, *overrides):
+    return tiny_recipe(directory, "batch=240", *overrides)
+
+
+def work_of(directory, *overrides):
+    return sides.count_update(one_of_each(recipe_of(directory, *overrides), directory))
+
+
+GAMES = {
+    "plain": [],
+    "two steps": ["objective.d_steps=2"],
+    "reused fakes": ["objective.reuse_fakes=true"],
+    "relativistic": ["objective.loss=relativistic"],
+    "r1 by a double backward": ["objective.r1={weight: 1, every: 4, method: double_backward}"],
+    "r1 in forward mode": ["objective={d_steps: 2, r1: {weight: 1, every: 4, method: forward_mode}}"],
+    "two penalties": ["objective={r1: {weight: 1, every: 4}, gradient_penalty: {weight: 1}}"],
+    "finite differences": ["objective.r1={weight: 1, every: 3, form: finite_difference, antithetic: true}"],
+    "path length by a double backward": FAMILIES["stylegan2_path_length"],
+    "path length in forward mode": [
+        *FAMILIES["stylegan2_path_length"][:2],
+        "objective={loss: non_saturating, path_length: {weight: 0.1, every: 2, decay: 0.5, method: forward_mode}}",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_the_tasks_of_both_sides_are_the_operations_of_an_update(name, tmp_path):
+    work = work_of(tmp_path, *GAMES[name])
+    counted = count_work(work.plan)
+    expected = sum(counted[key] for key in ("update_flop", "penalties_flop", "path_length_flop"))
+    found = {network: work.total(network) / work.plan.recipe.batch for network in NETWORKS}
+    assert sum(found.values()) == pytest.approx(expected, rel=1e-6)  # where count_work divides, it rounds
+    assert found["discriminator"] % 1 == pytest.approx(0, abs=1e-6)
+    assert sum(kind.share for kind in work.kinds) == pytest.approx(1)
+
+
+def test_what_is_computed_again_counts(tmp_path):
+    """By activation checkpointing, and where several micro-batches travel: G's images once more for its own update."""
+    plain, several = work_of(tmp_path), work_of(tmp_path, "accumulation=2")
+    again = work_of(tmp_path, "engines.discriminator.activation_checkpointing=true")
+    g, d = (240 * count_network(plain.plan, network)[1] for network in NETWORKS)
+    assert several.total("generator") - plain.total("generator") == pytest.approx(g)
+    assert again.total("discriminator") - plain.total("discriminator") == pytest.approx(3 * d)
+
+
+def by_hand(work, ranks, num, d_steps):
+    """When an update ends, written down as recurrences: of networks without stages, penalties, or costs of travel."""
+    g, d = (240 * count_network(work.plan, n)[1] / ranks[n] / num for n in NETWORKS)
+    t_g = t_d = 0.0
+    for _ in range(d_steps):
+        images = [t_g := t_g + g for _ in range(num)]
+        for image in images:
+            t_d = max(t_d, image) + 6 * d
+    own = [t_g := t_g + g for _ in range(num)]
+    judged = [t_d := max(t_d, image) + 2 * d for image in own]
+    for slope in judged:
+        t_g += g if num > 1 else 0
+        t_g = max(t_g, slope) + 2 * g
+    return max(t_g, t_d)
+
+
+@pytest.mark.parametrize("num, d_steps", [*itertools.product((1, 2, 4), (1, 2))])
+def test_auto_takes_the_best_of_all_divisions(num, d_steps, tmp_path):
+    """Those of 8 ranks that divide the batch, by a simulation that shares nothing with the planner's."""
+    options = [f"accumulation={num}", f"objective.d_steps={d_steps}", "generator.channels=6"]
+    recipe, work = recipe_of(tmp_path, AUTO, *options), work_of(tmp_path, *options)
+    times = {}
+    for g in range(1, 8):
+        if 240 % (num * g) == 0 and 240 % (num * (8 - g)) == 0:
+            times[g] = by_hand(work, dict(zip(NETWORKS, (g, 8 - g), strict=True)), num, d_steps)
+    assert len(times) >= 4
+    found = divide(recipe, 8, tmp_path)
+    assert found.timing.seconds == pytest.approx(min(times.values()))
+    assert times[found.numbers["generator"]] == pytest.approx(min(times.values()))
+
+
+def test_overlapped_sides_take_the_same_time(tmp_path):
+    """Both updates of a round are computed at once, so that the busier side decides."""
+    options = ["objective.d_steps=2", "generator.channels=6"]
+    recipe, work = recipe_of(tmp_path, AUTO, *options), work_of(tmp_path, *options)
+    g, d = (work.total(network) for network in NETWORKS)
+    best = min((g for g in range(1, 8) if 240 % g == 240 % (8 - g) == 0), key=lambda n: max(g / n, d / (8 - n)))
+    found = divide(recipe, 8, tmp_path, schedule="overlapped")
+    assert found.numbers == {"generator": best, "discriminator": 8 - best}
+    slowest = max(g / best, d / (8 - best))
+    assert found.timing.seconds == pytest.approx(slowest)
+    assert found.timing.idle == pytest.approx(1 - (g + d) / (8 * slowest))
+
+
+def test_stages_wait_as_pipelines_do(tmp_path):
+    """G in 2 stages with as many micro-batches as do not fit at once: no update is shorter than its busiest device."""
+    work = work_of(tmp_path, *stages(2, 1), "accumulation=4")
+    assert [len(work.stages[network]) for network in NETWORKS] == [2, 1]
+    timing = sides.time_update(work, dict.fromkeys(NETWORKS, 1))
+    assert timing.seconds > max(*timing.busy.values(), work.total("discriminator"))
+    assert timing.seconds < work.total("generator") + work.total("discriminator")
+    assert timing.idle == pytest.approx(
+        1 - (work.total("generator") + work.total("discriminator")) / (3 * timing.seconds)
+    )
+    found = divide(recipe_of(tmp_path, AUTO, *stages(2, 1), "accumulation=4"), 7, tmp_path)
+    assert found.numbers["generator"] % 2 == 0
+
+
+def test_messages_and_steps_take_their_time(tmp_path):
+    """In an update of one micro-batch images go twice and gradients once, and all three steps of both lie in a row."""
+    work, replicas = work_of(tmp_path), dict.fromkeys(NETWORKS, 1)
+    seconds, plain = dict.fromkeys(NETWORKS, 1.0), sides.time_update(work, replicas)
+    slow = sides.Speed(seconds, {"generator": 3e9, "discriminator": 5e9}, {"generator": 7e9, "discriminator": 11e9})
+    late = sides.time_update(work, replicas, speed=slow)
+    assert late.seconds == pytest.approx(plain.seconds + 7e9 + 5e9 + 11e9 + 3e9)
+    assert late.busy["generator"] == pytest.approx(plain.busy["generator"] + 3e9)
+
+
+def test_the_choice_is_said_and_recorded_as_numbers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    recipe = shipped.recipe("digits")
+    command = ["train", "--config", str(recipe), "--dry-run", f"out={tmp_path / 'run'}", "batch=240"]
+    assert main([*command, AUTO, "engines.discriminator.ranks=auto"]) == 0
+    said = capsys.readouterr()
+    saved = yaml.safe_load(said.out)["engines"]
+    numbers = {network: saved[network]["ranks"] for network in NETWORKS}
+    assert sum(numbers.values()) == 8
+    expected = divide(load_recipe(recipe, ["batch=240", AUTO]), 8, recipe.parent)
+    assert numbers == expected.numbers
+    assert f"auto takes {numbers['generator']} + {numbers['discriminator']} ranks for G and D" in said.err
+    (tmp_path / "again.yaml").write_text(said.out)
+    plan = plan_run(load_recipe(tmp_path / "again.yaml", []), 8)
+    assert {network: len(plan.placement(network).ranks) for network in NETWORKS} == numbers
+
+
+def test_beside_a_number_auto_is_the_rest(tmp_path):
+    plan = plan_run(recipe_of(tmp_path, AUTO, "engines.discriminator.ranks=5"), 8)
+    assert [len(plan.placement(network).ranks) for network in NETWORKS] == [3, 5]
+    assert plan.recipe.engine("generator").ranks is None
+
+
+@pytest.mark.parametrize(
+    "world_size, overrides, text",
+    [
+        (1, [AUTO], "engines.generator.ranks: must be null on one rank, got 'auto'; "),
+        (
+            7,
+            ["engines.discriminator.ranks=auto", "batch=8"],
+            "engines.discriminator.ranks: 'auto' finds no division of 7 ranks ",
+        ),
+        (2, [AUTO, *stages(2, 1)], "engines.generator.ranks: 'auto' finds no division of 2 ranks "),
+    ],
+)
+def test_ranks_that_cannot_be_divided(world_size, overrides, text, tmp_path):
+    with pytest.raises(UserError) as caught:
+        plan_balanced(tiny_recipe(tmp_path, *overrides), world_size, tmp_path)
+    assert str(caught.value).startswith(text)
+    if world_size == 7:  # the batch that is named has one
+        batch = str(caught.value).partition("set ")[2].partition(",")[0]
+        plan, _ = plan_balanced(tiny_recipe(tmp_path, overrides[0], batch), 7, tmp_path)
+        assert plan.is_split
+
+
+def test_a_better_batch_is_named(tmp_path):
+    """128 images can be divided by 4 + 4 ranks alone; 120 by others too."""
+    _, text = plan_balanced(tiny_recipe(tmp_path, AUTO, "batch=128", "discriminator.channels=32"), 8, tmp_path)
+    assert "auto takes 4 + 4 ranks for G and D, which compute " in text
+    batch = text.partition("with batch=")[2].partition(",")[0]
+    other, _ = plan_balanced(tiny_recipe(tmp_path, AUTO, f"batch={batch}", "discriminator.channels=32"), 8, tmp_path)
+    assert len(other.placement("generator").ranks) < 4

@@ -1,0 +1,312 @@
+"""CAT: published numbers of parameters, the networks written out by hand, and what its levels know of one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from bigsgan.adversarial.consistency import Consistency
+from bigsgan.config import load_recipe, objective
+from bigsgan.config.data import Data
+from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
+from bigsgan.config.families.gat import GATGenerator
+from bigsgan.errors import UserError
+from bigsgan.models import cat, gat
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.monitor import Statistics
+from tests import REPOSITORY
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TINY = {"depth": 4, "width": 16, "heads": 2}
+
+
+def generator(side: int, channels: int, num_classes: int, **section: Any) -> LayerStack:
+    config = CATGenerator.model_validate(section)
+    config.check(Data(resolution=side))
+    return LayerStack(cat.generator_layers(config, side, channels, num_classes))
+
+
+def discriminator(side: int, channels: int, num_classes: int, **section: Any) -> LayerStack:
+    config = CATDiscriminator.model_validate(section)
+    config.check(Data(resolution=side))
+    return LayerStack(cat.discriminator_layers(config, side, channels, num_classes))
+
+
+def drawn(network: LayerStack, seed: int) -> LayerStack:
+    """With parameters of which each has a say, in float64."""
+    initialize(network, seed)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.endswith(("bias", "embedding.weight", "tokens", "levels")) or parameter.dim() == 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    return network.double()
+
+
+def numel(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def by_hand(depth: int, width: int, heads: int, shift: bool) -> int:
+    """Parameters of G at patch 2 on latents 4x32x32 of 1,000 classes, as the public code of GAT counts its own."""
+    inside = int(8 / 3 * width)
+    block = 4 * width**2 + 4 * width + 2 * width // heads + 3 * width * inside + 2 * inside + width
+    said = width * (width + 1)  # a scale, gate or shift
+    mapping = 1000 * 64 + (128 + 1) * width + (width + 1) * width
+    fixed_positions, no_input = 16 * 16 * width, (4 * 2 * 2 + 1) * width
+    heads_of_levels = 4 * ((1 + shift) * said + 16 * (width + 1))
+    return mapping + depth * (block + (4 + 2 * shift) * said) + heads_of_levels + fixed_positions + no_input
+
+
+@pytest.mark.parametrize("size, shape, published", [("M", (24, 768, 12), 261e6), ("H", (32, 1280, 16), 960e6)])
+def test_published_sizes_of_the_generator(size, shape, published):
+    """The two numbers that are published; without shifts a model is a tenth smaller."""
+    counts = {}
+    for shift in (True, False):
+        with torch.device("meta"):
+            counts[shift] = numel(generator(32, 4, 1000, size=size, shift=shift))
+        assert counts[shift] + (16 * 16 + 17) * shape[1] == by_hand(*shape, shift)
+    assert by_hand(*shape, True) == pytest.approx(published, abs=0.5e6)
+    assert by_hand(*shape, False) < 0.9 * published
+
+
+def test_size_of_the_discriminator():
+    width, inside, size = 768, 2048, 2048
+    with torch.device("meta"):
+        counted = numel(discriminator(32, 4, 1000, size="B"))
+    block = 4 * width**2 + 4 * width + 2 * 64 + 3 * width * inside + 2 * inside + width + 4 * width
+    head = width + (width + 1) * size + 1000 * size + 2 * (size + 1) * size
+    assert counted == (4 * 2 * 2 + 1) * width + 2 * 4 * width + 12 * block + head
+
+
+def rms(x: Tensor, epsilon: float) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
+
+
+MAPPING = 0.01
+"""What the weights of mapping layers are multiplied with."""
+
+
+def linear(state: dict[str, Tensor], name: str, x: Tensor, multiplier: float = 1.0) -> Tensor:
+    return x @ (multiplier * state[f"{name}.weight"]).T + multiplier * state[f"{name}.bias"]
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """As tables are kept."""
+    return x.float().double()
+
+
+def turned(x: Tensor, side: int) -> Tensor:
+    """Pairs of features as complex numbers, turned by rows in the first half and by columns in the second."""
+    num = x.shape[-1] // 4
+    rows, columns = torch.arange(side * side) // side, torch.arange(side * side) % side
+    rates = torch.tensor([10_000.0 ** (-k / num) for k in range(num)], dtype=torch.float64)
+    angles = torch.cat([rows[:, None] * rates, columns[:, None] * rates], dim=1)
+    factors = torch.complex(as_float32(angles.cos()), as_float32(angles.sin()))
+    return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * factors).flatten(-2)
+
+
+def positions(width: int, side: int) -> Tensor:
+    num = width // 4
+    found = torch.empty(side * side, width, dtype=torch.float64)
+    for place in range(side * side):
+        for k in range(num):
+            for part, at in enumerate((place % side, place // side)):
+                angle = torch.tensor(at * 10_000.0 ** (-k / num), dtype=torch.float64)
+                found[place, 2 * part * num + k] = angle.sin()
+                found[place, (2 * part + 1) * num + k] = angle.cos()
+    return as_float32(found)
+
+
+def attention(state: dict[str, Tensor], name: str, x: Tensor, heads: int, side: int) -> Tensor:
+    """Among the tokens of one image, of which the first is no patch where there is one more."""
+    width = x.shape[2] // heads
+    query, key, value = linear(state, f"{name}.qkv", x).chunk(3, dim=2)
+    mixed, epsilon = [], torch.finfo(torch.float32).eps
+    for head in range(heads):
+        own = slice(head * width, (head + 1) * width)
+        q = rms(query[..., own], epsilon) * state[f"{name}.query_norm.weight"]
+        k = rms(key[..., own], epsilon) * state[f"{name}.key_norm.weight"]
+        first = x.shape[1] - side**2
+        q, k = (torch.cat([each[:, :first], turned(each[:, first:], side)], dim=1) for each in (q, k))
+        scores = torch.einsum("nie,nje->nij", q, k) / width**0.5
+        mixed.append(torch.einsum("nij,nje->nie", scores.exp() / scores.exp().sum(-1, keepdim=True), value[..., own]))
+    return linear(state, f"{name}.out", torch.cat(mixed, dim=2))
+
+
+def perceptron(state: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    gate, value = linear(state, f"{name}.expand", x).chunk(2, dim=-1)
+    return linear(state, f"{name}.contract", gate * torch.sigmoid(gate) * value)
+
+
+def generated(state: dict[str, Tensor], z: Tensor, y: Tensor, side: int, patch: int, heads: int) -> Tensor:
+    """G written out: four levels after one block each, with shifts."""
+    embedded = state["layers.0.embedding.weight"][y]
+    w = torch.cat([rms(embedded, 1e-8), rms(z, 1e-8)], dim=1)
+    w = F.silu(linear(state, "layers.0.layers.first", w, MAPPING))
+    w = linear(state, "layers.0.layers.second", w, MAPPING)
+    width, patches = w.shape[1], side // patch
+    x, images = positions(width, patches).expand(len(z), -1, -1), []
+    for level in range(4):
+        block, head = f"layers.{1 + 2 * level}", f"layers.{2 + 2 * level}"
+        said = linear(state, f"{block}.modulation.linear", F.silu(w)).view(len(z), 6, 1, width).unbind(1)
+        h = rms(x, 1e-6) * (1 + said[0]) + said[4]
+        x = x + said[1] * attention(state, f"{block}.attention", h, heads, patches)
+        h = rms(x, 1e-6) * (1 + said[2]) + said[5]
+        x = x + said[3] * perceptron(state, f"{block}.perceptron", h)
+        scale, shift = linear(state, f"{head}.modulation.linear", F.silu(w))[:, None].chunk(2, dim=2)
+        tokens = linear(state, f"{head}.linear", rms(x, 1e-6) * (1 + scale) + shift)
+        squares = tokens.view(len(z), patches, patches, patch, patch, -1)
+        added = torch.einsum("nijpqc->ncipjq", squares).reshape(len(z), -1, side, side)
+        images.append(images[-1] + added if images else added)
+    return torch.cat(images, dim=1)
+
+
+def judged(state: dict[str, Tensor], images: Tensor, y: Tensor, patch: int, heads: int, depth: int) -> Tensor:
+    """D written out: each of four levels goes alone through all blocks."""
+    logits, side = [], images.shape[-1]
+    of_class = state[f"layers.{depth + 1}.embedding.weight"][y]
+    of_class = F.silu(linear(state, f"layers.{depth + 1}.mapping.first", of_class, MAPPING))
+    of_class = linear(state, f"layers.{depth + 1}.mapping.second", of_class, MAPPING)
+    for level, image in enumerate(images.chunk(4, dim=1)):
+        size = side // 2 ** (3 - level)
+        small = F.interpolate(image, size=(size, size), mode="bilinear", align_corners=False)
+        weight = state["layers.0.linear.weight"].view(-1, images.shape[1] // 4, patch, patch)
+        x = F.conv2d(small, weight, state["layers.0.linear.bias"], stride=patch).flatten(2).transpose(1, 2)
+        x = x + positions(x.shape[2], size // patch)
+        x = torch.cat([state["layers.0.tokens"][level].expand(len(x), 1, -1), x], dim=1)
+        x = x + state["layers.0.levels"][level]
+        for i in range(1, depth + 1):
+            h = rms(x, 1e-6) * state[f"layers.{i}.norm1.weight"]
+            h = attention(state, f"layers.{i}.attention", h, heads, size // patch)
+            x = x + h * state[f"layers.{i}.scale1.weight"]
+            h = perceptron(state, f"layers.{i}.perceptron", rms(x, 1e-6) * state[f"layers.{i}.norm2.weight"])
+            x = x + h * state[f"layers.{i}.scale2.weight"]
+        head = f"layers.{depth + 1}"
+        logits.append(
+            (linear(state, f"{head}.linear", rms(x[:, 0], 1e-6) * state[f"{head}.norm.weight"]) * of_class).sum(1)
+        )
+    return torch.stack(logits, dim=1)
+
+
+def samples(num: int, channels: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(9)
+    z = torch.randn(num, 6, generator=draw, dtype=torch.float64)
+    images = torch.randn(num, 4 * channels, side, side, generator=draw, dtype=torch.float64)
+    return z, torch.tensor([0, 2, 1])[:num], images
+
+
+@pytest.mark.parametrize("patch", [1, 2])
+def test_the_generator_is_the_one_written_out(patch):
+    z, y, _ = samples(3, 3, 8)
+    network = drawn(generator(8, 3, 3, **TINY, patch=patch, latent_size=6, embedding_size=5), 1)
+    expected = generated(network.state_dict(), z, y, 8, patch, heads=2)
+    assert_close(network(z, y), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("side, patch", [(8, 1), (16, 2)])
+def test_the_discriminator_is_the_one_written_out(side, patch, exact):
+    _, y, images = samples(3, 2, side)
+    network = drawn(discriminator(side, 2, 3, **TINY, patch=patch, embedding_size=5), 2)
+    for module in network.modules():
+        if isinstance(module, cat.ScaleWiseAttention):
+            module.exact = exact
+    found, expected = (x.clone().requires_grad_() for x in (images, images))
+    logits, written_out = network(found, y), judged(network.state_dict(), expected, y, patch, 2, 4)
+    assert_close(logits, written_out, rtol=1e-10, atol=1e-10)
+    weights = torch.arange(1.0, 5.0, dtype=torch.float64)
+    (logits @ weights).sum().backward(), (written_out @ weights).sum().backward()
+    assert_close(found.grad, expected.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_a_logit_is_of_one_level():
+    """And of no other, which block-diagonal attention is for."""
+    _, y, images = samples(2, 1, 8)
+    network = drawn(discriminator(8, 1, 3, **TINY, patch=1), 3)
+    images.requires_grad_()
+    for level in range(4):
+        (grad,) = torch.autograd.grad(network(images, y)[:, level].sum(), images)
+        moves = grad.abs().amax(dim=(0, 2, 3)) > 0
+        assert moves.tolist() == [i == level for i in range(4)]
+
+
+def test_without_shifts_the_generator_is_that_of_gat():
+    """Of which test_gat.py shows that it is the published one."""
+    z, y, _ = samples(3, 1, 8)
+    section = {**TINY, "latent_size": 6}
+    ours = drawn(generator(8, 1, 3, **section, shift=False), 4)
+    theirs = LayerStack(gat.generator_layers(GATGenerator.model_validate(section), 8, 1, 3)).double()
+    theirs.load_state_dict(ours.state_dict())
+    assert torch.equal(ours(z, y), theirs(z, y))
+
+
+def test_without_classes():
+    g, d = generator(16, 3, 0, **TINY), discriminator(16, 3, 0, **TINY)
+    initialize(g, 0), initialize(d, 1)
+    z, y = torch.randn(2, 64), torch.zeros(2, dtype=torch.int64)
+    images = g(z, y)
+    assert images.shape == (2, 12, 16, 16)
+    assert d(images, y).shape == (2, 4)
+
+
+def test_parts_of_a_network_give_what_the_whole_gives():
+    z, y, images = samples(2, 1, 8)
+    g = drawn(generator(8, 1, 3, **TINY, latent_size=6), 0)
+    d = drawn(discriminator(8, 1, 3, **TINY, patch=1), 0)
+    for network, inputs in ((g, (z, y)), (d, (images, y))):
+        for cut in range(1, len(network.layers)):
+            carry = network.part(0, cut).fold(*inputs)
+            assert all(entry.requires_grad for entry in carry if entry.is_floating_point())
+            assert torch.equal(network.part(cut, len(network.layers))(*carry), network(*inputs))
+
+
+def test_bf16_products_on_float32_weights():
+    """Sums over blocks and logits stay float32; what products round is seen, and small."""
+    _, y, images = samples(2, 1, 8)
+    made = {}
+    for bf16 in (False, True):
+        network = discriminator(8, 1, 3, depth=4, width=32, heads=2, patch=1, bf16=bf16)
+        initialize(network, 0)
+        x, _ = network.part(0, 3).fold(images.float(), y)
+        made[bf16] = network(images.float(), y), x
+        assert x.dtype == made[bf16][0].dtype == torch.float32
+    for narrow, wide in zip(made[True], made[False], strict=True):
+        assert 1e-4 < (narrow - wide).norm() / wide.norm() < 2e-2
+
+
+def test_consistency_is_the_gradient_of_weighted_distances_to_the_last_image():
+    images = torch.randn(3, 8, 4, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    statistics = Statistics(torch.device("cpu"))
+    statistics.declare("loss/consistency")
+    h0, h1, h2, h3 = images.chunk(4, dim=1)
+    loss = (F.mse_loss(h0, h3) / 3 + F.mse_loss(h1, h3) / 2 + F.mse_loss(h2, h3)) / 3
+    (expected,) = torch.autograd.grad(0.1 * loss, images)
+    assert_close(Consistency(objective.Consistency(), 4, statistics).grads(images), expected)
+    assert statistics.reduce(lambda sums: sums)["loss/consistency"] == pytest.approx(loss.item())
+
+
+def test_sections_that_do_not_fit():
+    with pytest.raises(UserError) as caught:
+        CATDiscriminator(levels=4, patch=2).check(Data(resolution=24))
+    found = str(caught.value)
+    assert found.startswith("discriminator.levels: must be fewer with discriminator.patch=2 and 24 pixels of a side")
+    assert "the side must be a multiple of 16" in found
+    CATDiscriminator(levels=3, patch=2, depth=3).check(Data(resolution=24))
+    with pytest.raises(UserError, match=r"generator\.depth: must be 24 with generator\.size=M, got 12"):
+        CATGenerator(size="M", depth=12)
+
+
+@pytest.mark.parametrize("name, epochs, depth", [("cat_m_imagenet256", 40, 24), ("cat_h_imagenet256", 60, 32)])
+def test_recipes(name, epochs, depth):
+    recipe = load_recipe(REPOSITORY / f"launch/recipes/{name}.yaml", [])
+    assert recipe.total_nimg == pytest.approx(epochs * 1_281_167, abs=10_000)
+    assert (recipe.generator.depth, recipe.discriminator.depth, recipe.discriminator.width) == (depth, 12, 768)
+    assert recipe.objective.consistency == objective.Consistency(weight=0.1)
+    assert (recipe.objective.r1.weight, recipe.objective.r2.weight) == (1, 1)
