@@ -23,8 +23,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def one_thread_and_seed(one_thread: None) -> None:
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Draw the same numbers whatever ran before."""
     torch.manual_seed(0)
 
 

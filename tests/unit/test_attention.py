@@ -13,7 +13,7 @@ from bigsgan.models.layers import SelfAttention
 from bigsgan.models.network import initialize
 from tests.tiny import attend, tiny_recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bigsgan.models import convolutions
 from bigsgan.models.convolutions import convolve, convolve_transposed, laid_out, suits_tensor_cores
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.tiny import FAMILIES, awake, tiny_recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BIGGAN = {"biggan": ["discriminator={channels: 2, attention: [8]}"]}
 

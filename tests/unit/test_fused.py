@@ -31,7 +31,7 @@ from tests.fused import (
 )
 from tests.tiny import FAMILIES, tiny_plan, zero
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
 

@@ -17,7 +17,7 @@ from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
 from tests.tiny import FAMILIES, awake, tiny_recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 INSTANCE = ["generator.norm=instance", "discriminator.norm=instance"]
 

@@ -29,7 +29,7 @@ META = torch.device("meta")
 FORMS = ["standard", "depthwise_separable", "grouped", "inverted_residual"]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def numel(network: nn.Module) -> int:

@@ -26,7 +26,7 @@ from bigsgan.models.stylegan2_layers import (
     ToRGB,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_seed")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @torch.no_grad()
