@@ -14,10 +14,10 @@ from pathlib import Path
 from bigsgan import shipped
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
-from bigsgan.engines.compiling import seconds_compiling
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import RankLog, check_wandb, open_rank_log
 from bigsgan.runtime import comm, memory, roll_call, roster
+from bigsgan.runtime.compile_clock import CLOCK
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.locking import hold
@@ -110,7 +110,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     board = partial(
         comm.open_board, comm.from_rank_zero(uuid.uuid4().hex)
     )  # a launcher may keep its store for a restart
-    watchdog = Watchdog(rank, comm.world_size(), recipe.hang_timeout_seconds, rank_log, board, seconds_compiling)
+    watchdog = Watchdog(rank, comm.world_size(), recipe.hang_timeout_seconds, rank_log, board, CLOCK.seconds)
     try:
         with watchdog.watching():
             complete = training_loop(run, requests)

@@ -23,7 +23,7 @@ from bigsgan.bench.table import NOTHING, Table, mebibytes, number, percent
 from bigsgan.bench.variants import Planned
 from bigsgan.config import Recipe
 from bigsgan.data import build_dataset
-from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
+from bigsgan.engines.compile_checks import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.errors import UserError
 from bigsgan.models.transformer import written_out

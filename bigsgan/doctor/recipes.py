@@ -14,7 +14,7 @@ import torch
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.storage import directory_of
-from bigsgan.engines.compiling import check_compiler
+from bigsgan.engines.compile_checks import check_compiler
 from bigsgan.engines.deepspeed.native_ops import builders
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.models.build import build_network

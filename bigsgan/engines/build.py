@@ -18,7 +18,7 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines.absent import AbsentEngine, OutcomesOfBoth
 from bigsgan.engines.base import Engine
-from bigsgan.engines.compiling import check_compiler, check_cuda_graphs
+from bigsgan.engines.compile_checks import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed import internals, nvme
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
 from bigsgan.engines.deepspeed.leftovers import divide_ranks, forget_pipeline

@@ -1,4 +1,7 @@
-"""A network's training passes through torch.compile."""
+"""A network's training passes through torch.compile.
+
+Only networks that are compiled need this module: torch's compiler takes seconds to import.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ import fcntl
 import functools
 import logging
 import os
-import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -16,67 +17,38 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch._dynamo import callback as dynamo_callback
 from torch._dynamo import config as dynamo
+from torch._inductor import config as inductor
 from torch._inductor.codecache import cache_dir
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx import GraphModule
 from torch.torch_version import TorchVersion
-from torch.utils._triton import has_triton
 
-from bigsgan.config import RunPlan
 from bigsgan.engines.replays import keeping_norms
-from bigsgan.errors import UserError
-from bigsgan.models.batch_norm import BatchStatistics
-from bigsgan.models.build import build_network
 from bigsgan.models.dual import Dual, DualLayer, flat, of
-from bigsgan.models.layers import RankAverages, SpectralLayer
 from bigsgan.models.network import LayerStack
-
-GRAPHS_SINCE = "2.15"
-"""The version of torch in which lifetimes were read; see replays.py."""
+from bigsgan.runtime.compile_clock import CLOCK
 
 DUAL_SINCE = "2.15"
 """The version of torch that compiles passes with tangents: what 2.8 to 2.13 make of them fails in the backward pass."""
 
 _log = logging.getLogger(__name__)
 
-_MOVING = (SpectralLayer, BatchStatistics)
-
 _VARIANTS = 16
 """Of one piece of code: by whether state moves, what has gradients, and the number of samples in each phase."""
 
 
-class _Watch:
-    """Knows since when torch compiles, from the callbacks that it has for that."""
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-
-    def register(self) -> None:
-        handler = dynamo_callback.callback_handler
-        if self._begin not in handler.start_callbacks:  # torch's reset takes them away
-            handler.register_start_callback(self._begin)
-            handler.register_end_callback(self._end)
-
-    def _begin(self, arguments: Any) -> None:
-        self.since = time.monotonic()
-
-    def _end(self, arguments: Any) -> None:
-        self.since = None
-
-
-_watch = _Watch()
-
-
-def seconds_compiling() -> float:
-    """How long torch has been compiling for this process's networks; 0 where it does not now."""
-    since = _watch.since
-    return 0.0 if since is None else time.monotonic() - since
+def _watch() -> None:
+    """Have torch's compiler run this process's clock. torch's reset removes the callbacks."""
+    handler = dynamo_callback.callback_handler
+    if CLOCK.begin not in handler.start_callbacks:
+        handler.register_start_callback(CLOCK.begin)
+        handler.register_end_callback(CLOCK.end)
 
 
 def _sharing(graph: GraphModule, inputs: list[Any]) -> Any:
     """inductor, of which a host's ranks compile a graph one after the other: all but the first find it in the cache.
 
-    Only what makes no collectives waits, so that none stalls another rank's; ``seconds_compiling`` tells of the wait.
+    Only what makes no collectives waits, so that none stalls another rank's; the process's clock runs during the wait.
     """
     return compile_fx(graph, inputs, inner_compile=_one_by_one)
 
@@ -147,80 +119,12 @@ def _tell_of_old_torch() -> None:
 
 def _compiler(network: LayerStack, cuda_graphs: bool, fullgraph: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """torch.compile with what a network's passes need."""
-    _watch.register()
+    _watch()
+    if hasattr(inductor, "deterministic"):  # since torch 2.10; 2.15 sets it with its other switches
+        inductor.deterministic = torch.are_deterministic_algorithms_enabled()
     num_graphs = _VARIANTS * len(network.layers)  # layers share code, which torch else gives up after 8 graphs of
     dynamo.recompile_limit = max(dynamo.recompile_limit, num_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2 * num_graphs)
     # CUDA graphs are torch's own matter: a mode goes with no backend but inductor by name.
     options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {"backend": _sharing}
     return lambda function: torch.compile(function, dynamic=False, fullgraph=fullgraph, **options)
-
-
-def check_compiler(plan: RunPlan, network: str) -> None:
-    """Look for what torch.compile needs on this machine, where the recipe asks for it.
-
-    Args:
-        plan: The run's.
-        network: Which.
-
-    Raises:
-        UserError: It is not there.
-    """
-    field, unit = f"engines.{network}.compile", plan.engines[network].section.compile
-    if unit == "none":
-        return
-    if get_accelerator().device_name() == "cpu":
-        compiler = os.environ.get("CXX", "g++")
-        if shutil.which(compiler) is None:
-            problem = f"needs a C++ compiler, {compiler} is not installed"
-            raise UserError(field, unit, problem, f"install one, name one in CXX, or set {field}=none")
-    elif not has_triton():
-        raise UserError(field, unit, "needs Triton for this device", f"install it, or set {field}=none")
-    if plan.engines[network].section.activation_checkpointing:
-        # A pass that moves state that it uses, and its recomputation, which does not, are compiled apart, and keep
-        # different tensors.
-        moving = _first_of(plan, network, _MOVING)
-        if moving is not None:
-            problem = f"must be none with activation_checkpointing of layers that update state in forward ({moving})"
-            raise UserError(
-                field, unit, problem, f"set {field}=none, or engines.{network}.activation_checkpointing=false"
-            )
-
-
-def check_cuda_graphs(plan: RunPlan, network: str) -> None:
-    """Look for what CUDA graphs need, where the recipe asks for them.
-
-    Args:
-        plan: The run's.
-        network: Which.
-
-    Raises:
-        UserError: It is not there.
-    """
-    if not plan.engines[network].section.cuda_graphs:
-        return
-    field, file = f"engines.{network}.cuda_graphs", plan.engines[network].file
-    device = get_accelerator().device_name()
-    if device != "cuda":
-        raise UserError(field, True, f"must be false on this device ({device})", f"set {field}=false")
-    if TorchVersion(torch.__version__) < GRAPHS_SINCE:
-        problem = f"must be false with torch {torch.__version__}, before {GRAPHS_SINCE} graphs may be overwritten"
-        raise UserError(field, True, problem, f"install torch {GRAPHS_SINCE}, or set {field}=false")
-    alone = file.stage == 0 and plan.placement(network).num_replicas == 1
-    if not (alone or plan.engines[network].reduces_by_group or plan.engines[network].averages_by_group):
-        if plan.engines[network].is_stock:
-            problem = f"must be false with engines.stock_deepspeed={plan.recipe.engines.stock_deepspeed}"
-            raise UserError(field, True, problem, f"set {field}=false, or engines.stock_deepspeed=neither")
-        problem = f"must be false with the gradient reduction of {file.path}"
-        raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
-    num_replicas, averaging = plan.placement(network).num_replicas, _first_of(plan, network, (RankAverages,))
-    if num_replicas > 1 and averaging is not None:
-        problem = f"must be false with layers that average over {num_replicas} ranks in forward ({averaging})"
-        raise UserError(field, True, problem, f"set {field}=false, or start one rank")
-
-
-def _first_of(plan: RunPlan, network: str, kinds: tuple[type, ...]) -> str | None:
-    """Name of the first kind of layer in a network that is one of these; None where it has none."""
-    with torch.device("meta"):
-        modules = build_network(plan.recipe, network).modules()
-    return next((type(module).__name__ for module in modules if isinstance(module, kinds)), None)

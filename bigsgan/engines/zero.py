@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -12,7 +13,6 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from bigsgan.engines.base import LossFunction, MicroBatch, Regularizer, Work, targets_of
-from bigsgan.engines.compiling import compiled, compiled_dual, compiled_predicting
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip
@@ -44,12 +44,14 @@ class Root(nn.Module):
         """
         super().__init__()
         self.network, self.replays = network, cuda_graphs
-        fast = network if compile == "none" else compiled(network, compile, cuda_graphs)
+        fast, self._predicting, self._dual = network, network.with_predictions, network.fold_dual
+        if compile != "none":
+            compiling = importlib.import_module("bigsgan.engines.compiling")  # and torch's compiler: seconds
+            fast = compiling.compiled(network, compile, cuda_graphs)
+            self._dual = compiling.compiled_dual(network, compile, cuda_graphs)
+            if network.predicts:
+                self._predicting = compiling.compiled_predicting(network, compile, cuda_graphs)
         self._fast = (fast,)  # in a tuple it is no submodule
-        self._predicting = network.with_predictions
-        if compile != "none" and network.predicts:
-            self._predicting = compiled_predicting(network, compile, cuda_graphs)
-        self._dual = network.fold_dual if compile == "none" else compiled_dual(network, compile, cuda_graphs)
         self.stateful = network.stateful_layers()
 
     def forward(

@@ -31,10 +31,14 @@ def used_for(x: Tensor, subject: str = MAPS) -> bool:
     return not x.is_meta and obstacle(x.device, x.dtype, subject) is None
 
 
-@torch.compiler.assume_constant_result  # which torch would else compile the search for
 def obstacle(device: torch.device, dtype: torch.dtype, subject: str = MAPS) -> str | None:
     """Return why torch's own operations are to be used, or None where the kernels work; the log tells it."""
     return _decide(device, dtype, subject)
+
+
+# torch.compile takes the answer for a constant, in the place of compiling the search for it. This is all that
+# torch.compiler.assume_constant_result does (torch 2.8 to 2.15), but for importing the compiler, which takes seconds.
+obstacle._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Selects torch's kernels: the fastest, or deterministic ones."""
+"""Selects torch's kernels: the fastest, or deterministic ones. Compiled networks follow (engines/compiling.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._inductor import config as inductor
 
 from bigsgan.runtime import comm
 
@@ -31,8 +30,6 @@ def choose_kernels(deterministic: bool) -> None:
     debugging.fill_uninitialized_memory = not deterministic  # else a kernel for each tensor
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic and comm.device().type == "cuda"
-    if hasattr(inductor, "deterministic"):  # since torch 2.10
-        inductor.deterministic = deterministic
     if deterministic:
         _log.info("kernels: deterministic in torch, cuDNN, cuBLAS and torch.compile")
     elif torch.backends.cudnn.benchmark:

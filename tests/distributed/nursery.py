@@ -32,6 +32,7 @@ MODULES = (
     "tests.tiny",
     "tests.distributed.scenarios",
     "tests.stand_in.sanitizing",
+    "bigsgan.engines.compiling",  # with torch's compiler, which torch's optimizers import too
 )
 """What a rank imports."""
 

@@ -8,7 +8,7 @@ from torch._inductor import cudagraph_trees
 from torch.torch_version import TorchVersion
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines.compiling import GRAPHS_SINCE
+from bigsgan.engines.compile_checks import GRAPHS_SINCE
 from bigsgan.engines.replays import begin_update
 from bigsgan.runtime import comm
 from tests import reference

@@ -9,7 +9,7 @@ import pytest
 from bigsgan.bench import train as bench_train
 from bigsgan.bench.variants import VARIANTS, Planned
 from bigsgan.config import NETWORKS
-from bigsgan.engines import compiling, deepspeed_config
+from bigsgan.engines import compile_checks, deepspeed_config
 from bigsgan.errors import UserError
 from tests.tiny import FAMILIES, tiny_plan, zero
 
@@ -45,30 +45,30 @@ def test_a_machine_that_cannot_compile(device, missing, remedy, tmp_path, monkey
         def device_name(self) -> str:
             return device
 
-    monkeypatch.setattr(compiling, "get_accelerator", Accelerator)
-    monkeypatch.setattr(compiling, "has_triton", lambda: False)
+    monkeypatch.setattr(compile_checks, "get_accelerator", Accelerator)
+    monkeypatch.setattr(compile_checks, "has_triton", lambda: False)
     monkeypatch.setenv("CXX", "c++-99")
     plan = tiny_plan(tmp_path, 1, ["engines.generator.compile=layers"], {})
-    compiling.check_compiler(plan, "discriminator")
+    compile_checks.check_compiler(plan, "discriminator")
     with pytest.raises(UserError) as caught:
-        compiling.check_compiler(plan, "generator")
+        compile_checks.check_compiler(plan, "generator")
     assert (caught.value.field, caught.value.value) == ("engines.generator.compile", "layers")
     assert missing in caught.value.problem
     assert remedy in caught.value.remedy
-    monkeypatch.setattr(compiling, "has_triton", lambda: True)
+    monkeypatch.setattr(compile_checks, "has_triton", lambda: True)
     monkeypatch.delenv("CXX")
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
-    compiling.check_compiler(plan, "generator")
+    monkeypatch.setattr(compile_checks.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
+    compile_checks.check_compiler(plan, "generator")
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_recomputation_that_moves_no_state_is_not_compiled(network, tmp_path):
     recomputing = [f"engines.{network}.compile=layers", f"engines.{network}.activation_checkpointing=true"]
     with pytest.raises(UserError, match=r"layers that update state in forward \((Spectral|Batch)") as caught:
-        compiling.check_compiler(tiny_plan(tmp_path, 1, recomputing, {}), network)
+        compile_checks.check_compiler(tiny_plan(tmp_path, 1, recomputing, {}), network)
     assert caught.value.field == f"engines.{network}.compile"
-    compiling.check_compiler(tiny_plan(tmp_path, 1, recomputing[:1], {}), network)
-    compiling.check_compiler(tiny_plan(tmp_path, 1, [*FAMILIES["stylegan2"], *recomputing], {}), network)
+    compile_checks.check_compiler(tiny_plan(tmp_path, 1, recomputing[:1], {}), network)
+    compile_checks.check_compiler(tiny_plan(tmp_path, 1, [*FAMILIES["stylegan2"], *recomputing], {}), network)
 
 
 REPLAYED = ["engines.discriminator.compile=whole", "engines.discriminator.cuda_graphs=true"]
@@ -84,13 +84,13 @@ REPLAYED = ["engines.discriminator.compile=whole", "engines.discriminator.cuda_g
     ],
 )
 def test_a_machine_that_cannot_replay(device, version, ds, problem, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: device))
-    monkeypatch.setattr(compiling.torch, "__version__", version)
-    compiling.check_cuda_graphs(tiny_plan(tmp_path, 2, [], {"discriminator": ds}), "discriminator")
+    monkeypatch.setattr(compile_checks, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: device))
+    monkeypatch.setattr(compile_checks.torch, "__version__", version)
+    compile_checks.check_cuda_graphs(tiny_plan(tmp_path, 2, [], {"discriminator": ds}), "discriminator")
     plan = tiny_plan(tmp_path, 2, REPLAYED, {"discriminator": ds})
-    compiling.check_cuda_graphs(plan, "generator")
+    compile_checks.check_cuda_graphs(plan, "generator")
     with pytest.raises(UserError) as caught:
-        compiling.check_cuda_graphs(plan, "discriminator")
+        compile_checks.check_cuda_graphs(plan, "discriminator")
     assert (caught.value.field, caught.value.value) == ("engines.discriminator.cuda_graphs", True)
     assert problem in caught.value.problem
     assert "engines.discriminator.cuda_graphs=false" in caught.value.remedy
@@ -98,26 +98,26 @@ def test_a_machine_that_cannot_replay(device, version, ds, problem, tmp_path, mo
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_machine_that_can_replay(stage, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
-    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0+cu132")
+    monkeypatch.setattr(compile_checks, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setattr(compile_checks.torch, "__version__", "2.15.0+cu132")
     for world_size in (1, 2):
         plan = tiny_plan(tmp_path, world_size, REPLAYED, {"discriminator": zero(stage)})
-        compiling.check_cuda_graphs(plan, "discriminator")
+        compile_checks.check_cuda_graphs(plan, "discriminator")
 
 
 @pytest.mark.parametrize("stock", ["discriminator", "both"])
 def test_what_deepspeed_reduces_itself_is_not_replayed(stock, tmp_path, monkeypatch):
     """On one rank at stage 0 nothing is reduced."""
-    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
-    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0")
+    monkeypatch.setattr(compile_checks, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setattr(compile_checks.torch, "__version__", "2.15.0")
     switch = f"engines.stock_deepspeed={stock}"
-    compiling.check_cuda_graphs(tiny_plan(tmp_path, 1, [*REPLAYED, switch], {}), "discriminator")
+    compile_checks.check_cuda_graphs(tiny_plan(tmp_path, 1, [*REPLAYED, switch], {}), "discriminator")
     with pytest.raises(UserError) as caught:
-        compiling.check_cuda_graphs(tiny_plan(tmp_path, 2, [*REPLAYED, switch], {}), "discriminator")
+        compile_checks.check_cuda_graphs(tiny_plan(tmp_path, 2, [*REPLAYED, switch], {}), "discriminator")
     assert caught.value.problem == f"must be false with {switch}"
     assert caught.value.remedy == "set engines.discriminator.cuda_graphs=false, or engines.stock_deepspeed=neither"
     of_generator = tiny_plan(tmp_path, 2, [*REPLAYED, "engines.stock_deepspeed=generator"], {})
-    compiling.check_cuda_graphs(of_generator, "discriminator")
+    compile_checks.check_cuda_graphs(of_generator, "discriminator")
 
 
 def test_the_switch_for_stock_deepspeed_names_its_values(tmp_path):
@@ -137,19 +137,19 @@ def test_gradients_of_another_type_are_not_replayed(tmp_path):
 
 def test_passes_with_collectives_are_not_replayed(tmp_path, monkeypatch):
     """Nor does a benchmark begin what it would have to break off."""
-    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
-    monkeypatch.setattr(compiling, "has_triton", lambda: True)
-    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0")
+    monkeypatch.setattr(compile_checks, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setattr(compile_checks, "has_triton", lambda: True)
+    monkeypatch.setattr(compile_checks.torch, "__version__", "2.15.0")
     replayed = [f"engines.{n}.{key}" for n in NETWORKS for key in ("compile=whole", "cuda_graphs=true")]
     alone, together = (tiny_plan(tmp_path, num_ranks, replayed, {}) for num_ranks in (1, 2))
     for network in NETWORKS:
-        compiling.check_cuda_graphs(alone, network)
-    compiling.check_cuda_graphs(together, "discriminator")
+        compile_checks.check_cuda_graphs(alone, network)
+    compile_checks.check_cuda_graphs(together, "discriminator")
     with pytest.raises(
         UserError,
         match=r"engines.generator.cuda_graphs: must be false with layers that average over 2 ranks in forward",
     ):
-        compiling.check_cuda_graphs(together, "generator")
+        compile_checks.check_cuda_graphs(together, "generator")
     monkeypatch.setattr(bench_train, "checked_config", lambda plan, network: {})  # it asks for two ranks
     planned = bench_train._on_machine(Planned(VARIANTS["cuda_graphs"], together))
     assert planned.plan is None

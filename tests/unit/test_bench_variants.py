@@ -11,7 +11,7 @@ from bigsgan.bench.train import _on_machine, _setting
 from bigsgan.bench.variants import VARIANTS, chosen_variants, plan_variants
 from bigsgan.cli import main
 from bigsgan.config import NETWORKS
-from bigsgan.engines import compiling
+from bigsgan.engines import compile_checks
 from bigsgan.errors import UserError
 from bigsgan.models.network import initialize
 from bigsgan.models.transformer import Attention
@@ -165,9 +165,9 @@ def test_a_combination_that_the_recipe_rules_out_keeps_the_reason(tmp_path):
 
 @pytest.mark.parametrize("device, runs", [("cpu", False), ("cuda", True)])
 def test_graphs_are_for_cuda(device, runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: device))
-    monkeypatch.setattr(compiling, "has_triton", lambda: True)
-    monkeypatch.setattr(compiling.torch, "__version__", "2.15.0")
+    monkeypatch.setattr(compile_checks, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: device))
+    monkeypatch.setattr(compile_checks, "has_triton", lambda: True)
+    monkeypatch.setattr(compile_checks.torch, "__version__", "2.15.0")
     found_here = planned(tmp_path, 1)
     for name in ("zero0", "compiled", "compiled_layers", "cuda_graphs"):
         found = _on_machine(found_here[name])

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch._inductor import config as inductor
 
+from bigsgan.engines import compiling
+from bigsgan.models.network import LayerStack
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels, kernels
 
@@ -27,7 +29,6 @@ def test_what_has_no_deterministic_kernel_raises():
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.deterministic
     assert not torch.backends.cudnn.benchmark
-    assert getattr(inductor, "deterministic", True)
     assert not torch.utils.deterministic.fill_uninitialized_memory
     with pytest.raises(RuntimeError, match="deterministic"):
         torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
@@ -53,3 +54,12 @@ def test_switches_are_as_they_were_behind_a_block():
     with kernels(deterministic=True):
         assert switches() == (True, True, False)
     assert switches() == before == (False, False, False)
+
+
+@pytest.mark.skipif(not hasattr(inductor, "deterministic"), reason="torch has this switch since 2.10")
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_compiled_networks_follow(deterministic):
+    with kernels(deterministic):
+        inductor.deterministic = not deterministic
+        compiling.compiled(LayerStack([torch.nn.Identity()]), "whole")
+        assert inductor.deterministic is deterministic

@@ -1,0 +1,92 @@
+"""Whether a recipe's networks can be compiled, and replayed as CUDA graphs, on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from torch.torch_version import TorchVersion
+from torch.utils._triton import has_triton
+
+from bigsgan.config import RunPlan
+from bigsgan.errors import UserError
+from bigsgan.models.batch_norm import BatchStatistics
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import RankAverages, SpectralLayer
+
+GRAPHS_SINCE = "2.15"
+"""The version of torch in which lifetimes were read; see replays.py."""
+
+_MOVING = (SpectralLayer, BatchStatistics)
+
+
+def check_compiler(plan: RunPlan, network: str) -> None:
+    """Look for what torch.compile needs on this machine, where the recipe asks for it.
+
+    Args:
+        plan: The run's.
+        network: Which.
+
+    Raises:
+        UserError: It is not there.
+    """
+    field, unit = f"engines.{network}.compile", plan.engines[network].section.compile
+    if unit == "none":
+        return
+    if get_accelerator().device_name() == "cpu":
+        compiler = os.environ.get("CXX", "g++")
+        if shutil.which(compiler) is None:
+            problem = f"needs a C++ compiler, {compiler} is not installed"
+            raise UserError(field, unit, problem, f"install one, name one in CXX, or set {field}=none")
+    elif not has_triton():
+        raise UserError(field, unit, "needs Triton for this device", f"install it, or set {field}=none")
+    if plan.engines[network].section.activation_checkpointing:
+        # A pass that moves state that it uses, and its recomputation, which does not, are compiled apart, and keep
+        # different tensors.
+        moving = _first_of(plan, network, _MOVING)
+        if moving is not None:
+            problem = f"must be none with activation_checkpointing of layers that update state in forward ({moving})"
+            raise UserError(
+                field, unit, problem, f"set {field}=none, or engines.{network}.activation_checkpointing=false"
+            )
+
+
+def check_cuda_graphs(plan: RunPlan, network: str) -> None:
+    """Look for what CUDA graphs need, where the recipe asks for them.
+
+    Args:
+        plan: The run's.
+        network: Which.
+
+    Raises:
+        UserError: It is not there.
+    """
+    if not plan.engines[network].section.cuda_graphs:
+        return
+    field, file = f"engines.{network}.cuda_graphs", plan.engines[network].file
+    device = get_accelerator().device_name()
+    if device != "cuda":
+        raise UserError(field, True, f"must be false on this device ({device})", f"set {field}=false")
+    if TorchVersion(torch.__version__) < GRAPHS_SINCE:
+        problem = f"must be false with torch {torch.__version__}, before {GRAPHS_SINCE} graphs may be overwritten"
+        raise UserError(field, True, problem, f"install torch {GRAPHS_SINCE}, or set {field}=false")
+    alone = file.stage == 0 and plan.placement(network).num_replicas == 1
+    if not (alone or plan.engines[network].reduces_by_group or plan.engines[network].averages_by_group):
+        if plan.engines[network].is_stock:
+            problem = f"must be false with engines.stock_deepspeed={plan.recipe.engines.stock_deepspeed}"
+            raise UserError(field, True, problem, f"set {field}=false, or engines.stock_deepspeed=neither")
+        problem = f"must be false with the gradient reduction of {file.path}"
+        raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
+    num_replicas, averaging = plan.placement(network).num_replicas, _first_of(plan, network, (RankAverages,))
+    if num_replicas > 1 and averaging is not None:
+        problem = f"must be false with layers that average over {num_replicas} ranks in forward ({averaging})"
+        raise UserError(field, True, problem, f"set {field}=false, or start one rank")
+
+
+def _first_of(plan: RunPlan, network: str, kinds: tuple[type, ...]) -> str | None:
+    """Name of the first kind of layer in a network that is one of these; None where it has none."""
+    with torch.device("meta"):
+        modules = build_network(plan.recipe, network).modules()
+    return next((type(module).__name__ for module in modules if isinstance(module, kinds)), None)
