@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -264,9 +265,15 @@ def test_an_environment_variable_turns_the_kernels_off(monkeypatch):
     assert fused.obstacle(torch.device("cuda", 0), torch.float32) == "BIGSGAN_FUSED is 0"
 
 
+def in_quick(family: str) -> Any:
+    """A family's own networks are compiled in the quick tier, its variants in the nightly one."""
+    is_variant = family.startswith(("biggan_", "dcgan_", "stylegan2_", "pix2pix_")) and family != "biggan_deep"
+    return pytest.param(family, marks=[pytest.mark.nightly] if is_variant else [])
+
+
 @pytest.mark.usefixtures("undecided")
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("family", ["biggan", *FAMILIES])
+@pytest.mark.parametrize("family", ["biggan", *(in_quick(name) for name in FAMILIES)])
 def test_a_compiled_network_is_one_graph(tmp_path, family, network):
     """Though whether kernels work is asked, found out and logged in the middle of it."""
     plan = tiny_plan(tmp_path, 1, FAMILIES.get(family, []), dict.fromkeys(NETWORKS, zero(0)))

@@ -24,6 +24,12 @@ LAYERS = {
     "many columns": lambda: SpectralConv2d(480, 2, 3),
 }
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2.0**-7}
+LARGE = ("many rows", "many columns")  # which take the interpreter a second or two
+CELLS = [
+    pytest.param(name, dtype, marks=[pytest.mark.nightly] if name in LARGE and dtype != torch.float32 else [])
+    for name in LAYERS
+    for dtype in ROUNDING
+]
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +124,8 @@ def test_kernels_compile_for_a_gpu(dtype, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("moving", [True, False])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name, dtype", CELLS)
 def test_values_and_gradients(name, moving, dtype, monkeypatch):
     layer, tolerance = made(name, dtype), ROUNDING[dtype]
     exact = layer.weight.detach().double().requires_grad_()
