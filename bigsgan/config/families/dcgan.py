@@ -12,11 +12,11 @@ from bigsgan.errors import UserError
 
 
 class _DCGAN(BlockSection, NetworkSection):
-    """What both networks have in common (Radford, Metz and Chintala 2016, arXiv 1511.06434)."""
+    """Keys of both networks (Radford, Metz and Chintala 2016, arXiv 1511.06434)."""
 
     family: Literal["dcgan"] = "dcgan"
     channels: Width = 64
-    """Of the finest feature map; each coarser one has twice as many."""
+    """Channels of the finest feature map; each coarser one has twice as many."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
