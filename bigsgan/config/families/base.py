@@ -8,6 +8,7 @@ from pydantic import Field
 
 from bigsgan.config.data import Data
 from bigsgan.config.sections import Section, Width
+from bigsgan.errors import UserError
 
 Depth = Annotated[int, Field(gt=0, le=64)]
 """Number of consecutive layers or blocks."""
@@ -63,6 +64,14 @@ class NetworkSection(Section):
 
     def check_micro_batch(self, size: int, num_parts: int = 1) -> None:
         """Raise UserError if the network does not support micro-batches of ``size`` images, ``num_parts`` a batch."""
+
+
+def unfit_side(data: Data, sides: str, nearest: int) -> UserError:
+    """Return the error that ``data.side`` is none of ``sides``; ``nearest`` is the one to suggest."""
+    factor = data.codec.side_factor
+    times, detail = (f"{factor} times ", f"data.codec.kind is {data.codec.kind}") if factor > 1 else ("", "")
+    remedy = f"set data.resolution={factor * nearest}"
+    return UserError("data.resolution", data.resolution, f"must be {times}{sides}", remedy, detail)
 
 
 class GeneratorSection(NetworkSection):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.base import GeneratorSection, NetworkSection, unfit_side
 from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import PositiveFloat, Section, Width
 from bigsgan.errors import UserError
@@ -76,7 +76,7 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN", BIGGAN_GENERATOR, data.side)
+        check_resolution("BigGAN", BIGGAN_GENERATOR, data)
         blocks = len(BIGGAN_GENERATOR[data.side]) - 1
         if self.hierarchical and not self.shared_embedding:
             problem, detail = "must be false with shared_embedding=false", "chunks are appended to the shared embedding"
@@ -98,7 +98,7 @@ class BigGANDiscriminator(ScaledSection, NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data.side)
+        check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data)
         check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.side))
         check_groups("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.side]))
 
@@ -110,12 +110,11 @@ def biggan_discriminator_resolutions(resolution: int) -> list[int]:
     return [resolution >> min(i + 1, halvings) for i in range(blocks)]
 
 
-def check_resolution(family: str, known: Mapping[int, object], resolution: int) -> None:
-    """Raise UserError if a family has no table for a resolution."""
-    if resolution not in known:
-        nearest = min(known, key=lambda r: abs(math.log(r / resolution)))
-        problem = f"must be one of {sorted(known)} with {family}"
-        raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
+def check_resolution(family: str, known: Mapping[int, object], data: Data) -> None:
+    """Raise UserError if a family has no table for the side of its images."""
+    if data.side not in known:
+        nearest = min(known, key=lambda side: abs(math.log(side / data.side)))
+        raise unfit_side(data, f"one of {sorted(known)} with {family}", nearest)
 
 
 def check_attention(network: str, attention: list[int], available: list[int]) -> None:

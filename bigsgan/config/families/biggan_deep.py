@@ -47,7 +47,7 @@ class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN-deep", BIGGAN_GENERATOR, data.side)
+        check_resolution("BigGAN-deep", BIGGAN_GENERATOR, data)
         multipliers = BIGGAN_GENERATOR[data.side]
         check_attention("generator", self.attention, [8 << i for i in range(len(multipliers) - 1)])
         _check_bottleneck("generator", self.channels, min(multipliers[:-1]))
@@ -60,7 +60,7 @@ class BigGANDeepDiscriminator(DeepSection, NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN-deep", BIGGAN_DISCRIMINATOR, data.side)
+        check_resolution("BigGAN-deep", BIGGAN_DISCRIMINATOR, data)
         check_attention("discriminator", self.attention, deep_discriminator_resolutions(data.side))
         _check_bottleneck("discriminator", self.channels, min(BIGGAN_DISCRIMINATOR[data.side][1:]))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.base import GeneratorSection, NetworkSection, unfit_side
 from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import Width
-from bigsgan.errors import UserError
 
 
 class _DCGAN(BlockSection, NetworkSection):
@@ -23,8 +22,7 @@ class _DCGAN(BlockSection, NetworkSection):
         resolution = data.side
         if resolution < 8 or resolution & (resolution - 1):
             nearest = max(8, 1 << (resolution.bit_length() - 1))
-            problem = "must be a power of two of at least 8 with DCGAN"
-            raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
+            raise unfit_side(data, "a power of two of at least 8 with DCGAN", nearest)
         check_groups(self.network, self, [self.channels])
 
 

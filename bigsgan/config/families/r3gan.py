@@ -42,7 +42,7 @@ class R3GANNetwork(NetworkSection):
         network, num = self.network, len(self.widths)
         resolution = _BOTTOM * 2 ** (num - 1)
         if data.side != resolution:
-            problem = f"must have an entry for each resolution from 4 to data.resolution ({data.side})"
+            problem = f"must have an entry for each resolution from {_BOTTOM} to {data.side}"
             remedy, detail = "add or remove entries", f"{num} stages end at {resolution}x{resolution}"
             raise UserError(f"{network}.widths", self.widths, problem, remedy, detail)
         for key, values in (("cardinalities", self.cardinalities), ("blocks", self.blocks)):

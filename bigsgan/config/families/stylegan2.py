@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, unfit_side
 from bigsgan.config.sections import PositiveFloat, PositiveInt, Width
 from bigsgan.errors import UserError
 
@@ -65,8 +65,7 @@ class _StyleGAN2(NetworkSection):
         network, resolution = self.network, data.side
         if resolution < SMALLEST_RESOLUTION or resolution & (resolution - 1):
             nearest = max(SMALLEST_RESOLUTION, 1 << (resolution.bit_length() - 1))
-            problem = f"must be a power of two of at least {SMALLEST_RESOLUTION} with StyleGAN2"
-            raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
+            raise unfit_side(data, f"a power of two of at least {SMALLEST_RESOLUTION} with StyleGAN2", nearest)
         if self.channel_base < resolution:
             field, problem = f"{network}.channel_base", f"must be at least {resolution}, the resolution"
             raise UserError(field, self.channel_base, problem, f"set {field}={resolution} or more")
