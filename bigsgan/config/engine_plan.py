@@ -44,7 +44,7 @@ class EnginePlan:
 
     @property
     def averages_by_group(self) -> bool:
-        """Whether stage 0 averages gradients over replicas group by group (engines/deepspeed/averaged_gradients.py).
+        """Whether ZeRO 0 averages gradients over replicas group by group (engines/deepspeed/averaged_gradients.py).
 
         DeepSpeed averages them in its own way in pipelines, and if the file asks for ``prescale_gradients`` or
         ``gradient_predivide_factor``.

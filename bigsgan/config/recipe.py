@@ -150,11 +150,8 @@ def _check_recipe(recipe: Recipe) -> None:
         remedy = "set deterministic=false, or augmentation.kind=diffaugment"
         raise UserError("augmentation.kind", "ada", problem, remedy, detail)
     if recipe.metrics and recipe.data.kind == "latents":
-        problem, remedy = (
-            "must be null with data.kind=latents",
-            "set metrics=null, and use bigsgan evaluate --reference",
-        )
-        raise UserError("metrics", None, problem, remedy, "there are no images to compare with")
+        problem, detail = "must be null with data.kind=latents", "there are no images to compare with"
+        raise UserError("metrics", None, problem, "set metrics=null, and use bigsgan evaluate --reference", detail)
     _check_init(recipe)
     _check_images_per_sample(recipe)
     _check_pairs(recipe)
@@ -164,11 +161,8 @@ def _check_recipe(recipe: Recipe) -> None:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         _check_optimizer(f"optimizer.{network}", optimizer, recipe.total_nimg)
         if optimizer.reference_width and section.own_width is None:
-            field, problem = (
-                f"optimizer.{network}.reference_width",
-                f"must be unset with {network}.family={section.family}",
-            )
-            detail = "its layers have several widths"
+            field, detail = f"optimizer.{network}.reference_width", "its layers have several widths"
+            problem = f"must be unset with {network}.family={section.family}"
             raise UserError(field, optimizer.reference_width, problem, "remove it, and give lr itself", detail)
 
 

@@ -101,7 +101,7 @@ class Reporter:
             self._outputs.progress.write(text)
 
     def close(self) -> None:
-        """Write what is pending and close the files; ``message`` still prints."""
+        """Write all pending reports and close the files; ``message`` still prints."""
         if self._outputs is not None:
             self._outputs.progress.close()
             self._each(lambda sink: sink.close())

@@ -75,7 +75,7 @@ class Statistics:
         return {name: mean for name, mean, count in means if count or name not in self._declared}
 
     def clear(self) -> None:
-        """Forget what was added since the last ``reduce``."""
+        """Drop everything added since the last ``reduce``."""
         self._device_sums.clear()
         self._host_sums.clear()
         self._counts.clear()

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Holder(NamedTuple):
-    """What the holder of a lock has written into the lock's file."""
+    """The content of a lock's file, which the lock's holder has written."""
 
     host: str
     pid: int

@@ -25,7 +25,7 @@ def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     node = int(_number(environment, "SLURM_NODEID"))
     local_rank, local_size = _number(environment, "SLURM_LOCALID"), tasks_on_node(environment, node)
-    if _sees_own_device(environment, local_size):  # which is number 0
+    if _sees_own_device(environment, local_size):  # its device is number 0
         local_rank, local_size = "0", 1
     job = int(_number(environment, "SLURM_JOB_ID"))
     return {

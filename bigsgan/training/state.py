@@ -60,7 +60,7 @@ class EngineState:
 
 
 class EMAState:
-    """The EMA of the generator's weights, and the power function averages, each of which is one kind of values."""
+    """The EMA of the generator's weights, and the power function averages. Each average is one kind of values."""
 
     def __init__(self, engine: Engine, average: ShardedEMA) -> None:
         self._engine, self._average = engine, average

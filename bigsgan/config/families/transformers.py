@@ -73,10 +73,8 @@ class TransformerNetwork(NetworkSection):
             raise UserError(f"{network}.patch", self.patch, problem, "choose a divisor, or change data.resolution")
         if self.width % (4 * self.heads):
             problem = f"must be a multiple of 4 for each of the {self.heads} heads"
-            remedy, detail = (
-                f"set {network}.width={-(-self.width // (4 * self.heads)) * 4 * self.heads}",
-                ("rows and columns of a patch rotate pairs of features"),
-            )
+            remedy = f"set {network}.width={-(-self.width // (4 * self.heads)) * 4 * self.heads}"
+            detail = "rows and columns of a patch rotate pairs of features"
             raise UserError(f"{network}.width", self.width, problem, remedy, detail)
         if self.depth % self.levels:
             problem = f"must be a multiple of {network}.levels ({self.levels})"
