@@ -77,7 +77,7 @@ class Saver:
         self._directory, self._ranks, self._section = directory, ranks, section
         self._aside = Aside() if section.background else None
         self._job: _Job | None = None
-        self._meet: Callable[[], None] = ranks.barrier
+        self._barrier: Callable[[], None] = ranks.barrier
 
     def save(self, nimg: int, entries: Mapping[str, SavedEntry], description: Description) -> bool:
         """Save all entries under one tag, after the previous save is complete. A collective.
@@ -98,7 +98,7 @@ class Saver:
                 self._aside = None
             if self._aside is not None:
                 parts = self._aside.copied(parts)
-            self._meet = self._ranks.patient_barrier()  # ranks may write for longer than collectives wait
+            self._barrier = self._ranks.patient_barrier()  # ranks may write for longer than collectives wait
             job.start(parts, {**description._asdict(), "numbers": numbers})
             self._job = job
         done = ready and (self._aside is not None or self.finish())
@@ -115,7 +115,7 @@ class Saver:
         if job is None:
             return True
         wait(job.tasks[:1])
-        self._meet()
+        self._barrier()
         done = self._together(job, job.tasks[0].result) and self._together(job, job.tasks[-1].result)
         if done:
             self.write_seconds = job.write_seconds

@@ -17,8 +17,8 @@ def nvidia_gpus() -> list[Path]:
 def own_device(environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables with which a rank sees only the GPU of its LOCAL_RANK, as number 0.
 
-    They are empty if its host has one rank, or fewer GPUs than ranks. Set them before torch looks for devices. The
-    keys of torch.compile's cache hold the device's number, so with equal numbers ranks find what another has compiled.
+    They are empty if its host has one rank, or fewer GPUs than ranks. Set them before torch looks for devices.
+    Code in torch.compile's cache holds the device's number, so with equal numbers ranks find what another compiled.
     NCCL reaches GPUs that a process does not see (since CUDA 10.1; p2pCanConnect in its transport/p2p.cc).
     """
     if not environment.get("RANK") or environment.get("DS_ACCELERATOR") not in (None, "", "cuda"):

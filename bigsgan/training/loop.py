@@ -118,9 +118,9 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         measures = run.measuring and (complete or (not done and run.measuring.is_due(counters.nimg)))
         snaps = run.snapshots and (complete or run.snapshots.is_due(counters.nimg))
         saves = done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch)
-        looks = bool(reports or samples or measures or snaps or saves)
+        at_once = bool(reports or samples or measures or snaps or saves)
         attempt = Attempt(update, (position, counters.position), numbers)
-        if failed := run.recovery.failed(attempt, at_once=looks):
+        if failed := run.recovery.failed(attempt, at_once):
             _roll_back(run, failed, clock)
             continue
         if reports:

@@ -58,8 +58,8 @@ class Recovery:
         self._is_split = not (step.generator.is_held and step.discriminator.is_held)
         scaled = step.discriminator.scales_loss
         self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
-        self._known = self._num_skipped()
-        self._made: list[tuple[Attempt, comm.Later]] = []  # attempts whose outcome the host does not know yet
+        self._known_skipped = self._num_skipped()
+        self._pending: list[tuple[Attempt, comm.Later]] = []  # attempts whose outcome the host does not know yet
         self._restored: tuple[str, int] | None = None  # checksum of the checkpoint last restored, and its next update
         self._bad: set[str] = set()  # checksums of checkpoints from which training fails, on other data too
 
@@ -72,9 +72,9 @@ class Recovery:
         if self._is_split:  # some ranks have it on the host, others on the device; all must answer in the same call
             total = torch.as_tensor(total, device=comm.device())
         num_skipped = comm.Later(total)
-        made = [*self._made, (attempt, num_skipped)]
-        self._made = [] if at_once or num_skipped.is_known else [made.pop()]
-        return next((each for each, number in made if number.value() > self._known), None)
+        made = [*self._pending, (attempt, num_skipped)]
+        self._pending = [] if at_once or num_skipped.is_known else [made.pop()]
+        return next((each for each, number in made if number.value() > self._known_skipped), None)
 
     def roll_back(self, failed: Attempt, lost: str = "") -> str:
         """Find out where an update failed, and roll back. A collective.
@@ -109,7 +109,7 @@ class Recovery:
         counters.rollbacks, counters.skipped = rollbacks, skipped
         counters.skipped = counters.skipped_with((counters.position, failed.read[1]) if lost else failed.read)
         self._rewind(counters.position)
-        self._known, self._made = self._num_skipped(), []
+        self._known_skipped, self._pending = self._num_skipped(), []
         data = "the real images read since" if lost else "its real images"
         return f"{what[0].upper()}{what[1:]} is not finite ({report}). Resuming from {found.path}, skipping {data}."
 

@@ -68,7 +68,7 @@ def augmentation_probability(section: Augmentation, nimg: int) -> float | None:
 def average_decay(section: EMA, batch: int, nimg: int) -> float:
     """Return the share of the old EMA that an update to ``nimg`` images keeps: 0 makes a copy.
 
-    0.5 ** (batch / half_life), with a half-life of at most ``ramp * nimg`` (Karras et al. 2020, arXiv 2006.06676), which
+    0.5 ** (batch / half_life), with a half-life at most ``ramp * nimg`` (Karras et al. 2020, arXiv 2006.06676), which
     grows from 0 over ``warmup_nimg``, at the images seen before the update (Huang et al. 2024, arXiv 2501.05441).
     """
     if nimg <= section.start_nimg:
