@@ -1,7 +1,7 @@
 """torchrun for elastic runs: `python -m bigsgan.elastic [torchrun's options] -- [bigsgan train's options]`.
 
-The same agent with what a run needs of it: hosts may return, bad input ends all at once, and a stopped rank is no
-finished one.
+This is torchrun's agent, adapted to a run: hosts may return, bad input ends the job at once, and a rank that was
+stopped does not count as finished.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEFAULTS = ("--rdzv-backend=c10d", "--max-restarts=10")
 
 
 class Agent(LocalElasticAgent):
-    """torchrun's agent, which starts a host's ranks again; but not after bad input, which would be the same again."""
+    """torchrun's agent, which restarts a host's ranks, but not after bad input, which would fail again."""
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         found = super()._monitor_workers(worker_group)
@@ -39,23 +39,23 @@ class Agent(LocalElasticAgent):
 def main(arguments: Sequence[str]) -> int:
     """Look after this host's ranks until the run ends, and return the exit status.
 
-    It is 0 where the run is complete, 2 where ranks of this host refused their input (they said why), 85 where this
-    process was asked to stop, and 1 for everything else.
+    It is 0 if the run is complete, 2 if ranks of this host refused their input (and printed why), 85 if this process
+    was asked to stop, and 1 otherwise.
 
     Raises:
         UserError: There is no ``--``.
     """
     if arguments[:1] in (["-h"], ["--help"]):
         print(__doc__)
-        run.parse_args(["--help"])  # which ends the process
+        run.parse_args(["--help"])  # ends the process
     if "--" not in arguments:
         remedy = "write torchrun's options, then -- and the options of `bigsgan train`"
         raise UserError("arguments", None, "must contain --", remedy)
     at = list(arguments).index("--")
-    # torch 2.15 remembers the store of its first meeting, where ranks that meet again after a loss would wait for ever.
+    # torch 2.15 keeps using the store of its first rendezvous; after a loss, ranks would wait in it for ever.
     os.environ.setdefault(_SHARED_STORE, "1")
     module = ["--module", "bigsgan", "train", f"--stopped-status={EXIT_STOPPED}", *arguments[at + 1 :]]
-    vars(api)["LocalElasticAgent"] = Agent  # what run makes; there is no option for it
+    vars(api)["LocalElasticAgent"] = Agent  # `run` builds this class; there is no option for another
     try:
         run.run(run.parse_args([*_DEFAULTS, *arguments[:at], *module]))
     except ValueError as error:

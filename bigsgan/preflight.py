@@ -34,17 +34,17 @@ class Problem(NamedTuple):
 
     host: str
     found: str
-    sure: bool  # whether ranks cannot run there; it may only be slow, or have another version
+    sure: bool  # whether ranks cannot run there; otherwise it may only be slow, or have another version
 
     def __str__(self) -> str:
         return f"{self.host} {self.found}"
 
 
 def check(hostfile: Path) -> list[str]:
-    """Look at all hosts at once, and return their names. It ends within a minute.
+    """Check all hosts at once, within a minute, and return their names.
 
     Raises:
-        UserError: With every host that does not answer, or not as this one would.
+        UserError: Hosts do not answer, or differ from this one; the message names them all.
     """
     hosts = read_hosts(hostfile)
     if problems := look_at(hosts):
@@ -53,7 +53,7 @@ def check(hostfile: Path) -> list[str]:
 
 
 def look_at(hosts: Sequence[str]) -> list[Problem]:
-    """Look at all hosts at once over ssh, and return what is wrong with those that are not as this one.
+    """Check all hosts at once over ssh, and return the problems of those that differ from this one.
 
     Raises:
         UserError: There is no ssh here.
@@ -63,10 +63,10 @@ def look_at(hosts: Sequence[str]) -> list[Problem]:
 
 
 def read_hosts(hostfile: Path) -> list[str]:
-    """Names in a hostfile of DeepSpeed's: lines such as ``node1 slots=8``, and comments.
+    """Return the names in a DeepSpeed hostfile, which has lines such as ``node1 slots=8``, and comments.
 
     Raises:
-        UserError: It cannot be read, or a line is not of that form.
+        UserError: The file cannot be read, or a line does not have that form.
     """
     try:
         lines = read_text(hostfile).splitlines()
@@ -92,7 +92,7 @@ def _problem(host: str) -> Problem | None:
     python = f"{shlex.quote(sys.executable)} -c {shlex.quote(_PROBE)}"
     path = f"PYTHONPATH={shlex.quote(os.environ.get('PYTHONPATH', ''))}"
     script = f"cd {shlex.quote(os.getcwd())} || exit {_NO_DIRECTORY}; {path} {python}"
-    remote = f"sh -c {shlex.quote(script)}"  # whatever shell the user has there
+    remote = f"sh -c {shlex.quote(script)}"  # the user's own shell there may be any
     command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", host, remote]
     try:
         done = subprocess.run(
@@ -124,7 +124,7 @@ def _problem(host: str) -> Problem | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what is installed of the packages that a run computes with, found without importing them."""
+    """Return the installed versions of the packages that a run needs, found without importing them."""
     found = {}
     for name in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):

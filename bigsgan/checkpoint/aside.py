@@ -14,14 +14,14 @@ from bigsgan.checkpoint.reader import tensor_name
 from bigsgan.runtime import memory
 
 _MOST = 0.9
-"""Of the free memory of a host: the rest is for loading processes and what else will be allocated."""
+"""The copies' largest share of a host's free memory: the rest is for loading processes and later allocations."""
 
 Parts = dict[str, list[StateShard]]
-"""By entry."""
+"""This rank's parts of each entry."""
 
 
 class _Need(NamedTuple):
-    """What one rank would allocate, and what is free where it runs."""
+    """The bytes that one rank would allocate, and those that are free on its host, None if unknown."""
 
     host: str
     num_bytes: int
@@ -29,7 +29,7 @@ class _Need(NamedTuple):
 
 
 class Aside:
-    """Copies that are kept from save to save, as pinned memory takes long to get."""
+    """Copies that are kept from save to save, as it takes long to allocate pinned memory."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
@@ -38,7 +38,7 @@ class Aside:
         """Say why the copies would not fit into the memory of some host. A collective.
 
         Returns:
-            The end of a sentence, the same on all ranks; None where they fit, or have been allocated before.
+            The end of a sentence, the same on all ranks; None if the copies fit, or are allocated already.
         """
         needed = sum(_allocated(part.values) for _, part in self._new(parts))
         if not ranks.any_rank(needed > 0):
@@ -47,7 +47,7 @@ class Aside:
         return ranks.from_rank_zero(None if needs is None else _problem(needs))
 
     def copied(self, parts: Parts) -> Parts:
-        """Copy this rank's parts; what was copied before is overwritten."""
+        """Copy this rank's parts over the copies of the save before."""
         for name, part in self._new(parts):
             values = part.values
             self._kept[name] = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
@@ -64,7 +64,7 @@ class Aside:
         }
 
     def _new(self, parts: Parts) -> Iterator[tuple[str, StateShard]]:
-        """Parts that no kept copy has room for, by the name that theirs will have."""
+        """Yield the parts for which no copy of their shape is kept yet, with the names of their copies."""
         for entry, live in parts.items():
             for part in live:
                 kept = self._kept.get(name := tensor_name(entry, part))
@@ -73,7 +73,7 @@ class Aside:
 
 
 def _allocated(values: Tensor) -> int:
-    """Bytes that a copy takes: torch gives pinned memory in powers of 2 (seen in 2.15, CachingHostAllocator)."""
+    """Return the bytes that a copy takes: torch rounds pinned memory up to powers of 2 (2.15, CachingHostAllocator)."""
     return 1 << (values.nbytes - 1).bit_length() if values.is_cuda and values.nbytes else values.nbytes
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 Moved = Callable[[int], None]
-"""Told how many bytes were brought to the disk or read, by whatever thread."""
+"""Called with the number of bytes that were written to the disk or read, from any thread."""
 
 _PIECE_BYTES = 1 << 26
-"""Brought to the disk at a time: more takes no less time, and a disk of 1 MB/s is through within a minute."""
+"""Bytes written to the disk at a time. Larger pieces are no faster; a disk of 1 MB/s takes about a minute for one."""
 
 _READ_BYTES = 1 << 22
 
@@ -27,19 +27,19 @@ _DTYPES = {
 
 
 def unnoticed(num_bytes: int) -> None:
-    """Tell nobody."""
+    """Ignore moved bytes."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], moved: Moved) -> str:
     """Write one-dimensional tensors as a file of safetensors, and wait until it is on the disk.
 
-    The library's own ``save_file`` (0.8) is one call: while it lasts nothing shows whether the disk still answers, and
-    it first brings all that lies on a GPU to the host.
+    The library's own ``save_file`` (0.8) is one call: until it returns nothing shows whether the disk still answers,
+    and it first copies all tensors of a GPU to the host.
 
-    Tensors may lie on any device. ``moved`` is told of each piece that is on the disk.
+    Tensors may be on any device. ``moved`` is called after each piece that is on the disk.
 
     Returns:
-        SHA-256 of what the file should hold, as ``checksum`` finds it if it does.
+        SHA-256 of what the file should hold; ``checksum`` returns the same if it does.
 
     Raises:
         OSError: The disk is full, or fails.
@@ -65,9 +65,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Name of the first tensor that holds Inf or NaN; None without one.
+    """Return the name of the first tensor that holds Inf or NaN, or None.
 
-    A sum over finite numbers may overflow, so that every number is looked at; a piece at a time, for memory.
+    Every number is checked, as a sum over finite numbers may overflow; one piece at a time, to save memory.
     """
     for name, values in tensors.items():
         if values.is_floating_point():
@@ -78,7 +78,7 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def checksum(path: Path, moved: Moved = unnoticed) -> str:
-    """SHA-256 of a file, as ``sha256sum`` prints it."""
+    """Return the SHA-256 of a file, as ``sha256sum`` prints it."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(_READ_BYTES):
@@ -88,7 +88,7 @@ def checksum(path: Path, moved: Moved = unnoticed) -> str:
 
 
 def _header(names: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Length and description: https://github.com/huggingface/safetensors#format."""
+    """Return the length and description of a file: https://github.com/huggingface/safetensors#format."""
     described: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for name in names:
@@ -103,7 +103,7 @@ def _header(names: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 def _pieces(values: Tensor) -> Iterator[memoryview]:
     flat = values.detach().contiguous()
-    flat = flat.as_strided(flat.shape, (1,))  # as a single element may have any stride and be contiguous
+    flat = flat.as_strided(flat.shape, (1,))  # a tensor of a single element may have any stride and be contiguous
     for piece in flat.split(max(1, _PIECE_BYTES // flat.element_size())):
         if piece.numel():
             yield memoryview(piece.cpu().view(torch.uint8).numpy())

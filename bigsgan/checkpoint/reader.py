@@ -1,6 +1,6 @@
 """Reads a checkpoint in any layout: each rank reads the shards that it needs, from the files that have them.
 
-What is restored so has the protocol ``StateEntry``.
+The parts of a run that are restored implement the protocol ``StateEntry``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READ_ELEMENTS = 1 << 24
 
 
 class _Stretch(NamedTuple):
-    """Elements of a value that lie in one tensor of one file."""
+    """Consecutive elements of a value, saved as one tensor of one file."""
 
     offset: int
     numel: int
@@ -34,10 +34,10 @@ class _Stretch(NamedTuple):
 
 
 class Reader:
-    """A checkpoint's files, opened when something is looked for that those opened before do not hold.
+    """A checkpoint's files, each opened when a value is not in the files opened before.
 
-    Ranks lay shards out in their order, whatever their number, so that a rank begins with the files about as far along
-    as itself: in the layout that saved, with its own.
+    Shards are in the order of the ranks, however many ranks there are. So a rank begins with the files whose place
+    among all files is about its own among all ranks: in the layout that saved, with its own file.
     """
 
     def __init__(self, checkpoint: Checkpoint, rank: int = 0, world_size: int = 1, moved: Moved = unnoticed) -> None:
@@ -50,10 +50,10 @@ class Reader:
         self.num_opened = 0
 
     def entry(self, name: str) -> SavedValues:
-        """Return what was saved of one entry.
+        """Return the saved values of one entry.
 
         Raises:
-            UserError: Nothing was.
+            UserError: The checkpoint does not have the entry.
         """
         numbers = self.checkpoint.manifest["numbers"].get(name)
         if numbers is None:
@@ -80,13 +80,13 @@ class Reader:
             raise UserError(str(self.checkpoint.path), None, problem, "use another checkpoint")
 
     def refuse_others(self, entry: str, network: torch.nn.Module) -> None:
-        """Refuse values of an entry that a network has no place for, in this rank's share of the files.
+        """Refuse values of an entry for which a network has no place, in this rank's share of the files.
 
-        The shares of all ranks are all files. The network may lie on the meta device. Layers before its own, such as
-        augmentation, may be others. Buffers that are not persistent may be there: they once were.
+        The ranks' shares together are all files. The network may be on the meta device. Layers before its own, such as
+        augmentation, may differ. Values of buffers that are not persistent are accepted: older versions saved them.
 
         Raises:
-            UserError: A parameter or a buffer was saved that the network lacks, or with more elements.
+            UserError: A saved parameter or buffer is not in the network, or has more elements than there.
         """
         for name in self._share:
             if name in self._unopened:
@@ -96,7 +96,7 @@ class Reader:
         wanted = {value_name(entry, kind, name): each.numel() for kind, tensors in named for name, each in tensors}
         checked = tuple(value_name(entry, kind, "") for kind, _ in named)
         others = tuple(value_name(entry, kind, "layers.-") for kind, _ in named)
-        # Parameters first, whose sizes follow from the recipe more plainly than those of buffers.
+        # Parameters first: a message about their sizes is easier to relate to the recipe than one about buffers.
         values = sorted(self._stretches, key=lambda value: (not value.startswith(checked[0]), value))
         for value in values:
             if not value.startswith(checked) or value.startswith(others):
@@ -112,13 +112,13 @@ class Reader:
                 raise UserError(str(self.checkpoint.path), None, problem, remedy)
 
     def has(self, value: str) -> bool:
-        """Whether any element of a value was saved."""
+        """Return whether any element of a value was saved."""
         while value not in self._stretches and self._open_next():
             pass
         return value in self._stretches
 
     def _overlapping(self, value: str, start: int, end: int) -> Iterator[_Stretch]:
-        """Stretches of a value that reach into [start, end), opening files as long as the caller wants more."""
+        """Yield stretches of a value that overlap [start, end), opening files as long as the caller wants more."""
         seen = 0
         while True:
             found = self._stretches.get(value, [])
@@ -130,7 +130,7 @@ class Reader:
                 return
 
     def _open_next(self) -> bool:
-        """Open one more file; False where there is none."""
+        """Open one more file; return False if there is none."""
         if not self._unopened:
             return False
         self._open(self._unopened.pop())
@@ -147,7 +147,7 @@ class Reader:
 
     @contextmanager
     def _blamed(self, what: str) -> Iterator[None]:
-        """Blame a file for what is missing or wrong in it."""
+        """Turn errors of reading inside the block into a message that the checkpoint is damaged."""
         try:
             yield
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -157,11 +157,11 @@ class Reader:
 
 
 class SavedValues:
-    """What was saved of one entry, for any layout of the saving ranks.
+    """The saved values of one entry, whatever the layout of the ranks that saved them.
 
     Attributes:
         numbers: What ``SavedEntry.numbers`` returned.
-        kinds: Of all shards, of all ranks.
+        kinds: The kinds of all shards of all ranks.
     """
 
     def __init__(self, reader: Reader, entry: str, numbers: Mapping[str, float], kinds: frozenset[str]) -> None:
@@ -172,20 +172,20 @@ class SavedValues:
         """Fill the one-dimensional ``out`` with the elements from ``offset`` on, in place.
 
         Raises:
-            UserError: They were not saved, or a file is damaged.
+            UserError: The elements were not saved, or a file is damaged.
         """
         self._reader.fill(value_name(self._entry, kind, name), offset, out)
 
     def has(self, kind: str, name: str) -> bool:
-        """Whether any element of that value was saved."""
+        """Return whether any element of that value was saved."""
         return self._reader.has(value_name(self._entry, kind, name))
 
     @torch.no_grad()
     def read_network(self, network: torch.nn.Module) -> None:
-        """Fill all parameters and buffers of a network that lies whole in this process.
+        """Fill all parameters and buffers of a network that is whole in this process.
 
         Raises:
-            UserError: They were not saved, others were, or a file is damaged.
+            UserError: The checkpoint lacks values or has others, or a file is damaged.
         """
         self._reader.refuse_others(self._entry, network)
         wanted: dict[tuple[str, str], Tensor] = {("master", name): p for name, p in network.named_parameters()}
@@ -209,10 +209,10 @@ class SharedState(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """The tensors by name, live and contiguous."""
+        """Return the tensors by name, live and contiguous."""
 
     def parts(self) -> list[StateShard]:
-        """Return all of them; one rank writes."""
+        """Return all tensors, which one rank writes."""
         return [StateShard("state", name, 0, tensor.view(-1), everywhere=True) for name, tensor in self.state().items()]
 
     def numbers(self) -> dict[str, float]:
@@ -220,13 +220,13 @@ class SharedState(ABC):
         return {}
 
     def load(self, saved: SavedValues) -> None:
-        """Restore all of them in place."""
+        """Restore all tensors in place."""
         for name, tensor in self.state().items():
             saved.read("state", name, 0, tensor.view(-1))
 
 
 def files_with(checkpoint: Checkpoint, entry: str) -> list[str]:
-    """Names of the files that hold anything of an entry, and of those whose headers cannot be read."""
+    """Return the names of files that hold values of an entry, and of those whose headers cannot be read."""
     found = []
     for name in checkpoint.manifest["files"]:
         try:
@@ -245,13 +245,13 @@ def restore(
     moved: Moved = unnoticed,
     networks: Mapping[str, torch.nn.Module] = MappingProxyType({}),
 ) -> None:
-    """Have each entry of a run's state load what this rank's layout needs of it.
+    """Let each entry of a run's state load the values that this rank's layout needs.
 
-    ``networks`` has whole networks by the entries that they are of, such as some on the meta device: of these entries
-    nothing else may be saved.
+    ``networks`` maps entries to their whole networks, which may be on the meta device. Values of these entries that
+    have no place in the network are refused.
 
     Raises:
-        UserError: Something was not saved, something was that has no place, or a file is damaged.
+        UserError: A value is missing, a saved value has no place, or a file is damaged.
     """
     reader = Reader(checkpoint, ranks.rank(), ranks.world_size(), moved)
     for name, network in networks.items():
@@ -261,10 +261,10 @@ def restore(
 
 
 def value_name(entry: str, kind: str, name: str) -> str:
-    """Name of a flat value among an entry's files; ``@`` and the offset of a stretch follow it."""
+    """Return the name of a flat value in the files; in a tensor's name ``@`` and the stretch's offset follow it."""
     return f"{entry}/{kind}/{name}"
 
 
 def tensor_name(entry: str, part: StateShard) -> str:
-    """Name of a stretch among a file's tensors."""
+    """Return the name of a stretch among a file's tensors."""
     return f"{value_name(entry, part.kind, part.name)}@{part.offset}"

@@ -25,10 +25,10 @@ from bigsgan.runtime.atomic import fsync, write_text
 from bigsgan.runtime.memory import size
 
 _RECEIPT = ".written.json"
-"""Ending of what a rank leaves beside its file for the one that writes the manifest."""
+"""Ending of the file that a rank leaves beside its data for the rank that writes the manifest."""
 
 _OWN_PARTIAL = re.compile(rf"[0-9]{{12,}}(\.old|\.damaged)?{re.escape(PARTIAL)}")
-"""What saves leave behind that were killed; the names of others' downloads end like that too."""
+"""Directories that killed saves leave behind; other programs' unfinished downloads end in ``PARTIAL`` too."""
 
 _POLL_SECONDS = 0.05
 _LINGER_SECONDS = 20.0
@@ -38,24 +38,24 @@ _log = logging.getLogger(__name__)
 
 
 class _NotFiniteError(UserError):
-    """A state with Inf or NaN, from which no run could go on."""
+    """The state has Inf or NaN, so that no run could resume from it."""
 
 
 class Description(NamedTuple):
-    """What a manifest says of a run beside its state."""
+    """What a manifest says about a run in addition to its state."""
 
-    recipe: Mapping[str, Any]  # resolved
-    layout: Mapping[str, Any]  # how the networks lie on the ranks
-    metrics: Mapping[str, float]  # last reported
+    recipe: Mapping[str, Any]  # the resolved recipe
+    layout: Mapping[str, Any]  # how the ranks share the networks
+    metrics: Mapping[str, float]  # the last reported metrics
 
 
 class Saver:
-    """Saves a run's state under one tag after the other. Every rank has one, and calls the same methods.
+    """Saves a run's state under successive tags. Every rank has a saver, and calls the same methods.
 
     Attributes:
         stall_seconds: How long the last save held this rank up.
-        write_seconds: How long this rank's part of it took to write, in the background or not.
-        lost: Where a state had non-finite values, so that it was not saved; empty as far as is known yet.
+        write_seconds: How long it took to write this rank's part of it, in the background or not.
+        lost: Where the state had non-finite values, so that it was not saved; empty if none are known yet.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Saver:
     ) -> None:
         """Begin without a save.
 
-        ``directory``, such as the run's ``checkpoints``, is on a file system that all ranks share. Messages call what
-        is saved ``what``.
+        ``directory``, such as the run's ``checkpoints``, is on a file system that all ranks share. ``what`` is the name
+        of the saved thing in messages.
         """
         self._moved, self._what = moved, what
         self.stall_seconds = self.write_seconds = 0.0
@@ -77,13 +77,13 @@ class Saver:
         self._directory, self._ranks, self._section = directory, ranks, section
         self._aside = Aside() if section.background else None
         self._job: _Job | None = None
-        self._meet: Callable[[], None] = ranks.barrier
+        self._barrier: Callable[[], None] = ranks.barrier
 
     def save(self, nimg: int, entries: Mapping[str, SavedEntry], description: Description) -> bool:
-        """Save all entries under one tag, after the save before is complete. A collective.
+        """Save all entries under one tag, after the previous save is complete. A collective.
 
         Returns:
-            False if a rank lacked disk space or could not write, as far as is known yet; older tags are untouched.
+            False if it is already known that a rank lacks disk space or cannot write. Older tags are untouched.
         """
         start = time.perf_counter()
         self.finish()
@@ -98,7 +98,7 @@ class Saver:
                 self._aside = None
             if self._aside is not None:
                 parts = self._aside.copied(parts)
-            self._meet = self._ranks.patient_barrier()  # ranks may write for longer than collectives wait
+            self._barrier = self._ranks.patient_barrier()  # ranks may write for longer than collectives wait
             job.start(parts, {**description._asdict(), "numbers": numbers})
             self._job = job
         done = ready and (self._aside is not None or self.finish())
@@ -106,16 +106,16 @@ class Saver:
         return done
 
     def finish(self) -> bool:
-        """Wait until the save under way, if any, is complete. A collective.
+        """Wait for the save in progress, if any. A collective.
 
         Returns:
-            Whether it is.
+            Whether it is complete; True if none was in progress.
         """
         job, self._job = self._job, None
         if job is None:
             return True
         wait(job.tasks[:1])
-        self._meet()
+        self._barrier()
         done = self._together(job, job.tasks[0].result) and self._together(job, job.tasks[-1].result)
         if done:
             self.write_seconds = job.write_seconds
@@ -138,7 +138,7 @@ class Saver:
             lost = f"{error.field} has non-finite values" if isinstance(error, _NotFiniteError) else ""
         if not self._ranks.any_rank(bool(problem)):  # waits for all ranks too
             return True
-        found = list(enumerate(self._ranks.gather_objects((problem, lost)) or []))  # the terminal is rank 0's
+        found = list(enumerate(self._ranks.gather_objects((problem, lost)) or []))  # only rank 0 has the terminal
         for rank, (text, _) in [each for each in found if each[1][0]][:1]:
             _log.warning("%s at %d images was not saved: %s (rank %d)", self._what, job.nimg, text, rank)
         losses = [f"rank {rank}: {text}" for rank, (_, text) in found if text]
@@ -149,13 +149,13 @@ class Saver:
 
 
 class _Job:
-    """One save, on one rank: what does not need the other ranks, so that threads can do it.
+    """One save on one rank. Apart from ``begin`` it needs no collectives, so that threads can do the work.
 
     Attributes:
         nimg: Images seen.
-        num_bytes: Of this rank's file.
-        write_seconds: Time that it took.
-        tasks: Under way: this rank's file, and on rank 0 the manifest, after all ranks have written.
+        num_bytes: Size of this rank's values.
+        write_seconds: Time that this rank's file took.
+        tasks: Begun by ``start``: this rank's file, and on rank 0 the manifest, after all ranks have written.
     """
 
     def __init__(
@@ -191,19 +191,19 @@ class _Job:
             raise UserError(str(self._partial), None, problem, "free some space, or lower checkpoints.keep")
 
     def _clear(self) -> None:
-        for left in self._directory.glob(f"*{PARTIAL}"):  # by a save that was killed; before the space is counted
+        for left in self._directory.glob(f"*{PARTIAL}"):  # left by killed saves; removed before space is counted
             if _OWN_PARTIAL.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left, ignore_errors=True)
         self._partial.mkdir(parents=True)
 
     def start(self, parts: dict[str, list[StateShard]], manifest: dict[str, Any]) -> None:
-        """Write this rank's file in a thread, and on rank 0 complete the tag in another, once all ranks have."""
+        """Write this rank's file in a thread. On rank 0 another thread completes the tag when all ranks are done."""
         self.tasks = [_in_thread(lambda: self._write(parts))]
         if self._ranks.rank() == 0:
             self.tasks.append(_in_thread(lambda: self._commit(manifest)))
 
     def abandon(self) -> None:
-        """Remove what was written so far; on rank 0, after the writers of all ranks have ended."""
+        """Stop this save, and on rank 0 remove its files. The writers of all ranks have ended before this call."""
         self._cancelled.set()
         wait(self.tasks)
         if self._ranks.rank() == 0:
@@ -255,7 +255,7 @@ class _Job:
             _log.warning(text, self._what, self.nimg, error)
 
     def _receipts(self) -> dict[str, dict[str, Any]] | None:
-        """Receipts of all ranks, by file, as soon as all are there; None once the save is given up."""
+        """Wait for the receipts of all ranks, and return them by file; None if the save is abandoned."""
         found = {}
         for path in (self._partial / f"rank{rank:05d}.safetensors" for rank in range(self._ranks.world_size())):
             while not (receipt := path.with_suffix(_RECEIPT)).exists():
@@ -266,7 +266,7 @@ class _Job:
 
 
 def _in_thread(work: Callable[[], None]) -> Future[None]:
-    """Do something in a thread that does not keep the process alive, as those of an executor would."""
+    """Do the work in a thread that, unlike an executor's, does not keep the process alive."""
     task: Future[None] = Future()
 
     def run() -> None:

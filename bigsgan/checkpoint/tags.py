@@ -67,12 +67,12 @@ class Checkpoint:
 
     @property
     def entries(self) -> set[str]:
-        """Names of its entries."""
+        """Names of the saved entries."""
         return set(self.manifest["numbers"])
 
     @property
     def is_imported(self) -> bool:
-        """Whether it has imported weights, from which a run starts, instead of a run's state."""
+        """Whether it holds imported weights, from which a run starts, instead of a run's state."""
         return IMPORTED in self.layout
 
     @property
@@ -112,12 +112,12 @@ def find(
     passed_over: Collection[Path] = (),
     fields: tuple[str, str] = ("--run", "--nimg"),
 ) -> Checkpoint:
-    """Return a run's newest complete checkpoint, or the one at ``nimg`` images, but for damaged tags ``passed_over``.
+    """Return a run's newest complete checkpoint, or the one at ``nimg`` images, but never a tag in ``passed_over``.
 
     ``fields`` are the options or keys that gave the run directory and the images seen, for messages.
 
     Raises:
-        UserError: There is none, or the newest one has the format of another version.
+        UserError: There is no such checkpoint, or the newest one has the format of another version.
     """
     run_field, nimg_field = fields
     directory = run / "checkpoints"
@@ -153,10 +153,10 @@ def find_intact(
 ) -> Checkpoint:
     """Like ``find``, but verify the files ``needed`` of a checkpoint, and skip damaged checkpoints.
 
-    ``ranks`` share that work, and find the same checkpoint while a run saves others: then a collective.
+    With ``ranks``, a collective: they share the work, and find the same checkpoint even while a run saves others.
 
     Raises:
-        UserError: There is none, or the one asked for is damaged.
+        UserError: There is no intact checkpoint, or the one at ``nimg`` is damaged.
     """
     together = ranks or SingleProcess()
 
@@ -196,20 +196,20 @@ def damage(
 ) -> str | None:
     """Compare every byte with the manifest's checksums; the ranks share the work. A collective.
 
-    ``names`` are those of the files to look at, the same on all ranks; None for all of them.
+    ``names`` are the files to check, the same on all ranks; None means all files.
 
     Returns:
         A description of the damage, the same on all ranks, or None.
     """
     own = sorted(checkpoint.manifest["files"] if names is None else names)[ranks.rank() :: ranks.world_size()]
-    with ThreadPoolExecutor(HASHING_THREADS) as threads:  # hashlib and the disk let others work meanwhile
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:  # hashing and reading release Python's lock
         found = next(filter(None, threads.map(partial(damage_of, checkpoint, moved=moved), own)), None)
         threads.shutdown(cancel_futures=True)
     return ranks.from_rank_zero(next(filter(None, ranks.gather_objects(found) or []), None))
 
 
 def damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:
-    """Compare a file with its checksum: a description of the damage, or None; what ``moved`` raises ends it."""
+    """Compare a file with its checksum. Return a description of damage, or None. To stop, ``moved`` may raise."""
     try:
         same = checksum(checkpoint.path / name, moved) == checkpoint.manifest["files"][name]["sha256"]
     except OSError as error:
@@ -220,7 +220,7 @@ def damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:
 def prune(directory: Path, section: Checkpoints, newest_nimg: int) -> None:
     """Remove the checkpoints that the recipe does not ask to keep; one rank calls this.
 
-    Those newer than ``newest_nimg``, just saved, are damaged or belong to an earlier attempt; they stay.
+    Checkpoints after ``newest_nimg``, the one just saved, stay: they are damaged or belong to an earlier attempt.
     """
     found = [checkpoint for checkpoint in complete(directory) if checkpoint.nimg <= newest_nimg]
     kept = {c.path for c in found[: section.keep]}
@@ -237,7 +237,7 @@ def remove_newer(directory: Path, nimg: int) -> None:
     """Remove the tags of more than ``nimg`` images; one rank calls this.
 
     Raises:
-        OSError: One of them cannot be removed.
+        OSError: A tag cannot be removed.
     """
     for path in _tags(directory):
         if int(path.name) > nimg:
@@ -245,7 +245,7 @@ def remove_newer(directory: Path, nimg: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    going = path.with_name(f"{path.name}.old{PARTIAL}")  # so that a kill does not leave half a tag
+    going = path.with_name(f"{path.name}.old{PARTIAL}")  # renamed, so that a kill does not leave half a tag
     os.replace(path, going)
     shutil.rmtree(going, ignore_errors=True)
 
@@ -315,7 +315,7 @@ def _is_number(value: object) -> bool:
 
 
 def _are_counts(counts: Mapping[str, Any], nimg: int) -> bool:
-    """Return whether a run's counters are natural numbers of these images, with both bounds of what it skips."""
+    """Return whether counters are natural numbers, fit ``nimg``, and have both bounds of each skipped interval."""
     bounded = [[key.rpartition(".")[0] for key in counts if key.endswith(end)] for end in (".first", ".end")]
     natural = all(type(value) is int and value >= 0 for value in counts.values())
     return natural and counts.get("nimg", nimg) == nimg and sorted(bounded[0]) == sorted(bounded[1])

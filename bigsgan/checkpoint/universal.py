@@ -5,7 +5,7 @@
     OUT/000000016384/zero/optimizer_state.pt
     OUT/000000016384/mp_rank_00_model_states.pt, zero_pp_rank_0_mp_rank_00_model_states.pt
 
-Each .pt file is what torch.save makes. The format is that of deepspeed 0.19.8 (checkpoint/ds_to_universal.py and
+torch.save writes the .pt files. The format is that of deepspeed 0.19.8 (checkpoint/ds_to_universal.py and
 checkpoint/constants.py, version 0.4).
 """
 
@@ -27,11 +27,11 @@ from bigsgan.runtime.atomic import fsync, write_text
 
 _VERSION = 0.4
 STEP = "optimizer.step"
-"""Of an entry's numbers: how many updates the optimizer has made."""
+"""The number in an entry that counts the optimizer's updates."""
 
 
 def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path, told: Mapping[str, Any]) -> int:
-    """Write an entry's master weights, optimizer state and buffers; one parameter is in memory at a time.
+    """Write an entry's master weights, optimizer state and buffers, with one parameter in memory at a time.
 
     An engine with one group of parameters loads them by ``engine.load_checkpoint``, with
     ``"checkpoint": {"load_universal": true}`` in its config, and keeps its own learning rate, betas and loss scale.
@@ -40,15 +40,15 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
     Args:
         found: The checkpoint.
         entry: ``generator`` or ``discriminator``.
-        network: It, which may lie on the meta device.
-        out: Directory, which is made.
-        told: What the client state holds besides.
+        network: That network, which may be on the meta device.
+        out: The directory to make.
+        told: Further keys of the client state.
 
     Returns:
         Bytes of master weights and optimizer state.
 
     Raises:
-        UserError: Values were not saved, others were, or a file is damaged.
+        UserError: The checkpoint lacks values or has others, or a file is damaged.
         OSError: The directory cannot be written.
     """
     reader = Reader(found)
@@ -69,7 +69,7 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
         if step is not None:
             _save(step, directory / "step.pt")
     version = metadata.version("deepspeed")
-    # ZeRO 1 and 2 read the groups of the first level, ZeRO 3 those of the second, and the step there.
+    # ZeRO 1 and 2 read the groups of the first level. ZeRO 3 reads the groups and the step of the second.
     state = {"state": {0: {"step": step}}, "param_groups": [{}]}
     optimizer = {"ds_version": version, "param_groups": [{}], "optimizer_state_dict": state}
     _save(optimizer, tag / "zero" / "optimizer_state.pt")
@@ -93,19 +93,19 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
 
 
 def _of_parameter(saved: SavedValues, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The values that are kept of a parameter, one at a time, and the files of DeepSpeed that they belong to."""
+    """Yield DeepSpeed's files for a parameter, and their values, one at a time."""
     kinds = {"master": "fp32"} | {kind: kind for kind in sorted(saved.kinds - {"master", "buffer"})}
     if "exp_avg_sq" in kinds:
-        kinds["exp_avg"] = "exp_avg"  # which Adam lacks here where beta1 is 0, and DeepSpeed reads
+        kinds["exp_avg"] = "exp_avg"  # DeepSpeed reads it; with beta1 of 0 it is not saved here
     for kind, file in kinds.items():
         yield file, _whole(saved, kind, name, parameter)
 
 
 def _save(value: Any, path: Path) -> None:
-    """Write what torch.save makes, and wait until it is on the disk.
+    """Write a value by torch.save, and wait until it is on the disk.
 
     Raises:
-        OSError: It cannot be written; of a path, torch.save raises a RuntimeError that does not say why.
+        OSError: It cannot be written. Given a path, torch.save would raise a RuntimeError that does not say why.
     """
     with path.open("wb") as file:
         torch.save(value, file)
@@ -114,6 +114,6 @@ def _save(value: Any, path: Path) -> None:
 
 def _whole(saved: SavedValues, kind: str, name: str, like: Tensor) -> Tensor:
     flat = torch.zeros(like.numel(), dtype=like.dtype if kind == "buffer" else torch.float32)
-    if kind in ("master", "buffer") or saved.has(kind, name):  # what has not been trained has no optimizer state
+    if kind in ("master", "buffer") or saved.has(kind, name):  # untrained parameters have no optimizer state
         saved.read(kind, name, 0, flat)
     return flat.view(like.shape)

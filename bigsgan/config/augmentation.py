@@ -44,8 +44,8 @@ class Augmentation(Section):
     """Augmentation of the discriminator's images.
 
     ``ada`` is the pipeline of Karras et al. 2020 (arXiv 2006.06676): each transformation acts with a probability p that
-    is fixed, or follows the discriminator (``target``), or a schedule (``final_p``). ``diffaugment`` is that of Zhao et
-    al. 2020 (arXiv 2006.10738), which acts on every image.
+    is fixed, follows the discriminator (``target``), or follows a schedule (``final_p``). ``diffaugment`` is that of
+    Zhao et al. 2020 (arXiv 2006.10738), which acts on every image.
     """
 
     kind: Literal["ada", "diffaugment"] = "ada"
@@ -56,18 +56,18 @@ class Augmentation(Section):
     policy: list[Literal["color", "latent_color", "translation", "cutout", "flip"]] = Field(
         default=["color", "translation", "cutout"], min_length=1, max_length=5
     )
-    """DiffAugment's groups, in the order in which they act. ``latent_color`` recolours half of the samples, around the
-    means of a sample's last image, and ``flip`` mirrors four of ten: as GAT does (arXiv 2509.24935)."""
+    """DiffAugment's groups, in the order in which they act. As in GAT (arXiv 2509.24935), ``latent_color`` recolours
+    half of the samples around the means of a sample's last image, and ``flip`` mirrors four of ten samples."""
     p: Share = 0.0
-    """ADA's probability at the start, and for good where neither ``target`` nor ``final_p`` is given."""
+    """ADA's probability at the start; it stays so if neither ``target`` nor ``final_p`` is given."""
     target: Sign | None = None
-    """Mean sign of D's logits at real images that p is steered to; published: 0.6."""
+    """Adjust p until the mean sign of D's logits at real images is this; published: 0.6."""
     interval: PositiveInt = 4
-    """Updates between two adjustments of p to ``target``."""
+    """Updates between two adjustments of p with ``target``."""
     final_p: Share | None = None
-    """Where p goes along half a cosine over ``ramp_nimg``, as R3GAN does."""
+    """Value of p after ``ramp_nimg`` images, reached along half a cosine, as in R3GAN."""
     ramp_nimg: PositiveInt = 500_000
-    """Images in which p can rise from 0 to 1 with ``target``, or goes from ``p`` to ``final_p``."""
+    """Images over which p goes from ``p`` to ``final_p``; with ``target``, over which it can rise from 0 to 1."""
 
     @model_validator(mode="after")
     def _check(self) -> Augmentation:

@@ -1,4 +1,4 @@
-"""The recipe's ``data`` section: where real images come from, and what networks see of them."""
+"""The recipe's ``data`` section: the source of real images, and the form in which networks see them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _AUTOENCODERS = ("diffusers", "torchscript")
 
 
 class Codec(Section):
-    """What networks see of an image, and make.
+    """The form in which networks see and make images.
 
-    ``pixels`` are the image itself. ``dct`` is the discrete cosine transform (type II, orthonormal) of each block of
-    pixels, which has no weights and loses nothing. ``diffusers`` is an autoencoder of the library of that name, and
-    ``torchscript`` a program of any other: they decode what networks make of latents (``data.kind=latents``).
+    ``pixels`` is the image itself. ``dct`` is the discrete cosine transform (type II, orthonormal) of each block of
+    pixels, which has no weights and is lossless. ``diffusers`` is an autoencoder of that library, and ``torchscript`` a
+    program of any other autoencoder: they decode the latents that networks make (``data.kind=latents``).
     """
 
     kind: Literal["pixels", "dct", "diffusers", "torchscript"] = "pixels"
     block: Literal[2, 4, 8] = 2
-    """Pixels a side of ``dct``'s blocks: a channel becomes ``block`` squared, of sides so many times shorter."""
+    """Pixels a side of ``dct``'s blocks. A channel becomes ``block`` squared, with sides ``block`` times shorter."""
     path: PathText | None = None
-    """A local folder of ``diffusers``' AutoencoderKL, or the file of ``torchscript``'s decoder, which makes images
-    (n, C, R, R) in [-1, 1] of latents; nothing is downloaded."""
+    """A local folder of ``diffusers``' AutoencoderKL, or the file of ``torchscript``'s decoder, which turns latents
+    into images (n, C, R, R) in [-1, 1]. Nothing is downloaded."""
     factor: Annotated[int, Field(gt=0, le=64)] = 8
-    """How many times shorter a side of its latents is than that of an image."""
+    """How many times shorter the sides of latents are than those of images."""
     channels: Width = 4
-    """Of its latents."""
+    """Channels of the latents."""
     scale: PositiveFloat | None = None
-    """Latents are multiplied by it. Unless given 1, but of ``diffusers`` what the autoencoder's config.json says."""
+    """Factor of latents. By default 1, or with ``diffusers`` the value in the autoencoder's config.json."""
 
     @model_validator(mode="after")
     def _check(self) -> Codec:
@@ -47,17 +47,17 @@ class Codec(Section):
 
     @property
     def is_autoencoder(self) -> bool:
-        """Whether it is an autoencoder, too slow to encode images while training."""
+        """Whether it is an autoencoder, which is too slow to encode images while training."""
         return self.kind in _AUTOENCODERS
 
     @property
     def side_factor(self) -> int:
-        """How many times shorter a side of what networks see is than an image's."""
+        """How many times shorter the sides are in the form that networks see than in images."""
         return {"pixels": 1, "dct": self.block}.get(self.kind, self.factor)
 
 
 class Data(Section):
-    """Where the real images come from. Images reach the networks as float32 in [-1, 1]."""
+    """The source of real images. Images reach the networks as float32 in [-1, 1]."""
 
     kind: Literal[
         "digits",
@@ -71,33 +71,33 @@ class Data(Section):
         "synthetic_pairs",
         "latents",
     ] = "digits"
-    """Pairs of an input and a target, for a generator that translates images, are in ``paired_folders``,
-    ``side_by_side`` and ``synthetic_pairs``; ``latents`` are images that an autoencoder has encoded before."""
+    """``paired_folders``, ``side_by_side`` and ``synthetic_pairs`` hold pairs of an input and a target, for a generator
+    that translates images. ``latents`` holds images that an autoencoder has already encoded."""
     root: PathText | None = None
-    """Directory of ``folder`` (one sub-folder a class) and ``torchvision`` (what its ``root`` argument expects).
+    """For ``folder``, a directory with a sub-folder for each class; for ``torchvision``, its ``root`` argument.
 
-    Of ``latents``, a directory of .npy files beside dataset.json, which has their classes, a zip file of the same, or
-    a directory of tar shards, as `bigsgan data encode` makes them. The file itself of ``zip``,
-    in which each folder is a class; directory of the shards of ``tar`` (as of WebDataset),
-    of ``side_by_side`` images, each of which holds input and target, and of the targets of ``paired_folders``.
+    For ``latents``, a directory of .npy files and dataset.json, which has their classes, a zip file of the same, or
+    a directory of tar shards, as `bigsgan data encode` makes them. For ``zip``, the file, in which each folder is a
+    class. For ``tar``, the directory of the shards (as in WebDataset). For ``side_by_side``, the directory of images
+    that hold input and target. For ``paired_folders``, the directory of the targets.
     """
     input_root: PathText | None = None
     """Directory of the inputs of ``paired_folders``, which have the targets' names."""
     input_side: Literal["left", "right"] = "left"
-    """Where the input stands in images of kind ``side_by_side``."""
+    """Side of the input in images of kind ``side_by_side``."""
     input_channels: PositiveInt = 3
-    """Of the inputs of pairs: 1 for grey, 3 for colour."""
+    """Channels of the inputs of pairs: 1 for grey, 3 for colour."""
     dataset: str | None = None
     """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
     resolution: Pixels = 16
     image_channels: PositiveInt = 1
-    """1 for grey, 3 for colour."""
+    """Channels of an image: 1 for grey, 3 for colour."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
-    """0 trains unconditionally, whatever labels the data has."""
+    """Number of classes. 0 trains unconditionally, whatever labels the data has."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
     crop_from: Pixels | None = None
-    """Make training images so many pixels large first, of which a random square of ``resolution`` is cut."""
+    """Resize training images to so many pixels a side, and cut a random square of ``resolution`` from them."""
     horizontal_flip: bool = False
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
     """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
@@ -106,7 +106,7 @@ class Data(Section):
     max_corrupt: NaturalInt = 10
     """Unreadable images that a rank skips before the run stops."""
     codec: Codec = Codec()
-    """What networks see of an image; ``resolution`` and ``image_channels`` are those of the image."""
+    """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
 
     @property
     def paired(self) -> bool:
@@ -115,20 +115,20 @@ class Data(Section):
 
     @property
     def channels(self) -> int:
-        """Of what G makes of a sample and D judges."""
+        """Channels of an image or latent as networks see it."""
         if self.codec.kind == "dct":
             return self.image_channels * self.codec.block**2
         return self.codec.channels if self.codec.is_autoencoder else self.image_channels
 
     @property
     def side(self) -> int:
-        """Its height and width."""
+        """Height and width of an image or latent as networks see it."""
         return self.resolution // self.codec.side_factor
 
     def shared_bytes(self, micro_batch: int, keeps_images: bool = False) -> int:
-        """What one rank passes through /dev/shm: the micro-batches that are prefetched, and the one that it took.
+        """Return one rank's bytes in /dev/shm: of the prefetched micro-batches, and of the one in use.
 
-        With ``keeps_images``, also the images of latents.
+        With ``keeps_images``, they include the images of latents.
         """
         sample = (self.crop_from or self.resolution) ** 2 * (self.image_channels + self.paired * self.input_channels)
         if self.kind == "latents":

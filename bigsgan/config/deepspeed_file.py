@@ -45,10 +45,10 @@ _LOW_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16")
 class DeepSpeedFile:
     """A checked DeepSpeed file."""
 
-    path: Path  # where it was read from
+    path: Path  # path of the file
     content: dict[str, Any]  # the file's own keys, unchanged
     stage: int  # ZeRO stage, 0 to 3
-    precision: Precision  # of parameters and activations
+    precision: Precision  # type of parameters and activations
     offload_optimizer: str  # device of the optimizer's state: none, cpu, or nvme at stage 3
     offload_parameters: str  # device of the parameters at stage 3: none or cpu
 
@@ -59,10 +59,10 @@ class DeepSpeedFile:
 
 
 def find_deepspeed_file(name: str, recipe_dir: Path | None) -> Path | None:
-    """Look ``name`` up in the working directory, beside the recipe, and among the built-in files."""
+    """Look for ``name`` in the working directory, beside the recipe, and among the built-in files."""
     shipped = ROOT / "ds_configs" / f"{name.removesuffix('.json')}.json"
     for path in (Path.cwd() / name, *([recipe_dir / name] if recipe_dir else []), ROOT / name, shipped):
-        # os.path, because Path.is_file raises where a name is too long or a directory may not be read.
+        # os.path, because Path.is_file raises if a name is too long or a directory may not be read.
         if os.path.isfile(path):
             return path.resolve()
     return None
@@ -74,7 +74,7 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     ``derived`` are values that follow from the recipe, such as ``train_batch_size``; the file may repeat them.
 
     Raises:
-        UserError: The file does not exist, is not JSON, has a key that the recipe owns or that is unknown, contradicts
+        UserError: The file does not exist, is not JSON, has an unknown key or one that the recipe owns, contradicts
             the recipe, or asks for a combination that is not supported.
     """
     field = f"engines.{network}.ds_config"
@@ -135,7 +135,7 @@ def _check_precision(path: Path, content: dict[str, Any], stage: int, precision:
 
 
 def _check_scaling(path: Path, content: dict[str, Any], stage: int) -> None:
-    """Refuse what DeepSpeed 0.19 does not support with reduce-scattered gradients."""
+    """Refuse scaling that DeepSpeed 0.19 does not support with reduce-scattered gradients."""
     if stage < 2 or content["zero_optimization"].get("reduce_scatter", True) is False:
         return
     for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):

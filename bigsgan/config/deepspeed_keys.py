@@ -19,16 +19,16 @@ _MOST = 2**63 - 1
 class Rule(NamedTuple):
     """The values that a key may have."""
 
-    text: str  # their description, after "must be"
-    fits: Callable[[Any], bool]  # whether a value is one of them
-    detail: str = ""  # the reason, if there is one to tell
+    text: str  # describes them, after "must be"
+    fits: Callable[[Any], bool]  # whether a value is allowed
+    detail: str = ""  # the reason, if the message should give one
 
 
 class Section(NamedTuple):
     """A JSON object in a file."""
 
     keys: Mapping[str, Rule | Section]  # the keys that it may have
-    auto: bool = True  # whether any of them may be "auto", which is DeepSpeed's default
+    auto: bool = True  # whether each of them may be "auto", which is DeepSpeed's default
     may_be_null: bool = False  # whether the object may be null, which is DeepSpeed's default
 
 
@@ -38,7 +38,7 @@ def check_values(path: str, content: Mapping[str, Any], section: Section) -> Non
     ``path`` is the file, and the keys that lead to the object, each followed by a dot.
 
     Raises:
-        UserError: For the first key that is unknown, or whose value is not allowed.
+        UserError: A key is unknown, or its value is not allowed.
     """
     for key, value in content.items():
         rule = section.keys.get(key)
@@ -64,7 +64,7 @@ def _is_number(value: object) -> bool:
 
 
 def _whole(least: int, most: int = _MOST) -> Rule:
-    """Allow whole numbers, also as floats such as 5e8, which DeepSpeed's own files have."""
+    """Allow whole numbers, also as floats such as 5e8, which occur in DeepSpeed's own files."""
 
     def fits(value: Any) -> bool:
         return _is_number(value) and least <= value <= most and value == int(value)
@@ -264,7 +264,7 @@ FILE = Section(
         "flops_profiler": FLOPS_PROFILER,
         "timers": Section({"throughput": THROUGHPUT}, auto=False),
         "disable_python_gc": _BOOL,
-        # Owned by the recipe; the file may repeat the same values, which deepspeed_file.py checks.
+        # The recipe owns these keys; the file may only repeat its values, which deepspeed_file.py checks.
         "train_batch_size": _CHECKED,
         "train_micro_batch_size_per_gpu": _CHECKED,
         "gradient_accumulation_steps": _CHECKED,

@@ -12,25 +12,25 @@ from bigsgan.config.sections import Engine, Optimizer
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """A network's engine."""
+    """The description of a network's engine."""
 
     network: str  # `generator` or `discriminator`
-    section: Engine  # the recipe's section of it
-    optimizer: Optimizer  # the recipe's section of its optimizer
+    section: Engine  # the engine's section of the recipe
+    optimizer: Optimizer  # the optimizer's section of the recipe
     file: DeepSpeedFile  # its DeepSpeed file
     placement: Placement  # the ranks of its stages and replicas
     micro_batch_size: int  # images of one micro-batch on one replica
     derived: dict[str, Any]  # DeepSpeed's keys whose values the recipe determines
-    is_stock: bool  # whether `engines.stock_deepspeed` leaves DeepSpeed's own reductions, updates and prefetching
+    is_stock: bool  # whether `engines.stock_deepspeed` keeps DeepSpeed's own reductions, updates and prefetching
 
     @property
     def reduces_by_group(self) -> bool:
         """Whether ZeRO 1 or 2 reduces gradients group by group (engines/deepspeed/grouped_gradients.py).
 
-        DeepSpeed reduces them in its own way with an optimizer on the host, and where the file asks for it:
+        DeepSpeed reduces them in its own way with an optimizer on the host, and if the file asks for that:
         ``reduce_scatter`` false, ``use_multi_rank_bucket_allreduce``, or ``parameter_alignment``. Float32 accumulation
-        of bf16 at stage 1 has another optimizer (bf16_optimizer.py), which has the groups, but reduces as DeepSpeed
-        does.
+        of bf16 at stage 1 uses another optimizer (bf16_optimizer.py), which has the groups, but reduces in DeepSpeed's
+        way.
         """
         zero = self._zero
         return (
@@ -44,9 +44,9 @@ class EnginePlan:
 
     @property
     def averages_by_group(self) -> bool:
-        """Whether stage 0 averages gradients over replicas group by group (engines/deepspeed/averaged_gradients.py).
+        """Whether ZeRO 0 averages gradients over replicas group by group (engines/deepspeed/averaged_gradients.py).
 
-        DeepSpeed averages them in its own way in pipelines, and where the file asks for ``prescale_gradients`` or
+        DeepSpeed averages them in its own way in pipelines, and if the file asks for ``prescale_gradients`` or
         ``gradient_predivide_factor``.
         """
         content = self.file.content
@@ -56,7 +56,7 @@ class EnginePlan:
 
     @property
     def overlaps(self) -> bool:
-        """Whether gradients of stages 0 to 2 travel during the backward pass, where bigsgan reduces them."""
+        """Whether gradients travel during the backward pass at ZeRO 0 to 2, if bigsgan reduces them."""
         reduces = self.reduces_by_group and self.placement.num_stages == 1
         return (self.averages_by_group or reduces) and self._zero.get("overlap_comm", True) in (True, "auto")
 

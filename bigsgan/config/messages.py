@@ -33,7 +33,7 @@ _TEXTS = {
 def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     """Return the message for the most helpful of the errors.
 
-    An unknown key comes first: where a key is misspelt, the right one is often missing.
+    An unknown key comes first: if a key is misspelt, the right one is often missing too.
     """
     finding = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     path, section = _locate([str(part) for part in finding["loc"]], root)
@@ -55,7 +55,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     problem, remedy = _TEXTS.get(kind, ("must be valid", finding["msg"]))
     limits = finding.get("ctx", {})
     problem = problem.format(**{key: f"{n:g}" if isinstance(n, float) else n for key, n in limits.items()})
-    if found is None:  # which UserError leaves out of the text
+    if found is None:  # UserError leaves a value of None out of the text
         problem += ", got null"
     if kind == "literal_error":
         remedy = choose(found, problem)
@@ -67,7 +67,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
 
 
 def choose(found: object, problem: str) -> str:
-    """The remedy for what is none of the names that ``problem`` lists: the name that was meant, or any."""
+    """Return the remedy for a text that is none of the names in ``problem``: a similar name, or any of them."""
     names = re.findall(r"'(\w[^']*)'", problem) or problem.split(", ")  # argparse quotes them up to Python 3.11
     close = difflib.get_close_matches(str(found), names, n=1, cutoff=0.75)  # progan is not r3gan
     return f"did you mean {close[0]}?" if close else "choose one of these"
@@ -78,7 +78,7 @@ def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]
     close = difflib.get_close_matches(path[-1], section.model_fields, n=1)
     if close:
         return f"did you mean {'.'.join([*path[:-1], close[0]])}?"
-    own = ".".join(path)  # which is a key where a network has another family
+    own = ".".join(path)  # it may be a key of another family
     elsewhere = {key: None for key in _all_keys(root) if key.rpartition(".")[2] == path[-1] and key != own}
     if own in _all_keys(root):
         family = section.model_fields["family"].default

@@ -21,7 +21,7 @@ KINDS = {
     "labels": "divergences between the histograms of recognised classes",
     "ppl": "perceptual path length",
 }
-"""What can be measured, by the letters that a metric's name begins with."""
+"""All metrics, by the letters that their names begin with."""
 
 LEAST_IMAGES, MOST_IMAGES = 10, 10**8
 
@@ -32,9 +32,9 @@ _NAME = re.compile(rf"({'|'.join(KINDS)})([0-9]{{1,9}})(k?)")
 class Metric:
     """One metric over a number of samples."""
 
-    name: str  # as it was asked for
+    name: str  # as the user wrote it
     kind: str  # a key of `KINDS`
-    num: int  # samples; for `ppl` pairs of them
+    num: int  # number of samples; for `ppl`, of pairs of samples
 
 
 def parse_metric(name: str, field: str) -> Metric:
@@ -60,21 +60,21 @@ class FeatureNetwork(Section):
 
     network: PathText = "auto"
     """``inception`` (as published for FID), ``digits`` (a classifier that is trained on the spot), ``torchvision:NAME``
-    or the path of a TorchScript file; ``auto`` is ``digits`` for the digits and ``inception`` for all else."""
+    or the path of a TorchScript file. ``auto`` is ``digits`` for the digits and ``inception`` for other data."""
     weights: PathText | None = None
-    """File of the weights of ``inception`` and ``torchvision:NAME``; from the usual cache unless given."""
+    """File with the weights of ``inception`` or ``torchvision:NAME``; by default in the usual cache."""
     resizer: Literal["tensorflow", "antialiased"] = "tensorflow"
-    """How ``inception`` gets to 299 pixels: bilinear as in the original graph, or bicubic with antialiasing as in
-    clean-fid (Parmar et al. 2022, arXiv 2104.11222)."""
+    """How images are resized to ``inception``'s 299 pixels: bilinear as in the original graph, or bicubic with
+    antialiasing as in clean-fid (Parmar et al. 2022, arXiv 2104.11222)."""
 
 
 class Metrics(Section):
     """Which metrics of the EMA's samples are measured during training, and when."""
 
     names: Annotated[list[str], Field(min_length=1)]
-    """Such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k."""
+    """Names of metrics, such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k."""
     every_nimg: PositiveInt
-    """Images between two measurements; the end of the run is measured too."""
+    """Images between two measurements. The end of the run is measured too."""
     features: FeatureNetwork = FeatureNetwork()
 
     @field_validator("names")

@@ -1,4 +1,4 @@
-"""The recipe's ``objective`` section: the game, that is the loss on logits, how often D steps, and the penalties."""
+"""The recipe's ``objective`` section: the game, which is the loss on logits, how often D steps, and the penalties."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class Penalty(Section):
 
     R1 takes it at real images and R2 at fake ones (Mescheder et al. 2018, arXiv 1801.04406; lazily: Karras et al. 2020,
     arXiv 1912.04958). ``finite_difference`` replaces the squared norm by (D(x + sigma e) - D(x))^2 / sigma^2 with e
-    standard normal (Lin et al. 2025, arXiv 2501.08316), which needs no double backward. Every so often it is compared
-    with the exact penalty of one micro-batch.
+    standard normal (Lin et al. 2025, arXiv 2501.08316), which needs no double backward. Every ``check_every`` penalized
+    steps it is compared with the exact penalty of one micro-batch.
     """
 
     weight: PositiveFloat
     final_weight: NaturalFloat | None = None
-    """What the weight becomes, along a cosine, by ``decay_nimg`` images; constant unless given."""
+    """The weight at ``decay_nimg`` images, reached along a cosine; constant unless given."""
     decay_nimg: PositiveInt | None = None
-    """``total_nimg`` unless given."""
+    """Images until ``final_weight`` is reached; ``total_nimg`` unless given."""
     every: PositiveInt = 1
     form: Literal["exact", "finite_difference"] = "exact"
     method: Method = "auto"
     """How an exact penalty is computed: by differentiating twice, or by a pass that carries derivatives forward, which
     every layout allows. ``auto`` is ``forward_mode`` at ZeRO 3 and in pipelines, and ``double_backward`` elsewhere."""
     sigma: PositiveFloat | None = None
-    """Step of a finite difference, for images in [-1, 1]. Unless given 0.1 where the coarsest type that D computes in,
-    also of a few layers alone, is bf16, 0.03 where it is fp16, and 0.01 where it is float32."""
+    """Step of a finite difference, for images in [-1, 1]. The default follows from the coarsest type in which any of
+    D's layers compute: 0.1 for bf16, 0.03 for fp16, and 0.01 for float32."""
     antithetic: bool = False
-    """Take the finite difference from x - sigma e to x + sigma e: without the error of D's curvature and with half of
-    rounding's, for one segment more in D's batch."""
+    """Take the finite difference from x - sigma e to x + sigma e: this removes the error of D's curvature, halves that
+    of rounding, and adds one segment to D's batch."""
     check_every: NaturalInt = 64
-    """Compare a finite difference with the exact penalty on one micro-batch of every so many penalized steps; 0 for
-    none."""
+    """Every so many penalized steps, compare the finite difference with the exact penalty on one micro-batch; 0 for
+    never."""
 
 
 class GradientPenalty(Section):
@@ -58,11 +58,11 @@ class GradientPenalty(Section):
 
     weight: PositiveFloat = 10.0
     method: Method = "auto"
-    """As that of R1."""
+    """As for R1."""
 
 
 class LeCam(Section):
-    """Keeps D's logits near moving averages of them (Tseng et al. 2021, arXiv 2104.03310)."""
+    """Keeps D's logits near their moving averages (Tseng et al. 2021, arXiv 2104.03310)."""
 
     weight: PositiveFloat = 0.3
     decay: Fraction = 0.99
@@ -70,13 +70,13 @@ class LeCam(Section):
 
 
 class Consistency(Section):
-    """weight / (L - 1) * the sum over i < L of E[mean (x_i - x_L)^2] / (L - i), of the L images of a sample.
+    """weight / (L - 1) * the sum over i < L of E[mean (x_i - x_L)^2] / (L - i), for the L images of a sample.
 
-    It keeps the coarser images near the last (Hyun et al. 2026, arXiv 2605.26449). G minimizes it, in all images.
+    It keeps the coarser images near the last (Hyun et al. 2026, arXiv 2605.26449). G minimizes it over all images.
     """
 
     weight: PositiveFloat = 0.1
-    """Beside the loss on logits."""
+    """Weight relative to the loss on logits."""
 
 
 class PathLength(Section):
@@ -90,12 +90,12 @@ class PathLength(Section):
     decay: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Weight of a new mean in the mean length."""
     batch_shrink: PositiveInt = 1
-    """Only every so many-th sample takes part (NVlabs' ``pl_batch_shrink``, which is 2 there)."""
+    """Use one of so many samples (NVlabs' ``pl_batch_shrink``, which is 2 there)."""
     method: Method = "auto"
-    """As that of R1, by the generator's layout."""
+    """As for R1, with the generator's layout."""
 
     def check_micro_batch(self, size: int) -> None:
-        """Raise UserError where the same number does not take part on each rank, of ``size`` images there."""
+        """Raise UserError if ``batch_shrink`` does not divide the ``size`` images of a micro-batch on each rank."""
         if size % self.batch_shrink:
             problem = f"must divide the {size} images of a micro-batch on one rank"
             remedy = f"set objective.path_length.batch_shrink={math.gcd(size, self.batch_shrink)}"
@@ -103,30 +103,30 @@ class PathLength(Section):
 
 
 class Teacher(Section):
-    """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], of real images alone.
+    """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images only.
 
-    The cosines are between a frozen network's features of the image and what a perceptron of D's last tokens predicts
-    of them (GAT, arXiv 2509.24935).
+    The cosines compare a frozen network's features of the image with those that a perceptron predicts from D's last
+    tokens (GAT, arXiv 2509.24935).
     """
 
     path: PathText
-    """A program with the interface of DINOv2: written by torch.export (.pt2) or torch.jit.save. It makes of images
-    (n, 3, R, R) class tokens (n, width) and patch tokens (n, P, width), in a tuple or named as DINOv2 names them."""
+    """A program with the interface of DINOv2, written by torch.export (.pt2) or torch.jit.save. It maps images
+    (n, 3, R, R) to class tokens (n, width) and patch tokens (n, P, width), in a tuple or under DINOv2's names."""
     weight: PositiveFloat = 1.0
-    """Of the distances to its features."""
+    """Weight of the distances to the teacher's features."""
     resolution: Pixels = 224
-    """R: what it sees is made as large, after normalisation by the means and deviations of ImageNet."""
+    """R: images are resized to it, after normalization by the means and deviations of ImageNet."""
     width: Width = 768
-    """Features of its tokens; 768 of DINOv2's ViT-B."""
+    """Features of the teacher's tokens; 768 in DINOv2's ViT-B."""
     hidden: Width = 2048
-    """Features of both layers inside D's perceptron."""
+    """Features of both hidden layers of D's perceptron."""
 
 
 class Orthogonal(Section):
     """Strength of the orthogonal regularization of each network (Brock et al. 2019, equation 3). 0 is off.
 
-    Twice the gradient of BigGAN-PyTorch's ``ortho()`` at the same strength: that adds 2 (W W^T * (1 - I)) W, half the
-    derivative of the paper's squared norm.
+    The gradient is twice that of BigGAN-PyTorch's ``ortho()`` at the same strength, which adds 2 (W W^T * (1 - I)) W,
+    half the derivative of the paper's squared norm.
     """
 
     generator: NaturalFloat = 0.0
@@ -139,17 +139,17 @@ class Objective(Section):
     loss: Literal["hinge", "non_saturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
     schedule: Literal["exact", "overlapped"] = "exact"
-    """Whether each network learns from the other as it is, or as it was an update ago, so that networks on ranks of
-    their own compute at once: another game, which docs/how-to/separate-ranks.md explains."""
+    """Whether each network learns from the other as it is, or (``overlapped``) as it was an update ago. That lets
+    networks on their own ranks compute at once, and is another game; see docs/how-to/separate-ranks.md."""
     reuse_fakes: bool = False
     """Give G the latents of the last discriminator step instead of fresh ones."""
     fake_labels: Literal["uniform", "data"] = "uniform"
-    """Classes of G's images: drawn, each as often as the others, or those of the real images that D sees beside them,
-    so that a relativistic loss compares images of one class. The latter needs ``reuse_fakes``."""
+    """Classes of G's images: drawn uniformly, or those of the real images in the same batch of D, so that a
+    relativistic loss compares images of one class. ``data`` needs ``reuse_fakes``."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference between G's images and the targets of pairs."""
     feature_matching: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between D's features of G's images and those of the targets of pairs."""
+    """Weight of the mean absolute difference between D's features of G's images and of the targets of pairs."""
     consistency: Consistency | None = None
     r1: Penalty | None = None
     r2: Penalty | None = None
@@ -161,7 +161,7 @@ class Objective(Section):
 
     @property
     def exact_penalties(self) -> dict[str, Penalty | GradientPenalty]:
-        """Penalties on the gradient of D, by name, but for finite differences."""
+        """Penalties on the gradient of D, by name, except finite differences."""
         found: dict[str, Penalty | GradientPenalty] = {}
         for name, penalty in (("r1", self.r1), ("r2", self.r2)):
             if penalty and penalty.form == "exact":
@@ -171,7 +171,7 @@ class Objective(Section):
         return found
 
     def methods(self, network: str) -> dict[str, Method]:
-        """How the exact penalties of a network are computed, by name: those on D's gradient, and G's path length."""
+        """Return how a network's exact penalties are computed, by name: those on D's gradient, or G's path length."""
         if network == "discriminator":
             return {name: penalty.method for name, penalty in self.exact_penalties.items()}
         return {"path_length": self.path_length.method} if self.path_length else {}

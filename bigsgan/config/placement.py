@@ -13,10 +13,10 @@ class Placement(NamedTuple):
 
     Neighbouring ranks are replicas of one stage, which exchange gradients, as in DeepSpeed's PipeDataParallelTopology.
 
-    If ``reversed``, the first stage lies on the last ranks. The discriminator's does, so that its first stage is where
-    the generator's last one is, and images need not travel.
+    If ``reversed``, the first stage is on the last ranks. This holds for the discriminator: its first stage is on the
+    ranks of the generator's last stage, so that images need not travel.
 
-    A network may have ranks of its own, from ``first`` on; the others hold nothing of it.
+    A network may have its own ranks, from ``first`` on; other ranks hold no part of it.
     """
 
     num_stages: int
@@ -31,7 +31,7 @@ class Placement(NamedTuple):
 
     @property
     def local(self) -> Placement:
-        """The same with the network's ranks counted from 0."""
+        """The same placement with the network's ranks counted from 0."""
         return self._replace(first=0)
 
     def rank(self, stage: int, replica: int) -> int:
@@ -40,12 +40,12 @@ class Placement(NamedTuple):
         return self.first + row * self.num_replicas + replica
 
     def stage(self, rank: int) -> int:
-        """Return the stage that a rank computes; that of no layers for a rank that holds nothing of the network."""
+        """Return the stage that a rank computes; out of range for a rank that holds no part of the network."""
         stage = (rank - self.first) // self.num_replicas
         return self.num_stages - 1 - stage if self.reversed else stage
 
     def replica(self, rank: int) -> int:
-        """Return the replica that a rank belongs to; any for a rank that holds nothing of the network."""
+        """Return the replica that a rank belongs to; meaningless for a rank that holds no part of the network."""
         return (rank - self.first) % self.num_replicas
 
     def input_ranks(self) -> list[int]:
@@ -53,5 +53,5 @@ class Placement(NamedTuple):
         return [self.rank(0, replica) for replica in range(self.num_replicas)]
 
     def output_ranks(self) -> list[int]:
-        """Ranks where the network's outputs arise, by replica."""
+        """Ranks that compute the network's outputs, by replica."""
         return [self.rank(self.num_stages - 1, replica) for replica in range(self.num_replicas)]

@@ -41,23 +41,23 @@ class Recipe(Section):
     """Run directory."""
     seed: NaturalInt = 0
     total_nimg: PositiveInt
-    """Images after which the run is complete; ``batch`` images a generator update."""
+    """Images after which the run is complete; each update sees ``batch`` images."""
     batch: BatchSize
     """Images in a batch, over all ranks and micro-batches."""
     accumulation: PositiveInt = 1
-    """Micro-batches that a batch is computed in, one after the other."""
+    """Micro-batches in a batch, which are computed one after the other."""
     report_nimg: PositiveInt
     monitor: list[Literal["tensorboard", "wandb", "csv"]] = Field(default=["tensorboard"])
-    """Where reports go beside ``metrics.jsonl``: any of TensorBoard, Weights & Biases and ``metrics.csv``."""
+    """Where reports go in addition to ``metrics.jsonl``: TensorBoard, Weights & Biases, ``metrics.csv``, or none."""
     sample_nimg: PositiveInt
     sample_statistics: Literal["running", "batch"] = "running"
-    """Batch norm in samples: running statistics (for the EMA: standing ones), or each batch's, as in training."""
+    """Statistics of batch norm in samples: running ones (for the EMA: standing), or each batch's, as in training."""
     checkpoint_nimg: PositiveInt
     checkpoints: Checkpoints = Checkpoints()
     max_rollbacks: NaturalInt = 10
-    """How often a run returns to a checkpoint after a non-finite update, before it ends instead."""
+    """How often a run may return to a checkpoint after a non-finite update; after that it ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 480
-    """The run is ended if one update, report or grid of samples takes longer, the first update four times as long."""
+    """The run ends if one update, report or grid of samples takes longer; the first update may take 4 times as long."""
     deterministic: bool = False
     """Use deterministic kernels, which may be slower."""
     data: Data
@@ -77,11 +77,11 @@ class Recipe(Section):
         return getattr(self.engines, network)
 
     def accumulation_of(self, network: str) -> int:
-        """Micro-batches of one network: its engine's own number, or the recipe's."""
+        """Return a network's number of micro-batches: its engine's own, or the recipe's."""
         return self.engine(network).accumulation or self.accumulation
 
     def rate_factor(self, network: str) -> float:
-        """What a network's learning rates are multiplied with, as its optimizer's ``reference_width`` says."""
+        """Return the factor of a network's learning rates, which follows from its optimizer's ``reference_width``."""
         reference, own = getattr(self.optimizer, network).reference_width, getattr(self, network).own_width
         return reference / own if reference and own else 1.0
 
@@ -92,26 +92,26 @@ class Recipe(Section):
 
     @property
     def judged_channels(self) -> int:
-        """Of what travels from G to D: all images of a sample."""
+        """Channels of a sample that travels from G to D: those of all its images."""
         return self.data.channels * self.generator.images_per_sample
 
     @property
     def discriminator_reads_seeds(self) -> bool:
-        """Whether D's inputs carry a seed for each sample: it augments its images, or draws noise of its own."""
+        """Whether D's inputs carry a seed for each sample: D augments its images, or draws noise."""
         return self.augmentation is not None or self.discriminator.draws
 
     @property
     def latent_size(self) -> int:
-        """Numbers in a latent; 0 where the generator translates images."""
+        """Numbers in a latent; 0 if the generator translates images."""
         return getattr(self.generator, "latent_size", 0)
 
     def to_yaml(self) -> str:
-        """Write the recipe with every default filled in."""
+        """Return the recipe as YAML, with every default filled in."""
         return dump_yaml(self.model_dump())
 
 
 def load_recipe(path: Path, overrides: list[str], data_root: str | None = None) -> Recipe:
-    """Read a recipe and apply command-line overrides, and ``data_root`` instead of its ``data.root``.
+    """Read a recipe, apply command-line overrides, and replace ``data.root`` by ``data_root`` if it is given.
 
     Raises:
         UserError: The recipe or an override is invalid.
@@ -138,7 +138,7 @@ def parse_recipe(tree: dict[str, Any]) -> Recipe:
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    """Check what involves several sections."""
+    """Refuse sections that do not fit each other."""
     if not recipe.out.strip() or "\0" in recipe.out:
         raise UserError("out", recipe.out, "must be a directory", "give the run directory, such as out=runs/digits")
     recipe.generator.check(recipe.data)
@@ -150,11 +150,8 @@ def _check_recipe(recipe: Recipe) -> None:
         remedy = "set deterministic=false, or augmentation.kind=diffaugment"
         raise UserError("augmentation.kind", "ada", problem, remedy, detail)
     if recipe.metrics and recipe.data.kind == "latents":
-        problem, remedy = (
-            "must be null with data.kind=latents",
-            "set metrics=null, and use bigsgan evaluate --reference",
-        )
-        raise UserError("metrics", None, problem, remedy, "there are no images to compare with")
+        problem, detail = "must be null with data.kind=latents", "there are no images to compare with"
+        raise UserError("metrics", None, problem, "set metrics=null, and use bigsgan evaluate --reference", detail)
     _check_init(recipe)
     _check_images_per_sample(recipe)
     _check_pairs(recipe)
@@ -164,11 +161,8 @@ def _check_recipe(recipe: Recipe) -> None:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         _check_optimizer(f"optimizer.{network}", optimizer, recipe.total_nimg)
         if optimizer.reference_width and section.own_width is None:
-            field, problem = (
-                f"optimizer.{network}.reference_width",
-                f"must be unset with {network}.family={section.family}",
-            )
-            detail = "its layers have several widths"
+            field, detail = f"optimizer.{network}.reference_width", "its layers have several widths"
+            problem = f"must be unset with {network}.family={section.family}"
             raise UserError(field, optimizer.reference_width, problem, "remove it, and give lr itself", detail)
 
 
@@ -200,7 +194,7 @@ def _check_images_per_sample(recipe: Recipe) -> None:
 
 
 def _check_pairs(recipe: Recipe) -> None:
-    """Refuse pairs of images for networks that do not read pairs, and the other way round."""
+    """Refuse pairs of images for networks that do not read pairs, and networks for pairs without such data."""
     paired = recipe.data.paired
     for network in NETWORKS:
         section = getattr(recipe, network)

@@ -17,7 +17,7 @@ from bigsgan.runtime.atomic import write_text
 
 RECIPE_FILE, RECORDS_FILE = "config.yaml", "evaluations.jsonl"
 CSV_HEADER = b"nimg,name,value\n"
-"""Of a run's metrics.csv."""
+"""The first line of a run's metrics.csv."""
 
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
@@ -56,8 +56,8 @@ _OWN_NAMES = {
     "ema_snapshots",
 }  # fmt: skip
 
-# Keys that determine the shapes of weights and optimizer states, or which states there are: no resumed run can change
-# them.
+# Beginnings of keys that determine which weights and optimizer states there are, and their shapes. No resumed run can
+# change them.
 _FIXED = (
     "objective.schedule",
     "generator.", "discriminator.", "data.image_channels", "data.input_channels", "data.resolution", "data.num_classes",
@@ -67,14 +67,14 @@ _FIXED = (
 
 
 def same_on_hosts(plan: RunPlan) -> dict[str, Any]:
-    """By key, what all hosts of a run must have alike: the recipe's values and the contents of its DeepSpeed files."""
+    """Return, by key, the recipe's values and contents of DeepSpeed files that must be equal on all hosts of a run."""
     recipe = flat(plan.recipe.model_dump(mode="json"))
     found = {key: value for key, value in recipe.items() if key not in KEYS_OF_A_HOST}
     return found | {f"engines.{network}.ds_config": each.file.content for network, each in plan.engines.items()}
 
 
 def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -> None:
-    """Write the resolved recipe into the run directory, with copies of its DeepSpeed files, which it then names.
+    """Write the resolved recipe into the run directory, with copies of its DeepSpeed files, whose names it gives.
 
     Raises:
         UserError: The directory cannot be written.
@@ -92,7 +92,7 @@ def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -
 
 
 def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
-    """Return the recipe of a run directory; ``field`` is the option or key that named it.
+    """Return the recipe of a run directory; ``field`` is the option or key that named the directory.
 
     Raises:
         UserError: It is not a run directory, or its recipe is invalid.
@@ -112,7 +112,7 @@ def refuse_output(out: Path, option: str = "--out") -> None:
     """Refuse an output file that cannot be written, before any work is done.
 
     Raises:
-        UserError: It is a directory, a device or a pipe, its directory does not exist, or a run owns it.
+        UserError: The path is a directory, a device or a pipe, its directory does not exist, or a run owns it.
     """
     if os.path.isdir(out):
         raise UserError(option, str(out), "must be a file", "give the path of a file in it", "it is a directory")
@@ -140,7 +140,7 @@ def refuse_directory(out: Path, option: str) -> None:
 
 
 def refuse_foreign_metrics(out: Path, monitor: Collection[str] = ()) -> None:
-    """Refuse a directory with another program's metrics.jsonl or csv: a run removes lines that it did not write.
+    """Refuse a directory with another program's metrics.jsonl or metrics.csv, from which a run would remove lines.
 
     Raises:
         UserError: The directory has metrics and is not a run directory, or its metrics.csv is not a run's.
@@ -158,7 +158,7 @@ def refuse_foreign_metrics(out: Path, monitor: Collection[str] = ()) -> None:
 
 
 def is_own_table(table: Path) -> bool:
-    """Whether a metrics.csv has a run's first line, or what a kill left of it; what cannot be read is told of later."""
+    """Return whether a metrics.csv has a run's first line, or the part that a kill left; True if it cannot be read."""
     try:
         with table.open("rb") as file:
             begins = file.read(len(CSV_HEADER))
@@ -181,7 +181,7 @@ def refuse_parts_of_runs(out: Path, option: str) -> None:
 
 
 def _is_run(directory: Path) -> bool:
-    """Return whether a run has started there; config.yaml alone does not tell, as other programs write it too."""
+    """Return whether a run has started there; a config.yaml is not enough, as other programs write one too."""
     begun = os.path.isdir(directory / "checkpoints") or os.path.lexists(directory / ".lock")
     return begun and os.path.isfile(directory / RECIPE_FILE)
 
@@ -189,7 +189,7 @@ def _is_run(directory: Path) -> bool:
 def compare_recipes(
     saved: Mapping[str, Any], given: Mapping[str, Any], out: str, allowed: Collection[str]
 ) -> list[str]:
-    """Refuse to resume with a recipe that differs in what the run has learnt from.
+    """Refuse to resume with a recipe whose differences change what the run learns.
 
     Args:
         saved: Recipe of the checkpoint, by dotted key; see ``flat``.
@@ -201,7 +201,7 @@ def compare_recipes(
         One line for each difference.
 
     Raises:
-        UserError: For the first key that must not change and does, or the first of ``allowed`` that is unknown.
+        UserError: A key differs that must not change, or a key in ``allowed`` is unknown.
     """
     for key in allowed:
         if key not in saved.keys() | given.keys():

@@ -33,18 +33,18 @@ class RunPlan:
         return self.placement("generator").ranks != self.placement("discriminator").ranks
 
     def held_by(self, rank: int) -> str:
-        """Return the network that a rank holds where each has ranks of its own; else nothing."""
+        """Return the network that a rank holds if each network has its own ranks; otherwise an empty text."""
         return next(n for n in NETWORKS if rank in self.placement(n).ranks) if self.is_split else ""
 
     @property
     def images_travel(self) -> bool:
-        """Whether D's inputs are read on other ranks than those that hold G's outputs."""
+        """Whether G's outputs are computed on other ranks than those that read D's inputs."""
         generator, discriminator = (self.placement(network) for network in NETWORKS)
         return generator.output_ranks() != discriminator.input_ranks()
 
     @property
     def objective(self) -> Objective:
-        """The recipe's game, in which each penalty has a ``sigma``: its own, or what suits D's coarsest type."""
+        """The recipe's objective, in which each penalty has a ``sigma``: its own, or that for D's coarsest type."""
         own = self.recipe.objective
         sigma = SIGMAS[_coarsest(self.recipe, self.engines["discriminator"].file)]
         given = {name: penalty for name in ("r1", "r2") if (penalty := getattr(own, name))}
@@ -55,7 +55,7 @@ class RunPlan:
     def differentiates_forward(self, network: str) -> bool:
         """Whether a network's exact penalties are computed in forward mode (models/dual.py), or by a double backward.
 
-        Those of D on its gradient, and G's path length.
+        These are D's penalties on its gradient, and G's path length.
         """
         methods = self.recipe.objective.methods(network).values()
         asked, engine = set(methods) - {"auto"}, self.engines[network]
@@ -67,21 +67,21 @@ class RunPlan:
         """Whether G's activations are kept from its forward passes to its backward passes, or recomputed."""
         if self.placement("generator").num_stages > 1:
             return self.recipe.pipeline.generator_phase == "keep"
-        # A ZeRO engine alternates forward and backward; here D needs all micro-batches before the first gradient.
-        # Where updates overlap, D trains on images of the update before, and needs none of these first.
+        # A ZeRO engine alternates forward and backward, so it recomputes if D needs all micro-batches before the first
+        # gradient. If updates overlap, D does not: it trains on the images of the previous update.
         objective = self.recipe.objective
         needs_all = self.images_travel or (objective.reuse_fakes and objective.schedule == "exact")
         return not needs_all or self.recipe.accumulation_of("generator") == 1
 
 
 def chooses_ranks(recipe: Recipe) -> bool:
-    """Whether the numbers of ranks are to be found (planner/balance.py), as ``auto`` stands where no number follows."""
+    """Whether planner/balance.py has to find the numbers of ranks: one is ``auto``, and no other number gives it."""
     asked = [recipe.engine(network).ranks for network in NETWORKS]
     return "auto" in asked and all(value in (None, "auto") for value in asked)
 
 
 def with_ranks(recipe: Recipe, numbers: Mapping[str, int | None]) -> Recipe:
-    """The same recipe with so many ranks of each network."""
+    """Return the same recipe with these numbers of ranks for the networks."""
     sections = {n: recipe.engine(n).model_copy(update={"ranks": number}) for n, number in numbers.items()}
     return recipe.model_copy(update={"engines": recipe.engines.model_copy(update=sections)})
 
@@ -89,7 +89,7 @@ def with_ranks(recipe: Recipe, numbers: Mapping[str, int | None]) -> Recipe:
 def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) -> RunPlan:
     """Derive each network's micro-batches for ``world_size`` ranks and read its DeepSpeed file.
 
-    Numbers stand for ``auto``, but where one follows from the other network's.
+    A network's ranks may be ``auto`` only if the other network has a number; see ``chooses_ranks``.
 
     Raises:
         UserError: The batch does not divide, or a DeepSpeed file does not fit the recipe.
@@ -98,7 +98,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
     recipe = with_ranks(recipe, {n: None for n in NETWORKS if recipe.engine(n).ranks == "auto"})
     placements = {network: _place(recipe, network, shares[network]) for network in NETWORKS}
     for network, phase in zip(2 * NETWORKS, NETWORKS + NETWORKS[::-1], strict=True):
-        # Each network's own micro-batches, and the other's: G computes D's as well, and D judges G's.
+        # Each network computes its own micro-batches and the other's: G makes D's images, and D judges G's.
         _check_division(recipe, network, recipe.accumulation_of(phase), placements[network].num_replicas)
     engines: dict[str, EnginePlan] = {}
     for network, placement in placements.items():
@@ -116,7 +116,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
 
 
 def _derived_keys(recipe: Recipe, network: str, micro_batch_size: int) -> dict[str, Any]:
-    """DeepSpeed's keys whose values the recipe determines; its file may only repeat them."""
+    """Return DeepSpeed's keys whose values the recipe determines; the DeepSpeed file may only repeat them."""
     return {
         "train_batch_size": recipe.batch,
         "train_micro_batch_size_per_gpu": micro_batch_size,
@@ -126,10 +126,10 @@ def _derived_keys(recipe: Recipe, network: str, micro_batch_size: int) -> dict[s
 
 
 def _ranks(recipe: Recipe, world_size: int) -> dict[str, range]:
-    """The ranks of each network: all of them, or G's before D's where one asks for ranks of its own.
+    """Return the ranks of each network: all ranks, or G's before D's if one network asks for its own ranks.
 
     Raises:
-        UserError: Both networks do not fit on the ranks, or together do not fill them.
+        UserError: The networks do not fit on the ranks, or do not fill them.
     """
     asked = {network: recipe.engine(network).ranks for network in NETWORKS}
     given = [network for network in NETWORKS if asked[network] is not None]
@@ -152,7 +152,7 @@ def _ranks(recipe: Recipe, world_size: int) -> dict[str, range]:
 
 
 def _number_of_ranks(recipe: Recipe, network: str, world_size: int) -> int:
-    """How many ranks a network asks for; of a share, the nearest number of ranks that its stages divide."""
+    """Return how many ranks a network asks for. A share gives the nearest number that its stages divide."""
     engine = recipe.engine(network)
     if isinstance(engine.ranks, int):
         return engine.ranks
@@ -162,7 +162,7 @@ def _number_of_ranks(recipe: Recipe, network: str, world_size: int) -> int:
 
 
 def _place(recipe: Recipe, network: str, ranks: range) -> Placement:
-    """The place of a network's stages and replicas on its ranks.
+    """Return the placement of a network's stages and replicas on its ranks.
 
     Raises:
         UserError: The stages do not divide the ranks.
@@ -188,7 +188,7 @@ def _check_division(recipe: Recipe, network: str, accumulation: int, replicas: i
 
 
 def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse what a network with pipeline stages does not support."""
+    """Refuse settings that a network with pipeline stages does not support."""
     stages = recipe.engine(network).pipeline_stages
     if stages == 1:
         return
@@ -217,7 +217,7 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
 
 
 def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse what torch.compile does not support."""
+    """Refuse settings that torch.compile does not support."""
     engine = recipe.engine(network)
     if engine.compile == "none":
         return
@@ -235,7 +235,7 @@ def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
 
 
 def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
-    """Refuse CUDA graphs without compilation, and where a graph's outputs may outlive its next replay."""
+    """Refuse CUDA graphs without compilation, and settings by which a graph's outputs may outlive its next replay."""
     engine = recipe.engine(network)
     if not engine.cuda_graphs:
         return
@@ -256,17 +256,17 @@ def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> Non
 
 
 SIGMAS = {"bf16": 0.1, "fp16": 0.03, "fp32": 0.01}
-"""Steps of finite differences, by the coarsest type in D; those of half types hardly measure rounding."""
+"""Steps of finite differences, by the coarsest type in D. In half types they are long enough to hide rounding."""
 
 
 def _coarsest(recipe: Recipe, file: DeepSpeedFile) -> str:
-    """The type in D with the fewest digits."""
+    """Return the type in D with the fewest digits."""
     own = {file.precision, recipe.discriminator.computes_in}
     return next(precision for precision in SIGMAS if precision in own)
 
 
 def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:
-    """Refuse a finite difference below bf16's resolution: at sigma 0.01 it measured rounding, seven times R1."""
+    """Refuse a finite difference below bf16's resolution: at sigma 0.01 rounding made it seven times R1."""
     if _coarsest(recipe, file) != "bf16":
         return
     for name in ("r1", "r2"):

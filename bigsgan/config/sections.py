@@ -1,7 +1,7 @@
-"""The sections of a recipe that are independent of the model family: data, objective, optimizers, EMA, engines.
+"""The sections of a recipe for optimizers, EMA, checkpoints, initial weights and engines.
 
 All classes are frozen, refuse unknown keys and do not convert types (``true`` is not 1). Durations end in ``_nimg`` and
-count images, as everything in a run does.
+count images, as all durations in a run do.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ LARGEST_INT = 2**63 - 1
 """The largest 64-bit integer, the type of tensors and random generators."""
 
 SMALLEST_WIDTH, LARGEST_WIDTH = 0.001, 0.288
-"""Of a power function average, sigma_rel: at 12 ** -0.5 its exponent is 0, and all weights count alike."""
+"""Limits of sigma_rel of a power function average. At 12 ** -0.5 its exponent is 0, and all weights count alike."""
 
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 NaturalInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 BatchSize = Annotated[int, Field(gt=0, le=2**20)]
 Pixels = Annotated[int, Field(gt=0, le=2**14)]
-"""A side of an image."""
+"""Length of an image's side."""
 Width = Annotated[int, Field(gt=0, le=2**16)]
-"""Features of a layer; above the limit, sizes of tensors would not fit in 64 bits."""
+"""Features of a layer. Above the limit, sizes of tensors would not fit in 64 bits."""
 
 
 def _expand(text: str) -> str:
@@ -43,7 +43,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NaturalFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
-"""How many ranks a network has, their share of all, or as many as make updates shortest."""
+"""Number of ranks of a network, their share of all ranks, or ``auto`` for the shortest updates."""
 
 
 class Section(BaseModel):
@@ -56,26 +56,26 @@ class Optimizer(Section):
     """One network's optimizer, with the learning rate as a function of images seen."""
 
     kind: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
-    """``adamw`` takes weight decay off the weights themselves (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
+    """``adamw`` applies weight decay to the weights themselves (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
     lr: PositiveFloat
     reference_width: Width | None = None
-    """Width of the network that ``lr`` and ``final_lr`` are for: they are multiplied by it and divided by this
-    network's own, as GAT does (arXiv 2509.24935). They count as they are unless it is given."""
+    """Width of the network for which ``lr`` and ``final_lr`` are given: they are multiplied by it and divided by this
+    network's own width, as GAT does (arXiv 2509.24935). Without it, they are used unchanged."""
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
     """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
     eps: PositiveFloat = 1e-8
     momentum: Fraction = 0.0
     weight_decay: NaturalFloat = 0.0
     clip_norm: PositiveFloat | None = None
-    """Scale gradients down to this norm where theirs is larger. Off unless given."""
+    """Scale gradients down to this norm if their norm is larger. Off unless given."""
     warmup_nimg: NaturalInt = 0
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """From ``lr`` at the end of the warm-up to ``final_lr`` at ``decay_nimg``."""
+    """Curve of the learning rate from ``lr`` at the end of the warm-up to ``final_lr`` at ``decay_nimg``."""
     final_lr: NaturalFloat = 0.0
     final_beta2: Fraction | None = None
-    """What Adam's second decay rate becomes, along the same curve; constant unless given."""
+    """Adam's second decay rate at ``decay_nimg``, reached along the same curve; constant unless given."""
     decay_nimg: PositiveInt | None = None
-    """``total_nimg`` unless given."""
+    """Images at the end of the decay; ``total_nimg`` unless given."""
 
     @property
     def is_adam(self) -> bool:
@@ -97,12 +97,12 @@ class PowerEMA(Section):
     """Power function averages of the generator's weights (Karras et al. 2024, arXiv 2312.02696, section 3)."""
 
     widths: list[Sigma] = Field(default=[0.05, 0.1], min_length=1, max_length=8)
-    """Of each average: sigma_rel, the standard deviation of its profile divided by the images averaged over. Each
-    takes as much memory as the EMA."""
+    """Width of each average: sigma_rel, the standard deviation of its profile divided by the images averaged over.
+    Each average takes as much memory as the EMA."""
     snapshot_nimg: PositiveInt
-    """Images between two snapshots of the averages; one more is taken when the run is complete."""
+    """Images between two snapshots of the averages; the end of the run gets one too."""
     snapshot_precision: Literal["fp32", "fp16"] = "fp32"
-    """Of snapshots, which take 4 or 2 bytes a parameter and width."""
+    """Precision of snapshots, which take 4 or 2 bytes for each parameter and width."""
 
     @model_validator(mode="after")
     def _check(self) -> PowerEMA:
@@ -117,20 +117,20 @@ class EMA(Section):
     half_life_nimg: PositiveInt
     """Images after which the share of old weights in the EMA has halved."""
     start_nimg: NaturalInt = 0
-    """Until then the EMA is a copy of the weights."""
+    """Images during which the EMA is a copy of the weights."""
     ramp: PositiveFloat | None = None
-    """Half-life at most this share of the images seen so far, which shortens the memory early in a run."""
+    """Limit the half-life to this share of the images seen so far, which shortens the memory early in a run."""
     warmup_nimg: NaturalInt = 0
     """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
     power: PowerEMA | None = None
-    """Keep further averages, from which an EMA of any width can be had after training. Off unless given."""
+    """Keep further averages, from which an EMA of any width can be made after training. Off unless given."""
 
 
 class KeepBest(Section):
     """Which checkpoint is the best so far."""
 
     metric: str
-    """A name in metrics.jsonl, such as loss/generator; the value last reported before a checkpoint counts."""
+    """A name in metrics.jsonl, such as loss/generator. A checkpoint has the last value reported before it."""
     goal: Literal["min", "max"] = "min"
 
 
@@ -138,48 +138,48 @@ class Checkpoints(Section):
     """Which checkpoints stay, and how they are written."""
 
     keep: PositiveInt = 3
-    """How many of the newest stay."""
+    """How many of the newest checkpoints stay."""
     keep_every_nimg: PositiveInt | None = None
-    """Beside those, the first at or after each multiple of so many images."""
+    """Also keep the first checkpoint at or after each multiple of so many images."""
     keep_best: KeepBest | None = None
-    """Beside those, the best by a reported metric."""
+    """Also keep the best checkpoint by a reported metric."""
     background: bool = True
-    """Copy the state and write it while training continues; costs the size of the state in host memory."""
+    """Copy the state and write it while training continues; the copy takes host memory."""
 
 
 class InitFrom(Section):
-    """Another run whose weights this one begins with: fine-tuning."""
+    """Another run whose weights this run begins with, for fine-tuning."""
 
     run: PathText
-    """Its directory, or one that `bigsgan import` made."""
+    """The other run's directory, or one that `bigsgan import` made."""
     nimg: NaturalInt | None = None
-    """Which checkpoint; the newest unless given."""
+    """Images seen by the checkpoint to use; the newest checkpoint unless given."""
     weights: Literal["ema", "live"] = "ema"
-    """Begin with the generator's EMA, or with the weights that were being trained."""
+    """Begin with the generator's EMA, or with its live weights."""
     freeze_discriminator: NaturalInt = 0
-    """Keep the first so many layers of D as they are (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
+    """How many of D's first layers keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
 
 
 class Engine(Section):
-    """How one network is laid out over the ranks."""
+    """How the ranks share one network."""
 
     ds_config: PathText = "ds_configs/zero0.json"
-    """DeepSpeed's own file: ZeRO stage, offload, buckets, precision, communication."""
+    """DeepSpeed file: ZeRO stage, offload, buckets, precision, communication."""
     accumulation: PositiveInt | None = None
-    """Micro-batches in a batch, if it differs from the recipe's ``accumulation``."""
+    """Micro-batches in this network's batch, if different from the recipe's ``accumulation``."""
     activation_checkpointing: bool = False
-    """Recompute each layer in the backward pass: less memory for a third more time."""
+    """Recompute each layer in the backward pass: saves memory and takes about a third more time."""
     compile: Literal["none", "layers", "whole"] = "none"
-    """What torch.compile compiles at a time for training: minutes at the start, for faster updates."""
+    """What torch.compile compiles at a time for training: faster updates, after some minutes at the start."""
     cuda_graphs: bool = False
-    """Replay what is compiled as CUDA graphs: memory of their own, for less work of the host."""
+    """Replay compiled code as CUDA graphs: less work for the host, and more GPU memory."""
     pipeline_stages: PositiveInt = 1
     """Stages that the layers are divided into, each on its own ranks; ranks / stages replicas share the batch."""
     ranks: Ranks | None = None
-    """Give this network ranks of its own: how many, or their share of all; the other network gets the rest. ``auto``
-    divides them so that updates are shortest. By default each rank holds a part of both."""
+    """Give this network its own ranks: their number, or their share of all; the other network gets the rest. ``auto``
+    divides the ranks for the shortest updates. By default each rank holds a part of both networks."""
     partition: Literal["parameters", "uniform", "profile"] = "parameters"
-    """What the stages share equally: parameters, the number of layers, or time, measured once on this machine."""
+    """How to divide layers into equal stages: by parameters, by number, or by time, measured once on this machine."""
 
 
 class Engines(Section):
@@ -188,13 +188,13 @@ class Engines(Section):
     generator: Engine = Engine()
     discriminator: Engine = Engine()
     stock_deepspeed: Literal["neither", "generator", "discriminator", "both"] = "neither"
-    """Whose engine keeps DeepSpeed's own reductions, updates and prefetching, to compare; they cost time and memory."""
+    """Which engines keep DeepSpeed's own reductions, updates and prefetching, to compare; they cost time and memory."""
 
 
 class Pipeline(Section):
-    """How updates run through pipelines; without effect where no network has stages."""
+    """How updates run through pipelines; without effect if no network has pipeline stages."""
 
     generator_phase: Literal["keep", "recompute"] = "keep"
-    """G's activations while D judges its images: keep those of all micro-batches, or compute them a second time."""
+    """While D judges G's images, keep G's activations of all micro-batches, or recompute them afterwards."""
     schedule: Literal["joint", "phases"] = "joint"
-    """Let the phases of an update overlap, or fill and drain the pipelines once for each."""
+    """Let the phases of an update overlap, or fill and drain the pipelines for each phase."""

@@ -13,13 +13,13 @@ from bigsgan.runtime.paths import read_text
 
 
 def read_sweep(path: Path) -> list[list[str]]:
-    """Overrides of each task, the first task's first.
+    """Return the overrides of each task, in order.
 
-    Words are quoted as in a shell, without its expansions. A word that begins with ``#`` begins a comment; lines
-    without overrides are not counted.
+    Words are quoted as in a shell, without its expansions. A word that begins with ``#`` begins a comment. Lines
+    without overrides do not count.
 
     Raises:
-        UserError: The file cannot be read, a quotation does not end, or no line is left.
+        UserError: The file cannot be read, a quotation does not end, or no line has overrides.
     """
     try:
         lines = read_text(path).splitlines()
@@ -41,15 +41,15 @@ def read_sweep(path: Path) -> list[list[str]]:
 def _split(line: str) -> list[str]:
     lexer = shlex.shlex(line, posix=True)
     lexer.whitespace_split = True
-    lexer.commenters = ""  # it takes them within words too, as in out=runs/a#b
+    lexer.commenters = ""  # shlex would find comments inside words too, as in out=runs/a#b
     return list(itertools.takewhile(lambda word: not word.startswith("#"), lexer))
 
 
 def own_overrides(path: Path, environment: Mapping[str, str]) -> list[str]:
-    """Overrides of this task of a job array, whose number, from 1 on, is in the environment.
+    """Return the overrides of this task of a job array, whose number, from 1 on, is in the environment.
 
     Raises:
-        UserError: This is no task of an array, the file is not in order, or has no line for this task.
+        UserError: This is not a task of an array, or the file is invalid or has no line for this task.
     """
     tasks = read_sweep(path)
     text = environment.get("SLURM_ARRAY_TASK_ID", "")

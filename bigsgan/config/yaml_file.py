@@ -19,7 +19,7 @@ from bigsgan.runtime.paths import read_text
 
 _MOST_BYTES = 1 << 18
 _MOST_VALUES = 10_000
-"""Per document, with an alias counted as the values it stands for: a few lines of aliases can mean 2^100 values."""
+"""Limit for a document. An alias counts as the values it stands for: a few lines of aliases can mean 2^100 values."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
         text = self.construct_scalar(node).replace("_", "").lower()
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
-    # Without PyYAML's other tags (!!timestamp, !!set), which raise all kinds of errors.
+    # PyYAML's other tags (!!timestamp, !!set) are left out, as they raise all kinds of errors.
     yaml_constructors: ClassVar[dict[str | None, Any]] = {
         "tag:yaml.org,2002:null": yaml.SafeLoader.construct_yaml_null,
         "tag:yaml.org,2002:bool": construct_truth,
@@ -118,7 +118,7 @@ def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> None:
     """Apply overrides of the form ``dotted.key=value`` to ``tree``, in place and in order.
 
     Raises:
-        UserError: One is malformed, replaces an earlier one, or its key lies below one that holds a value.
+        UserError: An override is malformed, replaces an earlier one, or its key is below one that holds a value.
     """
     given: list[list[str]] = []
     for text in overrides:
@@ -153,10 +153,10 @@ def parse_override(text: str) -> tuple[list[str], Any]:
 
 
 def apply_override(tree: dict[str, Any], keys: list[str], value: Any) -> None:
-    """Set ``tree[a][b] = value`` in place, making sections on the way.
+    """Set ``tree[a][b] = value`` in place, and make missing sections.
 
     Raises:
-        UserError: A key on the way holds a value and not a section.
+        UserError: ``tree[a]`` holds a value and not a section.
     """
     for depth, key in enumerate(keys[:-1]):
         below = tree.get(key)

@@ -1,4 +1,4 @@
-"""Autoencoders on the disk: AutoencoderKL of diffusers in a folder, and programs of TorchScript.
+"""Opens autoencoders on disk: AutoencoderKL of diffusers in a folder, and programs of TorchScript.
 
 Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
 """
@@ -23,15 +23,15 @@ from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular
 
 _PIXELS_AT_A_TIME = 2**18
-"""Of the images that are decoded or encoded together: four of 256x256."""
+"""Pixels of all images that are decoded or encoded together: those of four images of 256x256."""
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
 _PARTS = "diffusion_pytorch_model-*.safetensors"
-"""Of a folder with weights in several files, beside ``_INDEX``."""
+"""Weights in several files, in a folder that has ``_INDEX``."""
 
 _DEFAULT_SCALE = 0.18215
-"""diffusers' own (0.42.1): config.json of older autoencoders, such as sd-vae-ft-mse, does not have it."""
+"""diffusers' default (0.42.1): config.json of older autoencoders, such as sd-vae-ft-mse, gives no scale."""
 
 _READ_BYTES = 1 << 24
 _FOLDER = "give the folder of an AutoencoderKL, with config.json and its weights"
@@ -39,26 +39,26 @@ PATH = "data.codec.path"
 
 
 class About(NamedTuple):
-    """What an autoencoder says of itself."""
+    """An autoencoder's description in its config.json."""
 
-    factor: int  # how many times shorter a side of its latents is than that of an image
+    factor: int  # how many times shorter the sides of its latents are than those of images
     channels: int  # C'
     scale: float  # networks see (z - shift) * scale
-    shift: float  # see there
+    shift: float  # see `scale`
 
 
 class Identity(NamedTuple):
-    """Tells autoencoders apart."""
+    """Identifies an autoencoder."""
 
     weights: str  # digest of the files with its weights
     scaling: str  # how latents are shifted and scaled, in words
 
 
 def identity(section: Codec) -> Identity:
-    """Of a recipe's autoencoder; empty of a codec without one.
+    """Return the identity of a recipe's autoencoder; its texts are empty if the codec has none.
 
     Raises:
-        UserError: It cannot be read, is incomplete, or has latents of another size than the recipe says.
+        UserError: The autoencoder cannot be read, is incomplete, or has latents of another size than the recipe says.
     """
     if section.kind == "diffusers":
         about = check_folder(section)
@@ -69,10 +69,10 @@ def identity(section: Codec) -> Identity:
 
 
 def check_folder(section: Codec) -> About:
-    """Compare a folder's configuration with the recipe's section; return it with the scale that counts.
+    """Compare a folder's configuration with the recipe's section; return it with the scale to use.
 
     Raises:
-        UserError: It cannot be read, or has latents of another size.
+        UserError: The folder cannot be read, or its latents have another size.
     """
     about = read_folder(Path(str(section.path)), PATH)
     for name, wanted, given in (
@@ -127,16 +127,16 @@ def _is_number(value: object) -> bool:
 
 
 def load_folder(folder: Path, field: str, device: torch.device) -> Any:
-    """The AutoencoderKL of a folder, in float32 and evaluation mode.
+    """Return the AutoencoderKL of a folder, in float32 and evaluation mode.
 
     Raises:
-        UserError: The package diffusers is not installed, or the weights are missing, damaged or not all there.
+        UserError: The package diffusers is not installed, or weights are missing, damaged or incomplete.
     """
     require("diffusers", field, str(folder))
-    folder_digest(folder, field)  # which tells of missing files
+    folder_digest(folder, field)  # for its messages about missing files
     library = importlib.import_module("diffusers")
     try:
-        network, loaded = library.AutoencoderKL.from_pretrained(  # safetensors alone: a pickle may hold code
+        network, loaded = library.AutoencoderKL.from_pretrained(  # only safetensors, as a pickle may hold code
             folder,
             local_files_only=True,
             use_safetensors=True,
@@ -146,19 +146,19 @@ def load_folder(folder: Path, field: str, device: torch.device) -> Any:
         )
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # OSError, SafetensorError, RuntimeError of other shapes, TypeError of other options ...
+    except Exception as error:  # OSError, SafetensorError, RuntimeError for other shapes, TypeError for other options
         raise UserError(field, str(folder), f"cannot be read: {reason(error)}", _FOLDER) from None
-    if missing := sorted(loaded["missing_keys"]):  # diffusers draws them at random, and warns
+    if missing := sorted(loaded["missing_keys"]):  # diffusers only warns, and fills them at random
         problem = f"has no weights for {len(missing)} tensors, such as {missing[0]}"
         raise UserError(field, str(folder), problem, "give all files of the autoencoder")
     return network.to(device).eval().requires_grad_(False)
 
 
 def load_program(path: Path, field: str, device: torch.device) -> Any:
-    """A program of TorchScript, in evaluation mode.
+    """Return a program of TorchScript, in evaluation mode.
 
     Raises:
-        UserError: It cannot be read.
+        UserError: The file cannot be read.
     """
     program_digest(path, field)
     try:
@@ -172,10 +172,10 @@ def load_program(path: Path, field: str, device: torch.device) -> Any:
 
 
 def folder_digest(folder: Path, field: str = PATH) -> str:
-    """Digest of the weights in a folder.
+    """Return the digest of the weights in a folder.
 
     Raises:
-        UserError: There are none.
+        UserError: There are no weights.
     """
     files = [folder / _WEIGHTS]
     if not os.path.isfile(files[0]) and os.path.isfile(folder / _INDEX):
@@ -186,10 +186,10 @@ def folder_digest(folder: Path, field: str = PATH) -> str:
 
 
 def program_digest(path: Path, field: str = PATH) -> str:
-    """Digest of a program.
+    """Return the digest of a program.
 
     Raises:
-        UserError: It cannot be read.
+        UserError: The file cannot be read.
     """
     return _digest([path], field)
 
@@ -209,7 +209,7 @@ def _digest(files: list[Path], field: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _digest_of(states: tuple[tuple[str, int, int], ...]) -> str:
-    """SHA-256 of files, once for each state of them: those of sd-vae-ft-mse have 335 MB."""
+    """Return the SHA-256 of files. Cached, as sd-vae-ft-mse has 335 MB; ``states`` changes when a file does."""
     digest = hashlib.sha256()
     for path, size, _ in states:
         digest.update(size.to_bytes(8, "little"))
@@ -220,8 +220,8 @@ def _digest_of(states: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def in_chunks(function: Callable[[Tensor], Tensor], tensors: Tensor, pixels: int) -> Tensor:
-    """Apply a function to a few samples at a time, of which each has so many ``pixels`` as an image.
+    """Apply a function to a few samples at a time; ``pixels`` is the number of pixels of one sample's image.
 
-    Activations of an autoencoder are large, and stand beside the optimizers' states while a run shows samples.
+    An autoencoder's activations are large, and share memory with the optimizers' states when a run reports samples.
     """
     return torch.cat([function(part) for part in tensors.split(max(1, _PIXELS_AT_A_TIME // pixels))])

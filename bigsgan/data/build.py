@@ -23,14 +23,14 @@ _KINDS: Mapping[str, Callable[[Data], ImageDataset]] = {
     "folder": build_folder,
     "latents": build_latents,
 }
-"""All but torchvision's, which is imported only if a recipe names one."""
+"""All kinds except torchvision's, which is imported only if a recipe asks for it."""
 
 
 def build_dataset(data: Data) -> ImageDataset:
     """Open the data set that a recipe's ``data`` section describes.
 
     Raises:
-        UserError: It does not exist, is empty, or has another number of classes than ``data.num_classes``.
+        UserError: The data set does not exist, is empty, or has not ``data.num_classes`` classes.
     """
     build = _KINDS.get(data.kind)
     return build(data) if build else importlib.import_module("bigsgan.data.from_torchvision").build_torchvision(data)

@@ -1,4 +1,4 @@
-"""What networks see of images, and back: the codec of a recipe.
+"""The codec of a recipe: turns images into the form that networks see, and back.
 
 Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
 """
@@ -19,10 +19,10 @@ from bigsgan.images.cosines import from_cosines, to_cosines
 
 
 class Codec(Protocol):
-    """Turns images into what networks see, and what networks make into images."""
+    """Encodes images for networks, and decodes what networks make."""
 
     def encode(self, images: Tensor) -> Tensor:
-        """Images (n, C, R, R) in [-1, 1], or what the data holds of them -> latents (n, C', R', R') float32."""
+        """Images (n, C, R, R) in [-1, 1], or the data's encoded images -> latents (n, C', R', R') float32."""
         ...
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -34,21 +34,21 @@ def build_codec(data: Data, device: torch.device) -> Codec:
     """Build the codec that a recipe's ``data`` section describes.
 
     Raises:
-        UserError: Its autoencoder cannot be read, or has latents of another size.
+        UserError: The autoencoder cannot be read, or has latents of another size.
     """
     kind = data.codec.kind
     return Pixels() if kind == "pixels" else Cosines(data) if kind == "dct" else Autoencoder(data, device)
 
 
 class Pixels:
-    """The images themselves."""
+    """Leaves images as they are."""
 
     def encode(self, images: Tensor) -> Tensor:
-        """The images."""
+        """Return the images."""
         return images
 
     def decode(self, latents: Tensor) -> Tensor:
-        """The images."""
+        """Return the images."""
         return latents
 
 
@@ -72,7 +72,7 @@ class Autoencoder:
     """An AutoencoderKL of diffusers, or a decoder in TorchScript; networks see (z - shift) * scale."""
 
     def __init__(self, data: Data, device: torch.device) -> None:
-        """Read its configuration; its weights are read where they are first needed."""
+        """Read the configuration; the weights are read when they are first needed."""
         self._section, self._device = data.codec, device
         self._shape = data.image_channels, data.resolution, data.resolution
         self._decoder: Callable[[Tensor], Tensor] | None = None
@@ -82,15 +82,15 @@ class Autoencoder:
             self._scale, self._shift = about.scale, about.shift
 
     def encode(self, images: Tensor) -> Tensor:
-        """Latents as the autoencoder makes them, shifted and scaled: the data holds no images."""
+        """Shift and scale the data's latents, which are as the autoencoder made them: the data holds no images."""
         return (images - self._shift) * self._scale
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """What the decoder makes, a few at a time.
+        """Decode latents, a few at a time.
 
         Raises:
-            UserError: It cannot be read, or makes images of another size.
+            UserError: The decoder cannot be read, or makes images of another size.
         """
         if self._decoder is None:
             self._decoder = self._loaded()

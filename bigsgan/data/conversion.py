@@ -29,7 +29,7 @@ from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular
 
 RESUMES = "then run the same command again, which resumes"
-"""The end of a remedy."""
+"""End of a remedy's text."""
 
 _J = TypeVar("_J")
 _R = TypeVar("_R")
@@ -37,7 +37,7 @@ _R = TypeVar("_R")
 _AHEAD = 4  # images in flight for each process, so that none waits for a slow one
 
 _FAULTS_OF_IMAGES = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EINVAL)
-"""Errors of one file, not of the disk; EINVAL is raised for a pipe in place of a file."""
+"""Errors of one file, not of the disk. EINVAL is raised for a pipe instead of a file."""
 
 
 class Job(NamedTuple):
@@ -86,12 +86,12 @@ def convert(job: Job) -> Converted:
 
 
 def _pixels(path: str, content: bytes | None, resolution: int, channels: int | None) -> tuple[Tensor, int]:
-    """Read an image: uint8 (C, R, R), with the channels that it has if they are None, and their number.
+    """Read an image, and return it as uint8 (C, R, R), with C.
 
-    Its file is read where there is no content.
+    If ``channels`` is None, C is the image's own number. If ``content`` is None, the file is read.
 
     Raises:
-        CorruptImage: It is unreadable.
+        CorruptImage: The image is unreadable.
         UserError: The disk fails.
     """
     if content is None:
@@ -126,11 +126,11 @@ class ReadJob(NamedTuple):
     channels: int
     """C."""
     keep: bool
-    """Whether the content of a PNG file is wanted too."""
+    """Whether to return the content of a PNG file too."""
     content: bytes | None = None
-    """Of the image's file, where it was read from an archive."""
+    """Content of the image's file, if it was read from an archive."""
     problem: str = ""
-    """Why it could not be."""
+    """Why it could not be read from there; empty if it could."""
 
 
 class Read(NamedTuple):
@@ -204,7 +204,7 @@ def in_order(work: Callable[[_J], _R], jobs: Iterator[_J], workers: int) -> Iter
 
 
 def unreadable(path: str, error: OSError) -> CorruptImage | UserError:
-    """Return what an error in reading an image is: a fault of that image, or one of the disk, which ends the work."""
+    """Return the error to raise after an error in reading an image: that image's fault, or the disk's."""
     if error.errno in _FAULTS_OF_IMAGES:
         return CorruptImage(path, reason(error, path))
     return UserError("SRC", path, f"cannot be read: {reason(error, path)}", f"fix the disk, {RESUMES}")

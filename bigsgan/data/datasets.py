@@ -29,7 +29,7 @@ from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""As in torchvision.datasets.folder, which takes seconds to import."""
+"""Same as in torchvision.datasets.folder, which takes seconds to import."""
 
 Folder = TypeVar("Folder")
 Image = TypeVar("Image")
@@ -45,13 +45,13 @@ class ImageDataset(Protocol):
     in_memory: bool  # whether an image is so cheap that loading processes would only slow it down
 
     def __len__(self) -> int:
-        """N, at least 1."""
+        """Return N, at least 1."""
         ...
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Image ``index``, uint8 (C, R, R), and its class; class 0 where ``data.num_classes`` is 0.
+        """Return image ``index``, uint8 (C, R, R), and its class, which is 0 if ``data.num_classes`` is 0.
 
-        Of latents, float32 (2 * C, R, R): means and standard deviations.
+        For latents, the tensor is float32 (2 * C, R, R): means and standard deviations.
 
         Raises:
             CorruptImage: The image cannot be read.
@@ -59,7 +59,7 @@ class ImageDataset(Protocol):
         ...
 
     def fingerprint(self) -> Fingerprint:
-        """Digests of the listing: computed without opening images, independent of the root's path."""
+        """Return digests of the listing, computed without opening images and independent of the root's path."""
         return Fingerprint(len(self))
 
 
@@ -85,9 +85,9 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
 
 
 class DigitImages(ImageDataset):
-    """The 1,797 handwritten digits that scikit-learn carries (8x8, 17 grey levels), enlarged to R by R.
+    """The 1,797 handwritten digits of scikit-learn (8x8, 17 grey levels), resized to R by R.
 
-    Bicubic (a = -0.5) with antialiasing, which matters below 8x8, on floats, and rounded to uint8 once at the end.
+    The resizing is bicubic (a = -0.5) with antialiasing, which matters below 8x8, on floats, rounded once at the end.
     """
 
     in_memory = True
@@ -108,13 +108,13 @@ class DigitImages(ImageDataset):
 
 
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (1797, 64) and classes (1797,) from scikit-learn's file, without the seconds that importing it takes."""
+    """Return pixels (1797, 64) and classes (1797,) from scikit-learn's file; to import scikit-learn takes seconds."""
     package = importlib.util.find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
     try:
         table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
-    except OSError:  # moved by another version
+    except OSError:  # another version of scikit-learn has moved it
         pixels, labels = importlib.import_module("sklearn.datasets").load_digits(return_X_y=True)
         return pixels, labels
     return table[:, :-1], table[:, -1].astype(np.int64)
@@ -139,7 +139,7 @@ class SyntheticImages(ImageDataset):
         return self.num_images
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        # An odd factor maps neighbours far apart, and no two of the 8,192 to the same window.
+        # An odd factor moves neighbours far apart, and maps no two of the 8,192 to the same window.
         first = index * 3_001 % _SYNTHETIC_IMAGES
         image = self.noise[first : first + self.num_bytes].view(self.shape)
         return image, index % self.num_classes if self.num_classes else 0
@@ -260,7 +260,7 @@ def image_files(folder: Path) -> list[str]:
     """Return the paths of all image files below a folder, sorted; links are followed, as in ImageFolder.
 
     Raises:
-        UserError: A link points to one of its own parent directories, or links lead to a directory again and again.
+        UserError: A link points to one of its own parent directories, or links give a directory too many paths.
         OSError: A directory cannot be read.
     """
 
@@ -269,7 +269,7 @@ def image_files(folder: Path) -> list[str]:
 
     found = []
     visits: Counter[tuple[int, int]] = Counter()
-    above = {str(folder): frozenset([_identity(folder)])}  # for each directory to visit: itself and its parents
+    above = {str(folder): frozenset([_identity(folder)])}  # of each directory to visit: itself and its parents
     for directory, below, names in os.walk(folder, onerror=fail, followlinks=True):
         below[:] = [name for name in below if not name.startswith(".")]
         way = above.pop(directory)
@@ -298,7 +298,7 @@ def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
 
 
 def no_images(data: Data, wanted: str) -> UserError:
-    """Return the error that there are no images; ``wanted`` is what would contain some."""
+    """Return the error that there are no images; ``wanted`` describes a source that has some."""
     return UserError("data.root", data.root, "contains no images", f"give {wanted} of {', '.join(IMAGE_EXTENSIONS)}")
 
 

@@ -1,4 +1,4 @@
-"""What `bigsgan data encode` makes latents with.
+"""Opens the encoders with which `bigsgan data encode` makes latents.
 
 Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
 """
@@ -27,24 +27,24 @@ _BLOCKS = ("2", "4", "8")
 class Encoder(NamedTuple):
     """Makes latents."""
 
-    codec: dict[str, Any]  # the recipe's section that decodes them
-    about: dict[str, str]  # what tells it from others
+    codec: dict[str, Any]  # the recipe's section that decodes the latents
+    about: dict[str, str]  # digests that identify the encoder
     # images (n, C, R, R) in [-1, 1] -> latents (n, C', R', R') float32, neither shifted nor scaled, or means and
     # standard deviations of a posterior (n, 2 * C', R', R')
     encode: Callable[[Tensor], Tensor]
 
 
 def open_encoder(text: str, channels: int, resolution: int, device: torch.device) -> Encoder:
-    """Open what ``--codec`` names, and see on one image that its latents can be decoded.
+    """Open the encoder that ``--codec`` names, and check on one image that its latents can be decoded.
 
     Args:
         text: ``diffusers:FOLDER``, ``torchscript:ENCODER,DECODER``, ``dct`` or ``dct:BLOCK``.
         channels: C.
         resolution: R.
-        device: Where it computes.
+        device: The device on which it computes.
 
     Raises:
-        UserError: There is no such codec, it cannot be read, or it does not take such images.
+        UserError: There is no such codec, or it cannot be read or does not take such images.
     """
     kind, _, rest = text.partition(":")
     if kind == "diffusers" and rest:
@@ -77,7 +77,7 @@ def open_encoder(text: str, channels: int, resolution: int, device: torch.device
 
 
 def _folder(folder: Path, resolution: int, device: torch.device) -> Encoder:
-    """AutoencoderKL of diffusers."""
+    """Open an AutoencoderKL of diffusers."""
     about = read_folder(folder, _FIELD)
     network = load_folder(folder, _FIELD, device)
 
@@ -90,7 +90,7 @@ def _folder(folder: Path, resolution: int, device: torch.device) -> Encoder:
 
 
 def _programs(encoder: Path, decoder: Path, channels: int, resolution: int, device: torch.device) -> Encoder:
-    """Of TorchScript. The encoder makes latents, or a tuple of means and standard deviations."""
+    """Open programs of TorchScript. The encoder makes latents, or a tuple of means and standard deviations."""
     program = load_program(encoder, _FIELD, device)
 
     def run(images: Tensor) -> Any:

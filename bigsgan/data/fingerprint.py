@@ -36,7 +36,7 @@ class Fingerprint(NamedTuple):
 
 
 def digest(pieces: Iterable[bytes]) -> str:
-    """Return the hash of a sequence of byte strings, and of the bounds between them."""
+    """Return the hash of a sequence of byte strings, including the bounds between them."""
     found = hashlib.sha256()
     for piece in pieces:
         found.update(len(piece).to_bytes(8, "little") + piece)

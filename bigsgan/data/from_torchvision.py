@@ -21,7 +21,7 @@ from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 
 
 class TorchvisionImages:
-    """A data set of torchvision, with its images converted as those of a folder."""
+    """A data set of torchvision, with its images converted like those of a folder."""
 
     in_memory = False
 
@@ -37,7 +37,7 @@ class TorchvisionImages:
             sample = self.source[index]
         except CorruptImage:
             raise
-        except Exception as error:  # the decoders of some sixty data sets raise all kinds
+        except Exception as error:  # the decoders of some sixty data sets raise all kinds of errors
             raise CorruptImage(name, reason(error)) from error
         image = image_tensor(sample[0], name, self.data.resolution, self.data.image_channels)
         return image, operator.index(sample[1]) if self.data.num_classes else 0
@@ -78,7 +78,7 @@ def build_torchvision(data: Data) -> TorchvisionImages:
     except ImportError as error:
         remedy = "install the package that it names"
         raise UserError("data.dataset", name, f"cannot be read: {reason(error)}", remedy) from error
-    except Exception as error:  # the classes raise all kinds if their files are missing or damaged
+    except Exception as error:  # the classes raise all kinds of errors if their files are missing or damaged
         problem = f"cannot be read as {name}: {reason(error)}"
         remedy = f"put the files of {name} there, as torchvision.datasets.{name} expects or downloads them"
         raise UserError("data.root", data.root, problem, remedy) from error
@@ -112,7 +112,7 @@ def _check_torchvision(source: Any, data: Data) -> None:
         raise UserError("data.root", data.root, f"contains no images of {data.dataset}", "put its files there")
     try:
         sample = source[0]
-    except Exception:  # the loader meets it again, counts it and reports it
+    except Exception:  # the loader will meet this error again, count it and report it
         return
     if not isinstance(sample, tuple) or not isinstance(sample[0], Image.Image):
         raise UserError("data.dataset", data.dataset, "must be a data set of images", "choose one such as CIFAR10")

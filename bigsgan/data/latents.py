@@ -1,7 +1,7 @@
-"""Latents that an autoencoder made before, in .npy files with their classes.
+"""Data sets of latents that an autoencoder has made before, in .npy files with their classes.
 
-Three layouts are in use: files of their own beside dataset.json (REPA, GAT), a zip file of the same (EDM2), and tar
-shards (WebDataset), which `bigsgan data encode` writes.
+Three layouts are in use: separate files and dataset.json (REPA, GAT), a zip file of the same (EDM2), and tar shards
+(WebDataset), which `bigsgan data encode` writes.
 
 Shapes: N latents in a data set, C channels, R numbers a side.
 """
@@ -32,7 +32,7 @@ from bigsgan.runtime.paths import check_regular
 
 LABELS_FILE = "dataset.json"
 ABOUT_FILE = "codec.json"
-"""What `bigsgan data encode` says of the shards beside it."""
+"""File in which `bigsgan data encode` describes the shards beside it."""
 
 _SUFFIX = ".npy"
 _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]]] = {
@@ -45,27 +45,27 @@ class Files(Protocol):
     """Files with their classes, wherever they are."""
 
     def __len__(self) -> int:
-        """N."""
+        """Return N."""
         ...
 
     def path(self, index: int) -> str:
-        """For messages."""
+        """Return the path of a file, for messages."""
         ...
 
     def label(self, index: int) -> int:
-        """Class."""
+        """Return the class of a file."""
         ...
 
     def read(self, index: int) -> bytes:
-        """Content.
+        """Return the content of a file.
 
         Raises:
-            CorruptImage: It cannot be read.
+            CorruptImage: The file cannot be read.
         """
         ...
 
     def fingerprint(self) -> Fingerprint:
-        """Digests of the listing."""
+        """Return digests of the listing."""
         ...
 
 
@@ -80,15 +80,15 @@ class LooseFiles:
         return len(self._labels)
 
     def path(self, index: int) -> str:
-        """Of the file."""
+        """Return the path of file ``index``."""
         return str(self._root / self._names[index])
 
     def label(self, index: int) -> int:
-        """Of the file."""
+        """Return the class of file ``index``."""
         return int(self._labels[index])
 
     def read(self, index: int) -> bytes:
-        """Of the file."""
+        """Return the content of file ``index``; raise CorruptImage if it cannot be read."""
         path = self.path(index)
         try:
             check_regular(path)
@@ -103,13 +103,13 @@ class LooseFiles:
 
 
 class PackedLatents(PackedFiles):
-    """Latents in tar shards, and the images beside some."""
+    """Latents in tar shards, some of them with their images."""
 
     def image(self, index: int) -> bytes:
-        """The image of which latents were made; empty where there is none.
+        """Return the file of the image from which latents were made; empty if it was not kept.
 
         Raises:
-            CorruptImage: It cannot be read.
+            CorruptImage: The image cannot be read.
         """
         entry = self._entries[index]
         try:
@@ -118,13 +118,13 @@ class PackedLatents(PackedFiles):
             raise CorruptImage(self.path(index), f"its image cannot be read: {reason(error)}") from None
 
     def without_image(self) -> str | None:
-        """Path of the first of which no image was kept."""
+        """Return the path of the first latents whose image was not kept, or None."""
         missing = np.flatnonzero(self._entries["image_size"] == 0)
         return self.path(int(missing[0])) if len(missing) else None
 
 
 class LatentFiles:
-    """Latents (C, R, R) float32, or mean and standard deviation of each number of a posterior (2 * C, R, R)."""
+    """Latents (C, R, R) float32, or a posterior (2 * C, R, R): the mean and the standard deviation of each number."""
 
     in_memory = False
 
@@ -146,15 +146,15 @@ class LatentFiles:
         latents = torch.from_numpy(_array(self._files.read(index), path, self._shapes))
         if not torch.isfinite(latents).all():
             raise CorruptImage(path, "it has numbers that are not finite")
-        if len(latents) == self._shapes[0][0]:  # all of one shape, as some may be posteriors and others not
+        if len(latents) == self._shapes[0][0]:  # give all latents one shape, as some may be posteriors
             latents = torch.cat([latents, torch.zeros_like(latents)])
         return latents, self._files.label(index)
 
     def image(self, index: int) -> Tensor | None:
-        """The image of which latents were made, uint8 (C, R, R), where the data has it beside them.
+        """Return the image from which latents were made, uint8 (C, R, R), or None if the data does not hold it.
 
         Raises:
-            CorruptImage: It cannot be read.
+            CorruptImage: The image cannot be read.
         """
         content = self._files.image(index) if isinstance(self._files, PackedLatents) else b""
         if not content:
@@ -163,18 +163,18 @@ class LatentFiles:
         return image_tensor(open_image(path, io.BytesIO(content)), path, self._resolution, self._image_channels)
 
     def without_image(self) -> str | None:
-        """Path of the first latents beside which there is no image; None where all have one."""
+        """Return the path of the first latents without an image; None if all have one."""
         return self._files.without_image() if isinstance(self._files, PackedLatents) else self._files.path(0)
 
     def fingerprint(self) -> Fingerprint:
-        """Return digests of the listing, and what tells the autoencoder that decodes from others."""
+        """Return digests of the listing, and the identity of the autoencoder that decodes the latents."""
         return self._files.fingerprint()._replace(codec=self._codec.weights, scaling=self._codec.scaling)
 
 
 def _array(content: bytes, path: str, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
     """Read a .npy file as float32 of one of these shapes.
 
-    The header is checked first: numpy takes memory for what it says, and unpickles objects, or opens another archive.
+    The header is checked first: numpy would allocate whatever size it gives, unpickle objects, or open an archive.
     """
     file = io.BytesIO(content)
     try:
@@ -196,17 +196,17 @@ def _array(content: bytes, path: str, shapes: Sequence[tuple[int, ...]]) -> np.n
 
 
 class WithImages(ImageDataset):
-    """A data set whose images are asked for too, as a teacher sees them and not what networks see.
+    """A data set that also provides images for a teacher, even if networks see latents.
 
     Attributes:
-        image: Gives those that were kept beside latents; None where the data set holds images.
+        image: Returns the image that was kept with latents; None if the data set itself holds images.
     """
 
     def __init__(self, dataset: ImageDataset, data: Data) -> None:
         """Take the data set of ``data``.
 
         Raises:
-            UserError: Some latents have no image beside them.
+            UserError: Some latents have no image.
         """
         self._dataset, self.in_memory = dataset, dataset.in_memory
         self.image: Callable[[int], Tensor | None] | None = None
@@ -225,18 +225,18 @@ class WithImages(ImageDataset):
         return self._dataset[index]
 
     def fingerprint(self) -> Fingerprint:
-        """Of the data set."""
+        """Return the data set's fingerprint."""
         return self._dataset.fingerprint()
 
 
 def build_latents(data: Data) -> LatentFiles:
     """List the latents of ``data.root``: a directory with dataset.json or with tar shards, or a zip file.
 
-    They are in the order of their names, in shards in that of the shards.
+    They are in the order of their names; in shards, in the order of the shards.
 
     Raises:
-        UserError: It is not there or of another form, has classes beyond ``data.num_classes``, or was made by another
-            autoencoder than the recipe's, which cannot be read or lacks its weights.
+        UserError: The data does not exist or has another form, has classes beyond ``data.num_classes``, or was made by
+            another autoencoder than the recipe's; or the latter cannot be read or lacks its weights.
     """
     if os.path.isfile(str(data.root)):
         return LatentFiles(_packed(data), data)
@@ -288,7 +288,7 @@ def _sharded(data: Data, root: Path) -> PackedLatents:
 
 
 def _check_codec(data: Data, path: Path) -> None:
-    """Refuse another codec than that which the shards were made by, where a file beside them tells."""
+    """Refuse another codec than the one that made the shards, if a file beside them names it."""
     if not os.path.isfile(path):
         return
     try:
@@ -310,7 +310,7 @@ def _check_codec(data: Data, path: Path) -> None:
 
 
 def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> list[tuple[str, int]]:
-    """Names and classes that dataset.json tells of; all files where it has no classes and none are wanted."""
+    """Return names and classes from dataset.json; all files if it has no classes and none are wanted."""
     try:
         labels: Any = json.loads(content)["labels"]
         if labels is None and not data.num_classes:
@@ -331,7 +331,7 @@ def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> l
 
 
 def _check_num_classes(data: Data, found: int, what: str) -> None:
-    """Refuse more classes than the recipe has; a part of a data set may lack the last ones."""
+    """Refuse more classes than the recipe has; a part of a data set may lack the last classes."""
     if data.num_classes and found > data.num_classes:
         raise wrong_num_classes(data, found, what)
 

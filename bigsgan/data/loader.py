@@ -40,13 +40,13 @@ class LabelledImages(NamedTuple):
     """A micro-batch of real images on the device."""
 
     images: Tensor
-    """float32 (n, C, R, R): images in [-1, 1], or what a codec makes of them."""
+    """float32 (n, C, R, R): images in [-1, 1], or a codec's latents."""
     labels: Tensor
-    """int64 (n,), all 0 where ``data.num_classes`` is 0."""
+    """int64 (n,), all 0 if ``data.num_classes`` is 0."""
 
 
 class ShownImages(LabelledImages):
-    """The same with the images themselves, as a teacher sees them; what networks see may be latents.
+    """A micro-batch with the images that a teacher sees, as ``images`` may be latents.
 
     Attributes:
         pixels: float32 (n, C, R, R) in [-1, 1].
@@ -58,11 +58,11 @@ class ShownImages(LabelledImages):
 class RealImages:
     """This rank's share of the real images, phase by phase.
 
-    Its only state is ``position``: the images of a phase are a function of its first position, so a resumed run builds
-    it anew from there. Loading starts with the object, before the first ``next_phase``.
+    Its only state is ``position``: the images of a phase are a function of its first position, from which a resumed run
+    builds this object. Loading starts when it is built, before the first ``next_phase``.
 
     Attributes:
-        position: Of the next phase's first image, before intervals are skipped.
+        position: Position of the next phase's first image, before intervals are skipped.
         waited_seconds: How long this rank has waited for images so far.
     """
 
@@ -83,10 +83,10 @@ class RealImages:
             dataset: The images, from ``build_training_dataset``; ``WithImages`` for a teacher.
             data: The recipe's section: loading processes, crops, flips, tolerated corrupt images.
             draws: The source of the order, the crops and the flips.
-            part: What the replica takes.
+            part: The part of each batch that the replica takes.
             device: The device of the images. A CUDA device must be the current one.
             start: Position of the first image of the first ``next_phase``; intervals of positions to skip, ascending.
-            reads: Whether this rank is one of its replica's that read images; the others load none.
+            reads: Whether this rank reads images; other ranks of its replica load none.
         """
         self._shows = isinstance(dataset, WithImages)
         self.data, self.draws, self.device, self._codec = data, draws, device, build_codec(data, device)
@@ -133,7 +133,7 @@ class RealImages:
             position = start + self._part.batch
 
     def _positions(self, start: int) -> list[range]:
-        """Of this replica's micro-batches, in the phase that begins at ``start``."""
+        """Return the positions of this replica's micro-batches, in the phase that begins at ``start``."""
         return [self._part.positions(j, start) for j in range(self._part.accumulation)]
 
     def _next_micro_batch(self, positions: range) -> LabelledImages:
@@ -174,7 +174,7 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
 
     Raises:
         UserError: A label is outside ``data.num_classes``, a loading process died, or /dev/shm is full.
-        StopIteration: There is none.
+        StopIteration: There are no more batches.
     """
     try:
         batch = next(batches)
@@ -182,12 +182,12 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
         problem = f"loading processes have filled {_SHARED_MEMORY}, which passes images between processes"
         raise UserError("data.num_workers", data.num_workers, problem, _MORE_SHARED_MEMORY) from error
     except RuntimeError as error:
-        if not re.match(r"DataLoader worker \(pid", str(error)):  # torch raises no type of its own
+        if not re.match(r"DataLoader worker \(pid", str(error)):  # torch has no special type for it
             raise
         problem = f"loading processes were started and one died: {str(error).splitlines()[0]}"
         remedy = "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)"
         raise UserError("data.num_workers", data.num_workers, problem, remedy) from error
-    # Checked on the CPU: on a GPU a label out of range ends in an assertion that does not name the label.
+    # Checked on the CPU: on a GPU, a label out of range fails an assertion that does not name the label.
     num_classes, lowest, highest = data.num_classes, int(batch.labels.min()), int(batch.labels.max())
     if num_classes and not 0 <= lowest <= highest < num_classes:
         problem, remedy = f"must be at least {highest + 1}", f"set data.num_classes={highest + 1} or more"
@@ -200,7 +200,7 @@ class CorruptImages:
     """Counts unreadable images and logs each once; too many of them end the run."""
 
     def __init__(self, tolerated: int, rank: int) -> None:
-        """Start with none; ``tolerated`` are ``data.max_corrupt``, and ``rank`` is the data-parallel one."""
+        """Start with none. ``tolerated`` is ``data.max_corrupt``, and ``rank`` the data-parallel rank."""
         self._tolerated, self._rank = tolerated, rank
         self._paths: set[str] = set()
 
@@ -244,9 +244,9 @@ class Batch(NamedTuple):
     Attributes:
         images: uint8 (n, C, R, R), or latents, float32.
         labels: int64 (n,).
-        corrupt: Path and reason of each image that another one replaces.
+        corrupt: Path and reason of each unreadable image, which another image replaces.
         complete: False if no readable image was found for some sample.
-        pixels: uint8 (n, C, R, R), of latents whose images are asked for.
+        pixels: uint8 (n, C, R, R), the images of latents if they are wanted.
     """
 
     images: Tensor
@@ -264,7 +264,7 @@ class _Sample(NamedTuple):
 
 
 class _ReadableImages:
-    """A data set in which the next readable image replaces a corrupt one; ``shown`` gives the images of latents."""
+    """A data set in which the next readable image replaces a corrupt one; ``shown`` returns the images of latents."""
 
     def __init__(
         self, dataset: ImageDataset, max_corrupt: int, shown: Callable[[int], Tensor | None] | None = None
@@ -312,7 +312,7 @@ class _SharedMemoryFullError(RuntimeError):
 def _check_shared_memory(data: Data, indices: Iterator[list[int]], keeps_images: bool) -> Iterator[list[int]]:
     """Refuse to prefetch more micro-batches than fit into /dev/shm; return the indices unchanged.
 
-    Other ranks of the host use it too, but how much they will need is not known here.
+    The host's other ranks use it too, but their needs are not known here.
     """
     first = list(itertools.islice(indices, 1))
     needed, free = data.shared_bytes(sum(map(len, first)), keeps_images), _free_shared_memory()
@@ -324,7 +324,7 @@ def _check_shared_memory(data: Data, indices: Iterator[list[int]], keeps_images:
 
 
 def _free_shared_memory() -> int | None:
-    """Return the free bytes, or None if the system does not tell."""
+    """Return the free bytes, or None if the system does not say."""
     try:
         found = os.statvfs(_SHARED_MEMORY)
     except OSError:
@@ -352,7 +352,7 @@ def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]]
         prefetch_factor=data.prefetch,
         collate_fn=_collate,
         pin_memory=pin_memory,
-        # Without it the processes' seed, which is not used, would be drawn from torch's global generator.
+        # Otherwise the processes' seed, which is not used, would be drawn from torch's global generator.
         generator=torch.Generator(),
     )
     with kept_from_children():

@@ -19,7 +19,7 @@ Stretch: TypeAlias = tuple[int, int]
 
 
 class Slice(NamedTuple):
-    """Which part of a batch a replica computes: of the j-th micro-batch, a contiguous range."""
+    """The part of a batch that a replica computes: a contiguous range of each micro-batch."""
 
     batch: int  # images of a phase, over all micro-batches and replicas
     accumulation: int  # micro-batches of a phase
@@ -47,7 +47,7 @@ class Slice(NamedTuple):
 
 
 def phase_start(position: int, batch: int, skipped: Sequence[Stretch]) -> int:
-    """Return a phase's first position: ``position``, or after the intervals ``skipped`` that it would overlap."""
+    """Return a phase's first position: ``position``, or one after the ``skipped`` intervals that it would overlap."""
     for first, end in skipped:
         if position < end and first < position + batch:
             position = end
@@ -62,7 +62,7 @@ class EpochOrder:
 
     def __init__(self, draws: Draws, length: int) -> None:
         self.length = length
-        # Two epochs, because a batch may lie across the end of one and every rank computes the whole permutation.
+        # Two epochs, because a batch may cross the end of an epoch and every rank computes the whole permutation.
         self._permutation = lru_cache(maxsize=2)(lambda epoch: draws.permutation("order", (epoch,), length))
 
     def indices(self, positions: range) -> np.ndarray:
@@ -81,7 +81,7 @@ def horizontal_flips(draws: Draws, positions: range) -> np.ndarray:
 
 
 def random_crops(draws: Draws, positions: range, margin: int) -> np.ndarray:
-    """Return the rows and columns to cut off above and to the left of each image, 0 to ``margin``: int64 (n, 2)."""
+    """Return the rows and columns to cut off at the top and left of each image, 0 to ``margin``: int64 (n, 2)."""
     sides = [
         draws.integers(f"crop/{side}", (), positions.start, len(positions), margin + 1) for side in ("top", "left")
     ]
@@ -89,5 +89,5 @@ def random_crops(draws: Draws, positions: range, margin: int) -> np.ndarray:
 
 
 def posterior_noise(draws: Draws, positions: range, num: int) -> np.ndarray:
-    """Standard normal numbers (n, num) float32 of the samples at these positions, by which latents are drawn."""
+    """Return standard normal numbers, float32 (n, num), by which the latents at these positions are drawn."""
     return draws.normal("posterior", (), positions.start, len(positions), num)

@@ -81,7 +81,7 @@ class PackedFiles:
     def __init__(
         self, archives: list[str], names: list[str], entries: np.ndarray, content: Callable[[OpenFiles, np.void], bytes]
     ) -> None:
-        """Take the names of all files, and (N,) entries: ``archive``, ``label`` and what ``content`` reads by."""
+        """Take the names of all files, and (N,) entries: ``archive``, ``label``, and fields that ``content`` needs."""
         self._archives, self._names, self._entries = archives, PathList(names), entries
         self._files, self._content = OpenFiles(archives), content
 
@@ -108,7 +108,7 @@ class PackedFiles:
             raise CorruptImage(self.path(index), reason(error)) from error
 
     def times(self) -> list[int]:
-        """When each archive was last written, in nanoseconds; 0 where that is not known."""
+        """Return when each archive was last written, in nanoseconds; 0 if unknown."""
         found = []
         for path in self._archives:
             try:
@@ -122,7 +122,7 @@ class PackedFiles:
         places = self._entries[[name for name in self._entries.dtype.names or () if name != "label"]]
         fields = [np.ascontiguousarray(places[name]).tobytes() for name in places.dtype.names or ()]
         archives = [os.path.basename(path).encode("utf-8", "surrogateescape") for path in self._archives]
-        shards = archives if len(archives) > 1 else []  # a zip file is the root itself, whose name may be any
+        shards = archives if len(archives) > 1 else []  # a zip file is the root itself, whose path does not count
         return Fingerprint(
             len(self),
             digest([self._names.digest().encode(), *shards]),
@@ -144,7 +144,7 @@ class PackedImages(PackedFiles):
         content: Callable[[OpenFiles, np.void], bytes],
         data: Data,
     ) -> None:
-        """See ``PackedFiles``; ``data`` says how large images are, and how many channels they have."""
+        """See ``PackedFiles``; ``data`` gives the resolution and the channels of images."""
         super().__init__(archives, names, entries, content)
         self.resolution, self.channels = data.resolution, data.image_channels
 
@@ -155,12 +155,12 @@ class PackedImages(PackedFiles):
 
 
 def build_zip(data: Data) -> PackedImages:
-    """Open the zip file ``data.root``. Classes and order are those of the same files in a folder.
+    """Open the zip file ``data.root``. Classes and order are as for the same files in a folder.
 
-    Members compressed by deflate are supported too, but slower.
+    Members compressed by deflate are supported too, but are slower.
 
     Raises:
-        UserError: It does not exist, is damaged, contains no images, or has another number of class folders.
+        UserError: The file does not exist, is damaged, contains no images, or has another number of class folders.
     """
     members = zip_members(data)
     images = zip_images(members)
@@ -174,10 +174,10 @@ def build_zip(data: Data) -> PackedImages:
 
 
 def zip_members(data: Data) -> list[zipfile.ZipInfo]:
-    """Return what the zip file ``data.root`` says that it contains.
+    """Return the members that the directory of the zip file ``data.root`` lists.
 
     Raises:
-        UserError: It does not exist, or is damaged.
+        UserError: The file does not exist, or is damaged.
     """
     root = Path(str(data.root))
     if not os.path.isfile(root):
@@ -193,7 +193,7 @@ def zip_members(data: Data) -> list[zipfile.ZipInfo]:
 
 
 def zip_images(members: Iterable[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
-    """Return the images among members, in the order of their paths, without what is hidden."""
+    """Return the images among members, in the order of their paths, without hidden ones."""
     visible = (info for info in members if not _is_hidden(info.filename))
     return sorted((i for i in visible if is_image(i.filename.rpartition("/")[2])), key=lambda info: info.filename)
 
@@ -210,10 +210,10 @@ def zip_folders(members: Sequence[zipfile.ZipInfo]) -> dict[str, list[zipfile.Zi
 
 
 def zip_entries(data: Data, members: Sequence[zipfile.ZipInfo], labels: Sequence[int]) -> np.ndarray:
-    """Return (N,) entries by which ``zip_content`` reads members.
+    """Return (N,) entries with which ``zip_content`` reads members.
 
     Raises:
-        UserError: One is encrypted, compressed by a method that is not supported, or too large.
+        UserError: A member is encrypted, compressed by a method that is not supported, or too large.
     """
     entries = []
     for info, label in zip(members, labels, strict=True):
@@ -232,8 +232,8 @@ def _is_hidden(name: str) -> bool:
 
 
 def zip_content(files: OpenFiles, entry: np.void) -> bytes:
-    """Return the content of a member of a zip file, which its checksum confirms."""
-    # Not zipfile: it has one position in one open file, and keeps a Python object per member in every process.
+    """Return the content of a member of a zip file, checked by its checksum."""
+    # Does not use zipfile, which has one position in one open file, and keeps an object per member in every process.
     number, offset = int(entry["archive"]), int(entry["offset"])
     signature, name, extra = _LOCAL_HEADER.unpack(files.read(number, offset, _LOCAL_HEADER.size))
     if signature != b"PK\x03\x04":
@@ -268,7 +268,7 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
     """Write members (name, content); the bytes of the file depend only on them."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for name, content in members:
-            info = tarfile.TarInfo(name)  # of user 0, at time 0, mode 644
+            info = tarfile.TarInfo(name)  # user 0, time 0, mode 644
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
 
@@ -277,7 +277,7 @@ def write_zip(path: Path, members: Iterable[tuple[str, bytes]], comment: bytes =
     """Write members (name, content), uncompressed; the bytes of the file depend only on them and ``comment``."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members:
-            info = zipfile.ZipInfo(name)  # of 1980-01-01, not compressed
+            info = zipfile.ZipInfo(name)  # date 1980-01-01, not compressed
             info.create_system, info.external_attr = 3, 0o100644 << 16  # a file on Unix
             archive.writestr(info, content)
         archive.comment = comment

@@ -59,9 +59,9 @@ class FilePairs:
 
 
 class SyntheticPairs(ImageDataset):
-    """Drawings of rectangles as inputs, and as targets the same with a pattern for each kind of rectangle.
+    """Pairs of a drawing of rectangles, and the same drawing with a pattern for each kind of rectangle.
 
-    The target is a function of the input, so a generator can learn it. A pair is a function of its index only.
+    The target is a function of the input, so that a generator can learn it. A pair is a function of its index only.
     """
 
     in_memory = True
@@ -83,7 +83,7 @@ class SyntheticPairs(ImageDataset):
             kinds[rows, columns] = int(kind * _NUM_KINDS)
         colours = self._colours[kinds]  # (R, R, 9)
         rows, columns = np.mgrid[:size, :size] / size
-        # Stripes whose direction, width and colour belong to the kind.
+        # Stripes whose direction, width and colour depend on the kind.
         phase = 40 * ((colours[..., 3] - 0.5) * rows + (colours[..., 4] - 0.5) * columns) + 6 * colours[..., 5]
         target = colours[..., 6:] * (0.6 + 0.4 * np.sin(phase))[..., None]
         pair = [_channels(colours[..., :3], self.data.input_channels), _channels(target, self.data.image_channels)]

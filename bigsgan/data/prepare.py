@@ -116,7 +116,7 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
 
 
 def check_numbers(resolution: int, workers: int) -> None:
-    """Refuse what no image and no machine has.
+    """Refuse a resolution or a number of workers that is out of range.
 
     Raises:
         UserError: A number is out of range.
@@ -136,11 +136,11 @@ class Task:
     destination: Path
     resolution: int
     format: str
-    more: dict[str, Any] = field(default_factory=dict)  # what else all parts must share
+    more: dict[str, Any] = field(default_factory=dict)  # further parameters that all parts must share
 
     @property
     def command(self) -> str:
-        """What makes this."""
+        """The command of `bigsgan data` that does the conversion."""
         return "encode" if self.format == "latents" else "prepare"
 
     @property
@@ -201,7 +201,7 @@ def check_destination(task: Task) -> bool:
     if task.plan_file.is_file():
         _check_plan(task, _read_json(task.plan_file.read_text()))
         return True
-    # What a process leaves behind that is killed before the plan is written.
+    # Left by a process that was killed before it wrote the plan.
     begun = {task.work.name, LOCK, f"{task.plan_file.name}.tmp"}
     for directory in {task.work, task.work if task.format == "zip" else task.destination}:
         if directory.exists() and any(entry.name not in begun for entry in directory.iterdir()):
@@ -317,7 +317,7 @@ def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
     unreadable = dict(entry for report in reports for entry in report["unreadable"])
     source, num = task.source, len(task.source.paths)
     found = {source.labels[index] for index in range(num) if index not in unreadable}
-    given = set(source.labels)  # a part of a data set in archives may lack some
+    given = set(source.labels)  # a part of a data set in archives may lack some classes
     lost = [name for label, name in enumerate(source.classes) if label in given - found]
     if lost or not found:
         problem = f"has class folders without readable images{some_names(lost)}"

@@ -36,7 +36,7 @@ _TAR_BLOCK = 512
 
 _PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("label", "i8")])
 _LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size", "i8")])
-"""Of latents, and of the image of the same key: its size is 0 where there is none."""
+"""Place of latents, and of the image with the same key; without an image, its size is 0."""
 
 _FORMAT = 1
 """Version of the cached index."""
@@ -77,7 +77,7 @@ def build_tar(data: Data) -> PackedImages:
 
 
 def read_shards(data: Data) -> tuple[list[str], list[str], np.ndarray]:
-    """Return the shards in ``data.root``, and names and entries of the images in them, or latents: what ``data`` wants.
+    """Return the shards in ``data.root``, and the names and entries of the images, or latents, in them.
 
     Raises:
         UserError: There are no shards, or one is damaged.
@@ -100,7 +100,7 @@ def read_shards(data: Data) -> tuple[list[str], list[str], np.ndarray]:
 
 
 def is_shard(name: str) -> bool:
-    """Whether a file counts as a shard, by its name."""
+    """Return whether a file counts as a shard, by its name."""
     return name.endswith(".tar") and not name.startswith(".")
 
 
@@ -153,13 +153,13 @@ def _read_index(index: Path, place: np.dtype) -> dict[_State, _Shard]:
         return {state: _Shard(names[start:end], places[start:end]) for state, start, end in each}
     except FileNotFoundError:
         return {}
-    except Exception as error:  # BadZipFile, ValueError, KeyError, ...: a damaged file raises all kinds
+    except Exception as error:  # BadZipFile, ValueError, KeyError, ...: a damaged file raises all kinds of errors
         _log.info("%s is damaged and will be replaced: %s", index, reason(error))
         return {}
 
 
 def _write_index(index: Path, shards: dict[_State, _Shard]) -> None:
-    """Write an index, if the directory is writable. Each rank writes its own file first, then renames it."""
+    """Write an index if the directory is writable. Each rank first writes its own file, then renames it."""
     about = {"format": _FORMAT, "states": list(shards), "numbers": [len(shard.names) for shard in shards.values()]}
     names = "".join(f"{name}\0" for shard in shards.values() for name in shard.names)
     mine = index.with_name(f"{index.name}.{socket.gethostname()}-{os.getpid()}")
@@ -202,7 +202,7 @@ def _read_headers(data: Data, path: Path) -> _Shard:
         raise
     except OSError as error:
         raise unreadable_root(data, error) from error
-    except Exception as error:  # TarError, EOFError, ValueError, ...: damaged headers make tarfile raise all kinds
+    except Exception as error:  # TarError, EOFError, ValueError, ...: tarfile raises all kinds for damaged headers
         raise damaged(data, f"has a damaged shard, {path.name}", error) from error
     more = [beside.get(key, (0, 0)) if latents else () for key, *_ in found]
     places = [(*place, classes.get(key, 0), *other) for (key, _, *place), other in zip(found, more, strict=True)]

@@ -30,23 +30,23 @@ from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage
 
 _LABELS_FILE = "dataset.json"
-"""In zip files as EDM2's and StyleGAN's tools write them, whose folders are not classes."""
+"""Lists the classes in zip files from EDM2's and StyleGAN's tools; folders in these files are not classes."""
 
 
 class Source(NamedTuple):
-    """The images that are converted, in the order of their paths; those in shards in the order of the shards."""
+    """The images to convert, in the order of their paths; in shards, in the order of the shards."""
 
     root: Path
     classes: list[str]  # names of the class folders, or numbers; empty if the images have no classes
     paths: list[str]
     labels: list[int]
-    packed: PackedFiles | None = None  # where they are in archives
+    packed: PackedFiles | None = None  # the images' places in archives, if they are in archives
 
     def content(self, index: int) -> bytes | None:
-        """Content of an image that is in an archive; None of a file of its own.
+        """Return the content of an image in an archive; None for a separate file.
 
         Raises:
-            CorruptImage: It cannot be read.
+            CorruptImage: The image cannot be read.
             UserError: The disk fails.
         """
         if self.packed is None:
@@ -96,10 +96,10 @@ def list_source(root: Path) -> Source:
 
 
 def _class_names(root: Path, loose: Sequence[str], files: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Names of the folders with images, given what lies in each; none where all images are loose.
+    """Return the names of the folders with images; none if all images are loose. ``files`` gives each folder's images.
 
     Raises:
-        UserError: They are not one folder for each class.
+        UserError: There are loose images beside folders, a folder has no images, or its name is not UTF-8.
     """
     filled, empty = [name for name in files if files[name]], [name for name in files if not files[name]]
     if not filled:
@@ -119,11 +119,11 @@ def _class_names(root: Path, loose: Sequence[str], files: Mapping[str, Sequence[
 def open_source(root: Path) -> Source:
     """Find the images of a directory, a zip file, or a directory of tar shards in WebDataset's layout.
 
-    Classes in a zip file are those of its dataset.json, where it has one, or its folders; a dataset.json whose labels
-    are null says that there are none. In shards, they are the numbers in ``<key>.cls``.
+    Classes in a zip file come from its dataset.json, if it has one, or from its folders. Null labels in dataset.json
+    mean that there are no classes. In shards, classes are the numbers in ``<key>.cls``.
 
     Raises:
-        UserError: It is none of these, is damaged, or contains no images.
+        UserError: The path is none of these, is damaged, or contains no images.
     """
     if os.path.isfile(root):
         return _open_zip(root)
@@ -156,7 +156,7 @@ def _open_zip(root: Path) -> Source:
 
 
 def _listed_labels(root: Path) -> dict[str, int] | None:
-    """Classes by name that dataset.json tells of; None where it says that there are none."""
+    """Return the class of each image by name from dataset.json; None if it says that there are no classes."""
     try:
         with zipfile.ZipFile(root) as archive:
             pairs: Any = json.loads(archive.read(_LABELS_FILE))["labels"]
@@ -167,7 +167,7 @@ def _listed_labels(root: Path) -> dict[str, int] | None:
 
 
 def _check_listing(root: Path, labels: dict[str, int], images: list[str], members: list[str]) -> None:
-    """Refuse an image that dataset.json does not list, and one that only it has."""
+    """Refuse an image that dataset.json does not list, and a listed image that is missing."""
     unknown = next((name for name in images if name not in labels), None)
     if unknown is not None:
         raise UserError("SRC", str(root), f"has {unknown}, which its {_LABELS_FILE} does not list", "pack it again")
@@ -179,7 +179,7 @@ def _check_listing(root: Path, labels: dict[str, int], images: list[str], member
 
 def _open_shards(root: Path) -> Source:
     with _blaming_source():
-        archives, names, entries = read_shards(_data("tar", root, 1))  # any number but 0 has classes read
+        archives, names, entries = read_shards(_data("tar", root, 1))  # with 0, classes would not be read
         packed = PackedFiles(archives, names, entries, tar_content)
         return _source(root, _numbered(entries["label"].tolist()), packed)
 
@@ -189,7 +189,7 @@ def _data(kind: Any, root: Path, num_classes: int) -> Data:
 
 
 def _numbered(labels: list[int]) -> list[str]:
-    """Names of classes that have numbers alone; none where all have the same, 0."""
+    """Return names of classes that only have numbers; none if all images have class 0."""
     return [str(number) for number in range(max(labels, default=0) + 1)] if any(labels) else []
 
 
@@ -205,7 +205,7 @@ def _source(root: Path, classes: list[str], packed: PackedFiles) -> Source:
 
 @contextmanager
 def _blaming_source() -> Iterator[None]:
-    """Name the option in the place of a recipe's key."""
+    """Name the option in messages instead of a recipe's key."""
     try:
         yield
     except UserError as error:

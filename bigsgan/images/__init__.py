@@ -1,1 +1,1 @@
-"""Images: read from files, as a network knows them, and as bytes again."""
+"""Images: read from files, in the form that networks see, and as bytes again."""

@@ -10,26 +10,26 @@ from torch import Tensor
 
 
 def decode(pixels: Tensor) -> Tensor:
-    """The image of bytes: float32 in [-1, 1], on their device.
+    """Turn bytes into images: float32 in [-1, 1], on the same device.
 
     Args:
-        pixels: uint8, or another type with values 0 to 255. They stay as they are.
+        pixels: uint8, or another type with values 0 to 255; not changed.
     """
     # 127.5 maps 0 .. 255 onto -1 .. 1, both ends exact.
     return pixels.to(torch.float32, copy=True).div_(127.5).sub_(1.0)
 
 
 def encode(images: Tensor) -> Tensor:
-    """The bytes of an image: uint8, rounded, on its device.
+    """Turn images into bytes: uint8, rounded, on the same device.
 
     Args:
-        images: Any float type. What lies outside of [-1, 1] is clipped; NaN, which has no uint8, becomes black.
+        images: Any float type. Values outside [-1, 1] are clipped; NaN, which has no uint8, becomes black.
     """
     return byte_range(images.detach().nan_to_num(nan=-1.0).clamp(-1, 1)).round().to(torch.uint8)
 
 
 def byte_range(images: Tensor) -> Tensor:
-    """An image in [-1, 1] as float32, 0 to 255, neither rounded nor clipped.
+    """Map images in [-1, 1] to 0 to 255 in float32, neither rounded nor clipped.
 
     bfloat16, with 8 bits of mantissa, would be off by up to one grey level.
     """

@@ -24,7 +24,7 @@ def to_cosines(images: Tensor, block: int, scale: float = 1.0) -> Tensor:
 
 
 def from_cosines(latents: Tensor, block: int, scale: float = 1.0) -> Tensor:
-    """The images of which ``to_cosines`` made the latents: (N, C * B^2, H / B, W / B) -> (N, C, H, W) float32."""
+    """Invert ``to_cosines``: (N, C * B^2, H / B, W / B) -> (N, C, H, W) float32."""
     n, channels, height, width = latents.shape
     basis = _basis(block, latents.device)
     parts = latents.float().reshape(n, channels // block**2, block, block, height, width)
@@ -33,7 +33,7 @@ def from_cosines(latents: Tensor, block: int, scale: float = 1.0) -> Tensor:
 
 
 def _basis(block: int, device: torch.device) -> Tensor:
-    """(frequency, place)."""
+    """Return the orthonormal basis: float32 (B frequencies, B places)."""
     places = torch.arange(block, dtype=torch.float64, device=device)
     basis = torch.cos(math.pi / block * torch.outer(places, places + 0.5)) * math.sqrt(2 / block)
     first = torch.where(places == 0, math.sqrt(0.5), 1.0)

@@ -25,9 +25,9 @@ def image_grid(images: Tensor, columns: int) -> Tensor:
     one.
 
     Args:
-        images: (n, C, H, W) with n >= 1, any float dtype, on any device; -1 is black and 1 is white. What lies outside
-            is clipped; NaN, which has no uint8, is drawn black.
-        columns: Images in a row. Fewer images than that make one shorter row.
+        images: (n, C, H, W) with n >= 1, any float dtype, on any device; -1 is black and 1 is white. Values outside
+            are clipped; NaN, which has no uint8, is drawn black.
+        columns: Images in a row. Fewer images make one shorter row.
 
     Returns:
         uint8 (C, 2 + rows * (H + 2), 2 + columns * (W + 2)) on the host.
@@ -44,7 +44,7 @@ def image_grid(images: Tensor, columns: int) -> Tensor:
 
 
 def save_png(grid: Tensor, path: Path) -> None:
-    """Write a uint8 (C, H, W) image on the host, C being 1 (grey), 3 or 4, to ``path``: whole or not at all.
+    """Write a uint8 (C, H, W) image on the host, where C is 1 (grey), 3 or 4, to ``path``: whole or not at all.
 
     Raises:
         UserError: The file cannot be written.

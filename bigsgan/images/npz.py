@@ -1,6 +1,6 @@
 """Images in .npz files, as ADM's evaluation suite reads and writes them (Dhariwal and Nichol 2021, arXiv 2105.05233).
 
-Shapes: N images (N, R, R, C) uint8 under `arr_0`; their classes (N,) int64 under `arr_1`, where there are classes.
+Shapes: N images (N, R, R, C) uint8 under `arr_0`; their classes (N,) int64 under `arr_1`, if there are classes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ IMAGES, LABELS = "arr_0", "arr_1"
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # zip, APPNOTE 4.3.7: signature, ..., length of name and of extra field
 
 _DAMAGE = (zipfile.BadZipFile, struct.error, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError)
-"""What a damaged archive raises; the last of one with a password."""
+"""Errors of a damaged archive; the last is that of an archive with a password."""
 
 
 def write_images(
     path: Path, shape: tuple[int, int, int, int], batches: Iterable[np.ndarray], labels: np.ndarray | None
 ) -> None:
-    """Write images as they come: no more than a batch lies in memory.
+    """Write images as they come, with no more than one batch in memory.
 
-    The same images make the same bytes, as members have no date.
+    The same images give the same bytes, as members have no date.
 
     Raises:
         OSError: The file cannot be written.
-        ValueError: There are other images than ``shape`` says.
+        ValueError: The images do not fit ``shape``.
     """
     left = shape[0]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
@@ -55,22 +55,22 @@ def write_images(
 
 
 def mapped_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Return those of the named arrays that an .npz file has, mapped into memory and not read.
+    """Return the named arrays, as far as an .npz file has them, mapped into memory and not read.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        ValueError: It is no such file, or one of these arrays is compressed or has Python objects.
+        OSError: The file cannot be read, or is not a regular file.
+        ValueError: It is not an .npz file, or one of these arrays is compressed or has Python objects.
     """
     with _members(path, names) as (_, members), path.open("rb") as file:
         return {name: _mapped(path, file, info) for name, info in members.items()}
 
 
 def read_arrays(path: Path, names: Collection[str], most_bytes: int) -> dict[str, np.ndarray]:
-    """Return those of the named arrays that an .npz file has, compressed or not, read into memory.
+    """Return the named arrays, as far as an .npz file has them, compressed or not, read into memory.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        ValueError: It is no such file, or one of these arrays has Python objects or is larger than ``most_bytes``.
+        OSError: The file cannot be read, or is not a regular file.
+        ValueError: It is not an .npz file, or one of these arrays has Python objects or is larger than ``most_bytes``.
     """
     with _members(path, names) as (archive, members):
         return {name: _read(archive, info, most_bytes) for name, info in members.items()}
@@ -121,5 +121,5 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _size(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    """Bytes of an array, of any size."""
+    """Return the bytes of an array of any size, as Python's integers do not overflow."""
     return int(np.prod([dtype.itemsize, *map(int, shape)], dtype=object))

@@ -28,7 +28,7 @@ _UPRIGHT = {
 
 
 class CorruptImage(Exception):  # noqa: N818 - it does not end a run, it is counted
-    """An unreadable image; the loader replaces it by another."""
+    """An unreadable image, which the loader replaces by another."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -36,10 +36,10 @@ class CorruptImage(Exception):  # noqa: N818 - it does not end a run, it is coun
 
 
 def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
-    """Read and decode an image file, or ``content``; then ``path`` is only its name.
+    """Read and decode an image file, or ``content``, for which ``path`` is only a name.
 
     Raises:
-        CorruptImage: It is missing, truncated or not an image.
+        CorruptImage: The file is missing, truncated or not an image.
     """
     try:
         if content is None:
@@ -81,8 +81,8 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     """Convert to mode L (1 channel) or RGB (3).
 
     Alpha is composited over white: the colour under a transparent pixel is often arbitrary. 16 bits are scaled, 65535
-    to 255; 32-bit integers count as 16 bits, as files in that mode have. Colour becomes grey as luma, ITU-R 601. CMYK
-    is converted without a colour profile: (255 - C) (255 - K) / 255.
+    to 255; 32-bit integers count as 16 bits, as files in that mode hold 16. Colour becomes grey as luma, ITU-R 601.
+    CMYK is converted without a colour profile: (255 - C) (255 - K) / 255.
     """
     if image.mode == "F":
         raise ValueError("floating-point pixels have no known range, 8 or 16 bits are supported")

@@ -12,22 +12,22 @@ from pathlib import Path
 from bigsgan.runtime.paths import check_regular, writing
 
 NOTICE = logging.INFO + 5
-"""Level of what the user is to see on the terminal and that warns of nothing."""
+"""Level of messages that the user should see on the terminal and that are not warnings."""
 
 _FORMAT = "%(asctime)s %(host)s rank %(rank)d [%(phase)s] %(levelname)s %(name)s: %(message)s"
 
 
 class RankLog(logging.Filter):
-    """The open log file of one rank; as a filter it gives every record its host, rank and phase.
+    """The open log file of one rank. As a filter, it adds host, rank and phase to every record.
 
     Attributes:
         path: The log file.
-        num_phases: Phases that were begun, a sign of life.
-        num_moved: Bytes of checkpoints that were brought to the disk or read, another.
+        num_phases: Phases that have begun, a sign of progress.
+        num_moved: Bytes of checkpoints that were written to the disk or read, another sign of progress.
         has_updated: Whether an update has begun and ended in this process.
-        write: Prints a warning on rank 0's terminal; assign to change it, as when a progress bar begins.
-        detail: Gives what is being computed within the phase, or nothing.
-        awaited: Gives what this rank waits for, if it does: a phase of other ranks, and which.
+        write: Prints a warning on rank 0's terminal. Assign to change it, for example when a progress bar begins.
+        detail: Returns what is being computed within the phase, or an empty text.
+        awaited: Returns the phase that this rank waits for and the ranks that are in it, or None if it does not wait.
     """
 
     def __init__(self, path: Path, rank: int, write: Callable[[str], None]) -> None:
@@ -43,7 +43,7 @@ class RankLog(logging.Filter):
 
     @property
     def phase(self) -> str:
-        """What the rank is doing, shown on every line, with its detail; assign to change it."""
+        """What the rank is doing, with its detail; every line of the log shows it. Assign to change it."""
         detail = self.detail()
         return f"{self._phase}, {detail}" if detail else self._phase
 
@@ -54,7 +54,7 @@ class RankLog(logging.Filter):
         self.num_phases += 1
 
     def moved(self, num_bytes: int) -> None:
-        """Count bytes of checkpoints, in any thread: of two at once, one may get lost."""
+        """Count moved bytes of checkpoints. Any thread may call this; of two calls at once, one may get lost."""
         self.num_moved += num_bytes
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -63,7 +63,7 @@ class RankLog(logging.Filter):
         return True
 
     def attach(self, logger: logging.Logger, handler: logging.Handler) -> None:
-        """Send what ``logger`` and its children log to ``handler``, until this log is closed."""
+        """Send the records of ``logger`` and its children to ``handler`` until this log is closed."""
         logger.addHandler(handler)
         self._handlers.append((logger, handler))
 
@@ -77,7 +77,7 @@ class RankLog(logging.Filter):
 
 
 def current_log() -> RankLog | None:
-    """This rank's open log."""
+    """Return this rank's open log, or None."""
     filters = (each for handler in logging.getLogger("bigsgan").handlers for each in handler.filters)
     return next((each for each in filters if isinstance(each, RankLog)), None)
 
@@ -90,18 +90,18 @@ class _Console(logging.Handler):
         self._log = log
 
     def format(self, record: logging.LogRecord) -> str:
-        """Put the level before a warning."""
+        """Put the level in front of a warning."""
         text = super().format(record)
         return text if record.levelno == NOTICE else f"{record.levelname}: {text}"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record; a terminal that is gone, or a full disk behind it, ends no run."""
+        """Print one record. A closed terminal, or a full disk behind it, does not end the run."""
         with suppress(OSError):
             self._log.write(self.format(record))
 
 
 class _Kept(logging.Handler):
-    """Keeps what rank 0's terminal would show."""
+    """Keeps the records that rank 0's terminal would show."""
 
     def __init__(self) -> None:
         super().__init__(NOTICE)
@@ -114,7 +114,7 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def keeping_notices() -> Iterator[list[tuple[int, str]]]:
-    """Give the notices and warnings that this rank logs inside the block, by level and text, beside logging them."""
+    """Yield a list of the notices and warnings that this rank logs inside the block, each with its level and text."""
     handler, ours = _Kept(), logging.getLogger("bigsgan")
     ours.addHandler(handler)
     try:
@@ -124,23 +124,23 @@ def keeping_notices() -> Iterator[list[tuple[int, str]]]:
 
 
 class _LogFile(logging.FileHandler):
-    """Leaves out what the disk has no room for, where ``logging`` would print a traceback for each record."""
+    """Drops records that the disk has no room for; ``logging`` would print a traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """Pass over what the system refuses to write; other errors are ours."""
+        """Ignore a record that the system refuses to write; other errors are ours."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def close(self) -> None:
-        """Close the file, whether the rest can be written or not."""
+        """Close the file, even if the rest cannot be written."""
         with suppress(OSError):
             super().close()
 
 
 def open_rank_log(directory: Path, rank: int, write: Callable[[str], None]) -> RankLog:
-    """Append what this rank logs under "bigsgan" (from INFO on) and "DeepSpeed" to directory/rank00000.log.
+    """Append this rank's records of "bigsgan" (from INFO on) and "DeepSpeed" to directory/rank00000.log.
 
-    On rank 0 bigsgan's notices and warnings go through ``write`` too, which prints a text for the user.
+    On rank 0, bigsgan's notices and warnings also go to ``write``, which prints a text for the user.
 
     Raises:
         UserError: The file cannot be written.
@@ -152,7 +152,7 @@ def open_rank_log(directory: Path, rank: int, write: Callable[[str], None]) -> R
             check_regular(path)
         file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     log = RankLog(path, rank, write)
-    file.addFilter(log)  # on the handler, as a logger's own filters do not see what its children log
+    file.addFilter(log)  # added to the handler, as a logger's own filters do not see its children's records
     file.setFormatter(logging.Formatter(_FORMAT))
     ours = logging.getLogger("bigsgan")
     ours.setLevel(logging.INFO)

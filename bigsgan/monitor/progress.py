@@ -17,7 +17,7 @@ _LOSSES = {"G": "loss/generator", "D": "loss/discriminator"}
 class Progress:
     """Shows images seen, losses, images/s since the last update, and the time left at this process's mean speed.
 
-    On a terminal this is one bar, drawn anew; elsewhere each update is a line of its own, as a bar redrawn into a log
+    On a terminal this is one bar, which is redrawn; elsewhere each update is its own line, as a bar redrawn into a log
     file is unreadable.
     """
 
@@ -37,25 +37,25 @@ class Progress:
             )
 
     def update(self, nimg: int, metrics: Mapping[str, float]) -> None:
-        """Show that ``nimg`` images were seen, and those of the two losses that ``metrics`` holds."""
+        """Show that ``nimg`` images were seen, and the losses of both networks, as far as ``metrics`` has them."""
         now = monotonic()
         text = self._text(nimg, metrics, now)
         self._nimg, self._updated = nimg, now
         if self._bar is None:
             self.write(text)
         else:
-            self._bar.n = min(nimg, self._total_nimg)  # the last batch may reach past the total
+            self._bar.n = min(nimg, self._total_nimg)  # the last batch may exceed the total
             with suppress(OSError):
                 self._bar.set_description_str(text)
 
     def write(self, text: str) -> None:
-        """Print ``text`` on lines of its own, above the bar; a full disk behind the stream ends no run."""
+        """Print ``text`` on its own lines above the bar. A full disk behind the stream does not end the run."""
         with suppress(OSError):
             tqdm.write(text, file=self._stream)
             self._stream.flush()
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Leave the bar as it is."""
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.close()
@@ -73,5 +73,5 @@ class Progress:
 
 
 def _has_rows(stream: TextIO) -> bool:
-    """Whether a bar can be drawn: tqdm draws none on a terminal of 0 x 0, as CI and ``script`` open."""
+    """Return whether a bar can be drawn: tqdm draws none on a terminal of size 0 x 0, as CI and ``script`` open."""
     return stream.isatty() and os.get_terminal_size(stream.fileno()).lines > 0

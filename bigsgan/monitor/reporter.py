@@ -28,9 +28,9 @@ class _Outputs(NamedTuple):
 
 
 class Reporter:
-    """Reports metrics and images to metrics.jsonl, samples/, the terminal and what the recipe adds; on rank 0 only.
+    """Reports metrics and images to metrics.jsonl, samples/, the terminal and the recipe's monitors; on rank 0 only.
 
-    Every rank may call every method: on the others they show and write nothing.
+    Every rank may call every method; on other ranks they show and write nothing.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Reporter:
         monitor: Collection[str] = ("tensorboard",),
         recipe: Mapping[str, Any] | None = None,
     ) -> None:
-        """Open the files of the run directory, which is made where it is missing.
+        """Open the files of the run directory; make the directory if it is missing.
 
-        What was reported of images after ``resume_nimg`` is dropped. ``recipe`` is the resolved one, for those in
-        ``monitor`` that can show it.
+        Earlier reports after ``resume_nimg`` images are dropped. ``recipe`` is the resolved recipe, for monitors that
+        can show it.
 
         Raises:
-            UserError: The run directory cannot be written. Later, that is a warning.
+            UserError: The run directory cannot be written. Later, this is only a warning.
         """
         self.last_metrics: Mapping[str, float] = {}
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})
@@ -69,26 +69,26 @@ class Reporter:
             self._outputs = self._outputs._replace(progress=Progress(self._total_nimg, nimg))
 
     def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
-        """Keep and show the metrics of the images up to ``nimg``."""
+        """Write and show the metrics of the images up to ``nimg``."""
         self.last_metrics = metrics
         self._keep(metrics, nimg)
         if self._outputs is not None:
             self._outputs.progress.update(nimg, metrics)
 
     def measured(self, nimg: int, metrics: Mapping[str, float]) -> None:
-        """Keep and print quality metrics of the state at ``nimg`` images."""
+        """Write and print quality metrics of the state at ``nimg`` images."""
         self._measured = nimg, metrics
         self._keep(metrics, nimg)
         shown = "  ".join(f"{name.partition('/')[2]} {value:.4g}" for name, value in metrics.items())
         self.message(f"nimg {nimg}/{self._total_nimg}  {shown}")
 
     def metrics_at(self, nimg: int) -> dict[str, float]:
-        """Those of the last report, and quality metrics if they were measured at ``nimg`` images."""
+        """Return the metrics of the last report, and quality metrics if they were measured at ``nimg`` images."""
         measured_nimg, measured = self._measured
         return {**self.last_metrics, **(measured if measured_nimg == nimg else {})}
 
     def images(self, tag: str, images: Tensor, columns: int, nimg: int) -> None:
-        """Keep images (n, C, H, W) in [-1, 1] as one grid, in samples/ and where else images go."""
+        """Write images (n, C, H, W) in [-1, 1] as one grid to samples/ and all monitors."""
         if self._outputs is not None:
             grid, path = image_grid(images, columns), self._samples / f"{tag.replace('/', '_')}_{nimg:012d}.png"
             with _warning():
@@ -101,7 +101,7 @@ class Reporter:
             self._outputs.progress.write(text)
 
     def close(self) -> None:
-        """Write what is pending and close the files; ``message`` still prints."""
+        """Write all pending reports and close the files; ``message`` still prints."""
         if self._outputs is not None:
             self._outputs.progress.close()
             self._each(lambda sink: sink.close())
@@ -110,7 +110,7 @@ class Reporter:
         self._each(lambda sink: sink.add_scalars(metrics, nimg))
 
     def _each(self, work: Callable[[Sink], None]) -> None:
-        """Do something with every sink; on a full disk all refuse it: one warning."""
+        """Do something with every sink. On a full disk all of them refuse, so that there is only one warning."""
         refused = []
         for sink in self._outputs.sinks if self._outputs is not None else ():
             try:
@@ -126,7 +126,7 @@ def _build_sinks(out: Path, resume_nimg: int, monitor: Collection[str], recipe: 
     table = out / "metrics.csv"
     if "csv" in monitor:
         sinks.append(CSV(table, resume_nimg))
-    elif table.is_file() and is_own_table(table):  # what it has of a trajectory that the run left goes anyway
+    elif table.is_file() and is_own_table(table):  # remove rows after resume_nimg, from a trajectory that the run left
         CSV(table, resume_nimg).close()
     if "tensorboard" in monitor:
         board = TensorBoard(out / "tensorboard", resume_nimg)
@@ -146,5 +146,5 @@ def _warning() -> Iterator[None]:
 
 
 def _warn(error: UserError) -> None:
-    """Warn of what cannot be written: a full disk ends no run before its last checkpoint."""
+    """Warn that something cannot be written: a full disk does not end a run before its last checkpoint."""
     _log.warning("%s; training continues", error)

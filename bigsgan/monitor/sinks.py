@@ -1,4 +1,4 @@
-"""Destinations of reports: metrics.jsonl, metrics.csv and TensorBoard's event files; wandb_run.py has one more."""
+"""Destinations of reports: metrics.jsonl, metrics.csv and TensorBoard's event files; wandb_run.py has another."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from bigsgan.runtime.paths import check_regular, writing
 
 
 class Sink(Protocol):
-    """Takes what is reported, after ``nimg`` images; raises UserError where it cannot be written."""
+    """Takes reports after ``nimg`` images. Raises UserError if they cannot be written."""
 
     def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
         """Add the metrics of a report."""
 
     def add_image(self, tag: str, image: Tensor, path: Path, nimg: int) -> None:
-        """Add an image: uint8 (C, H, W) on the host, C being 1 (grey), 3 or 4; ``path`` is its PNG file."""
+        """Add an image: uint8 (C, H, W) on the host, where C is 1 (grey), 3 or 4; ``path`` is its PNG file."""
 
     def rewind(self, nimg: int) -> None:
-        """Drop or hide what was added of images after ``nimg``."""
+        """Drop or hide reports after ``nimg`` images."""
 
     def close(self) -> None:
-        """Write what is pending."""
+        """Write all pending reports."""
 
 
 class _Rows:
     """Appends the rows of a report to a file, which holds no images.
 
-    Every report is handed to the system at once, so that a killed run loses none. Opening an existing file drops the
-    row that a kill left half written, and the rows of images after ``resume_nimg``, which the resumed run reports
-    anew.
+    Every report is passed to the system at once, so that a killed run loses none. Opening an existing file drops a row
+    that a kill left half written, and the rows after ``resume_nimg`` images, as the resumed run reports these again.
     """
 
     header = b""
@@ -58,18 +57,18 @@ class _Rows:
             self._pending = b"" if self._file.tell() else self.header
 
     def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
-        """The rows of a report, each with its line end."""
+        """Return the rows of a report, each with its line end."""
         raise NotImplementedError
 
     def row_nimg(self, row: bytes) -> float:
-        """The images seen that a row is about; infinity for what is not a whole row."""
+        """Return the images seen at a row's report; infinity if the row is not whole."""
         raise NotImplementedError
 
     def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
-        """Append the rows of a report, after those that the disk had no room for.
+        """Append earlier rows for which the disk had no room, and the rows of a report.
 
         Raises:
-            UserError: The disk is full; the rows are kept for the next call, and the file ends in a whole one.
+            UserError: The disk is full. The rows are kept for the next call, and the file ends with a whole row.
         """
         self._pending += self.encode(metrics, nimg)
         with writing(self._path):
@@ -87,7 +86,7 @@ class _Rows:
         """Do nothing."""
 
     def rewind(self, nimg: int) -> None:
-        """Drop the rows of images after ``nimg``, which stand last; that takes no room."""
+        """Drop the rows after ``nimg`` images, which are the last ones; this needs no disk space."""
         self._pending = b"".join(row for row in self._pending.splitlines(True) if self.row_nimg(row) <= nimg)
         with writing(self._path), self._path.open("rb") as rows:
             kept = itertools.takewhile(lambda row: self.row_nimg(row) <= nimg, rows)
@@ -106,15 +105,15 @@ class _Rows:
 
 
 class JsonLines(_Rows):
-    """One strict JSON object a report, ``nimg`` first; what is not finite is written as null."""
+    """One strict JSON object for each report, ``nimg`` first; non-finite numbers are written as null."""
 
     def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
-        """One row."""
+        """Return one row."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         return json.dumps({"nimg": nimg, **finite}, allow_nan=False).encode() + b"\n"
 
     def row_nimg(self, row: bytes) -> float:
-        """What parses is whole, with or without its line end."""
+        """Return the row's ``nimg``; a row that can be parsed is whole, with or without its line end."""
         try:
             nimg = json.loads(row)["nimg"]
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -123,21 +122,21 @@ class JsonLines(_Rows):
 
 
 class CSV(_Rows):
-    """A row for each number: ``nimg,name,value``, all digits of it; what is not finite is nan, inf or -inf.
+    """A row for each number: ``nimg,name,value``, with all digits; non-finite numbers are nan, inf or -inf.
 
-    Names that come later, as an alarm's, would change the columns of a table with one column a name.
+    A table with a column for each name would need more columns when a new name comes, such as an alarm's.
     """
 
     header = CSV_HEADER
 
     def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
-        """As many rows as metrics."""
+        """Return a row for each metric."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows((nimg, name, value) for name, value in metrics.items())
         return text.getvalue().encode()
 
     def row_nimg(self, row: bytes) -> float:
-        """Of any value the beginning is a value too: a row without its line end is not whole."""
+        """Return the row's ``nimg``; without its line end it is not whole, as the beginning of a value is one too."""
         nimg, *others = row.split(b",")
         if row == self.header:
             return -math.inf
@@ -145,28 +144,28 @@ class CSV(_Rows):
 
 
 class TensorBoard:
-    """Writes scalars and images for TensorBoard; it hides what an earlier process wrote after ``resume_nimg``.
+    """Writes scalars and images for TensorBoard, and hides reports of earlier processes after ``resume_nimg``.
 
-    Its writer never writes again after the system has refused it once. A new one is opened then, at the next call.
+    TensorBoard's writer never writes again once the system has refused a write. The next call opens a new writer.
     """
 
     def __init__(self, directory: Path, resume_nimg: int) -> None:
         self._directory = directory
         self._writer: SummaryWriter | None = None
-        # TensorBoard hides the purged step too, and the state at resume_nimg is the one that was resumed.
+        # TensorBoard also hides the purged step itself; the reports at resume_nimg stay.
         self._purge_step: int | None = resume_nimg + 1
         with self._open():
             pass
 
     def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
-        """Add the metrics of a report, one series each."""
+        """Add the metrics of a report, each as its own series."""
         with self._open() as writer:
             for tag, value in metrics.items():
                 writer.add_scalar(tag, value, nimg)
-            writer.flush()  # not only every two minutes, its default: a kill must not lose reports
+            writer.flush()  # by default it flushes every two minutes, but a kill must not lose reports
 
     def add_text(self, tag: str, text: str, nimg: int) -> None:
-        """Add a text, Markdown."""
+        """Add a text in Markdown."""
         with self._open() as writer:
             writer.add_text(tag, text, nimg)
             writer.flush()
@@ -178,12 +177,12 @@ class TensorBoard:
             writer.flush()
 
     def rewind(self, nimg: int) -> None:
-        """Hide what was written of images after ``nimg``, from the next call on."""
+        """Hide reports after ``nimg`` images, from the next call on."""
         self._purge_step = nimg + 1
         self.close()
 
     def close(self) -> None:
-        """Write what is pending and close the event file."""
+        """Write all pending reports and close the event file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             with writing(self._directory), _quiet_threads():
@@ -191,7 +190,7 @@ class TensorBoard:
 
     @contextmanager
     def _open(self) -> Iterator[SummaryWriter]:
-        """Give the writer, a new one where there is none; let go of it when it fails."""
+        """Yield the writer, a new one if there is none; drop it if it fails."""
         with writing(self._directory), _quiet_threads():
             try:
                 if self._writer is None:
@@ -205,7 +204,7 @@ class TensorBoard:
 
 @contextmanager
 def _quiet_threads() -> Iterator[None]:
-    """Keep Python from printing what the system refuses to the writer's thread, which hands it to its caller too."""
+    """Keep Python from printing the writer thread's OSErrors, which the writer's caller gets too."""
     before = threading.excepthook
 
     def show(what: threading.ExceptHookArgs) -> None:

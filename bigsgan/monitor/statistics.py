@@ -18,7 +18,7 @@ class Statistics:
     """Means by name (such as ``"loss/discriminator"``) over everything added since the last ``reduce``, on all ranks.
 
     Sums and counts are kept, not means, so that ranks and steps that hold more elements weigh more. The sums are
-    float64, where the device has it: the logits of a whole report in float32 would lose digits.
+    float64 if the device has it: sums over the logits of a whole report would lose digits in float32.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class Statistics:
         self._declared: set[str] = set()
 
     def declare(self, *names: str) -> None:
-        """Announce names that only some ranks add to, so that all ranks reduce the same ones."""
+        """Announce names that only some ranks add to, so that all ranks reduce the same names."""
         self._declared.update(names)
 
     def add(self, name: str, value: Tensor) -> None:
@@ -39,24 +39,24 @@ class Statistics:
         Enqueues two small operations (a sum and an addition) and waits for nothing.
         """
         # Detached, as a graph held by a running sum would keep the activations of every step alive.
-        # Moved, as DeepSpeed gives some norms on the host (ZeRO 3 with offload).
+        # Moved, as DeepSpeed computes some norms on the host (ZeRO 3 with offload).
         total = value.detach().to(self._device, non_blocking=True).sum(dtype=self._dtype)
         held = self._device_sums.get(name)
-        # Out of place: a sum that was made in inference mode may not be changed outside of it.
+        # Out of place: a sum that was made in inference mode must not be changed outside it.
         self._device_sums[name] = total if held is None else held + total
         self._counts[name] += value.numel()
 
     def add_host(self, name: str, value: float) -> None:
-        """Count one number that the host already has, such as a learning rate, into the mean."""
+        """Count one number on the host, such as a learning rate, into the mean."""
         self._host_sums[name] += value
         self._counts[name] += 1
 
     def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """The mean of each name, in their order, over all that every rank added since the last call; then start afresh.
+        """Return the mean of each name, sorted, over everything that the ranks added since the last call; start afresh.
 
-        A collective: every rank calls it at the same point, having added to the same names, but for declared ones. It
-        waits for the device once. A name that was declared and that no rank added to is left out; one without elements
-        (only empty tensors were added) has the mean NaN.
+        A collective: every rank calls it at the same point, and has added to the same names, except declared ones. It
+        waits for the device once. A declared name that no rank added to is left out. A name to which only empty tensors
+        were added has the mean NaN.
 
         ``sum_over_ranks`` sums a vector on the device elementwise over the ranks; it is the identity on one rank.
 
@@ -75,13 +75,13 @@ class Statistics:
         return {name: mean for name, mean, count in means if count or name not in self._declared}
 
     def clear(self) -> None:
-        """Forget what was added since the last ``reduce``."""
+        """Drop everything added since the last ``reduce``."""
         self._device_sums.clear()
         self._host_sums.clear()
         self._counts.clear()
 
     def _vector(self, names: list[str], fingerprint: int) -> Tensor:
-        """Sums, counts, fingerprint of the names and 1: (2 * len(names) + 2,) on the device."""
+        """Return sums, counts, fingerprint of the names and 1: (2 * len(names) + 2,) on the device."""
         host_sums = [self._host_sums.get(name, 0.0) for name in names]
         counts = [self._counts[name] for name in names]
         vector = torch.tensor([*host_sums, *counts, fingerprint, 1], dtype=self._dtype, device=self._device)

@@ -1,4 +1,4 @@
-"""Reports as one run of Weights & Biases (W&B), online or offline, by its library, which is an extra."""
+"""Reports to one run of Weights & Biases (W&B), online or offline, by its library, which is an extra."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import writing
 
 FINISH_SECONDS = 60.0
-"""How long the end of a run waits for uploads unless WANDB_FINISH_TIMEOUT says otherwise; W&B has no limit."""
+"""How long the end of a run waits for uploads unless WANDB_FINISH_TIMEOUT is set. W&B itself sets no limit."""
 
 FLUSH_SECONDS = 1.0
-"""How often W&B's process writes to its file: when training is killed it ends at once (wandb 0.31: every 15 s)."""
+"""Interval at which W&B's process writes to its file (wandb 0.31: 15 s), as it ends at once if training is killed."""
 
 _ALARM = "alarm/"
 
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 def check_wandb() -> None:
-    """See that W&B can be used: its library is there, its settings are valid, and it knows an API key to go online.
+    """Check that W&B can be used: its library is installed, its settings are valid, and it has an API key if online.
 
     Raises:
-        UserError: It cannot.
+        UserError: One of these is missing or invalid.
     """
     field, value = "monitor", "wandb"
     require("wandb", field, value)
@@ -56,14 +56,14 @@ def check_wandb() -> None:
 
 
 class WandbRun:
-    """Sends reports to a W&B run, which is the same whenever the run directory is resumed.
+    """Sends reports to a W&B run, which stays the same when the run directory is resumed.
 
-    W&B refuses a step that is not larger than the last one. So a report has the step ``nimg``, or the next free one,
-    as a second at the same ``nimg`` or one after the run went back; curves are drawn over the metric ``nimg``. The id
-    and the last step are kept in wandb/run.json, because an offline run cannot ask W&B for them.
+    W&B refuses a step that is not larger than the last one. So a report has the step ``nimg``, or the next free step
+    for a second report at the same ``nimg`` or after a rollback; curves are drawn over the metric ``nimg``. The id and
+    the last step are kept in wandb/run.json, because an offline run cannot ask W&B for them.
 
-    What W&B raises is one warning, after which it gets no more reports: training goes on. A full disk under the file
-    of the last step is one warning, too, and reports go on.
+    After an error of W&B there is one warning, and no more reports; training continues. If the disk is full for the
+    file of the last step, there is one warning too, and reports continue.
     """
 
     def __init__(self, out: Path, recipe: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class WandbRun:
             self._attempt(lambda: self._add({tag: picture(str(path))}, nimg))
 
     def rewind(self, nimg: int) -> None:
-        """Do nothing: W&B keeps what it has, and what follows has larger steps."""
+        """Do nothing: W&B keeps its reports, and later ones have larger steps."""
 
     def close(self) -> None:
         """Wait for uploads, for a limited time, and end the W&B run; it can be resumed."""
@@ -104,11 +104,11 @@ class WandbRun:
             project=found.project or "bigsgan",
             run_name=found.run_name or out.absolute().name,
             root_dir=os.environ.get("WANDB_DIR") or str(out),
-            console=os.environ.get("WANDB_CONSOLE") or "off",  # a progress bar is no log
+            console=os.environ.get("WANDB_CONSOLE") or "off",  # a progress bar is not a log
             finish_timeout=found.finish_timeout or FINISH_SECONDS,
             x_transaction_log_flush_interval=FLUSH_SECONDS,
         )
-        resume = None if found.mode == "offline" else "allow"  # W&B warns of it offline
+        resume = None if found.mode == "offline" else "allow"  # offline, W&B warns of "allow"
         run = wandb.init(id=kept.get("id"), resume=resume, settings=settings)
         run.config.update(recipe, allow_val_change=True)
         run.define_metric("*", step_metric="nimg")
@@ -122,7 +122,7 @@ class WandbRun:
         self._run.log({"nimg": nimg, **values}, step=self._step, commit=True)
 
     def _alert(self, metrics: Mapping[str, float], nimg: int) -> None:
-        """Have W&B send a message of each alarm that the report before did not have."""
+        """Let W&B send a message for each alarm that was not in the previous report."""
         if self._run is None or not any(name.startswith("loss/") for name in metrics):  # quality metrics have no alarms
             return
         alarms = {name for name in metrics if name.startswith(_ALARM)}
@@ -154,6 +154,6 @@ class WandbRun:
 
 
 def _end() -> None:
-    """End W&B's process: ``finish`` returns before it has written all, and Python's end would show its traceback."""
+    """End W&B's process: ``finish`` returns before it has written everything, and Python would show a traceback."""
     with suppress(Exception):
         importlib.import_module("wandb").teardown()

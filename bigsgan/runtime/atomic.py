@@ -12,18 +12,18 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the path to write to inside the block; after it, what was written takes the place of ``path``.
+    """Yield the path to write to inside the block; after it, the file written there replaces ``path``.
 
-    Where the block fails, ``path`` stays as it was and what was written is removed. The file gets the mode that the
-    umask leaves, whatever the library that writes it thinks of (safetensors 0.8: 0600).
+    If the block fails, ``path`` stays as it was, and the file written is removed. The file gets the mode that the
+    umask leaves, whatever mode the library that writes it chooses (safetensors 0.8: 0600).
     """
     unfinished = path.with_name(path.name + ".tmp")
     mode = _make(unfinished)
     try:
         yield unfinished
-        if _mode(os.stat(unfinished)) != mode:  # asked first: some file systems know no modes
+        if _mode(os.stat(unfinished)) != mode:  # checked first: some file systems have no modes
             os.chmod(unfinished, mode)
-        fsync(unfinished)  # or a machine that loses power could leave the new name on an empty file
+        fsync(unfinished)  # otherwise a loss of power could leave the new name on an empty file
         os.replace(unfinished, path)
     except BaseException:
         with suppress(OSError):
@@ -47,10 +47,10 @@ def fsync(path: Path) -> None:
 
 
 def _make(unfinished: Path) -> int:
-    """Make an empty file, instead of one that a killed process left, and return the mode that it got.
+    """Make an empty file, replacing one that a killed process left, and return its mode.
 
     Raises:
-        OSError: It cannot be made, or a link, a pipe or something else has its name.
+        OSError: The file cannot be made, or its name belongs to a link, a pipe or the like.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(unfinished).st_mode):

@@ -22,7 +22,7 @@ from bigsgan.monitor.logs import current_log
 from bigsgan.runtime import comm, roster
 
 _UNKNOWN_SECONDS = 5.0
-"""How long a rank waits to be ended where rank 0 may have spoken, whose launcher then ends its host's ranks."""
+"""How long a rank waits to be ended if rank 0 may have printed a message, whose launcher then ends its host's ranks."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,15 +31,15 @@ def exit_status(work: Callable[[], int]) -> int:
     """Do the work on every rank; return its result, 2 after a UserError, or 1 after a lost connection.
 
     One rank prints the message of a UserError; the others wait until the launcher terminates them, which it does as
-    soon as one rank exits. So does the first rank that loses its connection: it names the ranks of its host that are
-    gone, and those that it waited for. Of other errors the first is printed, with rank, phase and traceback.
-    One of several ranks ends here after an error: others may be inside a collective with it, and where Python takes
-    torch down meanwhile, torch's threads may abort the process (status 250 instead of 2; seen once, of two CPU ranks).
+    soon as one rank exits. After lost connections, the first rank that lost one prints: it names the ranks of its host
+    that are gone, and those that it waited for. Other errors are printed once, with rank, phase and traceback.
+    With several ranks, the process ends here after an error: others may be inside a collective with it, and when Python
+    shuts torch down meanwhile, its threads may abort the process (status 250 instead of 2; seen once, two CPU ranks).
     """
     try:
         return work()
     except UserError as error:
-        # INFO, for the log file only: as an error it would be printed twice.
+        # INFO goes to the log file only: an ERROR would be printed twice.
         _log.info("stopped: %s", error, exc_info=error)
         if comm.claim_speech():
             print_error(error)
@@ -51,7 +51,7 @@ def exit_status(work: Callable[[], int]) -> int:
         if not (spoke or comm.is_lost_connection(error)):
             _end_failed(error)
             raise
-        gone = roster.gone_soon()  # of those that ended first: others will, for the same reason as this rank
+        gone = roster.gone_soon()  # now, to find the ranks that ended first: others follow for this rank's reason
         _log.info("stopped after another rank", exc_info=error)
         if spoke:
             wait_for_termination()
@@ -70,19 +70,19 @@ def exit_status(work: Callable[[], int]) -> int:
 
 
 def lost_connection(gone: Sequence[int], reason: str) -> str:
-    """Return a line that says whom this rank has lost, who may be ``gone``, and what it waited for."""
+    """Return a line that says which ranks are ``gone``, that this rank lost its connection, and what it waited for."""
     lost = f"{_self()} lost its connection in phase '{_phase()}'{_awaited()}: {reason}"
     return f"{ended(gone)}; {lost}" if gone else f"{lost}; another rank or its host failed first"
 
 
 def ended(gone: Sequence[int]) -> str:
-    """Say that ranks of this host are gone."""
+    """Return the text that says that ranks of this host are gone."""
     who = f"{roster.named(gone)} on {socket.gethostname()} (process {roster.processes(gone)})"
     return f"{who} ended without a message: killed, or crashed"
 
 
 def _end_failed(error: Exception) -> None:
-    """End one of several ranks, after it has said which it is and in what it has failed; return in one alone."""
+    """Print which rank failed in which phase, and end this process; return if it is the only rank."""
     if comm.world_size() == 1:
         return
     _log.info("failed", exc_info=error)
@@ -118,7 +118,7 @@ def _let_launcher_forward() -> None:
 
 
 def _end(status: int) -> int:
-    """End one of several ranks; return the status of one alone."""
+    """End this process; return the status if it is the only rank."""
     if comm.world_size() > 1:
         end_process(status)
     return status

@@ -1,4 +1,4 @@
-"""Packages that only some commands need, and that an extra of this one installs."""
+"""Packages that only some commands need, each installed by an extra of this package."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PACKAGES = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "wandb": ("wandb",),
 }
-"""By extra, as pyproject.toml has them."""
+"""The packages of each extra, as in pyproject.toml."""
 
 
 def require(extra: str, field: str, value: object = None) -> None:
-    """Check that the packages of an extra are installed; ``field`` and ``value`` are what needs them.
+    """Check that the packages of an extra are installed. ``field`` and ``value`` are the option that needs them.
 
     Raises:
-        UserError: One is not.
+        UserError: A package is not installed.
     """
     for package in PACKAGES[extra]:
         if importlib.util.find_spec(package) is None:

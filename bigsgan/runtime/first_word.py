@@ -19,15 +19,15 @@ _WORD = b"rank 0 of bigsgan has spoken\n"
 
 
 def is_on_another_host() -> bool:
-    """Return whether this rank may be on another host than rank 0, where global and local ranks are equal.
+    """Return whether this rank may be on another host than rank 0: on rank 0's, global and local ranks are equal.
 
-    Ranks that see a device of their own all have the local rank 0, and LOCAL_SIZE says so: they are counted as hosts.
+    Ranks that each see only their own device all have local rank 0 and LOCAL_SIZE 1: each counts as a host.
     """
     return _number("RANK") != _number("LOCAL_RANK") and _address() is not None
 
 
 def tell_other_hosts(patience: float = _PATIENCE_SECONDS) -> None:
-    """Tell ranks of other hosts that this one, rank 0, has spoken, until all have asked or ``patience`` is over."""
+    """Tell the ranks of other hosts that rank 0, this one, has spoken, until all have asked or ``patience`` is over."""
     num, address = _number("WORLD_SIZE", 1) - _number("LOCAL_SIZE", _number("LOCAL_WORLD_SIZE", 1)), _address()
     if num <= 0 or address is None:
         return
@@ -41,14 +41,14 @@ def tell_other_hosts(patience: float = _PATIENCE_SECONDS) -> None:
 
 
 def rank_zero_spoke(patience: float = _PATIENCE_SECONDS) -> bool:
-    """Whether rank 0, on another host, has spoken; not where it waits for the ranks there, or does not answer."""
+    """Return whether rank 0, on another host, has spoken; False if its store waits for ranks or does not answer."""
     address, until = _address(), time.monotonic() + patience
     while address is not None and time.monotonic() < until:
         with suppress(OSError), socket.create_connection(address, _ANSWER_SECONDS) as connection:
             connection.settimeout(_ANSWER_SECONDS)
             try:
                 return connection.recv(len(_WORD)) == _WORD
-            except TimeoutError:  # the ranks' store, which waits to be asked
+            except TimeoutError:  # it is the rendezvous store, which sends nothing before it is asked
                 return False
         time.sleep(_POLL_SECONDS)
     return False
@@ -56,9 +56,9 @@ def rank_zero_spoke(patience: float = _PATIENCE_SECONDS) -> bool:
 
 def _address() -> tuple[str, int] | None:
     host, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT")
-    # torchrun may keep the store itself, and answers for a rank 0 that has ended.
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return (host, port) if host and 0 < port < 65_536 and not kept else None
+    # torchrun may host the store itself, and then answers for a rank 0 that has ended.
+    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return (host, port) if host and 0 < port < 65_536 and not is_torchruns else None
 
 
 def _number(name: str, default: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of this machine as files and the environment tell, without torch."""
+"""Finds the NVIDIA GPUs of this machine by its device files and the environment, without torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ DEVICES = Path("/dev")
 
 
 def nvidia_gpus() -> list[Path]:
-    """Those that this process may open; schedulers keep jobs from those of others."""
+    """Return the device files that this process may open; schedulers keep jobs from opening those of others."""
     return [path for path in DEVICES.glob("nvidia[0-9]*") if _opens(path)]
 
 
 def own_device(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which a rank sees the GPU of its LOCAL_RANK alone, as number 0.
+    """Return variables with which a rank sees only the GPU of its LOCAL_RANK, as number 0.
 
-    Nothing where its host has one rank, or fewer GPUs than ranks. To be set before torch looks for devices. What
-    torch.compile caches holds the device's number, so that ranks find what another one has compiled. NCCL reaches GPUs
-    that a process does not see (since CUDA 10.1; p2pCanConnect in its transport/p2p.cc).
+    They are empty if its host has one rank, or fewer GPUs than ranks. Set them before torch looks for devices.
+    Code in torch.compile's cache holds the device's number, so with equal numbers ranks find what another compiled.
+    NCCL reaches GPUs that a process does not see (since CUDA 10.1; p2pCanConnect in its transport/p2p.cc).
     """
     if not environment.get("RANK") or environment.get("DS_ACCELERATOR") not in (None, "", "cuda"):
         return {}

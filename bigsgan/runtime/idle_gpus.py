@@ -11,13 +11,12 @@ from bigsgan.runtime.gpus import nvidia_gpus
 
 
 def refuse_idle_gpus(environment: Mapping[str, str]) -> None:
-    """Call where DeepSpeed has chosen the CPU, which it does with a warning where torch finds no device.
+    """Call this after DeepSpeed has chosen the CPU, which it does, with a warning, if torch finds no device.
 
-    In this process's environment DS_ACCELERATOR=cpu asks for the CPU, and so does a CUDA_VISIBLE_DEVICES without a
-    device.
+    The user asks for the CPU by DS_ACCELERATOR=cpu in ``environment``, or by a CUDA_VISIBLE_DEVICES without a device.
 
     Raises:
-        UserError: There are NVIDIA GPUs that this process may open, and nobody asked for the CPU.
+        UserError: There are NVIDIA GPUs that this process may open, and the user has not asked for the CPU.
     """
     hidden = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if environment.get("DS_ACCELERATOR") or hidden or not nvidia_gpus():

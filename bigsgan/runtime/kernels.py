@@ -18,16 +18,16 @@ _log = logging.getLogger(__name__)
 def choose_kernels(deterministic: bool) -> None:
     """Set torch's switches for this process, before it computes anything.
 
-    Sums of ``deterministic`` ones have the same order in every run, so that a resumed run on a GPU equals an
-    uninterrupted one bit for bit; where there is none, torch raises RuntimeError. Otherwise cuDNN measures some of its
-    algorithms (torch.backends.cudnn.benchmark_limit) when it meets a shape, and takes the fastest: two runs may take
-    different ones.
+    ``deterministic`` kernels sum in the same order in every run, so that a resumed run on a GPU equals an
+    uninterrupted one bit for bit; if an operation has no such kernel, torch raises RuntimeError. Otherwise cuDNN
+    measures some of its algorithms (torch.backends.cudnn.benchmark_limit) when it meets a new shape, and takes the
+    fastest: two runs may take different ones.
     """
     debugging: Any = torch.utils.deterministic
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it, and torch checks
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it, and torch checks it
     torch.use_deterministic_algorithms(deterministic)
-    debugging.fill_uninitialized_memory = not deterministic  # else a kernel for each tensor
+    debugging.fill_uninitialized_memory = not deterministic  # filling would cost a kernel for each new tensor
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic and comm.device().type == "cuda"
     if deterministic:
@@ -38,7 +38,7 @@ def choose_kernels(deterministic: bool) -> None:
 
 @contextmanager
 def kernels(deterministic: bool) -> Iterator[None]:
-    """Have ``choose_kernels`` hold inside the block alone."""
+    """Choose kernels for the block only."""
     before = torch.are_deterministic_algorithms_enabled()
     choose_kernels(deterministic)
     try:

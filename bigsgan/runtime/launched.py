@@ -12,7 +12,7 @@ from bigsgan.errors import UserError
 
 _MOST = 2**31 - 1
 _ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
-"""Those of DeepSpeed 0.19 (accelerator/real_accelerator.py), which fails with an assertion on others."""
+"""The names that DeepSpeed 0.19 knows (accelerator/real_accelerator.py); on others it fails with an assertion."""
 
 _NAME_SECONDS = 10.0
 _REQUIRED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK")
@@ -29,7 +29,7 @@ def rank() -> int:
 
 
 def number(name: str, default: int, least: int, most: int = _MOST) -> int:
-    """Return a number that launchers set.
+    """Return the number in a launcher's variable.
 
     Raises:
         UserError: It is not an integer from ``least`` to ``most``.
@@ -44,10 +44,10 @@ def number(name: str, default: int, least: int, most: int = _MOST) -> int:
 
 
 def check_launcher() -> None:
-    """Refuse an environment that only looks like a launcher's, or with which ranks cannot meet.
+    """Refuse an environment that is not a complete launcher's, or with which ranks cannot connect.
 
     Raises:
-        UserError: With the variable that is missing or does not fit.
+        UserError: A variable is missing or does not fit.
     """
     check_rank()
     _check_accelerator()
@@ -86,7 +86,7 @@ def _gloo_finds(text: str, own: Sequence[str]) -> bool:
 
 
 def _nccl_finds(text: str, own: Sequence[str]) -> bool:
-    """Names or their beginnings; behind ``=`` whole names, behind ``^`` what is left out."""
+    """Whether NCCL finds one. ``text`` has beginnings of names; after ``=`` whole names, after ``^`` exclusions."""
     if text.startswith("^") or os.environ.get("DS_ACCELERATOR") == "cpu" or not list(Path("/dev").glob("nvidia[0-9]*")):
         return True
     names = [name.partition(":")[0] for name in text.removeprefix("=").split(",")]
@@ -94,9 +94,9 @@ def _nccl_finds(text: str, own: Sequence[str]) -> bool:
 
 
 def _check_first_host() -> None:
-    """Refuse a name that does not exist; torch would ask for it again and again."""
+    """Refuse a host name that does not exist; torch would look it up again and again."""
     host, until = os.environ["MASTER_ADDR"], time.monotonic() + _NAME_SECONDS
-    while not os.environ.get("KUBERNETES_SERVICE_HOST"):  # where a pod's name comes with the pod
+    while not os.environ.get("KUBERNETES_SERVICE_HOST"):  # there a pod's name exists only once the pod has started
         try:
             socket.getaddrinfo(host, None)
             return
@@ -112,7 +112,7 @@ def check_rank() -> None:
     """Refuse a rank that does not fit the number of ranks.
 
     Raises:
-        UserError: With the variable that is missing or does not fit.
+        UserError: A variable is missing or does not fit.
     """
     if not os.environ.get("RANK") and world_size() > 1:
         remedy = "start with deepspeed or torchrun, or run `unset WORLD_SIZE`"
@@ -123,7 +123,7 @@ def check_rank() -> None:
 
 
 def unfit_meeting_place(host: str, port: int, error: RuntimeError) -> UserError:
-    """What keeps rank 0 from listening at MASTER_ADDR and MASTER_PORT, from torch's error."""
+    """Return the message, from torch's error, for an address and port at which rank 0 cannot listen."""
     own = socket.gethostname()
     if "EADDRINUSE" in str(error) or "EACCES" in str(error):
         problem = f"cannot be used on {own}: another program uses it, or it is reserved for root"

@@ -1,6 +1,6 @@
 """File locks, which keep a second process from writing; the kernel releases them when the process ends.
 
-Why not those of filelock: docs/explanation/libraries.md.
+docs/explanation/libraries.md says why these are not filelock's.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import NamedTuple
 from bigsgan.errors import UserError, reason
 
 _REFUSALS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems answer that keep no locks; the last is Lustre's, mounted without ``flock``."""
+"""Errors of file systems without locks; the last is that of Lustre mounted without ``flock``."""
 
 _PATIENCE_SECONDS = 100.0
-"""How long a holder on another host is waited for. An NFS server keeps the locks of a host that was lost for the lease
-of 90 s, and a job that was on it may be started again before."""
+"""How long to wait for a holder on another host. An NFS server keeps the locks of a lost host for the lease of 90 s,
+and the lost host's job may be started again before that."""
 
 _POLL_SECONDS = 0.5
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Holder(NamedTuple):
-    """What the process that holds a lock has written into its file."""
+    """The content of a lock's file, which the lock's holder has written."""
 
     host: str
     pid: int
@@ -43,18 +43,18 @@ class _Holder(NamedTuple):
 
 
 def hold(path: Path, field: str, value: str, remedy: str) -> Callable[[], None]:
-    """Lock ``path``, a file made for this alone, until the process ends, by whatever end.
+    """Lock ``path``, a file for this purpose alone, until the process ends in any way.
 
-    Where the file system keeps no locks, there is one warning and no lock. Processes that are forked do not hold it.
+    If the file system keeps no locks, there is one warning and no lock. Forked processes do not hold the lock.
 
-    The file stays there, as a process could be about to lock it. Field, value and remedy are those of the UserError if
-    another process holds the lock.
+    The file stays there, as a process could be about to lock it. ``field``, ``value`` and ``remedy`` go into the
+    UserError if another process holds the lock.
 
     Returns:
-        What lets go of it before the process ends.
+        A function that releases the lock before the process ends.
 
     Raises:
-        UserError: Another process holds it, or it cannot be written.
+        UserError: Another process holds the lock, or the file cannot be written.
     """
     until: float | None = None
     while True:
@@ -82,9 +82,9 @@ def hold(path: Path, field: str, value: str, remedy: str) -> Callable[[], None]:
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a process holds the lock of a file; None where that cannot be found out. A missing file is not locked.
+    """Return whether a process holds the lock of a file; None if that is unknown. A missing file is not locked.
 
-    It asks for a moment for a shared lock, which several may have at once, and which a file open for reading may have.
+    For a moment it takes a shared lock, which several processes may have at once and for which reading is enough.
     """
     try:
         with open(path, opener=_open_regular) as file:
@@ -93,18 +93,18 @@ def is_held(path: Path) -> bool | None:
         return False
     except BlockingIOError:
         return True
-    except OSError:  # no locks there, or no permission
+    except OSError:  # the file system has no locks, or the file no permission
         return None
     return False
 
 
 def _locked(path: Path) -> FileIO:
-    """Open and lock the file that has this name once it is locked."""
+    """Open and lock a file, and check that ``path`` still leads to it; otherwise try again."""
     while True:
-        file = FileIO(path, "a+", opener=_open_regular)  # for writing, which NFS asks of those who lock
+        file = FileIO(path, "a+", opener=_open_regular)  # open for writing, as NFS locks no other files
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):  # or the holder before has removed it
+            with suppress(FileNotFoundError):  # somebody has removed the file
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     return file
         except BaseException:
@@ -114,7 +114,7 @@ def _locked(path: Path) -> FileIO:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open what may be emptied: a link could lead to any file, and a pipe has no end."""
+    """Open a regular file, which will be emptied: a link could lead to any file, and a pipe has no end."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -123,7 +123,7 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def _held(file: FileIO) -> Callable[[], None]:
-    """Write down who holds a lock, and return what lets go of it."""
+    """Write the holder into the file of a lock, and return the function that releases the lock."""
     holder = _Holder(socket.gethostname(), os.getpid(), datetime.now().astimezone().isoformat(" ", "seconds"))
     with suppress(OSError):  # a full disk does not prevent the lock
         file.truncate(0)
@@ -141,7 +141,7 @@ def _held(file: FileIO) -> Callable[[], None]:
 
 
 def _read(path: Path) -> _Holder | None:
-    """Who holds the lock; None as long as that is not written."""
+    """Return the holder of the lock; None as long as the file does not say."""
     try:
         return _Holder(**json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError):

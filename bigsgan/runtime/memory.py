@@ -12,13 +12,13 @@ import torch
 
 from bigsgan.errors import UserError
 
-# torch has a type of its own for what its allocator of a device misses; the rest are RuntimeErrors that say: its
-# allocator on the host, a device without room for CUDA itself, and cuBLAS's and cuDNN's own workspaces.
+# torch.OutOfMemoryError comes from torch's allocator of a device. Other errors are RuntimeErrors with these texts: from
+# torch's allocator on the host, from a device without room for CUDA itself, and from cuBLAS's and cuDNN's workspaces.
 _TEXTS = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
 
 
 class _Group(NamedTuple):
-    """How the kernel names a control group's files, in one of their two versions."""
+    """The names of a control group's files, in one of the kernel's two versions."""
 
     hierarchy: str
     limit: str
@@ -34,7 +34,7 @@ _GROUPS = (
 
 
 def size(num_bytes: float) -> str:
-    """A number of bytes as text, in the largest unit of which there is at least one."""
+    """Return a number of bytes as text, in the largest unit that is not larger."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if num_bytes >= 1 << 10 * power:
             return f"{num_bytes / (1 << 10 * power):.1f} {unit}"
@@ -42,10 +42,10 @@ def size(num_bytes: float) -> str:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that this process could get: of the machine, and within the limits of its control groups.
+    """Return the bytes that this process could allocate on this machine, within the limits of its control groups.
 
-    Files that the kernel keeps in memory count as free, as it drops them where memory is asked for. None where the
-    system does not say. ``proc`` and ``sys`` are below ``root``.
+    Files that the kernel caches count as free, as it drops them when memory is needed. None if the system does not
+    say. ``proc`` and ``sys`` are looked up below ``root``.
     """
     found = []
     with suppress(OSError, ValueError):
@@ -59,14 +59,14 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
 
 
 def resident_bytes(process: Path = Path("/proc/self"), peak: bool = False) -> int:
-    """Bytes that a process holds in memory, or the most that it has held; 0 where the system does not say."""
+    """Return the bytes that a process holds in memory, or the most that it has held; 0 if the system does not say."""
     with suppress(OSError, ValueError):
         return _field(process / "status", "VmHWM:" if peak else "VmRSS:") * 1024
     return 0
 
 
 def _control_groups(root: Path) -> Iterator[tuple[Path, _Group]]:
-    """Directories of the groups that this process is in, from its own up."""
+    """Yield the directories of this process's control groups, from its own up."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -74,15 +74,15 @@ def _control_groups(root: Path) -> Iterator[tuple[Path, _Group]]:
                 if group.hierarchy in controllers.split(","):
                     top = root / "sys/fs/cgroup" / group.hierarchy
                     within = Path(path.lstrip("/"))
-                    # Within a container the path may be the host's, and its own group the top.
+                    # Inside a container the path may be the host's, while the container's own group is at the top.
                     yield from ((top / each, group) for each in (within, *within.parents))
 
 
 def _field(path: Path, name: str) -> int:
-    """Number behind a name, in a file with one of each on a line.
+    """Return the number after a name, in a file with one name and number on each line.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The file does not have the name.
     """
     for line in path.read_text().splitlines():
         words = line.split()

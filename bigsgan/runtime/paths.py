@@ -19,7 +19,7 @@ def expanded(text: str) -> str:
     """Replace a leading ``~`` or ``~user`` by the home directory.
 
     Raises:
-        ValueError: The user does not exist. The text is a predicate, as ``UserError`` takes it.
+        ValueError: The user does not exist. Its text is a predicate for ``UserError``.
     """
     found = os.path.expanduser(text)
     if found.startswith("~"):
@@ -58,7 +58,7 @@ def read_text(path: Path, most_bytes: int = 1 << 20) -> str:
 def check_stored(path: str | Path | BinaryIO) -> None:
     """Refuse a zip file with compressed members, which torch.save does not write: torch inflates them to any size.
 
-    Readers of zip files differ in where they look for the directory, so it has to be where all of them do.
+    Readers of zip files differ in where they look for the directory, so it has to be where all of them find it.
 
     Raises:
         ValueError: A member is compressed, members overlap, or the file is a damaged zip file.
@@ -68,7 +68,7 @@ def check_stored(path: str | Path | BinaryIO) -> None:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - sum(_ENDS)))
         end = file.read()
-        if begins != _FIRST_MEMBER:  # then torch does not take it for a zip file either
+        if begins != _FIRST_MEMBER:  # torch does not take it for a zip file either
             return
         if not _directory_is_last(end, size):
             raise ValueError("it is damaged: a zip file whose directory does not stand at its end")
@@ -86,11 +86,11 @@ def check_stored(path: str | Path | BinaryIO) -> None:
 
 _FIRST_MEMBER = b"PK\x03\x04"
 _ENDS = (56, 20, 22)
-"""Bytes of what ends a zip file: the record of ZIP64 and its locator, if it has them, and the record of old."""
+"""Bytes of the records that end a zip file: ZIP64's end record and its locator, both optional, and the end record."""
 
 
 def _directory_is_last(end: bytes, size: int) -> bool:
-    """Whether a file of ``size`` bytes ends with the directory and without a comment; see APPNOTE.TXT, section 4.3."""
+    """Return whether a file of ``size`` bytes ends with the directory, without a comment (APPNOTE.TXT, section 4.3)."""
     record, locator, last = (end[-sum(_ENDS[i:]) : len(end) - sum(_ENDS[i + 1 :])] for i in range(3))
     if last[:4] != b"PK\x05\x06" or len(last) != _ENDS[2] or last[-2:] != b"\0\0":
         return False
@@ -106,7 +106,7 @@ def _directory_is_last(end: bytes, size: int) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write ``path`` (disk full, no permission) into a message for the user."""
+    """Turn an OSError inside the block (disk full, no permission) into a message that ``path`` cannot be written."""
     try:
         yield
     except OSError as error:

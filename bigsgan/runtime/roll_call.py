@@ -55,7 +55,7 @@ def _take(joined: threading.Event, first_look: float, patience: float) -> None:
         problems = [problem for problem in problems if problem.host in still]
         if problems and not joined.is_set():
             print_error(UserError("hosts", None, "; ".join(map(str, problems)), preflight.REMEDY))
-            os._exit(EXIT_BAD_INPUT)  # the main thread waits inside of torch
+            os._exit(EXIT_BAD_INPUT)  # the main thread waits inside torch
         while not joined.wait(patience):
             if (missing := _missing(store)) and not joined.is_set():
                 named = _named(missing, hosts)
@@ -70,7 +70,7 @@ def _missing(store: dist.Store) -> list[int]:
 
 
 def _hosts_without_ranks(missing: Sequence[int], hosts: Sequence[str]) -> list[preflight.Problem]:
-    """Return certain problems of the missing ranks' hosts; none if ssh cannot even reach this host."""
+    """Return the sure problems of the missing ranks' hosts; none if ssh cannot even reach this host."""
     absent = {hosts[rank] for rank in missing if rank < len(hosts)} - set(hosts[:1])
     if not absent:
         return []

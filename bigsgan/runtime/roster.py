@@ -1,4 +1,4 @@
-"""Who the ranks of this job are: their processes, and the network that each holds where it holds one alone."""
+"""The ranks of this job: their processes, and the network that each holds if it holds only one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Member(NamedTuple):
     """A rank.
 
     Attributes:
-        host: Its name.
-        processes: Which numbering of processes its own belongs to; containers of one host have several.
+        host: Name of its host.
+        processes: The process namespace that ``process`` counts in; containers of one host have several.
         process: Number of its process.
-        holds: The network that it holds; empty where every rank holds a part of both.
+        holds: The network that it holds; empty if every rank holds a part of both.
     """
 
     host: str
@@ -33,18 +33,18 @@ _members: Sequence[Member] = ()
 
 
 def own(holds: str = "") -> Member:
-    """Return this process, as a member."""
+    """Return the member that this process is."""
     return Member(socket.gethostname(), _numbering(), os.getpid(), holds)
 
 
 def know(members: Sequence[Member]) -> None:
-    """Take note of all ranks, in their order. Until then, and after ``know(())``, nothing is known of any."""
+    """Register all ranks, in their order. Until then, and after ``know(())``, no rank is known."""
     global _members
     _members = members
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Name ranks with what they hold: ``rank 1 (discriminator)``, ``ranks 0, 1 (generator), 2 (discriminator)``."""
+    """Name ranks and their networks: ``rank 1 (discriminator)``, ``ranks 0, 1 (generator), 2 (discriminator)``."""
     holds = {rank: _members[rank].holds if rank < len(_members) else "" for rank in ranks}
     parts = []
     for network in dict.fromkeys(holds.values()):
@@ -55,19 +55,19 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def holds(rank: int) -> str:
-    """Return the network that a rank holds alone, as far as it is known."""
+    """Return the network that a rank holds; empty if it holds a part of both, or is not known."""
     return _members[rank].holds if rank < len(_members) else ""
 
 
 def gone() -> list[int]:
-    """Return the ranks of this host whose processes have ended; any thread may ask."""
+    """Return the ranks of this host whose processes have ended. Any thread may call this."""
     here = socket.gethostname(), _numbering()
-    own_ones = [rank for rank, member in enumerate(_members) if (member.host, member.processes) == here]
-    return [rank for rank in own_ones if _has_ended(_members[rank].process)]
+    local = [rank for rank, member in enumerate(_members) if (member.host, member.processes) == here]
+    return [rank for rank in local if _has_ended(_members[rank].process)]
 
 
 def gone_soon() -> list[int]:
-    """Return the same once there are some, or after half a second: connections end a moment before their process."""
+    """Return ``gone()`` once it has ranks, or after half a second: connections end a moment before their process."""
     until = time.monotonic() + _ENDING_SECONDS
     while not (found := gone()) and _members and time.monotonic() < until:
         time.sleep(_ENDING_SECONDS / 20)
@@ -75,35 +75,35 @@ def gone_soon() -> list[int]:
 
 
 def any_killed(ranks: Sequence[int]) -> bool:
-    """Whether one of some ranks that are ``gone`` is known to have ended by a signal."""
+    """Return whether one of these ``gone`` ranks is known to have ended by a signal."""
     return any(_signal_of(_members[rank].process) for rank in ranks)
 
 
 def processes(ranks: Sequence[int]) -> str:
-    """Name the processes of ranks that are known."""
+    """Return the numbers of the processes of known ranks, as text."""
     return ", ".join(str(_members[rank].process) for rank in ranks[:MOST_NAMED])
 
 
 def _numbering() -> str:
-    try:  # the first namespace has one number on every machine
+    try:  # with the boot's id, as the first namespace has the same number on every machine
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # not Linux, where nobody can be seen to have ended
+    except OSError:  # not Linux: the end of a process cannot be seen
         return ""
 
 
 def _has_ended(process: int) -> bool:
-    """Whether a process does not run any more, though its launcher may not have taken note of it."""
+    """Return whether a process has ended, even if its launcher has not reaped it."""
     try:
         state, *_ = _stat(process)
     except FileNotFoundError:
         return Path("/proc/self/stat").exists()
-    except (OSError, IndexError):  # ProcessLookupError: it ends at this moment
+    except (OSError, IndexError):  # ProcessLookupError: it is ending at this moment
         return True
     return state in "ZX"
 
 
 def _signal_of(process: int) -> int:
-    """Number of the signal that ended a process of which its launcher has not taken note; 0 if none is known."""
+    """Return the number of the signal that ended a process that is not reaped yet; 0 if none is known."""
     try:
         return int(_stat(process)[-1]) & 0x7F
     except (OSError, IndexError, ValueError):
@@ -111,5 +111,5 @@ def _signal_of(process: int) -> int:
 
 
 def _stat(process: int) -> list[str]:
-    """State and all that follows, up to the status as ``waitpid`` gives it (proc_pid_stat(5))."""
+    """Return a process's fields from its state to its exit status as ``waitpid`` gives it (proc_pid_stat(5))."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)
-"""What schedulers send: SIGTERM before they kill, SIGUSR1 as Slurm's warning (``--signal``)."""
+"""Schedulers send SIGTERM before they kill, and SIGUSR1 as Slurm's warning (``--signal``)."""
 
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Start processes inside the block that these signals never reach, as launchers and Slurm send them to all.
+    """Keep these signals, which launchers and Slurm send to all processes, from those started inside the block.
 
-    A child inherits which signals are blocked. What this process is sent meanwhile arrives after the block.
+    A child inherits which signals are blocked. Signals to this process arrive after the block.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:

@@ -1,4 +1,4 @@
-"""Ranks from Slurm: translates the variables that `srun` sets to those that torch.distributed reads."""
+"""Translates the variables that Slurm's `srun` sets to those that torch.distributed reads."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from bigsgan.errors import UserError
 
 _FIRST_PORT, _NUM_PORTS = 20_000, 12_000
-"""Below 32,768, from where on Linux takes ports for outgoing connections."""
+"""All ports are below 32,768, where Linux's ports for outgoing connections begin."""
 
 _MOST_DIGITS = 10
 
 
 def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE, MASTER_ADDR and MASTER_PORT of a task that `srun` started.
+    """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE, MASTER_ADDR and MASTER_PORT of a task that `srun` started.
 
-    Nothing where another launcher has set RANK, or where this is no task of `srun`, such as a batch script itself.
+    Empty if another launcher has set RANK, or if this is not a task of `srun`, but for example a batch script.
 
     Raises:
         UserError: Variables are missing or not as Slurm sets them.
@@ -25,7 +25,7 @@ def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     node = int(_number(environment, "SLURM_NODEID"))
     local_rank, local_size = _number(environment, "SLURM_LOCALID"), tasks_on_node(environment, node)
-    if _sees_own_device(environment, local_size):  # which is number 0
+    if _sees_own_device(environment, local_size):  # its device is number 0
         local_rank, local_size = "0", 1
     job = int(_number(environment, "SLURM_JOB_ID"))
     return {
@@ -34,13 +34,13 @@ def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": local_rank,
         "LOCAL_SIZE": str(local_size),
         "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(_text(environment, "SLURM_STEP_NODELIST")),
-        # Jobs that share a host have other numbers.
+        # Jobs that share a host have different numbers, and so different ports.
         "MASTER_PORT": environment.get("MASTER_PORT") or str(_FIRST_PORT + job % _NUM_PORTS),
     }
 
 
 def first_host(nodelist: str) -> str:
-    """First name of a list such as ``gpu[007-010,012]-ib,login1``."""
+    """Return the first name of a list such as ``gpu[007-010,012]-ib,login1``."""
     found = re.fullmatch(r"([^\[\],]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?(?:,.*)?", nodelist)
     if found is None:
         raise UserError("SLURM_STEP_NODELIST", nodelist, "must be a list of hosts", "set MASTER_ADDR to the first host")
@@ -49,7 +49,7 @@ def first_host(nodelist: str) -> str:
 
 
 def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
-    """Tasks of this step on one of its nodes, of a text such as ``8(x3),4``."""
+    """Return the number of this step's tasks on one of its nodes, from a text such as ``8(x3),4``."""
     text = _text(environment, "SLURM_STEP_TASKS_PER_NODE")
     counts: list[int] = []
     for part in text.split(","):
@@ -64,13 +64,13 @@ def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
 
 
 def _sees_own_device(environment: Mapping[str, str], local_size: int) -> bool:
-    """Whether Slurm shows each task a single GPU of its own.
+    """Return whether Slurm shows each task a single GPU of its own.
 
-    --gpus-per-task, --ntasks-per-gpu and --gpu-bind do so, each alone, and --gpu-bind=none undoes it. No variable says
-    all of that, so what the task sees decides; without CUDA_VISIBLE_DEVICES it sees all.
+    Each of --gpus-per-task, --ntasks-per-gpu and --gpu-bind does so, and --gpu-bind=none undoes it. No variable tells
+    all of that, so this looks at what the task sees; without CUDA_VISIBLE_DEVICES it sees all GPUs.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-    # Where one GPU of the node is for all of its tasks, each would see one too.
+    # If all tasks of the node share its only GPU, each sees a single one too.
     on_node = environment.get("SLURM_GPUS_ON_NODE", "")
     return bool(visible) and "," not in visible and on_node.isdecimal() and int(on_node) >= local_size
 

@@ -11,9 +11,9 @@ import torch
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Let all convolutions and matrix products in float32 use TF32 inside the block, or none of them.
+    """Let all float32 convolutions and matrix products use TF32 inside the block, or none of them.
 
-    By default torch lets convolutions use it, and matrix products not. Without effect on a CPU.
+    By default, torch uses it for convolutions but not for matrix products. Without effect on a CPU.
     """
     backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     before = [backend.allow_tf32 for backend in backends]

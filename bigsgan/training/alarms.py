@@ -1,4 +1,4 @@
-"""Detects failure in a run's reports: one network winning, exploding gradients, mode collapse, a penalty far off."""
+"""Detects failures in a run's reports: one network wins, gradients explode, modes collapse, or a penalty is far off."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bigsgan.config import NETWORKS
 DIVERSITY = "diversity/ema"
 
 _SURE, _IN_A_ROW = 0.99, 5
-"""Share of logits with the correct sign, in that many consecutive reports: G learns nothing more from D."""
+"""Share of logits with the correct sign from which G learns nothing more from D, in so many reports in a row."""
 
 _BLIND = 0.02
-"""The same, with almost all signs wrong: D has lost."""
+"""Share of logits with the correct sign below which D has lost, in as many reports."""
 
 _OFF, _CHECKS = 0.2, 3
-"""Error of a finite difference's squared slopes, in that many reports that have a check in a row."""
+"""Relative error of a finite difference's squared slopes, in so many consecutive reports that have a check."""
 
 _MEMORY, _LEAST_KNOWN = 50, 5
 _EXPLODES, _VANISHES = 100.0, 1e-4
@@ -91,9 +91,9 @@ class Alarms:
         return {f"spectral_norm_spikes/{network}": f"{seen}, which precedes collapse: lower optimizer.{network}.lr"}
 
     def _slopes(self, metrics: Mapping[str, float], name: str) -> dict[str, str]:
-        """Of a finite difference and exact ones along the same directions, so that chance has no part in it.
+        """Compare a finite difference's slopes with exact ones along the same directions, leaving out chance.
 
-        ``penalty/r1`` and ``penalty/r1_exact`` differ by the directions too: by sqrt(2 / n) of the mean over n images.
+        ``penalty/r1`` and ``penalty/r1_exact`` differ in the directions too: by sqrt(2 / n) of the mean over n images.
         """
         estimate, exact = metrics.get(f"slope/{name}"), metrics.get(f"slope/{name}_exact")
         if estimate is None or exact is None:
@@ -124,7 +124,7 @@ def diversity(samples: Tensor, columns: int, reals: Tensor) -> float:
 
     Args:
         samples: (n, C, R, R) row by row; image i belongs to column i % columns.
-        columns: Of the grid.
+        columns: Columns of the grid.
         reals: (m, C, R, R).
     """
     within = torch.stack([_mean_distance(samples[column::columns]) for column in range(columns)])

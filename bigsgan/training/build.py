@@ -1,4 +1,4 @@
-"""Puts a training run together: engines, data, the step, and what surrounds them."""
+"""Puts a training run together: engines, data, the step, and the parts around them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
-    """Put a run together, and restore what it begins from. Every rank calls this.
+    """Put a run together, and load the checkpoint or weights that it begins from. Every rank calls this.
 
     Raises:
         UserError: The data, the checkpoint or this machine do not fit the plan.
@@ -61,7 +61,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     teacher = checked_teacher(recipe, start.found.layout if start.found else {})
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
-    if rank == 0:  # which writes manifests
+    if rank == 0:  # rank 0 writes manifests
         layout[DATA] = shown.fingerprint()._asdict()
     if teacher is not None:
         layout[TEACHER] = teacher
@@ -110,7 +110,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
 
 
 def _training_dataset(recipe: Recipe, shown: ImageDataset) -> ImageDataset:
-    """What networks train on: the images that are shown, or crops of them; with their pixels where a teacher looks."""
+    """Return the data set to train on: ``shown`` or crops of its images, with their pixels if there is a teacher."""
     dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
     return WithImages(dataset, recipe.data) if recipe.objective.teacher else dataset
 
@@ -118,13 +118,13 @@ def _training_dataset(recipe: Recipe, shown: ImageDataset) -> ImageDataset:
 def _build_snapshots(
     recipe: Recipe, out: Path, averages: EMAState, layout: dict[str, Any], counters: Counters, rank_log: RankLog
 ) -> Snapshots | None:
-    """What saves snapshots of the power function averages; those of a future that is not to be are removed."""
+    """Remove snapshots that are newer than this start, and build what saves further ones, if the recipe asks for it."""
     remove_abandoned(out, counters.nimg)
     return Snapshots(out, recipe, averages, layout, rank_log.moved) if recipe.ema.power else None
 
 
 def _imported_counters(start: Start, recipe: Recipe) -> Counters:
-    """Counters of a run that begins: at 0, or at the images that imported networks had seen."""
+    """Return the counters of a new run: they begin at 0, or at the images that imported networks have seen."""
     d_steps = recipe.objective.d_steps
     if start.initial is None or not start.initial.own:
         return Counters(d_steps)
@@ -134,7 +134,7 @@ def _imported_counters(start: Start, recipe: Recipe) -> Counters:
 
 
 def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, Any]]:
-    """Both engines, with what they begin with but their own checkpoint, and how they lie on the ranks."""
+    """Build both engines, load initial weights if there are any, and describe the layout."""
     recipe = plan.recipe
     executor = build_executor(plan, _kept_divisions(plan, start))
     engines = executor.engines
@@ -163,7 +163,7 @@ def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
 def _entries(
     plan: RunPlan, engines: Mapping[str, Engine], averages: EMAState, counters: Counters
 ) -> dict[str, checkpoint.StateEntry]:
-    """The state that every run has, by name."""
+    """Return the entries of state that every run has, by name."""
 
     def state(network: str, engine: Engine) -> EngineState:
         first = plan.placement(network).ranks.start
@@ -200,11 +200,11 @@ def _report_start(reporter: Reporter, start: Start, nimg: int, schedule: str) ->
 
 
 def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int) -> SampleGrid:
-    """What sample grids show; a grid of real images is shown at once, unless they stand beside the samples."""
+    """Return the inputs of sample grids; report a grid of real images, unless each sample is shown beside one."""
     num = NUM_PAIRS if recipe.data.paired else NUM_SHOWN
     images = for_rank_zero(comm, lambda: readable_images(dataset, recipe.data, num, comm.device()))
     images = torch.empty(0) if images is None else images
-    if recipe.data.paired:  # one rank reads, as all have to show the same
+    if recipe.data.paired:  # rank 0 reads for all ranks, which have to translate the same images
         images = comm.from_rank_zero(images)
         if not len(images):
             raise UserError("data.root", recipe.data.root, "contains no readable pairs", "repair its images")
@@ -215,7 +215,7 @@ def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg:
 
 
 def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
-    """What each network computes on this rank in the phase of each: ``slices[phase][network]``."""
+    """Return the part of a batch that each network computes on this rank in each phase: ``slices[phase][network]``."""
     places = {network: plan.placement(network) for network in NETWORKS}
     batch, accumulation = plan.recipe.batch, plan.recipe.accumulation_of
     return {
@@ -227,10 +227,10 @@ def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
 def _build_reals(
     plan: RunPlan, network: str, slices: dict[str, Slice], dataset: ImageDataset, draws: Draws, counters: Counters
 ) -> RealImages:
-    """Start to read this rank's shard of the data, on the ranks of the network's first stage."""
+    """Start to read this rank's part of the data, on the ranks of the network's first stage."""
     recipe, part, place = plan.recipe, slices[network], plan.placement(network)
     stages = {0}
-    if recipe.objective.teacher and network == "discriminator":  # whose features are compared in its last stage
+    if recipe.objective.teacher and network == "discriminator":  # D's last stage compares features with the teacher's
         stages.add(place.num_stages - 1)
     start = counters.position, counters.skipped
     return RealImages(
@@ -241,7 +241,7 @@ def _build_reals(
 def _build_source(
     plan: RunPlan, slices: dict[str, dict[str, Slice]], draws: SampleDraws, dataset: ImageDataset, counters: Counters
 ) -> tuple[InputSource, Sequence[MicroBatch]]:
-    """Where the generator's inputs come from, and some of them for standing statistics."""
+    """Build the source of the generator's inputs, and draw the inputs for standing statistics."""
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
     places = [plan.placement(network) for network in NETWORKS]
     own = None

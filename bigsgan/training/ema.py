@@ -22,12 +22,12 @@ SWAP_ELEMENTS = 1 << 24
 class PowerEMA:
     """Power function averages of an engine's parameters (Karras et al. 2024, arXiv 2312.02696, section 3.1).
 
-    After n updates the one of exponent gamma is the mean of the parameters after updates k = 1 to n, weighted by
+    After n updates the average of exponent gamma is the mean of the parameters after updates k = 1 to n, weighted by
     k^(gamma + 1) - (k - 1)^(gamma + 1).
 
     Attributes:
         shards: By width, one flat tensor for each of the engine's shards, in their order.
-        begun_nimg: Images seen before their first update; None until then.
+        begun_nimg: Images seen before the averages' first update; None until then.
     """
 
     def __init__(self, engine: Engine, widths: Sequence[float]) -> None:
@@ -37,7 +37,7 @@ class PowerEMA:
 
     @torch.no_grad()
     def update(self, nimg: int, batch: int) -> None:
-        """Count the parameters after an update to ``nimg`` images, a skipped one too: time passes all the same."""
+        """Add the parameters after an update to ``nimg`` images. Skipped updates count too, as time passes in them."""
         if not self.shards:
             return
         if self.begun_nimg is None:
@@ -53,11 +53,11 @@ class ShardedEMA:
     Attributes:
         shards: One flat tensor for each of the engine's shards, in their order.
         buffers: One tensor for each of the network's buffers that are saved, by name.
-        power: Further averages, of which samples are made after training.
+        power: Further averages, from which samples are made after training.
     """
 
     def __init__(self, engine: Engine, widths: Sequence[float] = ()) -> None:
-        """Begin with copies; ``widths`` are those of ``power``."""
+        """Begin with copies of the weights; ``widths`` are those of the averages in ``power``."""
         self._engine = engine
         self.power = PowerEMA(engine, widths)
         self.shards = [shard.master.clone() for shard in engine.shards()]
@@ -76,8 +76,8 @@ class ShardedEMA:
     def swapped(self) -> Iterator[None]:
         """Let the network compute with the EMA inside the block, and restore everything bit for bit after it.
 
-        Buffers may change inside the block (standing statistics); neither the live ones nor the EMA's keep that. After
-        an error, which ends the run, nothing is restored: that needs collectives, and other ranks may be elsewhere.
+        Buffers may change inside the block (standing statistics), but these changes are dropped after it. After an
+        error, which ends the run, nothing is restored: that needs collectives, and other ranks may be elsewhere.
         """
         live = {name: buffer.clone() for name, buffer in self._live_buffers.items()}
         self._swap()

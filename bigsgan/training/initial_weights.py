@@ -21,29 +21,29 @@ _log = logging.getLogger(__name__)
 
 
 _TEACHER = ".teacher."
-"""In the names of what predicts a teacher's features."""
+"""Part of the parameter names of heads, which predict a teacher's features."""
 
 
 class InitialWeights(NamedTuple):
-    """Where weights to begin with come from."""
+    """The source of a run's initial weights."""
 
-    recipe: Recipe  # of the run that they were trained in
-    checkpoint: checkpoint.Checkpoint  # of that run
+    recipe: Recipe  # recipe of the run that trained them
+    checkpoint: checkpoint.Checkpoint  # checkpoint of that run
     live: bool  # load the generator's live weights and not its EMA
-    own: bool = False  # the run directory is that of an import, whose EMA, images seen and optimizer state are kept
+    own: bool = False  # they were imported into this run directory; EMA, images seen and optimizer state are kept
 
 
 def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mapping[str, Engine]) -> None:
-    """Fill parameters and buffers of both networks, whatever layout wrote the weights. Every rank calls this.
+    """Fill parameters and buffers of both networks, from a checkpoint of any layout. Every rank calls this.
 
-    Where the two runs differ in their number of classes, what belongs to the classes keeps its new values; where heads
-    for a teacher's features differ in shape, they all do. Recipe and engines are those of the run that begins.
+    If the two runs differ in their number of classes, tensors whose shape depends on it keep their new values. If heads
+    for a teacher's features differ in shape, all heads do. ``recipe`` and ``engines`` are those of the new run.
 
     Raises:
         UserError: The networks differ in more than their classes and those heads.
     """
     other, found, live, own = initial
-    # What the recipe asks for, with the other run's classes: that has to be the other run's network.
+    # This recipe with the other run's number of classes has to describe the other run's network.
     same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": other.data.num_classes})})
     reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
     for network in NETWORKS:
@@ -71,7 +71,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
 
 
 def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, average: ShardedEMA) -> None:
-    """Load an import's EMA, unless its classes differ. A collective."""
+    """Load the EMA of imported weights, unless their classes differ. A collective."""
     found = initial.checkpoint
     if not initial.own:
         return
@@ -82,14 +82,14 @@ def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, a
 
 
 def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
-    """Of a network's parameters and buffers, but for layers before its own, such as augmentation."""
+    """Return the shapes of a network's parameters and buffers, without layers before its own, such as augmentation."""
     with torch.device("meta"):
         state = build_network(recipe, network).state_dict()
     return {name: tensor.shape for name, tensor in state.items() if not name.startswith("layers.-")}
 
 
 def _kept(theirs: dict[str, torch.Size], ours: dict[str, torch.Size]) -> set[str]:
-    """Names of ours that theirs fill; heads for a teacher's features as a whole, as parts of them are of no use."""
+    """Return the names in ``ours`` that ``theirs`` fills: all heads for a teacher's features, or none of them."""
     kept = {name for name, shape in ours.items() if theirs.get(name) == shape}
     if any(_TEACHER in name for name in ours.keys() - kept):
         kept = {name for name in kept if _TEACHER not in name}
@@ -99,7 +99,7 @@ def _kept(theirs: dict[str, torch.Size], ours: dict[str, torch.Size]) -> set[str
 def _refuse_other(network: str, theirs: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
     for name in sorted(theirs.keys() | expected.keys()):
         was, wanted = theirs.get(name), expected.get(name)
-        if _TEACHER in name:  # heads may be left behind, or begin anew
+        if _TEACHER in name:  # heads may be dropped, or begin anew
             continue
         if was != wanted:
             sizes = ", ".join(
@@ -119,7 +119,7 @@ def _refuse_freezing(recipe: Recipe, found: checkpoint.Checkpoint) -> None:
 
 @torch.no_grad()
 def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> None:
-    """Read what of ``names`` lies on this rank, and no more."""
+    """Read this rank's shards of the tensors in ``names``, and no others."""
     for shard in engine.shards():
         load_shard(saved, shard._replace(pieces=[piece for piece in shard.pieces if piece.name in names]))
     engine.publish()
@@ -131,10 +131,10 @@ def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> Non
 def freeze_first_layers(recipe: Recipe, engine: Engine, num_layers: int) -> None:
     """Keep the first layers of the discriminator as they are (Mo, Cho and Shin 2020, arXiv 2002.10964).
 
-    Their gradients become 0, and an optimizer that has seen nothing else does not move them.
+    Their gradients become 0, and an optimizer that has only seen zeros does not move them.
 
     Raises:
-        UserError: There are no more layers than those.
+        UserError: The discriminator has no further layers.
     """
     with torch.device("meta"):
         numbers = [int(number) for number in build_network(recipe, "discriminator").layers]

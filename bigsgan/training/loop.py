@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """All parts of a run, built by train.py.
+    """All parts of a run, put together by ``build_run`` in build.py.
 
     Attributes:
         measuring: None unless the recipe asks for metrics.
         snapshots: None unless the recipe asks for power function averages.
-        diversity: Of the EMA's last samples, on rank 0; see alarms.diversity.
+        diversity: Diversity of the EMA's last samples, on rank 0; see alarms.diversity.
     """
 
     recipe: Recipe
@@ -71,7 +71,7 @@ class Run:
     diversity: float | None = None
 
     def count_update(self) -> float:
-        """Count an update, and update the EMA. Returns the decay of the EMA."""
+        """Count an update, update the EMA, and return the EMA's decay."""
         recipe, counters = self.recipe, self.counters
         counters.count(recipe.batch)
         decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
@@ -81,7 +81,7 @@ class Run:
         return decay
 
     def close(self) -> None:
-        """End loading processes, and wait for files that are being written."""
+        """End the loading processes, and wait for files that are being written."""
         self.reals.close()
         self.source.close()
         self.saver.close()
@@ -101,7 +101,7 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
     """
     recipe, counters = run.recipe, run.counters
     clock, agreement = _Clock(counters.nimg, run.reals), comm.Agreement()
-    if comm.any_rank(requests.reason is not None):  # while the run was put together
+    if comm.any_rank(requests.reason is not None):  # a rank was asked to stop while the run was put together
         return False
     if counters.nimg == 0:
         _report_samples(run)
@@ -118,9 +118,9 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         measures = run.measuring and (complete or (not done and run.measuring.is_due(counters.nimg)))
         snaps = run.snapshots and (complete or run.snapshots.is_due(counters.nimg))
         saves = done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch)
-        looks = bool(reports or samples or measures or snaps or saves)
+        at_once = bool(reports or samples or measures or snaps or saves)
         attempt = Attempt(update, (position, counters.position), numbers)
-        if failed := run.recovery.failed(attempt, at_once=looks):
+        if failed := run.recovery.failed(attempt, at_once):
             _roll_back(run, failed, clock)
             continue
         if reports:
@@ -161,7 +161,7 @@ def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
 
 
 def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -> None:
-    """Copy the report's statistics to the host, the only place where the loop waits for the device."""
+    """Report metrics. To copy the statistics to the host is the only place where the loop waits for the device."""
     run.rank_log.phase = "report"
     step, statistics = run.step, run.statistics
     own_peak = comm.peak_memory_bytes() / 2**30
@@ -182,7 +182,7 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
             _log.warning("all updates of the %s since the last report were skipped: non-finite gradients", name)
     metrics["ema_decay"] = decay
     if run.recipe.objective.schedule == "overlapped":
-        metrics["staleness"] = 1.0  # updates by which each network is old that the other one learns from
+        metrics["staleness"] = 1.0  # each network learns from the other as it was this many updates ago
     metrics["checkpoint/stall_seconds"] = run.saver.stall_seconds
     metrics["checkpoint/write_seconds"] = run.saver.write_seconds
     metrics["images_per_second"] = clock.images_per_second(run.counters.nimg)
@@ -199,7 +199,7 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
 def _add_spectral_norms(run: Run) -> None:
     """Add each network's largest spectral norm on this rank; the mean over the ranks is reported."""
     for name, engine in (("generator", run.step.generator), ("discriminator", run.step.discriminator)):
-        run.statistics.declare(f"spectral_norm/{name}")  # a stage may have none
+        run.statistics.declare(f"spectral_norm/{name}")  # a pipeline stage may have no spectral layers
         sigmas = [layer.sigma for layer in engine.network.spectral_layers() if layer.sigma is not None]
         if sigmas:
             run.statistics.add(f"spectral_norm/{name}", torch.stack(sigmas).max())
@@ -208,7 +208,7 @@ def _add_spectral_norms(run: Run) -> None:
 def _reduce(statistics: Statistics, own_peak: float) -> dict[str, float]:
     """Return means over the ranks, and the peak memory of each rank in GiB, by one collective."""
     names = [f"memory/rank{rank}_gib" for rank in range(comm.world_size())]
-    for rank, name in enumerate(names):  # times the number of ranks, as their mean is returned
+    for rank, name in enumerate(names):  # times the number of ranks, as `reduce` returns the mean over them
         statistics.add_host(name, own_peak * len(names) if rank == comm.rank() else 0.0)
     metrics = statistics.reduce(comm.sum_over_ranks)
     peaks = {name: metrics.pop(name) for name in names}
@@ -220,7 +220,7 @@ def _reduce(statistics: Statistics, own_peak: float) -> dict[str, float]:
 
 
 def _report_samples(run: Run) -> None:
-    """Write grids of the live generator and of its EMA; the ranks that hold it compute them, rank 0 writes."""
+    """Write sample grids of the live generator and of its EMA. The ranks that hold G compute them, rank 0 writes."""
     if not run.step.generator.is_held:
         return
     run.rank_log.phase = "samples"
@@ -242,7 +242,7 @@ def _report_samples(run: Run) -> None:
 
 
 def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
-    """Report metrics of the EMA's samples, unless a rank of G is asked to stop; those compute, rank 0 writes."""
+    """Report metrics of the EMA's samples, unless a rank of G is asked to stop. G's ranks compute, rank 0 writes."""
     if not run.step.generator.is_held:
         return
     nimg = run.counters.nimg
@@ -260,7 +260,7 @@ def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
 
 
 def _finish_snapshots(run: Run, must: bool) -> None:
-    """Wait for them before a checkpoint, from which a resumed run would not take them again."""
+    """Wait for snapshots before a checkpoint is saved: a run that resumes from it would not take them again."""
     if run.snapshots and not run.snapshots.finish() and must:
         problem = "the last EMA snapshot was not saved, see the warnings above"
         remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
@@ -268,7 +268,7 @@ def _finish_snapshots(run: Run, must: bool) -> None:
 
 
 def _save(run: Run, must: bool) -> None:
-    """Start to save; with ``must``, wait until the checkpoint is complete, unless the state proves to be lost."""
+    """Start to save a checkpoint. With ``must``, wait until it is complete, unless the state turns out to be lost."""
     run.rank_log.phase = "checkpoint"
     metrics = run.reporter.metrics_at(run.counters.nimg)
     description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
@@ -280,26 +280,26 @@ def _save(run: Run, must: bool) -> None:
 
 
 class _Clock:
-    """Speed between two reports, without the time of samples and checkpoints."""
+    """Measures speed between two reports, without the time that samples and checkpoints take."""
 
     def __init__(self, nimg: int, reals: RealImages) -> None:
         self._reals = reals
         self.restart(nimg)
 
     def data_wait(self) -> float:
-        """Share of the time since the last report in which this rank waited for images."""
+        """Return the share of the time since the last report that this rank waited for images."""
         waited = self._reals.waited_seconds - self._waited
         return waited / max(time.perf_counter() - self._since, 1e-9)
 
     def images_per_second(self, nimg: int) -> float:
-        """Since the last call."""
+        """Return the speed since the last report, and begin to measure anew."""
         now = time.perf_counter()
         speed = (nimg - self._nimg) / max(now - self._since, 1e-9)
         self.restart(nimg)
         return speed
 
     def restart(self, nimg: int) -> None:
-        """Measure from here on."""
+        """Begin to measure anew, at ``nimg`` images."""
         self._nimg, self._since, self._waited = nimg, time.perf_counter(), self._reals.waited_seconds
 
     @contextmanager

@@ -42,8 +42,8 @@ class Measuring:
     def __init__(self, plan: RunPlan, out: Path, dataset: ImageDataset, batch: int, rank_log: RankLog) -> None:
         """Open the feature network for a run whose recipe asks for metrics. Every rank calls this.
 
-        ``batch`` samples are made at a time: no more than a micro-batch, for which there is memory. ``rank_log`` gets
-        the progress of a measurement, for the watchdog.
+        ``batch`` samples are made at a time: no more than a micro-batch, for which there is memory. ``rank_log`` is
+        told the progress of a measurement, which the watchdog reads.
 
         Raises:
             UserError: The feature network does not exist, or does not fit the metrics.
@@ -58,7 +58,7 @@ class Measuring:
         self._replica = Replica(place.replica(rank), place.num_replicas, place.stage(rank), place.num_stages)
 
     def is_due(self, nimg: int) -> bool:
-        """Whether it is time, after the batch that ``nimg`` images were seen with."""
+        """Return whether to measure after the update that ended at ``nimg`` images."""
         section = self._recipe.metrics
         return section is not None and is_due(section.every_nimg, nimg, self._recipe.batch)
 
@@ -70,10 +70,10 @@ class Measuring:
         nimg: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, float] | None:
-        """Return values by name, or None if ``stopped`` says so; rank 0 records them in the run directory.
+        """Return values by name, or None if ``stopped`` returned True; rank 0 records them in the run directory.
 
-        A collective of the generator's ranks. ``standing`` are inputs for standing statistics, and ``nimg`` the images
-        seen.
+        A collective of the generator's ranks. ``standing`` are inputs for standing statistics, ``nimg`` the images
+        seen so far.
         """
         recipe, network, infer = self._recipe, generator.network, generator.infer_everywhere
         self._tell("standing statistics")
@@ -108,8 +108,8 @@ def samples_of(
 ) -> Generate:
     """Return the function that makes a generator's samples for metrics, from latents or from the data set's inputs.
 
-    ``network`` is what this rank has of the generator, with standing statistics if it needs them, and ``make``
-    shows what it makes. ``truncation`` is a threshold of the latents.
+    ``network`` is this rank's part of the generator, with standing statistics if it needs them. ``make`` makes the
+    images from inputs. ``truncation`` is the threshold of the latents.
     """
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.max_corrupt, comm.rank())
 
@@ -133,7 +133,7 @@ def samples_of(
 def records(found: Sequence[Measured], features: Features, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one record for each metric, fit for JSON: its value and everything that it depends on.
 
-    ``about`` tells of the samples: checkpoint, weights, seed, truncation, precision, images at a time.
+    ``about`` describes the samples: checkpoint, weights, seed, truncation, precision, images at a time.
     """
     return [
         {

@@ -1,7 +1,7 @@
-"""Power function averages: what they are, and the names of what is saved of them.
+"""Power function averages: their equations, and the names under which they are saved.
 
-Karras et al. 2024, arXiv 2312.02696, section 3.1: at t, that of exponent gamma is the mean of the weights at tau,
-weighted by tau^gamma. Without torch's engines, as what reads snapshots needs none.
+Karras et al. 2024, arXiv 2312.02696, section 3.1: the average of exponent gamma at t is the mean of the weights at
+tau, weighted by tau^gamma. This file imports no torch, because not every reader of snapshots needs it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 AVERAGE = "average"
 """The EMA's entry in snapshots of it, and in checkpoints of all versions."""
 SNAPSHOTS = "ema_snapshots"
-"""Directory of a run with what training/snapshots.py writes."""
+"""Directory in the run directory where training/snapshots.py writes."""
 BEGUN = "power.begun_nimg"
-"""Number of the EMA's entry: images seen before the first update of the power function averages."""
+"""A number in the EMA's entry: images seen before the first update of the power function averages."""
 _POWER = "power_"
 
 
@@ -38,12 +38,12 @@ def power_exponent(width: float) -> float:
 
 
 def power_kind(width: float) -> str:
-    """Kind of the values of a power function average."""
+    """Return the kind under which the values of a power function average are saved."""
     return f"{_POWER}{width!r}"
 
 
 def saved_widths(kinds: Iterable[str]) -> set[float]:
-    """Widths of the power function averages among kinds of values.
+    """Return the widths of the power function averages among kinds of values.
 
     Raises:
         ValueError: One of them is no number.

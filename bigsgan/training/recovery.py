@@ -47,9 +47,9 @@ class Recovery:
         most: int,
         moved: Callable[[int], None],
     ) -> None:
-        """Take all that a rollback restores or rewinds; after the ``most`` rollbacks the run ends instead.
+        """Take everything that a rollback restores or rewinds. After ``most`` rollbacks the run ends instead.
 
-        ``directory`` has the checkpoints, and ``moved`` is told how many bytes of them were read.
+        ``directory`` holds the checkpoints. ``moved`` is called with the number of bytes read from them.
         """
         self._step, self._reals, self._source, self._counters = step, reals, source, counters
         self._entries, self._directory, self._most = entries, directory, most
@@ -58,10 +58,10 @@ class Recovery:
         self._is_split = not (step.generator.is_held and step.discriminator.is_held)
         scaled = step.discriminator.scales_loss
         self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
-        self._known = self._num_skipped()
-        self._made: list[tuple[Attempt, comm.Later]] = []  # whose outcome the host does not know yet
-        self._restored: tuple[str, int] | None = None  # seal of the last tag that was restored, and its next update
-        self._bad: set[str] = set()  # seals of tags from which training fails, on other data too
+        self._known_skipped = self._num_skipped()
+        self._pending: list[tuple[Attempt, comm.Later]] = []  # attempts whose outcome the host does not know yet
+        self._restored: tuple[str, int] | None = None  # checksum of the checkpoint last restored, and its next update
+        self._bad: set[str] = set()  # checksums of checkpoints from which training fails, on other data too
 
     def failed(self, attempt: Attempt, at_once: bool) -> Attempt | None:
         """Return the first non-finite update since the last call, the same on all ranks, or None.
@@ -69,12 +69,12 @@ class Recovery:
         If the device decides, the host learns about an update after the next one, or ``at_once`` by waiting for it.
         """
         total: Tensor | float = sum(engine.outcomes.num_skipped_so_far for engine in self._engines)
-        if self._is_split:  # some ranks know on the host what others have on their device; all answer at the same time
+        if self._is_split:  # some ranks have it on the host, others on the device; all must answer in the same call
             total = torch.as_tensor(total, device=comm.device())
         num_skipped = comm.Later(total)
-        made = [*self._made, (attempt, num_skipped)]
-        self._made = [] if at_once or num_skipped.is_known else [made.pop()]
-        return next((what for what, number in made if number.value() > self._known), None)
+        made = [*self._pending, (attempt, num_skipped)]
+        self._pending = [] if at_once or num_skipped.is_known else [made.pop()]
+        return next((each for each, number in made if number.value() > self._known_skipped), None)
 
     def roll_back(self, failed: Attempt, lost: str = "") -> str:
         """Find out where an update failed, and roll back. A collective.
@@ -82,7 +82,7 @@ class Recovery:
         Args:
             failed: The result of ``failed``; or the latest update, if its state could not be saved.
             lost: Where that state has non-finite values. Any update since the last checkpoint may have caused them,
-                so that the data of all is skipped.
+                so the data of all these updates is skipped.
 
         Returns:
             A line for the user.
@@ -102,19 +102,19 @@ class Recovery:
             self._bad.add(self._restored[0])
         found = self._last_good(what, report)
         if lost and self._restored is not None and self._restored[0] == found.manifest["sha256"]:
-            self._bad.add(self._restored[0])  # nothing was saved since, and the data was other data
+            self._bad.add(self._restored[0])  # training failed from it on other data too, and saved nothing since
             found = self._last_good(what, report)
         checkpoint.restore(found, self._entries, comm, self._moved)
         self._restored = found.manifest["sha256"], counters.update
         counters.rollbacks, counters.skipped = rollbacks, skipped
         counters.skipped = counters.skipped_with((counters.position, failed.read[1]) if lost else failed.read)
         self._rewind(counters.position)
-        self._known, self._made = self._num_skipped(), []
+        self._known_skipped, self._pending = self._num_skipped(), []
         data = "the real images read since" if lost else "its real images"
         return f"{what[0].upper()}{what[1:]} is not finite ({report}). Resuming from {found.path}, skipping {data}."
 
     def _repeated(self, failed: Attempt) -> str:
-        """Repeat an update, and return its first non-finite value in time, with its rank: others follow from it."""
+        """Repeat an update, and return its earliest non-finite value, which causes the others, with its rank."""
         self._rewind(failed.read[0])
         comm.barrier()  # all ranks count their seconds from here, whatever their clocks show
         with first_not_finite({"generator": self._step.generator, "discriminator": self._step.discriminator}) as first:
@@ -139,7 +139,7 @@ class Recovery:
         )
 
     def _newest_not_bad(self, passed_over: Collection[Path]) -> checkpoint.Checkpoint | None:
-        """Identify bad checkpoints by checksum, not by path: after a rollback a run saves the same paths again."""
+        """Return the newest checkpoint that is not bad, by its checksum: runs that rolled back reuse the paths."""
         passed = set(passed_over)
         while found := checkpoint.newest_or_none(self._directory, passed):
             if found.manifest["sha256"] not in self._bad:
@@ -157,10 +157,10 @@ class Recovery:
 
 @contextmanager
 def first_not_finite(engines: Mapping[str, Engine]) -> Iterator[list[tuple[float, str]]]:
-    """Check the outputs of every layer and their gradients inside the block; slow.
+    """Check the outputs of every layer and their gradients inside the block. This is slow.
 
     Yields:
-        A list, to which one pair is appended: when in the block, in seconds, and where the first non-finite value was.
+        A list, to which one pair is appended: seconds into the block, and where the first non-finite value was.
     """
     first: list[tuple[float, str]] = []
     begun = time.perf_counter()
@@ -198,7 +198,7 @@ def _watch_layers(network: str, stack: LayerStack, note: Callable[[Tensor, str],
 
 @torch.no_grad()
 def _not_finite(values: Tensor, what: str) -> str:
-    """How many numbers are not finite, and where; empty if all are."""
+    """Say how many numbers are not finite, and where. Empty if all are finite."""
     finite = values.isfinite()
     if finite.all():
         return ""

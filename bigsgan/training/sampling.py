@@ -25,7 +25,7 @@ MAX_COLUMNS = 16
 GRID_ROWS, PAIR_COLUMNS = 10, 3
 LEAST_BATCH, LARGEST_BATCH, LARGEST_NUM = 1, 2**16, 10**9
 LEAST_TRUNCATION = 0.02
-"""The paper's tables go down to 0.04; resampling until all numbers are smaller still takes for ever."""
+"""The paper's tables go down to 0.04. Resampling for a much lower threshold takes for ever."""
 
 Infer = Callable[[MicroBatch, bool], Tensor]
 """(inputs, moving) -> images on every rank, without a graph."""
@@ -34,7 +34,7 @@ Infer = Callable[[MicroBatch, bool], Tensor]
 def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroBatch]) -> None:
     """Replace the running statistics by the mean over fresh batches (Brock et al. 2019, section 4.1).
 
-    The power iterations move along, so that the norms of an average's weights are their own and not the live ones'.
+    The power iterations move too, so that an average's spectral norms follow its own weights and not the live ones.
     """
     norms = [module for module in network.modules() if isinstance(module, BatchStatistics)]
     momenta = [norm.momentum for norm in norms]
@@ -42,7 +42,7 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
     try:
         for i, batch in enumerate(batches):
             for norm in norms:
-                norm.momentum = 1.0 / (i + 1)  # a cumulative mean: the first batch replaces what was there
+                norm.momentum = 1.0 / (i + 1)  # a cumulative mean: the first batch replaces the old statistics
             infer(batch, True)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
@@ -50,18 +50,18 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
 
 
 def has_standing_statistics(recipe: Recipe) -> bool:
-    """Whether a generator, of which a rank may hold a part, has statistics or power iterations to stand."""
+    """Whether the generator needs ``stand_statistics``: it has batch norm or power iterations."""
     with torch.device("meta"):
-        whole = build_network(recipe, "generator")
+        whole = build_network(recipe, "generator")  # a rank may hold only a part of it
     return bool(whole.spectral_layers()) or any(isinstance(module, BatchStatistics) for module in whole.modules())
 
 
 def standing_batches(
     recipe: Recipe, truncation: float | None, batch: int, device: torch.device
 ) -> Sequence[MicroBatch]:
-    """Inputs for ``stand_statistics``: latents drawn like the samples', labels of all classes as in training.
+    """Return inputs for ``stand_statistics``: latents drawn like the samples', labels of all classes as in training.
 
-    There are none where there is nothing to stand, or where the generator reads images.
+    There are none if the generator has no such statistics, or reads images.
     The run's seed determines them, so that samples of any seed and an exported file have the same statistics.
     """
     if recipe.data.paired or not has_standing_statistics(recipe):
@@ -76,17 +76,17 @@ def standing_batches(
 
 @dataclass
 class SampleGrid:
-    """What the sample grids of a run show."""
+    """The inputs and the arrangement of a run's sample grids."""
 
     inputs: MicroBatch  # fixed inputs of the generator, row by row
     columns: int  # images in a row
-    frame: Callable[[Tensor], Tensor]  # lays what belongs to each image beside it
-    # real images (n, C, H, W) to compare with, on rank 0, where samples are of the same kind
+    frame: Callable[[Tensor], Tensor]  # puts each pair's input and target beside its image
+    # real images (n, C, H, W) to compare samples with, on rank 0; None for pairs
     reals: Tensor | None = None
 
 
 def latent_grid(recipe: Recipe, device: torch.device, reals: Tensor | None = None) -> SampleGrid:
-    """Fixed latents; a column is a class where there are classes."""
+    """Return a grid of fixed latents. If there are classes, each column is one of them."""
     columns = column_classes(recipe.data.num_classes)
     labels = torch.tensor(columns).repeat(GRID_ROWS)
     inputs = generator_inputs(recipe, Draws(recipe.seed), "grid", 0, labels, None, device)
@@ -94,7 +94,7 @@ def latent_grid(recipe: Recipe, device: torch.device, reals: Tensor | None = Non
 
 
 def pair_grid(recipe: Recipe, pairs: Tensor, device: torch.device) -> SampleGrid:
-    """Pairs (n, C_in + C, R, R) in [-1, 1]: input, translation and target stand side by side."""
+    """Return a grid of pairs (n, C_in + C, R, R) in [-1, 1], which shows input, translation and target side by side."""
     sources, targets = pairs.split([recipe.data.input_channels, recipe.data.image_channels], dim=1)
     seeds = torch.from_numpy(Draws(recipe.seed).seeds("grid/seed", (0,), 0, len(pairs)))
     labels = torch.zeros(len(pairs), dtype=torch.int64)
@@ -116,9 +116,9 @@ def generator_inputs(
     truncation: float | None,
     device: torch.device,
 ) -> MicroBatch:
-    """Inputs of the samples from number ``first`` on, one for each label.
+    """Return the inputs of the samples from number ``first`` on, one for each label.
 
-    Latents are truncated where a threshold is given; a generator that draws noise of its own gets seeds too.
+    Latents are truncated if a threshold is given. A generator that draws noise gets seeds too.
     """
     num, width = len(labels), recipe.latent_size
     if truncation is None:
@@ -132,10 +132,10 @@ def generator_inputs(
 
 
 def check_truncation(recipe: Recipe, truncation: float) -> None:
-    """Refuse a truncation that no samples can be made with.
+    """Refuse a truncation with which no samples can be made.
 
     Raises:
-        UserError: It is out of the range of a threshold, or of psi where the generator has a mapping network.
+        UserError: It is out of range for a threshold, or for psi if the generator has a mapping network.
     """
     if recipe.generator.truncates_w:
         if not math.isfinite(truncation):
@@ -146,10 +146,10 @@ def check_truncation(recipe: Recipe, truncation: float) -> None:
 
 
 def check_guidance(recipe: Recipe, guidance: float) -> None:
-    """Refuse a guidance that no samples can be made with.
+    """Refuse a guidance with which no samples can be made.
 
     Raises:
-        UserError: It is not finite, or the generator has no mapping network that is told of classes.
+        UserError: It is not finite, or the generator has no guidance or no classes.
     """
     if not recipe.generator.has_guidance or not recipe.data.num_classes:
         raise UserError("--guidance", None, "needs a GAT with classes", "remove the option")
@@ -158,7 +158,7 @@ def check_guidance(recipe: Recipe, guidance: float) -> None:
 
 
 def check_batch(batch: int) -> None:
-    """Refuse a number of images that cannot be computed at a time.
+    """Refuse a number of images that cannot be computed at once.
 
     Raises:
         UserError: It is out of range.
@@ -169,15 +169,15 @@ def check_batch(batch: int) -> None:
 
 
 def smaller_batch(batch: int) -> str:
-    """The remedy where computing ``batch`` images at a time needs more memory than there is."""
+    """Return the remedy if there is not enough memory to compute ``batch`` images at a time."""
     if batch == LEAST_BATCH:
         return "use a machine with more memory"
     return f"compute fewer images at a time (--batch {max(batch // 2, LEAST_BATCH)})"
 
 
 def shown(recipe: Recipe, infer: Infer) -> Infer:
-    """The function that makes what people see of a sample: of all images that G makes of it, the last, decoded."""
-    codecs: list[Codec] = []  # built once something is made, on its device
+    """Return a function that makes the images people see: the last of those that G makes of each sample, decoded."""
+    codecs: list[Codec] = []  # one, built with the first images, on their device
 
     @torch.no_grad()
     def show(inputs: MicroBatch, moving: bool) -> Tensor:
@@ -190,9 +190,9 @@ def shown(recipe: Recipe, infer: Infer) -> Infer:
 
 
 def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int, statistics: str = "running") -> Tensor:
-    """Images (n, C, H, W) in [-1, 1], ``chunk`` at a time, on the host; inputs are the same on all ranks.
+    """Return images (n, C, H, W) in [-1, 1] on the host, made ``chunk`` at a time. All ranks have the same inputs.
 
-    ``statistics`` are ``running`` or ``batch``; see ``Recipe.sample_statistics``.
+    ``statistics`` is ``running`` or ``batch``; see ``Recipe.sample_statistics``.
     """
     with sampling_mode(network, statistics):
         pieces = zip(*(tensor.split(chunk) for tensor in inputs), strict=True)
@@ -201,7 +201,7 @@ def sample(network: LayerStack, infer: Infer, inputs: MicroBatch, chunk: int, st
 
 @contextmanager
 def sampling_mode(network: LayerStack, statistics: str) -> Iterator[None]:
-    """Let a network compute inside the block as ``Recipe.sample_statistics`` says."""
+    """Let batch norm use the given statistics inside the block; see ``Recipe.sample_statistics``."""
     network.train(statistics == "batch")
     try:
         yield
@@ -210,5 +210,5 @@ def sampling_mode(network: LayerStack, statistics: str) -> Iterator[None]:
 
 
 def column_classes(num_classes: int) -> list[int]:
-    """The class of each column of a sample grid: the first that fit; all 0 where there are no classes."""
+    """Return the class of each column of a sample grid: the first classes that fit; all 0 if there are none."""
     return list(range(min(num_classes, MAX_COLUMNS))) if num_classes else [0] * UNCONDITIONAL_COLUMNS

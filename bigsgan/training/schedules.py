@@ -13,7 +13,7 @@ from bigsgan.engines import Rates
 
 
 def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
-    """Numbers of the update that begins at ``nimg`` images."""
+    """Return the scheduled numbers of the update that begins at ``nimg`` images."""
     total_nimg, objective = recipe.total_nimg, recipe.objective
     weights = {
         name: penalty_weight(penalty, nimg, total_nimg)
@@ -32,7 +32,7 @@ def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
 
 
 def learning_rate(section: Optimizer, nimg: int, total_nimg: int) -> float:
-    """Learning rate of the update that begins at ``nimg`` images.
+    """Return the learning rate of the update that begins at ``nimg`` images.
 
     Rises linearly to ``lr`` over ``warmup_nimg``, then follows ``decay`` down to ``final_lr`` at ``decay_nimg``.
     """
@@ -44,7 +44,7 @@ def learning_rate(section: Optimizer, nimg: int, total_nimg: int) -> float:
 
 
 def beta2(section: Optimizer, nimg: int, total_nimg: int) -> float | None:
-    """Adam's second decay rate for the update that begins at ``nimg`` images; None if it never changes.
+    """Return Adam's second decay rate for the update that begins at ``nimg`` images; None if it never changes.
 
     Follows ``decay`` from ``betas[1]`` at the end of the warm-up to ``final_beta2`` at ``decay_nimg``.
     """
@@ -54,22 +54,22 @@ def beta2(section: Optimizer, nimg: int, total_nimg: int) -> float | None:
 
 
 def penalty_weight(section: Penalty, nimg: int, total_nimg: int) -> float:
-    """Weight of a penalty in the update that begins at ``nimg`` images: to ``final_weight`` at ``decay_nimg``."""
+    """Return a penalty's weight in the update that begins at ``nimg``: ``final_weight`` from ``decay_nimg`` on."""
     if section.final_weight is None:
         return section.weight
     return cosine(section.weight, section.final_weight, nimg, section.decay_nimg or total_nimg)
 
 
 def augmentation_probability(section: Augmentation, nimg: int) -> float | None:
-    """ADA's p in the update that begins at ``nimg`` images: to ``final_p`` at ``ramp_nimg``; None if unscheduled."""
+    """Return ADA's p in the update that begins at ``nimg``: ``final_p`` from ``ramp_nimg`` on; None if unscheduled."""
     return None if section.final_p is None else cosine(section.p, section.final_p, nimg, section.ramp_nimg)
 
 
 def average_decay(section: EMA, batch: int, nimg: int) -> float:
     """Return the share of the old EMA that an update to ``nimg`` images keeps: 0 makes a copy.
 
-    0.5 ** (batch / half_life), the half-life shortened to ``ramp * nimg`` (Karras et al. 2020, arXiv 2006.06676), or
-    growing from 0 over ``warmup_nimg``, at the images seen before the update (Huang et al. 2024, arXiv 2501.05441).
+    0.5 ** (batch / half_life), with a half-life at most ``ramp * nimg`` (Karras et al. 2020, arXiv 2006.06676), which
+    grows from 0 over ``warmup_nimg``, at the images seen before the update (Huang et al. 2024, arXiv 2501.05441).
     """
     if nimg <= section.start_nimg:
         return 0.0
@@ -82,22 +82,22 @@ def average_decay(section: EMA, batch: int, nimg: int) -> float:
 
 
 def cosine(start: float, end: float, nimg: int, over_nimg: int) -> float:
-    """A number that goes from ``start`` to ``end`` over so many images along half a cosine, and stays there."""
+    """Return a number that goes from ``start`` to ``end`` over ``over_nimg`` images along a cosine, and stays there."""
     return end + (start - end) * _half_cosine(min(1.0, nimg / over_nimg))
 
 
 def is_due(interval_nimg: int, nimg: int, batch: int) -> bool:
-    """Whether the update that ended at ``nimg`` images passed a multiple of the interval."""
+    """Return whether the update that ended at ``nimg`` images passed a multiple of the interval."""
     return nimg // interval_nimg > (nimg - batch) // interval_nimg
 
 
 def _left(section: Optimizer, nimg: int, total_nimg: int) -> float:
-    """Share of the way to the final values that is still to go: 1 until the warm-up is over."""
+    """Return the share of the schedule that is left: 1 until the warm-up is over, 0 at the end."""
     end = section.decay_nimg or total_nimg
     progress = min(1.0, max(0, nimg - section.warmup_nimg) / (end - section.warmup_nimg))
     return 1 - progress if section.decay == "linear" else _half_cosine(progress)
 
 
 def _half_cosine(progress: float) -> float:
-    """1 at 0, 0 at 1."""
+    """Return half a period of a cosine: 1 at progress 0, 0 at progress 1."""
     return 0.5 * (1 + math.cos(math.pi * progress))

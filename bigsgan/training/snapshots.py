@@ -1,8 +1,8 @@
 """Snapshots of the power-function EMAs, which `--ema-width` needs in addition to the checkpoints.
 
-    ema_snapshots/000000016384/          as a checkpoint, with the averages and the EMA's buffers alone
+    ema_snapshots/000000016384/          a checkpoint with only the averages and the EMA's buffers
 
-Checkpoints are removed in time; snapshots stay. Their sizes are 4 bytes, or 2, a parameter and width.
+Old checkpoints are removed; snapshots stay. A snapshot takes 4 or 2 bytes for each parameter and width.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _log = logging.getLogger(__name__)
 
 
 class Snapshots:
-    """Saves one snapshot after the other. Every rank has one, and calls the same methods."""
+    """Saves snapshots. Every rank has one of these, and calls the same methods."""
 
     def __init__(
         self, out: Path, recipe: Recipe, state: EMAState, layout: dict[str, Any], moved: Callable[[int], None]
     ) -> None:
-        """Begin without a snapshot; ``out`` is the run directory, and ``moved`` is told of bytes that are written."""
+        """Begin without a snapshot. ``out`` is the run directory; ``moved`` is called with the bytes written."""
         self._recipe, self._state, self._layout, self._directory = recipe, state, layout, out / SNAPSHOTS
         section = Checkpoints(keep=LARGEST_INT, background=recipe.checkpoints.background)
         self._saver = checkpoint.Saver(self._directory, comm, section, moved, "EMA snapshot")
         self._saved = True
 
     def is_due(self, nimg: int) -> bool:
-        """Whether it is time, after the update to ``nimg`` images."""
+        """Return whether to save after the update that ended at ``nimg`` images."""
         power = self._recipe.ema.power
         return power is not None and is_due(power.snapshot_nimg, nimg, self._recipe.batch)
 
     def save(self, nimg: int) -> None:
-        """Start to save; a warning tells where that fails. A collective."""
+        """Start to save a snapshot. A failure is logged as a warning. A collective."""
         assert self._recipe.ema.power is not None
         entry = _Values(self._state, _DTYPES[self._recipe.ema.power.snapshot_precision])
         description = checkpoint.Description(self._recipe.model_dump(), self._layout, {})
@@ -57,13 +57,13 @@ class Snapshots:
         """Wait until the snapshot under way, if any, is complete. A collective.
 
         Returns:
-            False if the last one is not. Averages that are not finite do not count: a checkpoint of them fails too.
+            Whether the last one is complete; also True if its averages are not finite, as a checkpoint fails then too.
         """
         self._saved = self._saver.finish() and self._saved
         return self._saved or bool(self._saver.lost)
 
     def rewind(self, nimg: int) -> None:
-        """Remove the snapshots of a future that is not to be. A collective."""
+        """Remove the snapshots after ``nimg`` images, to which the run has rolled back. A collective."""
         self.finish()
         remove_abandoned(self._directory.parent, nimg)
 
@@ -73,7 +73,7 @@ class Snapshots:
 
 
 def remove_abandoned(out: Path, nimg: int) -> None:
-    """Remove a run's snapshots after ``nimg`` images, on rank 0: weights of a trajectory that it left."""
+    """Remove a run's snapshots after ``nimg`` images, on rank 0: the run has left the trajectory of their weights."""
     if comm.rank() == 0:
         try:
             remove_newer(out / SNAPSHOTS, nimg)
@@ -82,7 +82,7 @@ def remove_abandoned(out: Path, nimg: int) -> None:
 
 
 class _Values:
-    """What a snapshot holds: the protocol ``SavedEntry``."""
+    """The contents of a snapshot. Implements the protocol ``SavedEntry``."""
 
     def __init__(self, state: EMAState, dtype: torch.dtype) -> None:
         self._state, self._dtype = state, dtype

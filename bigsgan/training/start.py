@@ -20,27 +20,27 @@ _log = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """What a run begins from; with neither, at the beginning."""
+    """What a run begins from: a checkpoint, initial weights, or random weights if it has neither."""
 
-    found: checkpoint.Checkpoint | None = None  # its own checkpoint, to resume from
-    initial: InitialWeights | None = None  # weights of another run, or imported ones
+    found: checkpoint.Checkpoint | None = None  # the run's own checkpoint, to resume from
+    initial: InitialWeights | None = None  # another run's weights, or imported ones
 
     @property
     def source(self) -> checkpoint.Checkpoint | None:
-        """Where any of it is read from."""
+        """The checkpoint that the run reads from, its own or another's; None for random weights."""
         return self.found or (self.initial.checkpoint if self.initial else None)
 
     @property
     def nimg(self) -> int:
-        """Images that the run has seen, or the weights imported into its directory."""
+        """Images that the run has seen, or that weights imported into its directory have seen."""
         own = self.found or (self.initial.checkpoint if self.initial and self.initial.own else None)
         return own.nimg if own else 0
 
 
 def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
-    """Find what to begin from, and read all of it to see that it is intact. Every rank calls this.
+    """Find what a run begins from, and read all of it to check that it is intact. Every rank calls this.
 
-    Keys that are ``allowed`` may differ from the recipe of the checkpoint, though they change its meaning.
+    The ``allowed`` keys may differ from the checkpoint's recipe, although they change what the run learns.
 
     Raises:
         UserError: The run directory or the checkpoint does not fit the recipe, or nothing intact is left.
@@ -53,12 +53,12 @@ def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
 
 
 def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Collection[Path]) -> Start:
-    """Choose among what is complete; rank 0 alone calls this."""
+    """Choose among the complete checkpoints. Only rank 0 calls this."""
     found = checkpoint.newest(out / "checkpoints", passed_over)
     if found is not None and found.is_imported:
         return Start(initial=InitialWeights(read_saved_recipe(out, "out"), found, live=True, own=True))
     if found is not None or os.path.lexists(out / RECIPE_FILE):
-        read_saved_recipe(out, "out")  # and not somebody else's file of that name, which would be overwritten
+        read_saved_recipe(out, "out")  # refuses another program's config.yaml, which the run would overwrite
     if found is not None:
         _compare(plan, found, allowed)
     if found is None and (init := plan.recipe.init_from):
@@ -69,9 +69,9 @@ def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Col
 
 
 def _compare(plan: RunPlan, found: checkpoint.Checkpoint, allowed: Collection[str]) -> None:
-    """Refuse a recipe that differs in what the run has learnt from; log other differences."""
+    """Refuse a recipe whose differences change what the run learns; log the other differences."""
     saved, given = flat(parse_recipe(found.manifest["recipe"]).model_dump()), flat(plan.recipe.model_dump())
-    for network, engine in plan.engines.items():  # the part of a DeepSpeed file that changes the numbers
+    for network, engine in plan.engines.items():  # precision is what changes the numbers in a DeepSpeed file
         key = f"engines.{network}.precision"
         saved[key], given[key] = found.layout.get(f"{network}.precision"), engine.file.precision
     lines = compare_recipes(saved, given, str(plan.recipe.out), allowed)

@@ -23,14 +23,14 @@ _BOUNDS = ("first", "end")
 
 
 class EngineState:
-    """A network's masters, optimizer state, buffers, loss scale and counters."""
+    """A network's master weights, optimizer state, buffers, loss scale and counters."""
 
     def __init__(self, engine: Engine, share: Callable[[Any], Any] = lambda numbers: numbers) -> None:
-        """Save an engine's; ``share`` gives all ranks what those have that hold the network."""
+        """Describe an engine's state. ``share`` gives every rank the numbers of the ranks that hold the network."""
         self._engine, self._share = engine, share
 
     def parts(self) -> list[StateShard]:
-        """Masters and the optimizer's tensors, by parameter, and the buffers."""
+        """Return master weights and the optimizer's tensors, by parameter, and the buffers."""
         found = list(_buffer_parts(self._engine, saved_buffers(self._engine.network)))
         for shard in self._engine.shards():
             found += _shard_parts(shard, MASTER, shard.master)
@@ -40,7 +40,7 @@ class EngineState:
         return found
 
     def numbers(self) -> dict[str, Number]:
-        """Counters, loss scales, and how many updates the optimizer has made. Every rank calls this."""
+        """Return counters, the loss scale, and the number of updates the optimizer has made. Every rank calls this."""
         steps = [shard.optimizer_state["step"] for shard in self._engine.shards() if "step" in shard.optimizer_state]
         found: dict[str, Number] = dict(self._engine.scalars())
         if steps:
@@ -50,7 +50,7 @@ class EngineState:
 
     @torch.no_grad()
     def load(self, saved: SavedValues) -> None:
-        """Restore masters, optimizer state, buffers and counters, and bring the parameters up to date."""
+        """Restore master weights, optimizer state, buffers and counters, and bring the parameters up to date."""
         load_buffers(saved, saved_buffers(self._engine.network))
         for shard in self._engine.shards():
             load_shard(saved, shard)
@@ -60,7 +60,7 @@ class EngineState:
 
 
 class EMAState:
-    """The EMA of the generator's weights, and its power function averages, each a kind of its own."""
+    """The EMA of the generator's weights, and the power function averages. Each average is one kind of values."""
 
     def __init__(self, engine: Engine, average: ShardedEMA) -> None:
         self._engine, self._average = engine, average
@@ -79,7 +79,7 @@ class EMAState:
 
     @torch.no_grad()
     def load(self, saved: SavedValues) -> None:
-        """Restore shards and buffers. Power function averages of other widths than the saved ones begin anew."""
+        """Restore shards and buffers. If other widths were saved, all power function averages begin anew."""
         for shard, values in zip(self._engine.shards(), self._average.shards, strict=True):
             load_shard(saved, shard, MASTER, values)
         load_buffers(saved, self._average.buffers)
@@ -93,10 +93,10 @@ class EMAState:
                 load_shard(saved, shard, power_kind(width), values)
 
     def snapshot(self, dtype: torch.dtype) -> list[StateShard]:
-        """Return the power function averages by parameter in a type, and the EMA's buffers."""
+        """Return the power function averages by parameter, converted to ``dtype``, and the EMA's buffers."""
         found = list(_buffer_parts(self._engine, self._average.buffers))
         for part in self._power_parts():
-            # Another type is made on the host, as the device may have no room.
+            # Values are converted on the host, as the device may have no room.
             values = part.values if dtype == torch.float32 else part.values.cpu().to(dtype)
             found.append(part._replace(values=values))
         return found
@@ -110,7 +110,7 @@ class EMAState:
 
 
 def _shard_parts(shard: Shard, kind: str, values: Tensor) -> Iterator[StateShard]:
-    """The pieces of a flat tensor that lies as the shard's master does; of a copy, this rank's share of each."""
+    """Yield the pieces of a flat tensor with the shard's layout; of a replicated shard, this rank's share of each."""
     replica, num_replicas = shard.copies
     for piece in shard.pieces:
         low, high = piece.numel * replica // num_replicas, piece.numel * (replica + 1) // num_replicas
@@ -120,7 +120,7 @@ def _shard_parts(shard: Shard, kind: str, values: Tensor) -> Iterator[StateShard
 
 
 def load_shard(saved: SavedValues, shard: Shard, kind: str = MASTER, out: Tensor | None = None) -> None:
-    """Fill a shard's master, or what lies as it does, with saved values of one kind."""
+    """Fill a shard's master weights, or ``out`` of the same layout, with saved values of one kind."""
     values = shard.master if out is None else out
     for piece in shard.pieces:
         saved.read(kind, piece.name, piece.offset, values[piece.start : piece.start + piece.numel])
@@ -133,7 +133,7 @@ def load_optimizer(saved: SavedValues, engine: Engine) -> None:
     for i, shard in enumerate(engine.shards()):
         state: dict[str, Any] = {}
         for kind in kinds:
-            # What the optimizer never moved, as nothing gave it a gradient, was not saved.
+            # A parameter that never had a gradient has no optimizer state, so that none was saved.
             known = [piece for piece in shard.pieces if saved.has(kind, piece.name)]
             if known or not shard.pieces:
                 state[kind] = torch.zeros_like(shard.master)
@@ -145,7 +145,7 @@ def load_optimizer(saved: SavedValues, engine: Engine) -> None:
 
 
 def _buffer_parts(engine: Engine, buffers: dict[str, Tensor]) -> Iterator[StateShard]:
-    """Buffers are the same on all replicas of a layer: the first one's are saved."""
+    """Yield the buffers on the first replica alone, as all replicas of a layer have the same."""
     if engine.replica == 0:
         yield from (StateShard(BUFFER, name, 0, buffer.detach().reshape(-1)) for name, buffer in buffers.items())
 
@@ -162,12 +162,12 @@ def load_buffers(saved: SavedValues, buffers: dict[str, Tensor]) -> None:
 class Counters:
     """How far the run is. Latents and schedules are functions of these."""
 
-    d_steps: int = 1  # phases of real images in an update, of the recipe
+    d_steps: int = 1  # the recipe's discriminator steps in an update, each of which reads a batch of real images
     update: int = 0  # generator updates made, applied or skipped
-    nimg: int = 0  # images seen: `batch` for each of them
+    nimg: int = 0  # images seen: `batch` for each update
     rollbacks: int = 0  # how often the run went back to a checkpoint because an update was not finite
-    position: int = 0  # position in the data's order: real images that were read or skipped
-    # stretches of that order that such updates read, which the run passes over; ascending
+    position: int = 0  # position in the data's order: real images that were read or passed over
+    # intervals of that order, ascending, which the run passes over because non-finite updates read them
     skipped: tuple[Stretch, ...] = ()
 
     def count(self, batch: int) -> None:
@@ -189,7 +189,7 @@ class Counters:
         return counts
 
     def load(self, saved: SavedValues) -> None:
-        """Restore all of them."""
+        """Restore all counts, and the skipped intervals."""
         numbers = saved.numbers
         self.update, self.nimg = int(numbers["update"]), int(numbers["nimg"])
         self.rollbacks = int(numbers["rollbacks"])
@@ -198,7 +198,7 @@ class Counters:
             self.position = int(numbers["position"])
             firsts, ends = (sorted(int(numbers[key]) for key in keys if key.endswith(bound)) for bound in _BOUNDS)
             self.skipped = tuple(zip(firsts, ends, strict=True))
-        else:  # a checkpoint that counts phases, of one batch, and numbers those to skip, some of them still ahead
+        else:  # an older checkpoint counts phases of one batch, and lists the phases to skip, some of them still ahead
             batch, phase = self.nimg // max(self.update, 1), self.update * self.d_steps
             numbered = sorted(int(numbers[key]) for key in keys)
             for number in numbered:
@@ -207,6 +207,6 @@ class Counters:
             self.skipped = tuple((number * batch, (number + 1) * batch) for number in numbered if number > phase)
 
     def skipped_with(self, read: Stretch) -> tuple[Stretch, ...]:
-        """``skipped`` and another stretch, which may hold some of them."""
+        """Return ``skipped`` with another interval, which replaces those that lie inside it."""
         kept = [each for each in self.skipped if not read[0] <= each[0] <= each[1] <= read[1]]
         return tuple(sorted([*kept, read]))

@@ -1,4 +1,4 @@
-"""Requests to save and exit: signals, and the exit of the launcher. Imports little, as it has to start first."""
+"""Requests to save and exit: signals, and the exit of the launcher. Imports little, because it has to start first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAVING_SECONDS = 45.0
 """Limit for a rank after its launcher has exited: it may be saving, building, or waiting for lost ranks."""
 
 LAUNCHER_ENDED = "the end of its launcher"
-"""The one reason that is a failure: the launchers of the other hosts have to restart the run."""
+"""The only reason that counts as a failure: the launchers of the other hosts have to restart the run."""
 
 _DEEPSPEED = "deepspeed.launcher.launch"
 _PYTHON_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")
@@ -35,18 +35,18 @@ _ADOPTERS = ("systemd", "slurmstepd:")
 
 
 class StopRequests:
-    """Whether this process was asked to save and exit. The ranks have to agree on it themselves."""
+    """Knows whether this process was asked to save and exit. The caller makes the ranks agree on it."""
 
     def __init__(self, launched: bool, signals: Sequence[signal.Signals] = STOPPING) -> None:
-        """Watch over this process. To be made before anything that takes time: a launcher may end meanwhile.
+        """Note the launcher. Build this before anything that takes time, as the launcher may end meanwhile.
 
-        If it was ``launched``, its parent is a launcher, whose end is to be its own: `deepspeed` leaves its ranks
-        behind when it is ended (seen in 0.19.8, launcher/runner.py). ``signals`` are those that ask.
+        A ``launched`` process is the child of a launcher, and has to end with it: `deepspeed` leaves its ranks
+        behind when it is ended (seen in 0.19.8, launcher/runner.py). ``signals`` ask the process to stop.
         """
-        self.signal: str | None = None  # name of the first one received
+        self.signal: str | None = None  # name of the first signal received
         self._signals = signals
         self._chain = _launchers() if launched else []
-        # The nearest alone: a launcher that lives may have been started by one of these.
+        # Only the nearest ancestor tells: an adopter may also have started a launcher that still lives.
         self._came_late = any(map(_is_adopter, self._chain[:1])) and any(map(os.environ.get, _PYTHON_LAUNCHERS))
         self._listening = False
         self._before: dict[signal.Signals, Any] = {}
@@ -56,7 +56,7 @@ class StopRequests:
 
     @property
     def reason(self) -> str | None:
-        """What asked, or None."""
+        """The signal or event that asked the process to stop, or None."""
         if self.signal is not None:
             return self.signal
         return LAUNCHER_ENDED if self._launcher_ended else None
@@ -67,10 +67,10 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of signals inside the block, which may stand inside another one, and follow the launcher's end.
+        """Take note of signals inside the block, and of the launcher's end. Of nested blocks the first to end ends all.
 
-        Where the block fails, signals end the process again: launchers send them to the ranks of a job that has
-        failed. A process that is launched ends 45 s after its launcher at the latest, also behind the block.
+        Signals end the process again as soon as the block fails: launchers send them to the ranks of a job that has
+        failed. A launched process ends at most 45 s after its launcher, also after the block.
         """
         if not self._listening:
             self._listen()
@@ -80,24 +80,24 @@ class StopRequests:
             self._let_go()
 
     def end_at_once(self, status: int) -> None:
-        """End the process as soon as it is or was asked to, from here to ``joined``: there is nothing to save.
+        """Until ``joined``, end the process as soon as it is, or was, asked to stop: there is nothing to save.
 
-        Libraries are imported then, and ranks wait for each other, in which no handler in Python runs. Launchers that
-        restart ranks after a host was lost would wait half a minute for each. The process ends with status 1 where
-        the other ranks do not come, and with ``status`` where a signal asked.
+        Libraries are imported then, and ranks wait for each other, during which no Python handler runs. Launchers that
+        restart ranks after the loss of a host would wait half a minute for each. The process ends with ``status``
+        after a signal, and with status 1 if the launcher ends or the other ranks do not come.
         """
         self._status = status
 
     def joined(self) -> None:
-        """Let the process end in its own time again, as all ranks have come."""
+        """Let the process end in its own time again: all ranks have come."""
         self._status = None
         self._close_wakeup()
 
     def end_undisturbed(self) -> None:
-        """Ignore signals from here to the end of the process, whose exit status they would replace.
+        """Ignore signals until the process ends, as they would replace its exit status.
 
-        `srun --kill-on-bad-exit` sends SIGTERM to all tasks as soon as the first has ended. Python itself restores the
-        signals' usual effect when it shuts down, but not that of ignored ones.
+        `srun --kill-on-bad-exit` sends SIGTERM to all tasks as soon as the first has ended. Python restores the
+        default effect of signals when it shuts down, but not of ignored ones.
         """
         self._close_wakeup()
         self._before = {}
@@ -112,7 +112,7 @@ class StopRequests:
         os.set_blocking(reader, False)
         os.set_blocking(self._wakeup, False)
         if self._signals:
-            signal.set_wakeup_fd(self._wakeup)  # which gets each signal's number as soon as it comes
+            signal.set_wakeup_fd(self._wakeup)  # each signal's number is written there as soon as it comes
         self._over.clear()
         threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
         self._before = {number: signal.signal(number, self._receive) for number in self._signals}
@@ -134,7 +134,7 @@ class StopRequests:
             self._wakeup = None
 
     def _watch(self, reader: int) -> None:
-        since, lost = time.monotonic(), None  # when it began, and when the launcher ended
+        since, lost = time.monotonic(), None  # when the watch began, and when the launcher ended
         while not self._over.wait(_POLL_SECONDS):
             with suppress(BlockingIOError):
                 for number in os.read(reader, 64):
@@ -160,19 +160,19 @@ def _end(text: str, status: int) -> None:
     try:
         if rank_from_environment() == 0:
             print(f"bigsgan: {text}", file=sys.stderr, flush=True)
-    finally:  # nobody may read it any more
+    finally:  # also if nobody reads standard error any more
         os._exit(status)
 
 
 def _launchers(num: int | None = None) -> list[int]:
-    """Process numbers of the ``num`` nearest ancestors, or of those that belong to a launcher.
+    """Return the process numbers of the ``num`` nearest ancestors, 1 or 2; by default of those that are the launcher.
 
     `deepspeed` starts a second process, which starts the ranks and outlives the first (launcher/launch.py).
     """
     parent = os.getppid()
     if num is None:
         num = 2 if _DEEPSPEED in _read(parent, "cmdline") else 1
-    return [parent] if num == 1 else [parent, _parent_of(parent)]  # this is asked in every update
+    return [parent] if num == 1 else [parent, _parent_of(parent)]  # reads no file for 1: every update calls this
 
 
 def _is_adopter(process: int) -> bool:
@@ -189,5 +189,5 @@ def _parent_of(process: int) -> int:
 def _read(process: int, file: str) -> str:
     try:
         return Path(f"/proc/{process}/{file}").read_text()
-    except OSError:  # it has exited, or this is not Linux
+    except OSError:  # the process has exited, or this is not Linux
         return ""

@@ -23,16 +23,16 @@ from bigsgan.runtime import comm, ending, roster
 from bigsgan.runtime.roster import MOST_NAMED, holds, named
 
 MOVING = frozenset({"checkpoint", "rollback"})
-"""Phases in which ranks write, read and wait for large files: they may last as long as any rank's files move."""
+"""Phases that move large files. They count as progress as long as any rank's files move."""
 
 FIRST = 4
-"""How many times the timeout a phase may last before this process has made an update.
+"""A phase may last this many timeouts before the process has made its first update.
 
-Kernels are loaded, measured (cuDNN) and compiled (Triton, torch.compile) then, of which torch tells of the last alone.
+Kernels are loaded, measured (cuDNN) and compiled (Triton, torch.compile) then; torch reports only torch.compile's.
 """
 
 _LONGEST_COMPILATION_SECONDS = 3600.0
-"""Of one piece of code; as long torch.compile may keep the ranks waiting."""
+"""Limit for one piece of code: the other ranks wait no longer than this for torch.compile."""
 
 _POLLS = 8
 """Checks per timeout."""
@@ -42,7 +42,7 @@ _SILENT_RANKS_WAIT_SECONDS = 3.0
 _BOARD_PATIENCE_SECONDS = 5.0
 _WAITING_IN = ("torch/distributed", "deepspeed/comm", "bigsgan/runtime/comm", "bigsgan/engines/pipeline/transport")
 _OVER = "over"
-"""Key under which a rank leaves the exit status where it ends the run: others may wait for it on their devices."""
+"""Key of the exit status that a rank leaves when it ends the run, for ranks that still wait for it on their devices."""
 
 _REMEDY = "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"
 
@@ -56,10 +56,10 @@ class _Beat(NamedTuple):
         number: Grows as long as the process lives.
         progress: Number of phases so far.
         phase: The current phase.
-        place: Innermost line of its main thread.
+        place: Innermost line of the main thread.
         waits: Whether that line waits for other ranks.
-        host: Of the process.
-        awaited: The phase of other ranks that it waits for, and these; None where it waits for none in particular.
+        host: Name of the process's host.
+        awaited: The phase that it waits for and the ranks that compute it; None if it waits for no particular ranks.
     """
 
     number: int
@@ -87,11 +87,11 @@ class Watchdog:
         """Prepare a watch.
 
         Args:
-            timeout: Seconds without a new phase on any rank, or a byte of a checkpoint that moves, after which a run
-                counts as hanging; until the first update is complete, ``FIRST`` times as many.
-            rank_log: Knows the phase and what has moved; gets the stacks of a rank that hangs.
-            open_board: Called in the thread, before the watch begins.
-            seconds_compiling: How long this rank has been compiling; 0 where it does not. While a rank compiles, the
+            timeout: A run hangs if for so many seconds no rank begins a phase or moves a byte of a checkpoint.
+                Until the first update is complete, the limit is ``FIRST`` times as long.
+            rank_log: Knows the phase and the bytes moved, and receives the stacks of a rank that hangs.
+            open_board: Opens the shared store. Called in the thread, before the watch begins.
+            seconds_compiling: How long this rank has been compiling; 0 if it is not. While a rank compiles, the
                 others wait for it.
             end: Ends the process with a status.
         """
@@ -101,9 +101,9 @@ class Watchdog:
         self._stopped = threading.Event()
         self._main = threading.get_ident()
         self._count = 0
-        self._told = self._moved = 0  # bytes of this rank that the others know of, and of all ranks
-        self._told_phases = self._num_phases = 0  # the same of phases
-        self._compiled = 0  # looks at which a rank was compiling
+        self._told = self._moved = 0  # bytes moved: by this rank as the others know it, and by all ranks
+        self._told_phases = self._num_phases = 0  # the same for phases
+        self._compiled = 0  # how many checks, over all ranks, found a rank compiling
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -139,7 +139,7 @@ class Watchdog:
                 return
             elif time.monotonic() - since > self._limit():
                 before = self._beats(board)
-                if self._stopped.wait(2 * pause):  # long enough for every process that lives to beat again
+                if self._stopped.wait(2 * pause):  # long enough for every live process to beat again
                     return
                 if self._progress(board) == seen:
                     self._give_up(board, before)
@@ -151,14 +151,14 @@ class Watchdog:
     def _progress(self, board: _BoundedWaitStore) -> tuple[int, int, int]:
         """Return numbers that change as long as the run makes progress."""
         phase, num_phases, moved = self._rank_log.phase, self._rank_log.num_phases, self._rank_log.num_moved
-        # One sum, as each rank cannot ask every other one. Without an answer only this rank's number is known.
+        # One sum over all ranks, as no rank can ask all others. Without an answer it grows by this rank's number only.
         total = board.ask("add", "moved", moved - self._told)
         self._moved = self._moved + moved - self._told if total is None else total
         self._told = moved
         compiles = 0 < self._seconds_compiling() < _LONGEST_COMPILATION_SECONDS
         total = board.ask("add", "compiled", int(compiles))
         self._compiled = self._compiled + compiles if total is None else total
-        # Of all ranks: those of D wait for images as long as those of G sample or measure, phase by phase.
+        # Phases of all ranks: D's ranks wait for images while G's ranks sample or measure, phase by phase.
         total = board.ask("add", "phases", num_phases - self._told_phases)
         self._num_phases = self._num_phases + num_phases - self._told_phases if total is None else total
         self._told_phases = num_phases
@@ -176,7 +176,7 @@ class Watchdog:
         self._end_run(board, describe(before, self._beats(board), self._limit(), self._world_size))
 
     def _follow(self, status: int) -> None:
-        """End after a rank that has told why it ends, unless this rank's main thread notices by itself."""
+        """End after another rank has reported the end of the run, unless this rank's main thread ends by itself."""
         _log.info("another rank has ended the run, with status %d", status)
         if not self._stopped.wait(_SILENT_RANKS_WAIT_SECONDS):
             self._end(status)
@@ -186,7 +186,7 @@ class Watchdog:
         if speaks:
             with suppress(OSError):  # standard error may be on a full disk: the run has to end all the same
                 print(f"bigsgan: {text}", file=sys.stderr, flush=True)
-        # In a thread, as it may be the file system that hangs.
+        # In a thread, because the file system may be what hangs.
         logging_ = threading.Thread(target=self._log_stacks, args=(text,), daemon=True)
         logging_.start()
         logging_.join(_SILENT_RANKS_WAIT_SECONDS)
@@ -237,12 +237,12 @@ class _BoundedWaitStore:
 def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, world_size: int) -> str:
     """Return one line that names the hanging ranks, and where they hang, after ``timeout`` seconds without progress.
 
-    Who waits for these in a phase of theirs is named behind them. Beats are by rank, and every live process beats
-    between ``before`` and ``after``. There are none if the board does not answer.
+    The line ends with the ranks that wait for these, and their phases. Beats are given by rank; every live process
+    beats between ``before`` and ``after``. There are none if the board does not answer.
     """
     silent = [rank for rank in range(world_size) if rank not in after or before.get(rank) == after[rank]]
     text = f"no progress for {timeout:.0f} s: "
-    if not after:  # rank 0 keeps the store itself, or under torchrun its launcher does
+    if not after:  # rank 0 hosts the store, or under torchrun its launcher does
         return f"{text}{named([0])} does not answer, nor does the store that it or its launcher hosts{_REMEDY}"
     if silent:
         last = after.get(silent[0])
@@ -260,7 +260,7 @@ def describe(before: dict[int, _Beat], after: dict[int, _Beat], timeout: float, 
 
 
 def _behind(beats: dict[int, _Beat]) -> list[int]:
-    """Ranks with fewer phases behind them than others that hold the same network: G's ranks alone sample, say."""
+    """Return ranks with fewer phases than others that hold the same network; only G's ranks sample, for example."""
     found = []
     for network in dict.fromkeys(map(holds, beats)):
         progress = {rank: beat.progress for rank, beat in beats.items() if holds(rank) == network}
@@ -271,7 +271,7 @@ def _behind(beats: dict[int, _Beat]) -> list[int]:
 
 
 def _waiting(beats: dict[int, _Beat], ranks: list[int]) -> str:
-    """Who waits for some ranks, and in which of their phases."""
+    """Say which ranks wait for ``ranks``, and for which phase."""
     by_phase: dict[str, list[int]] = {}
     for rank, beat in beats.items():
         if rank not in ranks and beat.awaited and not set(beat.awaited[1]).isdisjoint(ranks):

@@ -275,6 +275,18 @@ CASES = {
         "must be a power of two of at least 8 with DCGAN, got 24",
         "=16",
     ),
+    "stylegan2's resolution, of cosines": (
+        ["generator={family: stylegan2}", "data={resolution: 8, codec: {kind: dct}}"],
+        "data.resolution",
+        "must be 2 times a power of two of at least 8 with StyleGAN2, got 8 (data.codec.kind is dct)",
+        "data.resolution=16",
+    ),
+    "biggan's resolution, of cosines": (
+        ["data={resolution: 24, codec: {kind: dct}}"],
+        "data.resolution",
+        "must be 2 times one of [16, 32, 64, 128, 256, 512] with BigGAN, got 24 (data.codec.kind is dct)",
+        "data.resolution=32",
+    ),
     "a u-net's resolution": (
         ["data={kind: synthetic_pairs, num_classes: 0, resolution: 12}", *PAIRS[1:]],
         "data.resolution",

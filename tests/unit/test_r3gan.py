@@ -258,7 +258,7 @@ def test_layers_are_differentiable_twice(layer):
 @pytest.mark.parametrize(
     "change, field, problem",
     [
-        ({"widths": [8, 8]}, "widths", "must have an entry for each resolution from 4 to data.resolution (16), got"),
+        ({"widths": [8, 8]}, "widths", "must have an entry for each resolution from 4 to 16, got"),
         ({"cardinalities": [2, 2]}, "cardinalities", "must have 3 entries, as"),
         ({"blocks": [1]}, "blocks", "must have 3 entries, as"),
         ({"cardinalities": [2, 3, 2]}, "cardinalities", "3 does not divide a block's 16 channels"),

@@ -32,7 +32,7 @@ FAMILIES: Mapping[str, tuple[type[NetworkSection], type[NetworkSection]]] = {
     "r3gan": (R3GANGenerator, R3GANDiscriminator),
     "stylegan2": (StyleGAN2Generator, StyleGAN2Discriminator),
 }
-"""The one list of families. ``bigsgan/models/<family>.py`` makes the layers of one."""
+"""The only list of families. ``bigsgan/models/<family>.py`` makes the layers of a family."""
 
 
 def family_of(section: Any) -> Any:
@@ -43,9 +43,9 @@ def family_of(section: Any) -> Any:
 
 
 def _any_of(sections: Mapping[str, type[NetworkSection]]) -> Any:
-    """The type of a section whose class follows from its family."""
+    """Return the type of a section whose class follows from its family."""
     tagged = tuple(Annotated[section, Tag(family)] for family, section in sections.items())
-    return Annotated[Union[tagged], Discriminator(family_of)]  # noqa: UP007 - of a number that only the list knows
+    return Annotated[Union[tagged], Discriminator(family_of)]  # noqa: UP007 - `|` cannot join a tuple of types
 
 
 if TYPE_CHECKING:

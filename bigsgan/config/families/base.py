@@ -8,6 +8,7 @@ from pydantic import Field
 
 from bigsgan.config.data import Data
 from bigsgan.config.sections import Section, Width
+from bigsgan.errors import UserError
 
 Depth = Annotated[int, Field(gt=0, le=64)]
 """Number of consecutive layers or blocks."""
@@ -21,13 +22,13 @@ class NetworkSection(Section):
         family: Name of the family, which selects the class of the section.
         draws: Whether the network draws random numbers, such as noise; its inputs then carry a seed for each sample.
         has_styles: Whether its first layer outputs style vectors, which path length regularization needs.
-        truncates_w: Whether truncation moves what a mapping network makes of a latent towards its mean, by psi;
-            elsewhere latents are drawn within a threshold.
+        truncates_w: Whether truncation by psi moves the mapping network's output towards its mean; otherwise latents
+            are drawn within a threshold.
         has_guidance: Whether samples of a class may be guided away from those of any class.
-        without_half: The setting by which no layer computes in a half type of its own, see ``computes_in``.
-        paired: Whether it reads input images: G in place of latents, D beside the images that it judges.
-        has_tokens: Whether its last layer reads a class token and patch tokens, which a teacher's features may be
-            predicted from.
+        without_half: The setting by which no layer computes in its own half type, see ``computes_in``.
+        paired: Whether it reads input images: G instead of latents, D in addition to the images that it judges.
+        has_tokens: Whether its last layer reads a class token and patch tokens, from which a teacher's features can
+            be predicted.
     """
 
     network: ClassVar[str] = "discriminator"
@@ -42,20 +43,20 @@ class NetworkSection(Section):
 
     @property
     def images_per_sample(self) -> int:
-        """Images, stacked along the channels, that G makes of a sample and D judges together; the last is the sample.
+        """Images that G makes for each sample and D judges together, stacked along the channels from coarse to fine.
 
-        From coarse to fine; of a real image, D gets as many copies.
+        The last of them is the sample itself. D gets as many copies of each real image.
         """
         return 1
 
     @property
     def own_width(self) -> int | None:
-        """Features of each block, which a learning rate may follow; None for a family whose layers differ."""
+        """Features of each block, on which learning rates may depend; None for a family whose layers differ."""
         return None
 
     @property
     def computes_in(self) -> str | None:
-        """The half type of layers that have one in a float32 engine: bf16, fp16, or None where there are none."""
+        """The half type, bf16 or fp16, in which some layers compute in a float32 engine; None if there are none."""
         return None
 
     def check(self, data: Data) -> None:
@@ -63,6 +64,14 @@ class NetworkSection(Section):
 
     def check_micro_batch(self, size: int, num_parts: int = 1) -> None:
         """Raise UserError if the network does not support micro-batches of ``size`` images, ``num_parts`` a batch."""
+
+
+def unfit_side(data: Data, sides: str, nearest: int) -> UserError:
+    """Return the error that ``data.side`` is none of ``sides``; ``nearest`` is the one to suggest."""
+    factor = data.codec.side_factor
+    times, detail = (f"{factor} times ", f"data.codec.kind is {data.codec.kind}") if factor > 1 else ("", "")
+    remedy = f"set data.resolution={factor * nearest}"
+    return UserError("data.resolution", data.resolution, f"must be {times}{sides}", remedy, detail)
 
 
 class GeneratorSection(NetworkSection):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.base import GeneratorSection, NetworkSection, unfit_side
 from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import PositiveFloat, Section, Width
 from bigsgan.errors import UserError
@@ -38,27 +38,27 @@ class ScaledSection(BlockSection):
     """The size of a network, and the variant of its convolutions."""
 
     channels: Width = 96
-    """Width; layers have multiples of it."""
+    """Width of the network: layers have multiples of it."""
     width: Annotated[float, Field(gt=0, le=64)] = 1.0
-    """Multiplies all channels. Unless it is 1 they are rounded to the nearest multiple of 8, and at least 8."""
+    """Factor of all channels. Unless it is 1, products are rounded to the nearest multiple of 8, and are at least 8."""
     depth: Annotated[int, Field(gt=0, le=64)] = 1
-    """Blocks for each step of the tables; those after the first keep resolution and channels."""
+    """Blocks for each step of the tables; blocks after the first keep resolution and channels."""
     attention: list[int] = Field(default=[])
-    """Resolutions of feature maps that self-attention follows."""
+    """Resolutions of the feature maps after which self-attention comes."""
 
     def widths(self, multipliers: Sequence[int]) -> list[int]:
-        """Channels of the feature maps whose sizes in units of ``channels`` are given."""
+        """Return the channels of feature maps, given their multiples of ``channels``."""
         widths = [self.channels * m for m in multipliers]
         return widths if self.width == 1 else [max(8, 8 * round(self.width * w / 8)) for w in widths]
 
 
 class NormSection(Section):
-    """How G's batch norm divides."""
+    """The epsilons of G's batch norm."""
 
     norm_eps: PositiveFloat = 1e-5
     """Added to the variance by the blocks' batch norm (BigGAN-PyTorch's ``BN_eps``)."""
     output_norm_eps: PositiveFloat = 1e-5
-    """The same of the batch norm before the image, whose it is there whatever ``BN_eps`` is."""
+    """Added to the variance by the last batch norm, before the image; BigGAN-PyTorch's is 1e-5 with any ``BN_eps``."""
 
 
 class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
@@ -72,11 +72,11 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
     hierarchical: bool = True
     """Cut the latent into equal chunks, one for the input and one for each block."""
     shared_embedding: bool = True
-    """Let gains and biases of batch norm be linear in one embedding; without, each has an embedding of its own."""
+    """Compute gains and biases of batch norm linearly from one embedding; otherwise each has its own embedding."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN", BIGGAN_GENERATOR, data.side)
+        check_resolution("BigGAN", BIGGAN_GENERATOR, data)
         blocks = len(BIGGAN_GENERATOR[data.side]) - 1
         if self.hierarchical and not self.shared_embedding:
             problem, detail = "must be false with shared_embedding=false", "chunks are appended to the shared embedding"
@@ -98,7 +98,7 @@ class BigGANDiscriminator(ScaledSection, NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data.side)
+        check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data)
         check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.side))
         check_groups("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.side]))
 
@@ -110,12 +110,11 @@ def biggan_discriminator_resolutions(resolution: int) -> list[int]:
     return [resolution >> min(i + 1, halvings) for i in range(blocks)]
 
 
-def check_resolution(family: str, known: Mapping[int, object], resolution: int) -> None:
-    """Raise UserError if a family has no table for a resolution."""
-    if resolution not in known:
-        nearest = min(known, key=lambda r: abs(math.log(r / resolution)))
-        problem = f"must be one of {sorted(known)} with {family}"
-        raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
+def check_resolution(family: str, known: Mapping[int, object], data: Data) -> None:
+    """Raise UserError if a family has no table for the side of its images."""
+    if data.side not in known:
+        nearest = min(known, key=lambda side: abs(math.log(side / data.side)))
+        raise unfit_side(data, f"one of {sorted(known)} with {family}", nearest)
 
 
 def check_attention(network: str, attention: list[int], available: list[int]) -> None:

@@ -1,7 +1,7 @@
-"""BigGAN-deep's sections of a recipe; its channels are those of BigGAN's tables, with another number for each network.
+"""BigGAN-deep's sections of a recipe. Its channels follow BigGAN's tables, which each network reads in its own way.
 
-Brock et al. 2019, appendix B, tables 7 to 9: G's blocks have the multipliers that BigGAN's have. D's first entry is
-the output of a convolution on the image, and each further one that of a step of blocks. 16 and 32 are BigGAN's too.
+Brock et al. 2019, appendix B, tables 7 to 9: G's blocks have the same multipliers as BigGAN's. D's first entry is the
+output of a convolution on the image, and each further one that of a step of blocks. 16 and 32 are BigGAN's tables too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from bigsgan.config.sections import Section, Width
 from bigsgan.errors import UserError
 
 BOTTLENECK = 4
-"""A block's outer channels for each of its inner ones."""
+"""A block's outer channels divided by its inner ones."""
 
 
 class DeepSection(Section):
-    """How large a network is."""
+    """The size of a network."""
 
     channels: Width = 128
-    """Width; layers have multiples of it."""
+    """Width of the network: layers have multiples of it."""
     depth: Annotated[int, Field(gt=0, le=64)] = 2
     """Blocks for each step of the tables; one of them changes the resolution."""
     attention: list[int] = Field(default=[])
-    """Resolutions of feature maps that self-attention follows."""
+    """Resolutions of the feature maps after which self-attention comes."""
 
 
 class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
@@ -47,7 +47,7 @@ class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN-deep", BIGGAN_GENERATOR, data.side)
+        check_resolution("BigGAN-deep", BIGGAN_GENERATOR, data)
         multipliers = BIGGAN_GENERATOR[data.side]
         check_attention("generator", self.attention, [8 << i for i in range(len(multipliers) - 1)])
         _check_bottleneck("generator", self.channels, min(multipliers[:-1]))
@@ -60,7 +60,7 @@ class BigGANDeepDiscriminator(DeepSection, NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_resolution("BigGAN-deep", BIGGAN_DISCRIMINATOR, data.side)
+        check_resolution("BigGAN-deep", BIGGAN_DISCRIMINATOR, data)
         check_attention("discriminator", self.attention, deep_discriminator_resolutions(data.side))
         _check_bottleneck("discriminator", self.channels, min(BIGGAN_DISCRIMINATOR[data.side][1:]))
 

@@ -10,20 +10,20 @@ from bigsgan.errors import UserError
 
 
 class BlockSection(Section):
-    """The variant of a network's convolutions; those that read or write an image are always full convolutions."""
+    """The variant of a network's convolutions. Convolutions that read or write an image are always full."""
 
     block: Literal["standard", "depthwise_separable", "grouped", "inverted_residual"] = "standard"
     """Full convolutions; one filter a channel and a 1x1 convolution (Howard et al. 2017, arXiv 1704.04861); groups of
     channels (Xie et al. 2017, arXiv 1611.05431); or a wide depthwise convolution with squeeze-and-excitation between
     two 1x1 convolutions (Sandler et al. 2018, arXiv 1801.04381; Howard et al. 2019, arXiv 1905.02244)."""
     groups: Width = 8
-    """Of ``grouped``; without effect in the other forms."""
+    """Groups of ``grouped`` convolutions; without effect in the other variants."""
     expansion: Width = 4
-    """Channels inside an ``inverted_residual``, in units of the block's output; without effect in the other forms."""
+    """Channels inside an ``inverted_residual`` per channel of its output; without effect in the other variants."""
 
 
 def check_groups(network: str, section: BlockSection, widths: Iterable[int]) -> None:
-    """Raise UserError if ``widths``, those of feature maps between grouped convolutions, do not divide into groups."""
+    """Raise UserError if ``widths`` of feature maps between grouped convolutions do not divide into groups."""
     if section.block != "grouped":
         return
     for width in widths:

@@ -10,7 +10,7 @@ from bigsgan.config.sections import Width
 from bigsgan.errors import UserError
 
 SIZES = {"B": (12, 768, 12), "M": (24, 768, 12), "H": (32, 1280, 16)}
-"""Depth, width and heads of the published sizes, as far as they are known."""
+"""Depth, width and heads of those published sizes for which they are known."""
 
 
 class CATNetwork(TransformerNetwork):
@@ -27,23 +27,23 @@ class CATGenerator(CATNetwork, TransformerGenerator):
 
     family: Literal["cat"] = "cat"
     shift: bool = True
-    """Blocks and heads also add what w says of each feature, without which the published numbers of parameters are not
-    reached."""
+    """Blocks and heads also add a shift of each feature, computed from w. The published numbers of parameters include
+    it."""
 
 
 class CATDiscriminator(CATNetwork):
-    """CAT's discriminator, which judges each image at a size of its own, apart from the others."""
+    """CAT's discriminator, which judges each image at its own size and apart from the others."""
 
     family: Literal["cat"] = "cat"
     embedding_size: Width = 2048
     """Features that the head projects on the class's embedding; ignored without classes."""
 
     def sides(self, side: int) -> list[int]:
-        """Pixels a side at which each level is judged, from coarse to fine, the last as large as the image."""
+        """Return the pixels a side at which each level is judged, from coarse to fine; the last is the image's."""
         return [side >> (self.levels - 1 - i) for i in range(self.levels)]
 
     def check(self, data: Data) -> None:
-        """Raise UserError also if patches do not divide the image of the coarsest level."""
+        """Raise UserError as other transformers do, or if patches do not divide the coarsest level's image."""
         super().check(data)
         coarsest = self.patch << (self.levels - 1)
         if data.side % coarsest:

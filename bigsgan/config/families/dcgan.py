@@ -5,26 +5,24 @@ from __future__ import annotations
 from typing import Literal
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.base import GeneratorSection, NetworkSection, unfit_side
 from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import Width
-from bigsgan.errors import UserError
 
 
 class _DCGAN(BlockSection, NetworkSection):
-    """What both networks have in common (Radford, Metz and Chintala 2016, arXiv 1511.06434)."""
+    """Keys of both networks (Radford, Metz and Chintala 2016, arXiv 1511.06434)."""
 
     family: Literal["dcgan"] = "dcgan"
     channels: Width = 64
-    """Of the finest feature map; each coarser one has twice as many."""
+    """Channels of the finest feature map; each coarser one has twice as many."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         resolution = data.side
         if resolution < 8 or resolution & (resolution - 1):
             nearest = max(8, 1 << (resolution.bit_length() - 1))
-            problem = "must be a power of two of at least 8 with DCGAN"
-            raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
+            raise unfit_side(data, "a power of two of at least 8 with DCGAN", nearest)
         check_groups(self.network, self, [self.channels])
 
 

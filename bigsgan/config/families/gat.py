@@ -37,17 +37,17 @@ class GATDiscriminator(GATNetwork):
     embedding_size: Width = 2048
     """Features that the head projects on the class's embedding; ignored without classes."""
     min_info: Fraction = 0.125
-    """Share of the images that is left of the coarsest level beside noise."""
+    """Share of the image that noise leaves in the coarsest level."""
     noise_floor: Fraction = 0.01
-    """Noise of the finest level, which all levels have more of."""
+    """Share of noise in the finest level; each coarser level has more."""
 
     def shares_of_noise(self) -> list[float]:
-        """Of noise in each level's image, from coarse to fine: 1 - min_info^(1 - i / (levels - 1)) + noise_floor."""
+        """Return each level's share of noise, coarse to fine: 1 - min_info^(1 - i / (levels - 1)) + noise_floor."""
         last = self.levels - 1
         return [1 - self.min_info ** (1 - i / last) + self.noise_floor for i in range(self.levels)]
 
     def check(self, data: Data) -> None:
-        """Raise UserError also if a level would be more than all noise."""
+        """Raise UserError as other transformers do, or if a level's share of noise would exceed 1."""
         super().check(data)
         if self.min_info == 0 or self.min_info < self.noise_floor:
             problem = f"must be greater than 0, and at least noise_floor ({self.noise_floor:g})"

@@ -12,13 +12,13 @@ from bigsgan.errors import UserError
 MOST_LEVELS = 8
 
 Norm = Literal["batch", "instance", "none"]
-"""After a convolution. Only before an instance norm has the convolution a bias, as in the public PyTorch project."""
+"""Norm after a convolution. Only convolutions before an instance norm have a bias, as in the public PyTorch project."""
 
 
 class Pix2PixGenerator(NetworkSection):
     """Translates an image: pix2pix's U-Net (Isola et al. 2017, arXiv 1611.07004), or a network of residual blocks.
 
-    The latter is Johnson et al.'s (2016, arXiv 1603.08155), as CycleGAN has it (Zhu et al. 2017, arXiv 1703.10593).
+    The latter is by Johnson et al. (2016, arXiv 1603.08155), in CycleGAN's form (Zhu et al. 2017, arXiv 1703.10593).
     """
 
     network: ClassVar[str] = "generator"
@@ -28,15 +28,15 @@ class Pix2PixGenerator(NetworkSection):
     architecture: Literal["unet", "resnet"] = "unet"
     """U-Net, or CycleGAN's network of residual blocks."""
     channels: Width = 64
-    """Of the finest feature map; coarser ones have up to eight times as many."""
+    """Channels of the finest feature map; coarser ones have up to eight times as many."""
     num_blocks: Depth = 9
     """Residual blocks of ``resnet``; CycleGAN has 9 from 256 pixels on, and 6 below."""
     norm: Norm = "batch"
-    """Of the layers; only before an instance norm has a convolution a bias."""
+    """Norm of the layers; only convolutions before an instance norm have a bias."""
     dropout: bool = True
-    """Drop half the features of a U-Net's coarsest enlarging layers, or within each residual block, in training.
+    """In training, drop half the features of a U-Net's coarsest enlarging layers, or inside each residual block.
 
-    It stands in for a latent.
+    This takes the place of a latent.
     """
 
     def check(self, data: Data) -> None:
@@ -57,11 +57,11 @@ class Pix2PixDiscriminator(NetworkSection):
     architecture: Literal["patches", "pixels"] = "patches"
     """A logit for each patch, or for each pixel."""
     channels: Width = 64
-    """Of the finest feature map; coarser ones have up to eight times as many."""
+    """Channels of the finest feature map; coarser ones have up to eight times as many."""
     depth: Depth = 3
-    """Halvings of ``patches``: 3 give patches of 70 x 70 pixels."""
+    """Halvings with ``patches``: 3 give patches of 70 x 70 pixels."""
     norm: Norm = "batch"
-    """Of the layers; only before an instance norm has a convolution a bias."""
+    """Norm of the layers; only convolutions before an instance norm have a bias."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
@@ -72,7 +72,7 @@ class Pix2PixDiscriminator(NetworkSection):
 
 
 def pix2pix_levels(resolution: int) -> int:
-    """Halvings of the U-Net: down to one pixel, or eight.
+    """Return the number of halvings of the U-Net: down to one pixel, or eight halvings.
 
     Raises:
         UserError: The resolution cannot be halved so often.

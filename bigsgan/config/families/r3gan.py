@@ -17,7 +17,7 @@ _BOTTOM = 4
 class R3GANNetwork(NetworkSection):
     """Keys of both networks: stages of residual blocks, one for each resolution from 4x4 on.
 
-    The lists give the stages from coarse to fine, also for the discriminator.
+    The lists give the stages from coarse to fine, for the discriminator too.
     """
 
     without_half = "bf16_stages=0"
@@ -28,13 +28,13 @@ class R3GANNetwork(NetworkSection):
     blocks: list[Depth] = Field(min_length=1)
     """Residual blocks of each stage."""
     expansion: Depth = 2
-    """Channels inside a block, in units of its stage's width."""
+    """Channels inside a block, divided by its stage's width."""
     bf16_stages: NaturalInt = 0
-    """The finest so many stages compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
+    """How many of the finest stages compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
 
     @property
     def computes_in(self) -> str | None:
-        """Of the finest stages."""
+        """The half type of the finest stages, if any compute in it."""
         return "bf16" if self.bf16_stages else None
 
     def check(self, data: Data) -> None:
@@ -42,7 +42,7 @@ class R3GANNetwork(NetworkSection):
         network, num = self.network, len(self.widths)
         resolution = _BOTTOM * 2 ** (num - 1)
         if data.side != resolution:
-            problem = f"must have an entry for each resolution from 4 to data.resolution ({data.side})"
+            problem = f"must have an entry for each resolution from {_BOTTOM} to {data.side}"
             remedy, detail = "add or remove entries", f"{num} stages end at {resolution}x{resolution}"
             raise UserError(f"{network}.widths", self.widths, problem, remedy, detail)
         for key, values in (("cardinalities", self.cardinalities), ("blocks", self.blocks)):
@@ -73,4 +73,4 @@ class R3GANDiscriminator(R3GANNetwork):
 
     family: Literal["r3gan"] = "r3gan"
     embedding_size: Width = 768
-    """Features that the head projects on the class's embedding; ignored without classes."""
+    """Features that the head projects on the class embedding; ignored without classes."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, unfit_side
 from bigsgan.config.sections import PositiveFloat, PositiveInt, Width
 from bigsgan.errors import UserError
 
@@ -20,44 +20,44 @@ DepthOrZero = Annotated[int, Field(ge=0, le=64)]
 
 
 def stylegan2_sizes(resolution: int) -> list[int]:
-    """Resolutions of the feature maps, from 4x4 up."""
+    """Return the resolutions of the feature maps, from 4x4 up."""
     return [BOTTOM_RESOLUTION << i for i in range((resolution // BOTTOM_RESOLUTION).bit_length())]
 
 
 class _StyleGAN2(NetworkSection):
-    """What both networks have in common (Karras et al. 2020, arXiv 1912.04958 and 2006.06676)."""
+    """Keys of both networks (Karras et al. 2020, arXiv 1912.04958 and 2006.06676)."""
 
     without_half = "half_resolutions=0"
     family: Literal["stylegan2"] = "stylegan2"
     channel_base: PositiveInt = 32_768
     """Channels times resolution; published: 32768, and half of it at 256."""
     channel_max: Width = 512
-    """Most channels of a feature map."""
+    """Largest number of channels of a feature map."""
     mapping_layers: Depth = 8
-    """Layers of the mapping network: of the latent in G, of the label in D, where it needs classes."""
+    """Layers of the mapping network: of the latent in G; of the label in D, if there are classes."""
     mapping_lr_multiplier: PositiveFloat = 0.01
-    """Learning rate of the mapping network's layers relative to others', which is part of their scale."""
+    """Learning rate of the mapping network's layers relative to the others; it is part of these layers' scale."""
     conv_clamp: PositiveFloat | None = 256.0
-    """Activations are kept within plus or minus this, which fp16 needs; null for no limit."""
+    """Clamp activations to plus or minus this, which fp16 needs; null for no limit."""
     half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
     """How many of the highest resolutions are computed in half precision, whatever the weights' type; 4 as published.
 
-    4x4 never is. The engine's own precision, if it is not fp32, holds for the rest.
+    4x4 never is. Other resolutions are computed in the engine's own precision.
     """
     half_type: Literal["bf16", "fp16"] = "bf16"
-    """Published: fp16, without a loss scale for these blocks."""
+    """Type of these resolutions. Published: fp16, without a loss scale for these blocks."""
 
     @property
     def computes_in(self) -> str | None:
-        """Of the highest resolutions."""
+        """The half type of the highest resolutions, if any are computed in it."""
         return self.half_type if self.half_resolutions else None
 
     def channels(self, resolution: int) -> dict[int, int]:
-        """Channels by the resolution of the feature map, from 4x4 up."""
+        """Return the channels by the resolution of the feature map, from 4x4 up."""
         return {size: min(self.channel_base // size, self.channel_max) for size in stylegan2_sizes(resolution)}
 
     def is_half(self, size: int, resolution: int) -> bool:
-        """Whether the block at ``size`` is computed in half precision in a network for ``resolution``."""
+        """Return whether the block at ``size`` is computed in half precision in a network for ``resolution``."""
         return size > BOTTOM_RESOLUTION and size << self.half_resolutions > resolution
 
     def check(self, data: Data) -> None:
@@ -65,8 +65,7 @@ class _StyleGAN2(NetworkSection):
         network, resolution = self.network, data.side
         if resolution < SMALLEST_RESOLUTION or resolution & (resolution - 1):
             nearest = max(SMALLEST_RESOLUTION, 1 << (resolution.bit_length() - 1))
-            problem = f"must be a power of two of at least {SMALLEST_RESOLUTION} with StyleGAN2"
-            raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}")
+            raise unfit_side(data, f"a power of two of at least {SMALLEST_RESOLUTION} with StyleGAN2", nearest)
         if self.channel_base < resolution:
             field, problem = f"{network}.channel_base", f"must be at least {resolution}, the resolution"
             raise UserError(field, self.channel_base, problem, f"set {field}={resolution} or more")
@@ -85,30 +84,30 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     truncates_w: ClassVar[bool] = True
     latent_size: Width = 512
     architecture: Literal["skip", "orig", "resnet"] = "skip"
-    """The image is a sum over the resolutions, as published, or comes from the last; there with residual blocks or not.
-    """
+    """The image is a sum over the resolutions (``skip``, as published), or comes from the last one: ``resnet`` has
+    residual blocks, ``orig`` has none."""
     w_size: Width = 512
-    """Numbers in a style vector, which the mapping network makes of a latent."""
+    """Numbers in a style vector, the mapping network's output."""
     w_avg_beta: Probability = 0.995
-    """What an update leaves of the style vectors' moving average; StyleGAN2-ADA's, and 0.998 in StyleGAN3's project."""
+    """Share of the style vectors' moving average that an update keeps; 0.995 in StyleGAN2-ADA, 0.998 in StyleGAN3."""
     style_mixing: Probability = 0.9
-    """Share of the images in training whose finer layers take the style of a second latent."""
+    """Share of the training images whose finer layers take the style of a second latent."""
 
 
 class StyleGAN2Discriminator(_StyleGAN2):
     """StyleGAN2's discriminator, with a projection of the mapped label where there are classes."""
 
     architecture: Literal["resnet", "orig", "skip"] = "resnet"
-    """With residual connections, or without, as published for CIFAR-10, or with the image given to each block."""
+    """Residual connections, or none (``orig``, published for CIFAR-10), or each block gets the image (``skip``)."""
     mapping_layers: DepthOrZero = 8
-    """Layers of the label's mapping network; with none, the label's normalized embedding is projected on."""
+    """Layers of the label's mapping network. With 0, D projects on the label's normalized embedding."""
     mbstd_group: PositiveInt | None = 4
-    """Consecutive images that a minibatch standard deviation is taken over; divides each rank's micro-batch.
+    """Consecutive images over which a minibatch standard deviation is taken; divides each rank's micro-batch.
 
-    null takes all, for which one rank has to see the whole batch at once. Fewer images than a group are a group.
+    null takes all images; then one rank has to see the whole batch at once. Fewer images than a group are a group.
     """
     mbstd_channels: Annotated[int, Field(ge=0, le=64)] = 1
-    """Feature maps that show it to the last layers; 0 leaves it out."""
+    """Feature maps that show the deviation to the last layers; 0 leaves it out."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

@@ -1,4 +1,4 @@
-"""What the sections of transformers have in common that make and judge several images of a sample."""
+"""Keys that the sections of transformers share. These make and judge several images of a sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TransformerNetwork(NetworkSection):
     """Keys of both networks: transformer blocks over patches of the images.
 
     Attributes:
-        sizes: Depth, width and heads of the published sizes, which a family's own key ``size`` chooses from.
+        sizes: Depth, width and heads of the published sizes, from which a family's own key ``size`` chooses.
     """
 
     without_half = "bf16=false"
@@ -27,14 +27,14 @@ class TransformerNetwork(NetworkSection):
     width: Width = 768
     """Features of a token."""
     heads: Width = 12
-    """Of each block's attention."""
+    """Heads of each block's attention."""
     patch: Literal[1, 2, 4, 8] = 2
     """Pixels a side of a token's patch."""
     levels: Annotated[int, Field(ge=2, le=16)] = 4
-    """Images that G makes of a sample from coarse to fine, after equal shares of its blocks, and D judges together."""
+    """Images that G makes for a sample from coarse to fine, after equal shares of its blocks, and D judges together."""
     bf16: bool = False
-    """Compute matrix products in bf16 on float32 weights, and sums, norms and logits in float32, as the published code
-    does; without effect in a bf16 or fp16 engine."""
+    """Compute matrix products in bf16 with float32 weights, and sums, norms and logits in float32, as the published
+    code does; without effect in a bf16 or fp16 engine."""
 
     @model_validator(mode="before")
     @classmethod
@@ -52,17 +52,17 @@ class TransformerNetwork(NetworkSection):
 
     @property
     def images_per_sample(self) -> int:
-        """One a level."""
+        """One image a level."""
         return self.levels
 
     @property
     def own_width(self) -> int:
-        """Of all blocks."""
+        """Width of all blocks."""
         return self.width
 
     @property
     def computes_in(self) -> str | None:
-        """Of matrix products."""
+        """The half type of matrix products, if they have one."""
         return "bf16" if self.bf16 else None
 
     def check(self, data: Data) -> None:
@@ -73,10 +73,8 @@ class TransformerNetwork(NetworkSection):
             raise UserError(f"{network}.patch", self.patch, problem, "choose a divisor, or change data.resolution")
         if self.width % (4 * self.heads):
             problem = f"must be a multiple of 4 for each of the {self.heads} heads"
-            remedy, detail = (
-                f"set {network}.width={-(-self.width // (4 * self.heads)) * 4 * self.heads}",
-                ("rows and columns of a patch rotate pairs of features"),
-            )
+            remedy = f"set {network}.width={-(-self.width // (4 * self.heads)) * 4 * self.heads}"
+            detail = "rows and columns of a patch rotate pairs of features"
             raise UserError(f"{network}.width", self.width, problem, remedy, detail)
         if self.depth % self.levels:
             problem = f"must be a multiple of {network}.levels ({self.levels})"
@@ -85,7 +83,7 @@ class TransformerNetwork(NetworkSection):
 
 
 class TransformerGenerator(TransformerNetwork, GeneratorSection):
-    """Keys of a generator whose blocks follow what a mapping network makes of latent and class."""
+    """Keys of a generator whose blocks are modulated by a mapping network's output for latent and class."""
 
     truncates_w = True
     has_guidance = True
