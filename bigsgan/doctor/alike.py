@@ -14,17 +14,17 @@ from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.preflight import versions
 
 MOST_SKEW_SECONDS = 5.0
-"""More makes the times in logs and of files misleading; NTP keeps hosts within milliseconds."""
+"""A larger difference makes times in logs and of files misleading; NTP keeps hosts within milliseconds."""
 
 _TRIES = 3
 PACKAGE = Path(__file__).parents[1]
 
 
 def clocks(subject: Subject) -> Finding:
-    """Ask all ranks for the time at once, and compare with rank 0's; the least difference of a few tries counts."""
+    """Compare the clocks of all ranks with rank 0's; the least difference of a few tries counts."""
     found = []
     for _ in range(_TRIES):
-        subject.ranks.gather(None)  # they leave it within milliseconds of each other
+        subject.ranks.gather(None)  # ranks leave this call within milliseconds of each other
         times = subject.ranks.gather(time.time())
         found.append(times[subject.ranks.rank] - times[0])
     skew = min(found, key=abs)
@@ -56,7 +56,7 @@ def same_files(subject: Subject) -> Finding:
 
 
 def _told(subject: Subject) -> dict[str, Any]:
-    """What has to be the same, by name."""
+    """Values that have to be the same on all ranks, by name."""
     told: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
     told["version of Python"] = platform.python_version()
     return told if subject.plan is None else told | same_on_hosts(subject.plan)
