@@ -24,7 +24,7 @@ from bigsgan.runtime import comm, memory
 
 
 def describe_networks(plan: RunPlan) -> str:
-    """What ``count_work`` finds, as a table."""
+    """Return what ``count_work`` finds as a table."""
     counted = count_work(plan)
     lines = [f"{'':14}{'parameters':>15}{'forward, GFLOP an image':>26}"]
     for network in NETWORKS:
@@ -44,9 +44,9 @@ def describe_networks(plan: RunPlan) -> str:
 
 
 class Speed(NamedTuple):
-    """Of a GPU."""
+    """How fast a GPU computes."""
 
-    utilization: float  # share of its peak at which it computes what `count_work` counts (MFU)
+    utilization: float  # share of its peak that it reaches on the operations of `count_work` (MFU)
     peak: float  # operations a second
 
 
@@ -67,10 +67,10 @@ def _describe_time(plan: RunPlan, speed: Speed) -> str:
 
 
 def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = None) -> None:
-    """Print what the networks cost, or the division of each that has stages and the bubble to expect of an update.
+    """Print the cost of the networks, or with ``pipeline`` their division into stages and the expected bubble.
 
     Raises:
-        UserError: No network has stages though their division is asked for, or there are fewer layers than stages.
+        UserError: ``pipeline`` is set and no network has stages, or there are fewer layers than stages.
     """
     if not pipeline:
         times = {} if speed is None else estimate_time(plan, speed)
