@@ -154,9 +154,9 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
     with torch.device("meta"):
         network = build_network(recipe, options.network)
     with memory.naming_remedy(f"while the {options.network} was exported", "use a machine with more memory"):
-        told = {"nimg": found.nimg, "recipe": recipe.model_dump()}
+        metadata = {"nimg": found.nimg, "recipe": recipe.model_dump()}
         try:
-            num_bytes = write_universal(found, options.network, network, out, told)
+            num_bytes = write_universal(found, options.network, network, out, metadata)
         except OSError as error:
             raise _unwritten(out, error) from None
     about = f"live {options.network} at {found.nimg} images seen"

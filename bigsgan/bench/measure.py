@@ -127,11 +127,11 @@ class Stopwatch:
 
 
 def take_turns(
-    builders: Sequence[tuple[Builder, Setting]], settings: Settings, told: Callable[[int, int], None]
+    builders: Sequence[tuple[Builder, Setting]], settings: Settings, announce: Callable[[int, int], None]
 ) -> tuple[list[list[list[Visit]]], dict[int, str]]:
     """Measure loops round by round, forwards and backwards in turn. Every rank calls this.
 
-    ``told`` is called before each visit with the numbers of its round and its loop.
+    ``announce`` is called before each visit with the numbers of its round and its loop.
 
     Returns:
         On rank 0, by loop and round, the visits of the ranks that took part; and why loops failed.
@@ -149,7 +149,7 @@ def take_turns(
         for i in order:
             if i in failed:
                 continue
-            told(turn, i)
+            announce(turn, i)
             try:
                 gathered = comm.gather_objects(visit(*builders[i], settings))
             except UserError as error:

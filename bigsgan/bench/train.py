@@ -144,11 +144,11 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
     visited = [*possible, possible[0]]  # the control comes last: no variant is farther from the first
     names = [each.variant.name for each in possible] + [CONTROL]
 
-    def told(turn: int, i: int) -> None:
+    def announce(turn: int, i: int) -> None:
         if comm.rank() == 0:
             print(f"round {turn + 1} of {settings.rounds}: {names[i]}", file=sys.stderr, flush=True)
 
-    rounds, failed = take_turns([(_builder(each), _setting(each)) for each in visited], settings, told)
+    rounds, failed = take_turns([(_builder(each), _setting(each)) for each in visited], settings, announce)
     if len(failed) == len(visited):
         tried = ",".join(each.variant.name for each in possible)
         raise UserError("--variants", tried, f"cannot run here: {failed[0]}", "choose others, or change the recipe")

@@ -69,7 +69,7 @@ def float64(subject: Subject) -> Finding:
         for family in GAMES:
             for said, (network, penalised) in DIFFERENTIATED.items():
                 errors[f"{family} {said}"] = error_of_float32(family, network, penalised)
-    return _told("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), "of float64's norm off")
+    return _finding("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), "of float64's norm off")
 
 
 def error_of_float32(family: str, network: str, penalised: bool) -> float:
@@ -92,7 +92,7 @@ def tensor_cores(subject: Subject) -> Finding:
             for said, (network, penalised) in DIFFERENTIATED.items():
                 plain, errors[f"{family} {said}"] = errors_of_bf16(family, network, penalised)
                 bounds[f"{family} {said}"] = NO_WORSE * plain
-    return _told("gradients in bf16 are", errors, bounds, "of float64's norm off")
+    return _finding("gradients in bf16 are", errors, bounds, "of float64's norm off")
 
 
 def errors_of_bf16(family: str, network: str, penalised: bool) -> tuple[float, float]:
@@ -158,7 +158,7 @@ def _halves(games: Mapping[str, Sequence[str]], types: Mapping[str, Any], num_up
     lacks = "".join(f" ({name} is not supported here)" for name in types if name in lacking)
     count = "1 update" if num_updates == 1 else f"{num_updates} updates"
     what = f"{count} in {names}{lacks} {'is' if num_updates == 1 else 'are'}"
-    return replace(_told(what, errors, dict.fromkeys(errors, MOST_OFF), "off"), of_all=True)
+    return replace(_finding(what, errors, dict.fromkeys(errors, MOST_OFF), "off"), of_all=True)
 
 
 def compiled(subject: Subject) -> Finding:
@@ -233,7 +233,7 @@ def _move(game: Game) -> Tensor:
     return torch.cat(deltas)
 
 
-def _told(what: str, errors: dict[str, float], bounds: dict[str, float], unit: str) -> Finding:
+def _finding(what: str, errors: dict[str, float], bounds: dict[str, float], unit: str) -> Finding:
     numbers = {name: {"difference": error, "bound": bounds[name]} for name, error in errors.items()}
     bad = [name for name, error in errors.items() if not error <= bounds[name]]
     worst = max(errors, key=lambda name: errors[name] / (bounds[name] or 1e-30))

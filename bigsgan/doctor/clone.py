@@ -29,7 +29,7 @@ LOGS = Path("doctor_logs")
 
 _OF_A_LAUNCHER = re.compile(r"(RANK|WORLD_SIZE|LOCAL_\w+|MASTER_\w+|CROSS_\w+|GROUP_\w+|ROLE_\w+|TORCHELASTIC_\w+)")
 _PASSED = re.compile(r"\b\d+ passed\b")
-_TOLD = 200
+_MOST_LETTERS = 200
 
 
 def checks() -> tuple[Check, ...]:
@@ -63,7 +63,7 @@ def test(subject: Subject, group: str, name: str) -> Finding:
         result = module.run(check, log)
     text = log.read_text(errors="replace")
     numbers = {"command": check.command, "log": str(log)}
-    last = ([line.strip(" =") for line in text.splitlines() if line.strip(" =")] or [""])[-1][:_TOLD]
+    last = ([line.strip(" =") for line in text.splitlines() if line.strip(" =")] or [""])[-1][:_MOST_LETTERS]
     if result != "passed":
         return failed(f"{result}: {last}", f"read {log}; see CONTRIBUTING.md for what the test shows", numbers)
     if "pytest" in check.command and not _PASSED.search(last):

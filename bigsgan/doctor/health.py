@@ -36,17 +36,18 @@ LATE = 10
 
 def checkpoints(subject: Subject) -> Finding:
     """Check that all tags are complete, and that the newest one's files have the checksums of its manifest."""
-    directory, told = subject.run_directory() / "checkpoints", _Told()
-    logging.getLogger(tags.__name__).addHandler(told)
+    directory, messages = subject.run_directory() / "checkpoints", _PathMessages()
+    logging.getLogger(tags.__name__).addHandler(messages)
     try:
         found = list(tags.complete(directory))
     finally:
-        logging.getLogger(tags.__name__).removeHandler(told)
+        logging.getLogger(tags.__name__).removeHandler(messages)
     partial = sorted(path.name for path in directory.glob(f"*{tags.PARTIAL}"))
-    numbers: dict[str, Any] = {"complete": [c.nimg for c in found], "damaged": told.lines, "partial": partial}
+    damaged = messages.of_existing()
+    numbers: dict[str, Any] = {"complete": [c.nimg for c in found], "damaged": damaged, "partial": partial}
     remedy = "remove that directory, or restore an intact copy; a run resumes from the newest that is intact"
-    if told.lines:
-        return failed(told.lines[0].removeprefix("skipping "), remedy, numbers, len(told.lines))
+    if damaged:
+        return failed(damaged[0].removeprefix("skipping "), remedy, numbers, len(damaged))
     if not found:
         return not_applicable("no checkpoint yet", numbers)
     newest = found[0]
@@ -192,21 +193,20 @@ def room(subject: Subject) -> Finding:
     return passed(text, numbers)
 
 
-class _Told(logging.Handler):
+class _PathMessages(logging.Handler):
     """Keeps log messages whose first argument is a path."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: list[tuple[str, str]] = []
+        self._messages: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a message and its path."""
-        self._said.append((str((record.args or ("",))[0]), record.getMessage()))  # type: ignore[index]
+        self._messages.append((str((record.args or ("",))[0]), record.getMessage()))  # type: ignore[index]
 
-    @property
-    def lines(self) -> list[str]:
+    def of_existing(self) -> list[str]:
         """Messages about paths that still exist: a running run removes old checkpoints."""
-        return [line for path, line in self._said if os.path.exists(path)]
+        return [text for path, text in self._messages if os.path.exists(path)]
 
 
 def _latest(subject: Subject) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def feature_maps(subject: Subject) -> Finding:
         for name, (tolerance, section) in NETWORKS.items():
             if "half_type" not in section or DTYPES[section["half_type"]] not in left_out:
                 excesses[f"StyleGAN2, {name}"] = network_error(name, device) / tolerance
-    return _told("kernels of feature maps", excesses)
+    return _finding("kernels of feature maps", excesses)
 
 
 def random_numbers(subject: Subject) -> Finding:
@@ -92,7 +92,7 @@ def random_numbers(subject: Subject) -> Finding:
     if why := fused.obstacle(comm.device(), torch.int64, fused.DRAWS):
         return not_applicable(f"torch's own operations are used, as {why}")
     excesses = {f"{kind}, {num:,}": draw_excess(kind, num) for kind in ("uniform", "normal") for num in DRAWN}
-    return _told("kernels of random numbers", excesses)
+    return _finding("kernels of random numbers", excesses)
 
 
 def _obstacle(dtype: torch.dtype) -> str | None:
@@ -232,7 +232,7 @@ def network_error(name: str, device: str) -> float:
     return max(error if error == error else float("inf") for error in errors)
 
 
-def _told(what: str, excesses: dict[str, float]) -> Finding:
+def _finding(what: str, excesses: dict[str, float]) -> Finding:
     numbers = {name: {"difference_in_bounds": each, "bound": 1.0} for name, each in excesses.items()}
     bad = [name for name, each in excesses.items() if not each <= 1]
     if bad:

@@ -36,17 +36,17 @@ def checkpoints(subject: Subject) -> Finding:
     try:
         before: dict[str, bytes] = {}
         found, differs = None, ""
-        told: list[str] = []
+        done: list[str] = []
         with exact():
             for name, options, ds in layouts:
                 with running(Game(name, [*_ADAM, *options], ds), found) as run:
                     now = _whole(run)
                     if before and not differs:
-                        differs = _difference(before, now, f"read in layout {name}, saved in {told[-1]}")
+                        differs = _difference(before, now, f"read in layout {name}, saved in {done[-1]}")
                     update(run)
                     before = _whole(run)
                     save(run, directory)
-                told.append(name)
+                done.append(name)
                 comm.barrier()
                 found = checkpoint.newest(directory)
         damaged = checkpoint.damage(found, comm) if found is not None else "no checkpoint was found"
@@ -54,11 +54,11 @@ def checkpoints(subject: Subject) -> Finding:
     finally:
         if comm.rank() == 0:
             shutil.rmtree(directory, ignore_errors=True)
-    numbers = {"layouts": told, "values": len(before), "differs": differs, "bound": 0}
+    numbers = {"layouts": done, "values": len(before), "differs": differs, "bound": 0}
     if differs or damaged:
         remedy = "look at the disk and the file system of `out` (dmesg, fsck); keep no checkpoint of this machine"
         return failed(differs or str(damaged), remedy, numbers)
-    return passed(f"{len(before)} values are the same bits in {', '.join(told)}", numbers)
+    return passed(f"{len(before)} values are the same bits in {', '.join(done)}", numbers)
 
 
 def _shared_directory(subject: Subject) -> Path:

@@ -105,7 +105,7 @@ class Update:
                 yield from self._step(phase)
             self._left[task.phase] -= 1
             if not self._left[task.phase]:
-                self._let_go()
+                self._drop_unread()
 
     def _message(self, task: Task) -> int:
         """Bytes of the message that a task waits for."""
@@ -159,7 +159,7 @@ class Update:
         yield self._moment(phase, None, updates=True)._replace(name=f"{phase.phase.label}: step")
         self._gradients[network] = 0
 
-    def _let_go(self) -> None:
+    def _drop_unread(self) -> None:
         """Drop outputs that no later task reads."""
         for number in range(len(self._phases)):
             readers = [i for i, other in enumerate(self._phases) if number in other.phase.reads]

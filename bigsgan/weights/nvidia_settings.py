@@ -38,7 +38,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Defaults of the training loops and losses, by source."""
 
-_TOLD = (
+_READ_ELSEWHERE = (
     *("G_kwargs", "D_kwargs", "loss_kwargs.class_name", "training_set_kwargs.class_name", "augment_kwargs.class_name"),
     *("training_set_kwargs.resolution", "training_set_kwargs.use_labels", "G_opt_kwargs.class_name"),
     *("D_opt_kwargs.class_name",),
@@ -92,7 +92,7 @@ def file_settings(source: str, path: Path) -> Settings:
         raise not_of(path, f"{source}'s training")
     keys = _common(options)
     keys |= _r3gan(options) if source == "r3gan" else _stylegan2(options)
-    for name in _TOLD:
+    for name in _READ_ELSEWHERE:
         options.value(name)
         options.section(name)
     return Settings(str(path), keys, options.left())
