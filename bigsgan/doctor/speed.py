@@ -75,7 +75,7 @@ def _write_and_read(path: Path, most_pieces: int) -> tuple[float, float]:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.lseek(descriptor, 0, os.SEEK_SET)
         read, start = 0, time.perf_counter()
-        while (some := len(os.read(descriptor, _PIECE))) and time.perf_counter() - start < _DISK_SECONDS:
+        while time.perf_counter() - start < _DISK_SECONDS and (some := len(os.read(descriptor, _PIECE))):
             read += some
         return written / writing, read / (time.perf_counter() - start)
     finally:
