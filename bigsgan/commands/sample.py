@@ -73,7 +73,6 @@ def run(options: argparse.Namespace) -> int:
     )
     directory, out = Path(options.run_directory), Path(options.out)
     arguments = (directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())
-
     if launched.world_size() > 1 and out.suffix == module.NPZ:
         return _joined(lambda ranks: module.main(*arguments, ranks))
     module.main(*arguments)

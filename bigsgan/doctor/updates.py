@@ -85,10 +85,8 @@ def limit(numbers: dict[str, Any], has_device: bool) -> str:
 
 def shares(numbers: dict[str, Any], has_device: bool) -> str:
     """How much of the time the device is idle, and how near it comes to a matrix product's speed, as a clause."""
-    text, share = (
-        f"the {_device(has_device)} is idle {numbers['idle_share']:.0%} of the time",
-        numbers["achieved_share"],
-    )
+    text = f"the {_device(has_device)} is idle {numbers['idle_share']:.0%} of the time"
+    share = numbers["achieved_share"]
     if share is None:
         return f"{text}; operations of stages are not counted"
     return f"{text}, and at {share:.0%} of a matrix product's speed"

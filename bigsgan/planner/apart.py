@@ -18,7 +18,7 @@ _WORTH = 0.9
 """A recommended layout takes at most this share of the time of the others, because the model of time is simple."""
 
 _LEAST = 0.01
-"""Seconds of an update below which such a layout must alone fit to be recommended: there kernel launches matter."""
+"""For updates of fewer seconds, it is recommended only if nothing else fits: kernel launches matter there."""
 
 _MICRO_BATCHES = (1, 2, 4)
 """Multiples of the recipe's number of micro-batches to try."""

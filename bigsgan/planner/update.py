@@ -198,13 +198,13 @@ def peaks(
     """The fullest moment of an update by name; ``gathered`` has what ``gather`` returns of each network at ZeRO 3."""
     found: dict[str, Peak] = {}
     known: dict[tuple, Peak] = {}
-    now = {network: int(arrays[-1][-1]) for network, arrays in gathered.items()}
-    left = {network: iter(arrays) for network, arrays in gathered.items()}
+    current = {network: int(arrays[-1][-1]) for network, arrays in gathered.items()}
+    upcoming = {network: iter(arrays) for network, arrays in gathered.items()}
     for moment in moments:
-        others = sum(size for network, size in now.items() if network != moment.network)
-        array = next(left[moment.network]) if moment.network in gathered else _NOTHING
+        others = sum(size for network, size in current.items() if network != moment.network)
+        array = next(upcoming[moment.network]) if moment.network in gathered else _NOTHING
         if moment.network in gathered:
-            now[moment.network] = int(array[-1])
+            current[moment.network] = int(array[-1])
         # The same passes come again and again, on other micro-batches.
         key = moment.network, id(moment.stretch), id(array), moment.takes_gradients, moment.earlier
         if key not in known:
