@@ -57,8 +57,8 @@ class Options(NamedTuple):
         source: Directory of images, with a folder for each class if any, a zip file, or a directory of tar shards.
         destination: Directory of the shards.
         codec: The autoencoder; see ``open_encoder``.
-        resolution: R.
-        image_channels: C.
+        resolution: Pixels a side of the images, R.
+        image_channels: Channels of the images, C.
         batch: Images encoded at a time; the shards' bytes may depend on it.
         keep_images: Whether to keep the images beside their latents.
         workers: Processes of each rank that read images; None for its share of the CPU's cores.

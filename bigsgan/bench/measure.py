@@ -41,7 +41,7 @@ class Loop(Protocol):
         """Make one update."""
 
     def means(self) -> dict[str, float]:
-        """Means of losses and the like since the last call, over the ranks that take part. They all call this."""
+        """Means of losses and other statistics since the last call, over the loop's ranks, which all call this."""
 
     def idle(self) -> float | None:
         """Make one more update; return the share of it in which ranks wait for each other, on rank 0, if known."""

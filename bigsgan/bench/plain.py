@@ -123,7 +123,7 @@ class PlainLoop:
         return self._reals.waited_seconds
 
     def __call__(self) -> None:
-        """Make one update of D, or several, and one of G and of its average."""
+        """Make one update: D's steps, G's step, and the step of the EMA."""
         recipe, extras, update = self._recipe, self._extras, self._updates
         numbers = scheduled(recipe, self.nimg)
         if extras.augmentation is not None and numbers.augmentation is not None:

@@ -84,7 +84,7 @@ def _penalised(method: str) -> Callable[[Recipe], list[str]]:
 
 
 def _apart(recipe: Recipe) -> list[str]:
-    """The recipe's own numbers of ranks, or half of them for each network."""
+    """Overrides with the recipe's own numbers of ranks, else with half of all ranks for each network."""
     own = {network: recipe.engine(network).ranks for network in NETWORKS}
     given = {network: ranks for network, ranks in own.items() if ranks not in (None, "auto")} or {"generator": 0.5}
     return [f"engines.{network}.ranks={ranks}" for network, ranks in given.items()]

@@ -60,7 +60,7 @@ def add(group: Commands) -> None:
     command = commands.add_parser("generate", help=text)
     command.add_argument("--run", dest="run_directory", metavar="DIR", help="EMA of a run (default: first weights)")
     add_recipe(command)
-    command.set_defaults(config=None)  # to tell where it is given
+    command.set_defaults(config=None)  # unless it is given
     text = "images at a time (default 1,8,64)"
     command.add_argument("--batches", type=_batches, default=[1, 8, 64], metavar="1,8,64", help=text)
     for flag, choices in (("--precisions", PRECISIONS), ("--modes", MODES)):

@@ -48,7 +48,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write a grid of samples."""
+    """Write samples of a run's generator."""
     if options.out.endswith(".npz"):  # ranks work on it together, also under Slurm
         os.environ.update(launcher_variables(os.environ))
     launched.number("LOCAL_RANK", default=0, least=0)

@@ -31,7 +31,7 @@ A check with "only" takes minutes: naming its group does not run it, unless all 
 class Ranks(Protocol):
     """The processes that run the checks together."""
 
-    rank: int  # of this process
+    rank: int  # rank of this process
     size: int  # number of ranks
     hosts: Sequence[str]  # host of each rank
 

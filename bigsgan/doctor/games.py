@@ -58,7 +58,7 @@ ema: {half_life_nimg: 16}
 """
 
 _R3GAN = "family: r3gan, embedding_size: 6, widths: [8, 8, 4], cardinalities: [4, 2, 2], blocks: [1, 2, 1]"
-# A mapping network learns a hundredth as fast as the other layers unless told otherwise.
+# By default, the learning rate of a mapping network is a hundredth of that of other layers.
 _STYLEGAN2 = "family: stylegan2, mapping_layers: 2, mapping_lr_multiplier: 1.0, channel_base: 64, channel_max: 8"
 _GAT = "family: gat, width: 16, heads: 2, patch: 4, levels: 2"
 _CAT = "family: cat, width: 16, heads: 2, levels: 2, depth: 2"

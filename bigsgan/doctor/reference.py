@@ -63,7 +63,7 @@ def moved(start: float, end: float, nimg: int, over: int) -> float:
 
 
 class Reference:
-    """Runs updates and holds the networks, the average and the last gradients."""
+    """Runs updates and holds the networks, the EMA and the last gradients."""
 
     def __init__(self, recipe: Recipe, device: torch.device | None = None) -> None:
         """Begin as a run of this recipe does, on a device or else the CPU."""

@@ -24,7 +24,7 @@ class Moments:
     """Number, sum and sum of outer products of features, float64 on the host.
 
     Attributes:
-        num: N.
+        num: Number of features, N.
         total: Sum of the features, (D,).
         products: Sum of their outer products, (D, D).
     """

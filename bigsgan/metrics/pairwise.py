@@ -33,7 +33,7 @@ class Shared(NamedTuple):
 
     @property
     def num(self) -> int:
-        """N."""
+        """Number of rows over all ranks, N."""
         return sum(self.sizes)
 
     def own_chunks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -146,5 +146,5 @@ def _density_and_coverage(real: Shared, radii: Tensor, fake: Shared) -> tuple[fl
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """(n, D), (m, D) -> (n, m)."""
+    """Squared distances between rows: (n, D), (m, D) -> (n, m)."""
     return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)

@@ -141,7 +141,7 @@ def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None
     """Plan a run whose recipe may leave the numbers of ranks to us, and describe them; all ranks find the same numbers.
 
     Raises:
-        UserError: There is no division, or the recipe cannot be run so.
+        UserError: There is no division, or the recipe cannot run with it.
     """
     if not chooses_ranks(recipe) or world_size == 1:
         return plan_run(recipe, world_size, directory), ""

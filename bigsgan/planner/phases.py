@@ -83,7 +83,7 @@ def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game:
     """
     d_steps = plan.recipe.objective.d_steps
     phases = update_phases(plan, [game.differentiates] * d_steps, game.regularises, [game.checks] * d_steps)
-    computed = [phase for phase in phases if phase.does != "keeps"]  # which stand last
+    computed = [phase for phase in phases if phase.does != "keeps"]  # the others come last
     return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in computed]
 
 
@@ -118,7 +118,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
         slope = traces.entering(plan, network, "train", 1, whole, PathLengthPenalty.ahead)[0]
     inputs = outputs = 0
-    if part.is_first and not (phase.does == "judges" and segments == 1):  # D judges images where they are
+    if part.is_first and not (phase.does == "judges" and segments == 1):  # D judges images in place
         inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
         inputs += 0 if phase.tangents_from is None else slope
     if (phase.does == "makes images" and part.is_last) or (phase.does == "judges" and part.is_first):

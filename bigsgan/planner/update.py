@@ -205,7 +205,7 @@ def peaks(
         array = next(upcoming[moment.network]) if moment.network in gathered else _NOTHING
         if moment.network in gathered:
             current[moment.network] = int(array[-1])
-        # The same passes come again and again, on other micro-batches.
+        # The same passes repeat, on other micro-batches.
         key = moment.network, id(moment.stretch), id(array), moment.takes_gradients, moment.earlier
         if key not in known:
             known[key] = _fullest(moment, states[moment.network], array)

@@ -219,7 +219,7 @@ def _in_block(module: str, numbers: Mapping[str, int]) -> str:
 
 
 def _vectors(u0: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(1, rows), (rows, ...) -> u (rows,) and v (columns,), float32 as the buffers are."""
+    """Vectors of our spectral norm: (1, rows), (rows, ...) -> u (rows,) and v (columns,), float32 like the buffers."""
     matrix = weight.detach().float().flatten(1)
     v = F.normalize(torch.mv(matrix.T, u0.float().flatten()), dim=0, eps=SpectralLayer.eps)
     return F.normalize(torch.mv(matrix, v), dim=0, eps=SpectralLayer.eps), v
