@@ -1,8 +1,8 @@
 """`bigsgan data encode`: makes latents of images with a user's autoencoder, on all ranks.
 
-As in `bigsgan data prepare` the work is split into parts of consecutive images, each of them a tar shard with a report.
-A part is computed by one rank, in batches that only depend on its images, so that the shards are the same for any
-number of ranks. What is complete and has its checksum is left alone by a second run.
+As in `bigsgan data prepare`, the work is split into parts of consecutive images; each becomes a tar shard with a
+report. One rank computes a part, in batches that depend only on its images, so that the shards are the same for any
+number of ranks. A second run skips parts that are complete and have their checksum.
 
 Shapes: n images, C channels, R pixels a side.
 """
@@ -56,11 +56,11 @@ class Options(NamedTuple):
     Attributes:
         source: Directory of images, with a folder for each class if any, a zip file, or a directory of tar shards.
         destination: Directory of the shards.
-        codec: What makes latents; see ``open_encoder``.
-        resolution: R.
-        image_channels: C.
-        batch: Images encoded at a time, on which the bytes may depend.
-        keep_images: Whether the images lie beside their latents.
+        codec: The autoencoder; see ``open_encoder``.
+        resolution: Pixels a side of the images, R.
+        image_channels: Channels of the images, C.
+        batch: Images encoded at a time; the shards' bytes may depend on it.
+        keep_images: Whether to keep the images beside their latents.
         workers: Processes of each rank that read images; None for its share of the CPU's cores.
     """
 
@@ -75,7 +75,7 @@ class Options(NamedTuple):
 
 
 def main(options: Options) -> int:
-    """Encode, and return the exit status. Every rank calls this."""
+    """Encode images, and return the exit status. Every rank calls this."""
 
     def work() -> int:
         with memory.naming_remedy(f"with {options.batch} images at a time", smaller_batch(options.batch)):
@@ -93,7 +93,7 @@ def _encode(options: Options) -> None:
     check_batch(options.batch)
     check_numbers(options.resolution, 1 if options.workers is None else options.workers)
     if comm.device().type == "cpu":
-        torch.set_num_threads(1)  # the order of sums depends on their number, and that on the number of ranks
+        torch.set_num_threads(1)  # the order of sums would depend on it, and it on the number of ranks
     encoder = open_encoder(options.codec, options.image_channels, options.resolution, comm.device())
     with ExitStack() as stack:
         planned = comm.from_rank_zero(_planned(options, encoder, stack) if comm.rank() == 0 else None)
@@ -118,7 +118,7 @@ def _encode(options: Options) -> None:
 
 
 def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task | UserError:
-    """What all ranks are to do, and rank 0 keeps other jobs from; returns what is wrong, as only rank 0 is here."""
+    """Plan the work of all ranks and lock it against other jobs. Only rank 0 calls this, so errors are returned."""
     try:
         refuse_parts_of_runs(options.destination, "DST")
         more = {
@@ -145,7 +145,7 @@ def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task | Use
 
 
 def _checked_reports(task: Task) -> dict[int, dict[str, Any]]:
-    """Reports of the parts that are complete, by number, on all ranks, which share the work of their checksums."""
+    """Reports of the complete parts by number, on all ranks, which share the work of verifying checksums."""
     found = {}
     for number in list(task.parts())[comm.rank() :: comm.world_size()]:
         archive = task.archive(number)
@@ -164,7 +164,7 @@ def _checked_reports(task: Task) -> dict[int, dict[str, Any]]:
 
 
 def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Options) -> dict[int, dict[str, Any]]:
-    """Write some parts; return their reports."""
+    """Write these parts, and return their reports."""
     parts = {number: part for number, part in task.parts().items() if number in set(numbers)}
     num = sum(map(len, parts.values()))
     if not num:
@@ -172,7 +172,7 @@ def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Opt
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
     workers = max(1, len(os.sched_getaffinity(0)) // ranks) if options.workers is None else options.workers
     jobs = (_read_job(task, index, options) for part in parts.values() for index in part)
-    with (  # in this order: the progress bar starts a thread, and processes should be forked before
+    with (  # in this order: the progress bar starts a thread, and processes should be forked before that
         in_order(read, jobs, min(workers, num)) as results,
         tqdm(total=num, unit="image", dynamic_ncols=True, disable=None if comm.rank() == 0 else True) as bar,
     ):
@@ -180,7 +180,7 @@ def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Opt
 
 
 def _read_job(task: Task, index: int, options: Options) -> ReadJob:
-    """Of one image, whose content is read here where it is in an archive."""
+    """The job that reads one image; if the image is in an archive, its content is read here."""
     job = ReadJob(task.source.paths[index], task.resolution, options.image_channels, options.keep_images)
     try:
         return job._replace(content=task.source.content(index))
@@ -193,7 +193,7 @@ def _write_part(
 ) -> dict[str, Any]:
     """Write one part, and its report."""
     report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": []}
-    moments = np.zeros(3)  # how many numbers, their sum and the sum of their squares, over the posterior
+    moments = np.zeros(3)  # the posterior's count, sum and sum of squares of numbers
 
     def members() -> Iterator[tuple[str, bytes]]:
         indices = iter(task.parts()[number])
@@ -220,7 +220,7 @@ def _write_part(
 
 
 def _encoded(images: list[Read], encoder: Encoder, options: Options) -> np.ndarray:
-    """Latents of some images."""
+    """Encode some images to latents."""
     shape = (len(images), options.image_channels, options.resolution, options.resolution)
     pixels = np.frombuffer(b"".join(image.pixels for image in images), np.uint8).reshape(shape)
     with torch.no_grad():
@@ -246,7 +246,7 @@ def _members(task: Task, index: int, latents: np.ndarray, image: bytes) -> Itera
 
 
 def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None:
-    """Say what was made: beside the shards, and to the user."""
+    """Write a description beside the shards, and print one for the user."""
     made = sum_up(task, reports)
     shards = {str(task.archive(number)): report for number, report in zip(task.parts(), reports, strict=True)}
     about = {
@@ -265,7 +265,7 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None
 
 
 def _overrides(task: Task, made: Prepared, reports: list[dict[str, Any]], encoder: Encoder) -> dict[str, Any]:
-    """The data of a recipe that uses the latents; those without a scale of their own get a deviation of 1."""
+    """Overrides of ``data`` for the latents; unless their codec has a scale, they get a standard deviation of 1."""
     codec = dict(encoder.codec)
     num, total, squares = (sum(report["moments"][i] for report in reports) for i in range(3))
     deviation = math.sqrt(max(squares / num - (total / num) ** 2, 0.0))

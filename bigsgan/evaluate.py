@@ -49,15 +49,15 @@ class Options(NamedTuple):
     """What to measure."""
 
     run: Path  # run directory
-    nimg: int | None  # which checkpoint; None for the newest
+    nimg: int | None  # checkpoint to use; None for the newest
     live: bool  # use the live weights instead of the EMA
-    width: float | None  # relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint
-    metrics: Sequence[Metric]  # which
-    features: FeatureNetwork  # the network to compare by
+    width: float | None  # relative width of the EMA, which is computed from snapshots; None for the checkpoint's EMA
+    metrics: Sequence[Metric]
+    features: FeatureNetwork  # feature network of the metrics
     batch: int  # images at a time
-    seed: int  # of the latents
-    truncation: float | None  # of the latents, or psi of styles
-    guidance: float | None  # how far a GAT's w goes from its mean over the classes; None for as far as it is
+    seed: int  # seed of the latents
+    truncation: float | None  # threshold of the latents, or psi of styles
+    guidance: float | None  # factor on the distance of a GAT's w from its mean over the classes; None for 1
     overrides: Sequence[str]  # changes to `data` of the run's recipe
     reference: Path | None  # file to compare with instead of the data; None for the data
     json: bool  # print the records as JSON
@@ -125,7 +125,7 @@ def _check(options: Options) -> None:
 
 
 def _reals(recipe: Recipe, reference: Path | None) -> tuple[Reference, Data]:
-    """What to compare with, and the section that describes it."""
+    """The reference to compare with, and the section that describes it."""
     if reference is None:
         return Reference(open_alike(build_dataset, recipe.data)), recipe.data
     return open_reference(reference, recipe.data), recipe.data.model_copy(update={"root": str(reference)})
@@ -144,7 +144,7 @@ def _about(reference: Path | None) -> dict[str, str]:
 
 
 def _check_run(recipe: Recipe, options: Options) -> None:
-    """Refuse what the run's generator cannot do."""
+    """Refuse options that the run's generator or data does not support."""
     if options.truncation is not None:
         if recipe.data.paired:
             raise UserError("--truncation", None, "needs a generator from latents", "remove the option")
@@ -163,10 +163,10 @@ def _check_run(recipe: Recipe, options: Options) -> None:
 
 
 def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
-    """The run's recipe with another place of the data; what G makes is decoded as in the run.
+    """The run's recipe with the data in another place; G's outputs are decoded as in the run.
 
-    ``data.codec`` of another kind describes the images to compare with. Of the run's kind it may only say where the
-    autoencoder is now.
+    ``data.codec`` of another kind describes the images to compare with. If it has the run's kind, it may only change
+    the autoencoder's path.
     """
     recipe = trained.recipe
     changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides))
@@ -192,7 +192,7 @@ def _path_length(trained: TrainedNetwork, features: Features, metric: Metric, op
 
     for layer in trained.network.modules():
         if hasattr(layer, "half_type"):
-            setattr(layer, "half_type", None)  # noqa: B010 - which only the classes that have it declare
+            setattr(layer, "half_type", None)  # noqa: B010 - nn.Module does not declare it
     features.network.to(device)
     with tf32(False), sampling_mode(trained.network, "running"):
         value = path_length(trained.network, inputs, features, metric.num, options.batch, bar.set_description_str)

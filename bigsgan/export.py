@@ -1,4 +1,4 @@
-"""`bigsgan export`: one network's consolidated weights, a checkpoint for DeepSpeed, or the generator as a graph."""
+"""`bigsgan export`: a network's consolidated weights, a checkpoint for DeepSpeed, or the generator as a graph."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Options(NamedTuple):
 
     network: str = "generator"  # `generator` or `discriminator`
     live: bool | None = None  # use the live weights instead of the EMA; None means the EMA if there is one
-    # relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint
+    # relative width of the EMA, which is computed from snapshots; None for the EMA of the checkpoint
     width: float | None = None
-    nimg: int | None = None  # which checkpoint; None for the newest
+    nimg: int | None = None  # checkpoint to use; None for the newest
     # give the generator the standing statistics that `bigsgan sample` uses, so that it makes the same images in
-    # evaluation mode; None means yes. Otherwise its buffers are as training left them.
+    # evaluation mode; None means yes. Otherwise buffers stay as training left them.
     standing: bool | None = None
     # threshold of the latents of standing statistics, or psi of a generator with styles; None for none
     truncation: float | None = None
-    guidance: float | None = None  # how far a GAT's w goes from its mean over the classes; None for as far as it is
+    guidance: float | None = None  # factor on the distance of a GAT's w from its mean over the classes; None for 1
     batch: int = 100  # images computed at a time
-    # `safetensors`, `hub`, `onnx`, `torch-export` or `universal`; None for what the output's suffix says
+    # `safetensors`, `hub`, `onnx`, `torch-export` or `universal`; None to choose by the output's suffix
     form: str | None = None
     dtype: str = "fp32"  # type of the parameters that are written: `fp32`, `bf16` or `fp16`
 
@@ -74,7 +74,7 @@ class Options(NamedTuple):
 
 
 def main(run: Path, out: Path, options: Options) -> None:
-    """Write a network of a run in one of the formats; all but graphs keep names and shapes of parameters and buffers.
+    """Write a network of a run; all formats except graphs keep names and shapes of parameters and buffers.
 
     Raises:
         UserError: The run cannot be opened, the output cannot be written, memory runs out, an option does not fit, a
@@ -124,7 +124,7 @@ def main(run: Path, out: Path, options: Options) -> None:
 
 
 def _codec_of(trained: TrainedNetwork) -> dict[str, str]:
-    """What tells the autoencoder that decodes from others, where it is at hand."""
+    """The header's digest of the decoding autoencoder; empty if there is none or it cannot be read."""
     section = trained.recipe.data.codec
     try:
         return {CODEC: identity(section).weights} if section.is_autoencoder else {}
@@ -134,7 +134,7 @@ def _codec_of(trained: TrainedNetwork) -> dict[str, str]:
 
 
 def _write_universal(run: Path, out: Path, options: Options) -> None:
-    """The network being trained, with its optimizer's state, as DeepSpeed reads it."""
+    """Write the live network with its optimizer's state, in the form that DeepSpeed reads."""
     others = {
         "--ema": options.live is False,
         "--ema-width": options.width is not None,
@@ -154,9 +154,9 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
     with torch.device("meta"):
         network = build_network(recipe, options.network)
     with memory.naming_remedy(f"while the {options.network} was exported", "use a machine with more memory"):
-        told = {"nimg": found.nimg, "recipe": recipe.model_dump()}
+        metadata = {"nimg": found.nimg, "recipe": recipe.model_dump()}
         try:
-            num_bytes = write_universal(found, options.network, network, out, told)
+            num_bytes = write_universal(found, options.network, network, out, metadata)
         except OSError as error:
             raise _unwritten(out, error) from None
     about = f"live {options.network} at {found.nimg} images seen"
@@ -217,7 +217,7 @@ def _finite_state(trained: TrainedNetwork, network: str, run: Path) -> dict[str,
 
 
 def _rounded(trained: TrainedNetwork, state: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """Parameters in a type; buffers, which are statistics, filters and noise, stay float32."""
+    """Convert parameters to a type; buffers, which are statistics, filters and noise, stay float32."""
     if dtype == "fp32":
         return state
     rounded = dict(state)
@@ -245,7 +245,7 @@ def _write_folder(
     run: Path, trained: TrainedNetwork, state: dict[str, Tensor], header: dict[str, str], options: Options, out: Path
 ) -> None:
     grid, recipe = None, trained.recipe
-    if not recipe.data.paired:  # the inputs of others are images of the data set, which may not be published
+    if not recipe.data.paired:  # translations would need images of the data set, which may not be published
         columns = column_classes(recipe.data.num_classes)
         device = next(trained.network.parameters()).device
         sampler = Sampler(trained, 0, options.batch, device, standing=False)

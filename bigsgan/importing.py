@@ -1,4 +1,4 @@
-"""`bigsgan import`: a run directory from published weights, which samples, exports and trains on."""
+"""`bigsgan import`: makes a run directory from published weights, for sampling, exporting and further training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bigsgan.weights.optimizer_state import Moments
 from bigsgan.weights.settings import checked
 from bigsgan.weights.sources import Found, read_source
 
-# Recipes that ship for a family, with whose settings imported networks train on until the user says otherwise.
+# Shipped recipes of a family. Imported networks train on with the settings of one, unless the user changes them.
 _RECIPES = {
     "biggan": ("biggan128_imagenet", "biggan256_imagenet", "biggan512_imagenet"),
     "biggan_deep": ("biggan_deep128_imagenet", "biggan_deep256_imagenet"),
@@ -44,7 +44,7 @@ _LEARNING = (
     *("batch", "accumulation", "total_nimg", "objective", "augmentation", "optimizer", "ema", "data.horizontal_flip"),
     *("generator.style_mixing", "generator.bf16", "discriminator.bf16"),
 )
-"""How keys begin that change what is learnt, which an import says."""
+"""Beginnings of keys that change what is learnt; an import prints these."""
 
 _MOST_NIMG = 10**12
 """Checkpoints are named after images in twelve digits."""
@@ -57,7 +57,7 @@ _SIZES = (
 )
 
 _UNTOLD = ("style_mixing", "bf16")
-"""Keys of a network that no weights tell, and which a recipe that ships may have."""
+"""Keys of a network that weights do not tell, and that a shipped recipe may have."""
 
 
 def main(
@@ -68,12 +68,12 @@ def main(
     norm_eps: float | None = None,
     settings_file: str | None = None,
 ) -> None:
-    """Write a run directory at the images seen that a snapshot or its name tells, else at 0.
+    """Write a run directory with one checkpoint, at the images seen that a snapshot or its name tells, else at 0.
 
     Without a discriminator, training starts with a new one.
 
     Raises:
-        UserError: The files cannot be read or hold something else, or ``out`` is in use.
+        UserError: The files cannot be read or contain something else, or ``out`` is in use.
     """
     if os.path.lexists(out / RECIPE_FILE):
         raise UserError("--out", str(out), "contains a run already", "give another directory")
@@ -121,7 +121,7 @@ def _refuse_not_finite(found: Found, weights: Path, discriminator: Path | None) 
 
 @contextmanager
 def _leaving_nothing(out: Path) -> Iterator[None]:
-    """Remove what the block made of ``out`` and its checkpoints where it fails, as a run without them would train."""
+    """Remove what the block created if it fails, as training would start anew in a run without a checkpoint."""
     new = [path for path in (out / "checkpoints", out) if not os.path.lexists(path)]
     try:
         yield
@@ -132,10 +132,10 @@ def _leaving_nothing(out: Path) -> Iterator[None]:
 
 
 def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
-    """The recipe that comes closest by family, resolution and classes, with what is known of the weights' training.
+    """Return the closest shipped recipe, by family, resolution and classes, with the known settings of the training.
 
-    The recipe is that of a run in ``out``, which resumes from ``nimg`` images. With it comes text that says where its
-    settings are from.
+    It is for a run in ``out`` that resumes from ``nimg`` images. Also return a text that says where the settings come
+    from.
 
     Raises:
         UserError: The settings do not make a recipe.
@@ -154,7 +154,7 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
         tree[network] = {**kept, **_shared(found.sections["generator"]), **section}
     settled = flat(tree)
     known = _known_keys(found)
-    if found.teacher:  # which the weights tell and no recipe that ships
+    if found.teacher:  # the weights tell it; no shipped recipe has one
         tree["objective"]["teacher"] = found.teacher
     for key, value in known.items():
         apply_override(tree, key.split("."), value)
@@ -164,13 +164,13 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
 
 
 def _known_keys(found: Found) -> dict[str, Any]:
-    """Keys of a recipe that settings tell, the file's before the snapshot's."""
+    """Keys of a recipe that settings tell; the file's override the snapshot's."""
     keys: dict[str, Any] = {}
     for settings in found.settings:
         for key, value in settings.keys.items():
             if not isinstance(value, Mapping | None):
                 keys[key] = value
-            else:  # a whole section replaces what was said of its keys
+            else:  # a whole section replaces its keys
                 keys = {other: each for other, each in keys.items() if not other.startswith(f"{key}.")} | {key: value}
     return keys
 
@@ -183,25 +183,25 @@ def _resume_schedules(tree: dict[str, Any], found: Found, nimg: int) -> None:
     if nimg >= tree["total_nimg"]:
         tree["total_nimg"] = 2 * nimg
     if not nimg:
-        # The EMA is old although no images are counted, so its warm-up is removed.
+        # The EMA needs no warm-up: it is old, although the count of images starts at 0.
         tree["ema"] = {"half_life_nimg": tree["ema"]["half_life_nimg"]}
 
 
 def _distance(data: dict[str, Any], found: dict[str, Any]) -> tuple[float, bool, int]:
-    """How far a recipe's images are from those found: first by resolution, then by classes."""
+    """Distance of a recipe's images from the found ones: first by resolution, then by classes."""
     classes, found_classes = data.get("num_classes", 0), found.get("num_classes", 0)
     apart = abs(math.log2(data["resolution"] / found["resolution"]))
     return apart, bool(classes) != bool(found_classes), abs(classes - found_classes)
 
 
 def _images_in_name(weights: Path) -> int:
-    """Images that a snapshot's name tells, as NVIDIA's and R3GAN's training loops write it; else 0."""
+    """Images seen, from a snapshot's name as NVIDIA's and R3GAN's training loops write it; else 0."""
     found = re.fullmatch(r"network-snapshot-([0-9]{6,9})\.pkl", weights.name)
     return 1000 * int(found[1]) if found else 0
 
 
 def _settings(name: str, recipe: Recipe, settled: Mapping[str, Any], known: Mapping[str, Any], found: Found) -> str:
-    """Which settings are whose, of those that change what is learnt, and which have no place."""
+    """Describe the origins of settings that change what is learnt, and list settings that were not taken."""
     values = flat(recipe.model_dump())
     theirs = {key: value for key, value in known.items() if key in values and values[key] == value}
     ours = {key: values[key] for key in values if key in settled and key not in theirs and key.startswith(_LEARNING)}
@@ -210,7 +210,7 @@ def _settings(name: str, recipe: Recipe, settled: Mapping[str, Any], known: Mapp
     lines = [f"from {origins}:", *_listed(theirs)] if theirs else []
     lines += [f"from launch/recipes/{name}.yaml, {nearest}:", *_listed(ours)]
     left = [name for settings in found.settings for name in settings.left]
-    left += [key for key in known if key not in theirs and key != "augmentation.p"]  # as an import has to go on
+    left += [key for key in known if key not in theirs and key != "augmentation.p"]  # an import resumes with its own p
     if left:
         more = [f"and {len(left) - _MOST_NAMES} more"] if len(left) > _MOST_NAMES else []
         lines += ["not taken:", *_wrapped(left[:_MOST_NAMES] + more)]
@@ -245,21 +245,21 @@ def _wrapped(words: Sequence[str]) -> list[str]:
 
 
 def _partner(generator: dict[str, Any]) -> dict[str, Any]:
-    """Section of a discriminator without weights, of the generator's widths; attention is left to the user."""
+    """Section of a discriminator without weights, with the generator's sizes; attention is left to the user."""
     return {key: generator[key] for key in ("family", *_SIZES) if key in generator}
 
 
 def _shared(generator: dict[str, Any]) -> dict[str, Any]:
-    """Of a generator's section what the shapes of a discriminator beside it do not tell."""
+    """Keys of a generator's section that a discriminator shares, but whose shapes do not tell."""
     return {key: generator[key] for key in ("levels",) if key in generator}
 
 
 class _Entry:
-    """Parameters and buffers of one network, whole, as an entry of a checkpoint."""
+    """An entry of a checkpoint: whole parameters and buffers of one network."""
 
     def __init__(self, recipe: Recipe, name: str, state: Mapping[str, Tensor], moments: Moments | None = None) -> None:
         network = "discriminator" if name == "discriminator" else "generator"
-        with torch.device("meta"):  # before memory is taken for a network of any size
+        with torch.device("meta"):  # so that no memory is taken before sizes are checked
             empty = build_network(recipe, network)
         wanted = {key: tensor.shape for key, tensor in empty.state_dict().items()}
         missing = {key for key, _ in empty.named_parameters()} - state.keys()
@@ -275,7 +275,7 @@ class _Entry:
         self._moments = moments
 
     def parts(self) -> list[checkpoint.StateShard]:
-        """Float32 parameters, buffers, and what Adam keeps of the parameters."""
+        """Float32 parameters, buffers, and Adam's state for the parameters."""
         found = [checkpoint.StateShard(MASTER, n, 0, p.detach().float().flatten()) for n, p in self._parameters.items()]
         found += [checkpoint.StateShard(BUFFER, n, 0, b.flatten()) for n, b in self._buffers.items()]
         for kind, values in (self._moments.values if self._moments else {}).items():

@@ -24,29 +24,29 @@ from bigsgan.runtime import comm, memory
 
 
 def describe_networks(plan: RunPlan) -> str:
-    """What ``count_work`` finds, as a table."""
+    """Return what ``count_work`` finds as a table."""
     counted = count_work(plan)
     lines = [f"{'':14}{'parameters':>15}{'forward, GFLOP an image':>26}"]
     for network in NETWORKS:
-        own = counted[network]
-        lines.append(f"{network:14}{own['parameters']:>15,}{own['forward_flop'] / 1e9:>26.3f}")
+        cost = counted[network]
+        lines.append(f"{network:14}{cost['parameters']:>15,}{cost['forward_flop'] / 1e9:>26.3f}")
     lines.append(f"{'an update':14}{'':15}{counted['update_flop'] / 1e9:>26.3f}  without penalties")
     for label, name, network in (("penalties", "penalties_flop", "D"), ("path length", "path_length_flop", "G")):
         if not counted[name]:
             continue
         line = f"{label:14}{'':15}{counted[name] / 1e9:>26.3f}  of {network} in the mean update"
         if name == "path_length_flop" or plan.objective.exact_penalties:
-            taken = method_of(plan, "discriminator" if network == "D" else "generator")
-            (other,) = METHODS.keys() - {taken}
-            line += f", {METHODS[taken]} ({METHODS[other]} {counted['by_method'][name][other] / 1e9:.3f})"
+            method = method_of(plan, "discriminator" if network == "D" else "generator")
+            (other,) = METHODS.keys() - {method}
+            line += f", {METHODS[method]} ({METHODS[other]} {counted['by_method'][name][other] / 1e9:.3f})"
         lines.append(line)
     return "\n".join(lines)
 
 
 class Speed(NamedTuple):
-    """Of a GPU."""
+    """How fast a GPU computes."""
 
-    utilization: float  # share of its peak at which it computes what `count_work` counts (MFU)
+    utilization: float  # share of its peak that it reaches on the operations of `count_work` (MFU)
     peak: float  # operations a second
 
 
@@ -60,17 +60,17 @@ def estimate_time(plan: RunPlan, speed: Speed) -> dict[str, float]:
 
 
 def _describe_time(plan: RunPlan, speed: Speed) -> str:
-    found, num = estimate_time(plan, speed), plan.world_size
+    estimate, num = estimate_time(plan, speed), plan.world_size
     gpus = f"{num:,} GPU{'s' if num > 1 else ''} at {speed.utilization:.0%} of {speed.peak / 1e12:g} TFLOP/s"
-    rate = f"{found['update_seconds']:.3g} s an update, {found['images_per_second']:,.4g} images/s"
-    return f"{gpus}: {rate}, {found['days']:.3g} days for {plan.recipe.total_nimg:,} images"
+    rate = f"{estimate['update_seconds']:.3g} s an update, {estimate['images_per_second']:,.4g} images/s"
+    return f"{gpus}: {rate}, {estimate['days']:.3g} days for {plan.recipe.total_nimg:,} images"
 
 
 def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = None) -> None:
-    """Print what the networks cost, or the division of each that has stages and the bubble to expect of an update.
+    """Print the cost of the networks, or with ``pipeline`` their division into stages and the expected bubble.
 
     Raises:
-        UserError: No network has stages though their division is asked for, or there are fewer layers than stages.
+        UserError: ``pipeline`` is set and no network has stages, or there are fewer layers than stages.
     """
     if not pipeline:
         times = {} if speed is None else estimate_time(plan, speed)

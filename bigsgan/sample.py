@@ -39,32 +39,32 @@ DEFAULT_NUM = 100
 NPZ = ".npz"
 """Suffix of an archive of samples."""
 MILLISECONDS = 60
-"""That an animation shows each image."""
+"""How long an animation shows each image."""
 
 MOST_STEPS, MOST_PIXELS = 10**4, 2**30
-"""Images of a row from one sample to the next, and pixels of a sheet, which lies in memory until it is written."""
+"""Most images in a row from one sample to the next, and pixels of a sheet, which is in memory until it is written."""
 
 
 class Options(NamedTuple):
     """What to sample."""
 
-    num: int | None  # images, or pairs; None for 100, or for all images of `input`
+    num: int | None  # number of images or pairs; None for 100, or for all images of `input`
     # thresholds of latents, or psi of styles; several make a sweep, none for no truncation
     truncations: Sequence[float]
-    seed: int  # of the latents
-    classes: Sequence[range] | None  # of the columns; None for the first that fit
+    seed: int  # seed of the latents
+    classes: Sequence[range] | None  # classes of the columns; None for the first that fit
     batch: int  # images computed at a time
     interpolate: int = 0  # images in a row from one sample to the next; 0 for no interpolation
-    morph: bool = False  # whether interpolation goes from class to class too
-    mix: int = 0  # number of coarse styles, of which rows show some; 0 for none
+    morph: bool = False  # interpolate also from class to class
+    mix: int = 0  # number of styles that style mixing counts as coarse; 0 for no mixing
     files: bool = False  # write single images into the directory `out`
     input: Path | None = None  # directory of images to translate
     noise: str | None = None  # `random`, `const` or `none`; None for the generator's default
-    cutoff: int | None = None  # how many of the first styles psi holds for; None for all
+    cutoff: int | None = None  # number of the first styles to which psi applies; None for all
     standing: bool = True  # whether batch norm gets standing statistics
-    # relative width of the EMA, which is made of snapshots; None for the EMA of the checkpoint
+    # relative width of the EMA, which is computed from snapshots; None for the EMA of the checkpoint
     width: float | None = None
-    guidance: float | None = None  # how far a GAT's w goes from its mean over the classes; None for as far as it is
+    guidance: float | None = None  # factor on the distance of a GAT's w from its mean over the classes; None for 1
 
     @property
     def num_latents(self) -> int:
@@ -82,10 +82,10 @@ def main(
     num_ranks: int,
     together: checkpoint.ObjectCollectives | None = None,
 ) -> None:
-    """Write what ``options`` ask for: a PNG sheet, a GIF of an interpolation, single PNG files, or an .npz file.
+    """Write a PNG sheet, a GIF of an interpolation, single PNG files, or an .npz file, as ``options`` and ``out`` say.
 
-    Single files are shared among the ranks that were started, and so is the work for an .npz file, on which they work
-    ``together``; of the rest, rank 0 alone has work.
+    Ranks share the work for single files, and for an .npz file with the collectives ``together``. Anything else is
+    rank 0's work.
 
     Raises:
         UserError: The run cannot be opened, an option is out of range, or memory runs out.
@@ -139,7 +139,7 @@ def _check(options: Options, out: Path) -> None:
 
 
 def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
-    """Refuse what the run's generator cannot do."""
+    """Refuse options that the run's generator does not support."""
     for truncation in options.truncations:
         check_truncation(recipe, truncation)
     if options.guidance is not None:
@@ -200,7 +200,7 @@ def _sampler(trained: TrainedNetwork, options: Options, device: torch.device) ->
 def _translate(
     trained: TrainedNetwork, options: Options, out: Path, device: torch.device, rank: int, num_ranks: int
 ) -> str:
-    """Write a directory's images beside their translations, or this rank's share of the translations alone."""
+    """Write a directory's images beside their translations, or only this rank's share of the translations."""
     assert options.input is not None
     translations = Translations(trained, options.input, options.num, options.seed, device, options.standing)
     if not options.files:
@@ -261,9 +261,9 @@ def _write_files(
 def _write_npz(
     trained: TrainedNetwork, options: Options, out: Path, device: torch.device, ranks: checkpoint.ObjectCollectives
 ) -> str:
-    """Make batches in turn, the same for any number of ranks, and let rank 0 write them as they come.
+    """Make batches in turn, the same for any number of ranks, while rank 0 writes them.
 
-    Without classes that are asked for, all take turns: each has as many samples as the others, or one more.
+    Without ``classes``, all classes take turns: their numbers of samples differ by at most one.
     """
     sampler, num, num_classes = _sampler(trained, options, device), options.num_latents, trained.recipe.data.num_classes
     truncation = options.truncations[0] if options.truncations else None
@@ -292,7 +292,7 @@ def _write_npz(
 def _in_turn(
     ranks: checkpoint.ObjectCollectives, make: Callable[[int], np.ndarray], num: int, batch: int
 ) -> Iterator[np.ndarray]:
-    """On rank 0, yield what ``make`` gives for the first sample of each batch, in order; ranks make them in turn."""
+    """Call ``make`` with the first sample of each batch, on ranks in turn; on rank 0, yield all results in order."""
     for start in range(0, num, batch * ranks.world_size()):
         first = start + batch * ranks.rank()
         found = ranks.gather_objects(make(first) if first < num else np.empty(0, np.uint8))
@@ -300,7 +300,7 @@ def _in_turn(
 
 
 def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) -> list[int]:
-    """The class of each column: those that are asked for, else the first that fit; all 0 where there are no classes.
+    """The class of each column: those of ``asked``, else the first that fit; all 0 if there are no classes.
 
     Raises:
         UserError: A class does not exist, or ``num`` images would not show every column.

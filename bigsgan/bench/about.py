@@ -1,4 +1,4 @@
-"""Runs the commands of `bigsgan bench` on all ranks, and prints their results with the machine and the versions."""
+"""Runs the commands of `bigsgan bench` on all ranks, and prints their results with machine and versions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 def on_all_ranks(measure: Callable[[], T], show: Callable[[T], None]) -> int:
-    """Measure, let rank 0 show what it found, and return the exit status. Every rank calls this."""
+    """Measure, show the result on rank 0, and return the exit status. Every rank calls this."""
 
     def work() -> int:
-        with redirect_stdout(sys.stderr):  # the results alone go to standard output
+        with redirect_stdout(sys.stderr):  # only the results go to standard output
             comm.initialize(comm.PATIENCE_HOURS * 3600)
             found = measure()
         if comm.rank() == 0:
@@ -38,7 +38,7 @@ def on_all_ranks(measure: Callable[[], T], show: Callable[[T], None]) -> int:
 
 
 def print_results(form: str | None, record: Mapping[str, Any], *tables: Table) -> None:
-    """Print what was found, and where: a record as ``json``, or its tables, as ``markdown`` or for a terminal."""
+    """Print results, machine and versions: a record as ``json``, or its tables as ``markdown`` or for a terminal."""
     facts = about()
     if form == "json":
         print(as_json({**facts, **record}))
@@ -51,7 +51,7 @@ def print_results(form: str | None, record: Mapping[str, Any], *tables: Table) -
 
 
 def about() -> dict[str, Any]:
-    """What a result says of itself."""
+    """Facts about this process that results are printed with."""
     return {
         "command": shlex.join(["bigsgan", *sys.argv[1:]]),
         "device": _device_name(),

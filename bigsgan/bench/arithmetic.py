@@ -22,7 +22,7 @@ class Arithmetic(NamedTuple):
 
     Attributes:
         flops: Operations of a rank in an update, without penalties.
-        precision: Of the matrix product.
+        precision: Precision of the matrix product.
         peak: Operations a second of the matrix product.
     """
 
@@ -32,9 +32,9 @@ class Arithmetic(NamedTuple):
 
 
 def arithmetic_of(plan: RunPlan, peaks: dict[str, float]) -> Arithmetic | None:
-    """Count the operations of an update, and measure a matrix product in D's precision, which ``peaks`` then knows.
+    """Count the operations of an update, and measure a matrix product in D's precision unless ``peaks`` has it already.
 
-    None where a network has stages: its ranks have unequal work.
+    None if a network has stages, because its ranks have unequal work.
     """
     if any(plan.placement(network).num_stages > 1 for network in NETWORKS):
         return None
@@ -49,7 +49,7 @@ def arithmetic_of(plan: RunPlan, peaks: dict[str, float]) -> Arithmetic | None:
 
 
 def speed(arithmetic: Arithmetic | None, seconds: float) -> dict[str, Any]:
-    """What is told of updates that take so many seconds; nothing but None where operations are not counted."""
+    """The fields of a record about updates that take so many seconds; all None if operations are not counted."""
     if arithmetic is None:
         return dict.fromkeys(_FIELDS)
     flops, precision, peak = arithmetic
@@ -57,12 +57,12 @@ def speed(arithmetic: Arithmetic | None, seconds: float) -> dict[str, Any]:
 
 
 def matrix_flops_per_second(dtype: torch.dtype, device: torch.device) -> float:
-    """Speed of this device at a product of two square matrices, the best of a few: what it can reach at most.
+    """Highest speed that this device can reach: the best of a few products of two square matrices.
 
-    In TF32 where convolutions may use it, which torch allows products of matrices in float32 only when it is told to.
+    It uses TF32 if convolutions may, although torch allows that for float32 matrices only when told to.
     """
     size = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))  # equal numbers would take less power
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))  # equal numbers would need less power
     found = []
     with tf32(torch.backends.cudnn.allow_tf32):
         torch.mm(a, b)  # loads the library
@@ -74,6 +74,6 @@ def matrix_flops_per_second(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def matrix_precision(precision: str, device: torch.device) -> str:
-    """Of the product that the speed is compared with."""
+    """Precision of the matrix product, in words."""
     uses_tf32 = precision == "fp32" and device.type == "cuda" and torch.backends.cudnn.allow_tf32
     return "fp32 (TF32, as convolutions)" if uses_tf32 else precision

@@ -28,8 +28,8 @@ from bigsgan.runtime import comm
 WARMUP = 3
 """Updates before the one that is counted: ZeRO 3 records its order of gathers in the first."""
 
-# By name of torch's operator: what it is, which argument holds the whole of what travels, and how often (N - 1) / N of
-# that leaves a rank in a ring.
+# By torch's operator: the collective, the argument that holds the whole tensors, and how many times (N - 1) / N of
+# their bytes leave a rank in a ring.
 _OPERATORS = {
     "allreduce_": ("all-reduce", 0, 2),
     "allreduce_coalesced_": ("all-reduce", 0, 2),
@@ -48,20 +48,20 @@ _OPERATORS = {
 
 
 class Kind(NamedTuple):
-    """Where a collective stands and what it is."""
+    """A collective, and the phase that it belongs to."""
 
     phase: str
     collective: str
 
 
 class Traffic(TorchDispatchMode):
-    """Counts collectives where torch hands them to a backend: those of DeepSpeed and of DistributedDataParallel too.
+    """Counts collectives where torch hands them to a backend, also those of DeepSpeed and DistributedDataParallel.
 
     Attributes:
-        calls: By kind.
+        calls: Number of calls, by kind.
         payload: Bytes of the whole tensors, by kind.
-        wire: Bytes that a rank sends of them in a ring, by kind.
-        phases: Those that are open.
+        wire: Bytes that a rank sends in a ring, by kind.
+        phases: The phases that are open.
     """
 
     def __init__(self) -> None:
@@ -84,20 +84,20 @@ class Traffic(TorchDispatchMode):
 
 
 def sent_in_ring(times: int, num_bytes: int, num: int) -> int:
-    """Bytes that each of ``num`` ranks sends of a whole tensor that goes around so many times."""
+    """Bytes that each of ``num`` ranks sends if a whole tensor goes around a ring ``times`` times."""
     return times * num_bytes * (num - 1) // num
 
 
 def _group_size(args: Sequence[Any]) -> int:
     for value in args:
         if isinstance(value, torch.ScriptObject):
-            with contextlib.suppress(RuntimeError):  # a reduction's kind
+            with contextlib.suppress(RuntimeError):  # not a group, but a kind of reduction
                 return dist.ProcessGroup.unbox(value).size()
     return comm.world_size()
 
 
 def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
-    """Bytes that a rank has to send for a network of so many parameters in an update, at its ZeRO stage, in a ring.
+    """Least bytes that a rank sends in rings for a network of ``numel`` parameters, in an update at its ZeRO stage.
 
     Once through a ring is (N - 1) / N of the parameters; see ``turns``.
     """
@@ -106,17 +106,17 @@ def least_bytes(plan: RunPlan, network: str, numel: int) -> float:
 
 
 def network_of(phase: str) -> str | None:
-    """Whose parameters or gradients travel in a phase; None where it may be either's."""
+    """The network whose parameters or gradients a phase sends; None if it may be either."""
     return next((network for network in NETWORKS if phase.startswith(f"{network[0].upper()} ")), None)
 
 
 def main(planned: Sequence[Planned], form: str | None) -> int:
-    """Count, print, and return the exit status. Every rank calls this."""
+    """Count collectives, print them, and return the exit status. Every rank calls this."""
     return on_all_ranks(lambda: [count(each) for each in planned], lambda found: _show(planned, found, form))
 
 
 def count(planned: Planned) -> dict[str, Any]:
-    """The collectives of one steady update of this rank. Every rank calls this."""
+    """Count this rank's collectives in one steady update. Every rank calls this."""
     plan = planned.plan
     if plan is None:
         return {"variant": planned.variant.name, "reason": planned.reason}

@@ -1,4 +1,4 @@
-"""`bigsgan bench generate`: the time of a generator for one batch, by batch size, precision, and eager or compiled."""
+"""`bigsgan bench generate`: a generator's time for a batch, by batch size, precision, and mode (eager or compiled)."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ Generate = Callable[..., Tensor]
 
 
 class Cases(NamedTuple):
-    """What to measure."""
+    """The cases to measure: all combinations of batches, precisions and modes."""
 
     batches: Sequence[int]  # images at a time
-    precisions: Sequence[str]  # of the weights
+    precisions: Sequence[str]  # precisions of the weights
     modes: Sequence[str]  # `eager`, `compiled`
     warmup: int  # batches before the clock starts
     steps: int  # batches that are timed
 
 
 def main(recipe: Recipe | None, run: Path | None, cases: Cases, form: str | None) -> int:
-    """Measure a recipe with its first weights or a run's EMA, print, and return the exit status. In one process.
+    """Measure a recipe's initial weights or a run's EMA in one process, print, and return the exit status.
 
     Raises:
         UserError: The run cannot be opened.
     """
-    with contextlib.redirect_stdout(sys.stderr):  # the results alone go to standard output
+    with contextlib.redirect_stdout(sys.stderr):  # only the results go to standard output
         if run is not None:
             trained = open_trained(run, "generator", live=False, nimg=None, device=torch.device("cpu"))
             network, recipe = trained.network, trained.recipe
@@ -78,7 +78,7 @@ def main(recipe: Recipe | None, run: Path | None, cases: Cases, form: str | None
 
 
 def measured(network: LayerStack, recipe: Recipe, cases: Cases) -> list[dict[str, Any]]:
-    """Measure each case of a network in float32 on the host; one that fails says why, and the others go on."""
+    """Measure each case, for a network in float32 on the host; a case that fails has a reason instead of numbers."""
     found = []
     for mode, precision, batch in itertools.product(cases.modes, cases.precisions, cases.batches):
         case = {"mode": mode, "precision": precision, "batch": batch}
@@ -87,7 +87,7 @@ def measured(network: LayerStack, recipe: Recipe, cases: Cases) -> list[dict[str
         try:
             with memory.naming_remedy("of this batch", "leave it out"), torch.no_grad():
                 case |= _measured_case(network, recipe, case, cases)
-        except (UserError, RuntimeError) as error:  # torch's own, of a type or compiler it lacks
+        except (UserError, RuntimeError) as error:  # torch raises RuntimeError if it lacks a type or compiler
             case["reason"] = str(error).strip().partition("\n")[0]
         found.append(case)
     return found
@@ -97,10 +97,10 @@ def _measured_case(network: LayerStack, recipe: Recipe, case: dict[str, Any], ca
     inputs = _inputs(recipe, case["batch"], comm.device())
     expected = _reference_images(network, inputs, recipe)
     cast = copy.deepcopy(network)
-    for parameter in cast.parameters():  # and no buffers, which are float32 at every precision
+    for parameter in cast.parameters():  # not buffers, which are float32 at every precision
         parameter.data = parameter.data.to(DTYPES[case["precision"]])
     cast.to(comm.device())
-    # What was compiled for another case would be another's memory, and after 8 shapes torch compiles no more of them.
+    # Code compiled for other cases would count as this case's memory, and torch compiles at most 8 shapes.
     torch.compiler.reset()
     generate: Generate = torch.compile(cast, dynamic=False) if case["mode"] == "compiled" else cast
     return_unused()
@@ -119,14 +119,14 @@ def _measured_case(network: LayerStack, recipe: Recipe, case: dict[str, Any], ca
 
 
 def _reference_images(network: LayerStack, inputs: MicroBatch, recipe: Recipe) -> Tensor:
-    """What the network makes in float32, on the host: nothing of it stays in the memory of the device."""
+    """The network's images in float32, on the host, so that none of it stays in the device's memory."""
     copied = copy.deepcopy(network).to(comm.device())
     with sampling_mode(copied, recipe.sample_statistics):
         return copied(*inputs).float().cpu()
 
 
 def _timed_batches(generate: Generate, inputs: MicroBatch, cases: Cases) -> tuple[Tensor, float, list[float]]:
-    """The images, seconds of the first batch, and of each that is timed."""
+    """The images, the seconds of the first batch, and those of each timed batch."""
     watch = Stopwatch()
     images = generate(*inputs)
     first = watch.seconds()
@@ -141,12 +141,12 @@ def _timed_batches(generate: Generate, inputs: MicroBatch, cases: Cases) -> tupl
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that so many percent do not exceed, between two of them by their distance."""
+    """The value that ``percent`` of all values do not exceed, interpolated linearly between two values."""
     return float(torch.tensor(values, dtype=torch.float64).quantile(percent / 100))
 
 
 def _inputs(recipe: Recipe, num: int, device: torch.device) -> MicroBatch:
-    """Inputs of the first so many samples: latents and labels, or noise instead of images to translate."""
+    """Inputs of the first ``num`` samples: latents and labels, or for translation, noise instead of images."""
     draws = Draws(_SEED)
     labels = torch.arange(num) % max(recipe.data.num_classes, 1)
     if not recipe.data.paired:

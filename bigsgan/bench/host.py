@@ -16,21 +16,21 @@ _SAMPLING_SECONDS = 0.02
 _PROC = Path("/proc")
 _FORGET_PEAK = "5"
 _DELAY_FIELD = 42
-"""Of /proc/PID/stat: ticks in which its main thread waited for a block device (man 5 proc, delayacct_blkio_ticks)."""
+"""Field of /proc/PID/stat: ticks that the main thread waited for block devices (man 5 proc, delayacct_blkio_ticks)."""
 
 
 def return_unused() -> None:
-    """Collect garbage, and give freed memory back to the system: a later peak would else begin above it."""
+    """Collect garbage, and return freed memory to the system, so that it does not count in a later peak."""
     gc.collect()
     with suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class HostPeak:
-    """The most memory that this process holds from here on, in bytes; sampled where the kernel cannot count anew.
+    """The peak memory of this process from here on, in bytes; sampled if the kernel cannot reset its own count.
 
     Attributes:
-        before: What it held at the beginning.
+        before: Bytes held at the beginning.
     """
 
     def __init__(self, process: Path = _PROC / "self") -> None:
@@ -43,7 +43,7 @@ class HostPeak:
             self._sampler.start()
 
     def peak(self) -> int:
-        """Return it as of now."""
+        """Return the peak so far."""
         if self._sampler is None:
             return resident_bytes(self._process, peak=True)
         return max(self._largest, resident_bytes(self._process))
@@ -60,10 +60,10 @@ class HostPeak:
 
 
 def disk_wait_seconds(proc: Path = _PROC) -> float | None:
-    """Seconds in which the main threads of this process and its children have waited for block devices, summed.
+    """Seconds that the main threads of this process and its children have waited for block devices, summed.
 
     Returns:
-        None where the kernel does not count them (sysctl kernel.task_delayacct).
+        None if the kernel does not count them (sysctl kernel.task_delayacct).
     """
     with suppress(OSError):
         if (proc / "sys/kernel/task_delayacct").read_text().strip() == "0":
@@ -74,7 +74,7 @@ def disk_wait_seconds(proc: Path = _PROC) -> float | None:
 
 
 def _children(proc: Path) -> Iterable[str]:
-    """Numbers of the processes that this one has started, such as loading processes."""
+    """Ids of the processes that this one has started, such as loading processes."""
     for task in (proc / "self/task").glob("*/children"):
         with suppress(OSError):
             yield from task.read_text().split()
@@ -82,6 +82,6 @@ def _children(proc: Path) -> Iterable[str]:
 
 def _delay_ticks(stat: Path) -> int:
     with suppress(OSError, IndexError):
-        words = stat.read_text().rpartition(")")[2].split()  # a process's name, in brackets, may hold blanks
+        words = stat.read_text().rpartition(")")[2].split()  # the process's name, in brackets, may contain blanks
         return int(words[_DELAY_FIELD - 3])
     return 0

@@ -1,4 +1,4 @@
-"""Lazy penalties: how many updates must be timed so that each penalty counts as often as in a run.
+"""Lazy penalties: the number of updates to time so that each penalty counts as often as in a run.
 
 No torch here.
 """
@@ -11,20 +11,20 @@ from bigsgan.config import Recipe
 
 
 def whole_cycles(recipe: Recipe, steps: int) -> int:
-    """The largest multiple of a cycle of penalties among so many updates; all of them where they are fewer."""
+    """The largest multiple of a cycle of penalties that is at most ``steps``; ``steps`` if a cycle is longer."""
     cycle = math.lcm(*_cycles(recipe).values())
     return steps // cycle * cycle or steps
 
 
 def partly_timed(recipe: Recipe, steps: int) -> list[str]:
-    """Say which penalties ``steps`` updates in a row have too often or too seldom: one line, or none."""
+    """Say in one line, or none, which penalties are too frequent or too rare in ``steps`` updates in a row."""
     cycles = _cycles(recipe)
     found = ", ".join(field for field, cycle in cycles.items() if steps % cycle)
     return [f"not timed as often as in a run: {found}; take --steps {math.lcm(*cycles.values())}"] if found else []
 
 
 def _cycles(recipe: Recipe) -> dict[str, int]:
-    """After how many updates each penalty's turns come again, by field. R1 and R2 count D's steps."""
+    """Number of updates after which each penalty's turns repeat, by field. R1 and R2 count D's steps."""
     section = recipe.objective
     found = {}
     for name in ("r1", "r2"):

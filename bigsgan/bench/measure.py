@@ -1,6 +1,6 @@
-"""Updates of variants, timed in turns: each is built, warmed up, timed and destroyed, round by round.
+"""Times updates of variants in turns: in each round, each variant is built, warmed up, timed and destroyed.
 
-So a variant's peak of memory is its own, and slow changes of the machine affect all variants alike. A ratio compares a
+So a variant's peak memory is its own, and slow changes of the machine affect all variants alike. A ratio compares a
 variant with the first one within a round. The first one is measured twice in each round, the second time as a control.
 """
 
@@ -21,30 +21,30 @@ from bigsgan.errors import UserError
 from bigsgan.runtime import comm, memory
 
 _NCCL, _GLOO = "nccl", "gloo:"
-"""In the names of NCCL's kernels (ncclDevKernel_AllReduce ...), and before those of gloo's collectives."""
+"""A part of the names of NCCL's kernels (ncclDevKernel_AllReduce ...), and the prefix of gloo's collectives."""
 
 Builder = Callable[[], "Loop | None"]
-"""Makes a loop, or gives None on a rank that takes no part in it."""
+"""Builds a loop, or returns None on a rank that takes no part in it."""
 
 Setting = Callable[[], AbstractContextManager[None]]
-"""Makes what holds while a loop is built and run, such as how float32 is computed."""
+"""Makes the context in which a loop is built and run, such as the precision of float32."""
 
 
 class Loop(Protocol):
-    """What is measured: a callable that makes one update."""
+    """A callable that makes one update, to be measured."""
 
     @property
     def waited_seconds(self) -> float:
-        """How long it has waited for images so far."""
+        """Seconds that it has waited for images so far."""
 
     def __call__(self) -> None:
         """Make one update."""
 
     def means(self) -> dict[str, float]:
-        """Means of losses and the like since the last call, over the ranks that take part. They all call this."""
+        """Means of losses and other statistics since the last call, over the loop's ranks, which all call this."""
 
     def idle(self) -> float | None:
-        """Make one more update; the share of it in which ranks wait for each other, on rank 0, where that is known."""
+        """Make one more update; return the share of it in which ranks wait for each other, on rank 0, if known."""
 
     def close(self) -> None:
         """Release all it holds."""
@@ -54,10 +54,10 @@ class Settings(NamedTuple):
     """How much is measured.
 
     Attributes:
-        rounds: In each of which every variant takes its turn.
+        rounds: Number of rounds; every variant takes its turn in each.
         warmup: Updates before the clock starts, at least one.
-        steps: Updates that are timed, as one block.
-        looks_at_talk: Whether ``talking`` is measured on CPUs too, in one more update under the profiler.
+        steps: Updates that are timed as one block.
+        looks_at_talk: Whether ``talking`` is measured also on CPUs, in one more update under the profiler.
     """
 
     rounds: int
@@ -67,21 +67,21 @@ class Settings(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """What one block has shown on one rank; memory in bytes, times in seconds for an update.
+    """Measurements of one block on one rank; memory in bytes, times in seconds for an update.
 
     Attributes:
-        seconds: Of the device's clock.
-        data_seconds: In which the rank waited for images.
-        disk_seconds: In which its processes waited for a disk; None where the kernel does not count it.
+        seconds: Time of an update by the device's clock.
+        data_seconds: Time that the rank waited for images.
+        disk_seconds: Time that its processes waited for a disk; None if the kernel does not count it.
         busy: Share of the time in which the device computed, or the threads of a CPU.
-        device_peak: None on a CPU.
-        host_peak: Of the process.
-        host_before: Of the process, before the variant was built.
-        first_losses: Means of the first update.
-        losses: Means of the timed updates.
-        talking: Share of the time in which ranks exchanged numbers, or waited for each other to, and nothing computed
-            on a GPU meanwhile.
-        idle: Share of an update in which the ranks waited for each other, on rank 0; None where it is not known.
+        device_peak: Peak memory of the device; None on a CPU.
+        host_peak: Peak memory of the process.
+        host_before: Memory of the process before the variant was built.
+        first_losses: Mean losses of the first update.
+        losses: Mean losses of the timed updates.
+        talking: Share of the time in which ranks communicated, or waited for each other to, and nothing computed on a
+            GPU meanwhile.
+        idle: Share of an update in which the ranks waited for each other, on rank 0; None if it is not known.
     """
 
     seconds: float
@@ -98,14 +98,14 @@ class Visit(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Of the time of one update: with a kernel, and with none but those of communication."""
+    """Shares of an update's time: with any kernel running, and with only kernels of communication."""
 
     busy: float
     talking: float
 
 
 class Stopwatch:
-    """Time that work takes on this rank's device: by its own events on a GPU, else by the clock."""
+    """Times work on this rank's device: by its own events on a GPU, else by the clock."""
 
     def __init__(self) -> None:
         self._events = None
@@ -127,20 +127,20 @@ class Stopwatch:
 
 
 def take_turns(
-    builders: Sequence[tuple[Builder, Setting]], settings: Settings, told: Callable[[int, int], None]
+    builders: Sequence[tuple[Builder, Setting]], settings: Settings, announce: Callable[[int, int], None]
 ) -> tuple[list[list[list[Visit]]], dict[int, str]]:
     """Measure loops round by round, forwards and backwards in turn. Every rank calls this.
 
-    ``told`` is called with the numbers of the round and of the loop before each of them.
+    ``announce`` is called before each visit with the numbers of its round and its loop.
 
     Returns:
-        By loop and round, the visits of the ranks that took part, on rank 0; and why loops broke off.
+        On rank 0, by loop and round, the visits of the ranks that took part; and why loops failed.
 
     Raises:
-        UserError: A loop broke off on one of several ranks, which the others are waiting for.
+        UserError: A loop failed on one of several ranks, for which the others are waiting.
     """
     if comm.device().type == "cuda":
-        with _kernel_profile():  # its first start takes long, in which no kernel runs
+        with _kernel_profile():  # its first start takes long, and no kernel runs meanwhile
             pass
     found: list[list[list[Visit]]] = [[] for _ in builders]
     failed: dict[int, str] = {}
@@ -149,7 +149,7 @@ def take_turns(
         for i in order:
             if i in failed:
                 continue
-            told(turn, i)
+            announce(turn, i)
             try:
                 gathered = comm.gather_objects(visit(*builders[i], settings))
             except UserError as error:
@@ -165,13 +165,13 @@ def visit(build: Builder, setting: Setting, settings: Settings) -> Visit | None:
     """Build a loop, warm it up, time a block, and destroy it; None on a rank that takes no part. All ranks call this.
 
     Raises:
-        UserError: It cannot be built, or memory runs out.
+        UserError: The loop cannot be built, or memory runs out.
     """
     remedy = "choose others, or a smaller batch"
     with leaving_nothing(), memory.naming_remedy("while a variant was measured", remedy), setting():
         return_unused()
         comm.forget_peak_memory()
-        comm.barrier()  # nobody measures while others still tidy up
+        comm.barrier()  # no rank measures while others still clean up
         with closing(HostPeak()) as host:
             loop = build()
             if loop is None:
@@ -196,7 +196,7 @@ def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
     wall, used = time.perf_counter() - start, time.process_time() - used
     disk_after, on_cpu = disk_wait_seconds(), comm.device().type == "cpu"
     data_seconds, losses = loop.waited_seconds - waited, loop.means()
-    device_peak, host_peak = None if on_cpu else comm.peak_memory_bytes(), host.peak()  # without the profiler's
+    device_peak, host_peak = None if on_cpu else comm.peak_memory_bytes(), host.peak()  # before the profiler's memory
     cores = used / (wall * torch.get_num_threads())
     if on_cpu:
         shares = Shares(cores, _talk_of_cpus(loop) if settings.looks_at_talk and comm.world_size() > 1 else 0.0)
@@ -218,7 +218,7 @@ def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
 
 
 def _profiled_shares(loop: Loop) -> Shares:
-    """Of one more update: the time in which the GPU had a kernel to run, and that in which all of these were NCCL's.
+    """Shares of one more update in which the GPU ran any kernel, and in which it ran only NCCL's.
 
     NCCL's kernels run while they wait for other ranks.
     """
@@ -230,17 +230,17 @@ def _profiled_shares(loop: Loop) -> Shares:
 
 
 def _talk_of_cpus(loop: Loop) -> float:
-    """Share of one more update in which a collective of gloo was under way; CPUs compute beside few of them."""
+    """Share of one more update in which a collective of gloo was running; CPUs compute during few of them."""
     events, wall = _profiled(loop, profile(activities=[ProfilerActivity.CPU]))
     talk = [(event.time_range.start, event.time_range.end) for event in events if event.name.startswith(_GLOO)]
     return min(1.0, covered(talk) / wall)
 
 
 def _profiled(loop: Loop, profiler: profile) -> tuple[list[Any], float]:
-    """Events of one more update, and its time in their unit, us."""
+    """Events of one more update, and its time in microseconds, the events' unit."""
     with profiler as running:
         comm.synchronize()
-        start = time.perf_counter()  # not before the profiler has started
+        start = time.perf_counter()  # after the profiler has started
         loop()
         comm.synchronize()
         wall = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Names the parts of an update for `bigsgan bench profile`, by phase and task.
+"""Names the parts of an update by phase and task, for `bigsgan bench profile`.
 
 This covers networks without pipeline stages; a run with stages writes its own timeline.
 """
@@ -19,16 +19,16 @@ from bigsgan.runtime import comm
 from bigsgan.training.loop import Run
 
 Entering = Callable[[str], AbstractContextManager[Any]]
-"""Gives what stands around a part of an update, by its name."""
+"""Makes the context of a part of an update, given its name."""
 
 DATA, REDUCE, AVERAGE, REST = "data wait", "reduce", "EMA", "rest"
 
 
 def name_of(phase: Phase, task: Task) -> str:
-    """The part of an update that a task belongs to: its phase's label.
+    """The part of an update that a task belongs to, by its phase's label.
 
-    Passes whose graphs G's update completes are apart from those without, and so are the passes and the step of an
-    update; a step's wait for gradients is the step's.
+    Passes whose graphs G's update completes have a name of their own, and so have the passes and the step of an
+    update; waiting for gradients in a step counts as the step.
     """
     if phase.step:
         return f"{phase.label}: {task.kind}"
@@ -36,7 +36,7 @@ def name_of(phase: Phase, task: Task) -> str:
 
 
 def _names() -> Iterator[str]:
-    """The parts of an update, in its order; no update has all of them."""
+    """Yield all parts in the order of an update; no update has all of them."""
     yield DATA
     for phase in (
         Phase("generator", "makes images", 1, 1),
@@ -57,14 +57,14 @@ PHASES = tuple(dict.fromkeys(_names()))
 
 
 def label_phases(run: Run, entering: Entering) -> None:
-    """Lay names around the parts of a run's updates, for good."""
+    """Wrap the parts of a run's updates in ``entering``, permanently."""
     run.step.executor.around = lambda phase, task: entering(name_of(phase, task))
     for owner, name, label in ((run.reals, "next_phase", DATA), (run.ema, "update", AVERAGE)):
         setattr(owner, name, _around(getattr(owner, name), label, entering))
 
 
 def labelled_collectives(entering: Entering) -> AbstractContextManager[None]:
-    """Lay ``reduce`` around every collective inside the block."""
+    """Wrap every collective inside the block in ``entering``, as the part ``reduce``."""
     return wrapped_collectives(lambda function: _around(function, REDUCE, entering))
 
 
@@ -78,19 +78,19 @@ def _around(function: Callable[..., Any], label: str, entering: Entering) -> Cal
 
 
 class OpenPhases:
-    """The phases that are open, one inside the other; what is counted is the innermost one's."""
+    """The open phases, one inside the other; counts go to the innermost one."""
 
     def __init__(self) -> None:
         self._names = [REST]
 
     @property
     def innermost(self) -> str:
-        """Its name."""
+        """Name of the innermost phase."""
         return self._names[-1]
 
     @contextmanager
     def phase(self, label: str) -> Iterator[None]:
-        """Count what the block does for a phase."""
+        """Count the block for a phase."""
         self.turn()
         self._names.append(label)
         try:
@@ -100,14 +100,14 @@ class OpenPhases:
             self._names.pop()
 
     def turn(self) -> None:
-        """Count what there is so far for the innermost phase, which another is about to replace."""
+        """Count everything up to now for the innermost phase, which another is about to replace."""
 
 
 class PhaseClock(OpenPhases):
-    """Seconds in each phase, without the phases inside it; waits for the device at every border.
+    """Counts seconds in each phase, without the phases inside it; waits for the device at every border.
 
     Attributes:
-        seconds: By phase.
+        seconds: Seconds by phase.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class PhaseClock(OpenPhases):
         self._since = time.perf_counter()
 
     def restart(self) -> None:
-        """Forget what was counted."""
+        """Begin to count anew."""
         self.turn()
         self.seconds.clear()
 

@@ -1,7 +1,7 @@
 """The baseline: the same training as a plain PyTorch loop, without engines and without the seam.
 
 G's gradient comes from backpropagation through D(G(z)). The loop has the initial weights, images, latents and losses of
-a run, so that a difference in time is what the engines cost or save.
+a run, so that a difference in time is due to the engines.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ class Trainee:
             layer.gradient_scale = scale
         self._ddp = None
         if distributed:
-            with warnings.catch_warnings():  # torch 2.15 has another name for it, which older versions do not know
+            with warnings.catch_warnings():  # torch 2.15 prefers another name for it, unknown to older versions
                 warnings.simplefilter("ignore", FutureWarning)
                 self._ddp = DistributedDataParallel(root, broadcast_buffers=False)
 
     def __call__(self, inputs: MicroBatch, moving: bool, **losses: Any) -> Any:
-        """A forward pass that ``backward`` may follow; see Root."""
+        """Run a forward pass that ``backward`` may follow; see Root."""
         return (self.root if self._ddp is None else self._ddp)(inputs, moving, **losses)
 
     def reducing(self, j: int) -> AbstractContextManager:
-        """Around forward and backward of micro-batch ``j``: gradients travel with the last one alone."""
+        """Context for forward and backward of micro-batch ``j``: only the last one sends gradients."""
         return nullcontext() if self._ddp is None or j == self.accumulation - 1 else self._ddp.no_sync()
 
     def backward(self, loss: Tensor) -> None:
-        """Add to the gradients of the mean over the micro-batches."""
+        """Add gradients, for a mean over the micro-batches."""
         (loss / self.accumulation).backward()
 
     def update(self, lr: float, beta2: float | None) -> None:
-        """Step, and forget the gradients."""
+        """Step, and clear the gradients."""
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         for group in self._optimizer.param_groups:
@@ -109,8 +109,8 @@ class PlainLoop:
         self._reals, self._source, self._draws = sources.reals, sources.inputs, sources.draws
         self._slices, self._extras, self._updates = sources.slices, extras, 0
         self._g_objective = GeneratorObjective(recipe.objective, statistics)
-        # Of one micro-batch alone, however the engines are laid out: DistributedDataParallel goes forward and backward
-        # in turn.
+        # Only for one micro-batch, whatever the engines' layout: DistributedDataParallel alternates forward and
+        # backward passes.
         self._keeps_graphs = recipe.accumulation_of("generator") == 1
         self._exact_layers = self._discriminator.root.network.exact_layers()
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
@@ -119,11 +119,11 @@ class PlainLoop:
 
     @property
     def waited_seconds(self) -> float:
-        """How long it has waited for images so far."""
+        """Seconds that it has waited for images so far."""
         return self._reals.waited_seconds
 
     def __call__(self) -> None:
-        """Make one update of D, or several, and one of G and of its average."""
+        """Make one update: D's steps, G's step, and the step of the EMA."""
         recipe, extras, update = self._recipe, self._extras, self._updates
         numbers = scheduled(recipe, self.nimg)
         if extras.augmentation is not None and numbers.augmentation is not None:
@@ -145,11 +145,11 @@ class PlainLoop:
             torch._foreach_lerp_(self._average, self._weights, 1 - average_decay(recipe.ema, recipe.batch, self.nimg))
 
     def means(self) -> dict[str, float]:
-        """Means of losses and the like since the last call, over the ranks of the loop, which all call this."""
+        """Means of losses and other statistics since the last call, over the loop's ranks, which all call this."""
         return self._statistics.reduce(self._sum_over_ranks)
 
     def idle(self) -> float | None:
-        """None: its networks take turns."""
+        """Return None: the networks take turns."""
         return None
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class PlainLoop:
         self._source.close()
 
     def _fakes(self, batches: Sequence[MicroBatch], update: int, shares: bool) -> list[Tensor]:
-        """Images for D; where G's update shares them, it has their graphs, or at least its state has moved."""
+        """Images for D; if G's update shares them, their graphs are kept if possible, and G's state moves here."""
         if shares and self._keeps_graphs:
             self._graphs = {j: self._generate(batch, update, moving=j == 0) for j, batch in enumerate(batches)}
             return [images.detach() for images, _ in self._graphs.values()]
@@ -166,7 +166,7 @@ class PlainLoop:
             return [self._generator.root(batch, shares and j == 0) for j, batch in enumerate(batches)]
 
     def _generate(self, batch: MicroBatch, update: int, moving: bool) -> tuple[Tensor, Tensor]:
-        """Images with their graph, and what G's loss has beside D's judgement."""
+        """Images with their graph, and the terms of G's loss that do not depend on D."""
         path_length = self._extras.path_length
         if path_length is not None and path_length.is_due(update):
             return self._generator(batch, moving=moving, regularizer=path_length)
@@ -240,17 +240,17 @@ class PlainLoop:
             layer.exact = exact
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Sequence[Tensor]:
-        """What D draws augmentations and noise of a micro-batch from; nothing where it has none."""
+        """Seeds for D's augmentations and noise of a micro-batch; empty if D draws nothing."""
         return [self._draws.seeds(f"augment/{stream}", counters, samples)] if self._extras.seeded else []
 
 
 def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
-    """Build the loop, on this rank alone or with DistributedDataParallel on all of them, which then all call this.
+    """Build the loop on this rank alone, or with DistributedDataParallel on all ranks, which then all call this.
 
-    The plan is of engines that lie whole on each rank, in float32.
+    The plan's engines are whole on each rank, in float32.
 
     Raises:
-        UserError: The data is not as the recipe says.
+        UserError: The data does not fit the recipe.
     """
     recipe, device, draws = plan.recipe, comm.device(), Draws(plan.recipe.seed)
     recipe = recipe.model_copy(update={"objective": plan.objective})

@@ -1,4 +1,4 @@
-"""A bar chart of the variants, as a PNG file. Pillow draws it, because it is a dependency already."""
+"""Draws a bar chart of the variants as a PNG file, with Pillow, which is a dependency already."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIZE = 16
 
 
 def bar_lengths(bars: Sequence[tuple[str, Sequence[float]]], width: int) -> list[tuple[int, ...]]:
-    """Pixels from 0 to the lower quartile, the median and the upper one of each bar, of ``width`` for the largest."""
+    """Pixels from 0 to the lower quartile, the median and the upper quartile of each bar; the largest has ``width``."""
     largest = max(high for _, (_, _, high) in bars)
     return [tuple(round(width * seconds / largest) for seconds in each) for _, each in bars]
 
@@ -24,13 +24,13 @@ def bar_lengths(bars: Sequence[tuple[str, Sequence[float]]], width: int) -> list
 def write_bars(out: Path, title: str, bars: Sequence[tuple[str, Sequence[float]]]) -> None:
     """Write a chart of horizontal bars as a PNG file.
 
-    Each has a name, and its lower quartile, its median, which the bar shows, and its upper quartile.
+    Each bar has a name, a lower quartile, a median, which the bar shows, and an upper quartile.
 
     Raises:
         UserError: The file cannot be written.
     """
     font = ImageFont.load_default(_SIZE)
-    names = max(_NAMES, *(int(font.getlength(name)) + _SIZE for name, _ in bars))  # those of combinations are long
+    names = max(_NAMES, *(int(font.getlength(name)) + _SIZE for name, _ in bars))  # names of combinations are long
     bar = _WIDTH - 2 * _MARGIN - _NAMES - _NUMBERS
     size = _WIDTH - _NAMES + names, 2 * _MARGIN + _ROW * (len(bars) + 1)
     image = Image.new("RGB", size, "white")

@@ -19,34 +19,34 @@ from bigsgan.training.start import Start
 
 
 class EngineLoop:
-    """Callable that makes one update, as the training loop does, without its reports.
+    """Callable that makes one update as the training loop does, without its reports.
 
     Attributes:
-        run: Of the two engines.
+        run: The run with its two engines.
     """
 
     def __init__(self, run: Run, directory: tempfile.TemporaryDirectory[str]) -> None:
         self.run, self._directory = run, directory
         executor = run.step.executor
-        self._has_spans, executor.observer = executor.observer is not None, None  # which would measure a timed update
+        self._has_spans, executor.observer = executor.observer is not None, None  # else it would observe timed updates
 
     @property
     def waited_seconds(self) -> float:
-        """How long it has waited for images so far."""
+        """Seconds that it has waited for images so far."""
         return self.run.reals.waited_seconds
 
     def __call__(self) -> None:
-        """Make one update of the networks and of the average."""
+        """Make one update of the networks and of the EMA."""
         run, counters = self.run, self.run.counters
         run.step(counters.update, scheduled(run.recipe, counters.nimg))
         run.count_update()
 
     def means(self) -> dict[str, float]:
-        """Means of losses and the like since the last call, over all ranks, which all call this."""
+        """Means of losses and other statistics since the last call, over all ranks, which all call this."""
         return self.run.statistics.reduce(comm.sum_over_ranks)
 
     def idle(self) -> float | None:
-        """Share of one more update in which ranks wait for each other, on rank 0; None where networks take turns."""
+        """Share of one more update in which ranks wait for each other, on rank 0; None if networks take turns."""
         if not self._has_spans:
             return None
         executor = self.run.step.executor
@@ -64,9 +64,9 @@ class EngineLoop:
 
 
 def build_engine_loop(plan: RunPlan) -> EngineLoop:
-    """Build a run from its beginning, in a directory that goes when it is closed. Every rank calls this.
+    """Build a new run in a directory that ``close`` removes. Every rank calls this.
 
-    The recipe's ``monitor`` is left out: variants would become runs of Weights & Biases.
+    The recipe's ``monitor`` is left out: otherwise variants would become runs of Weights & Biases.
 
     Raises:
         UserError: The data or this machine do not fit the plan.
@@ -75,5 +75,5 @@ def build_engine_loop(plan: RunPlan) -> EngineLoop:
     out = Path(directory.name)
     log = RankLog(out / "log", comm.rank(), lambda text: None)
     silent = replace(plan, recipe=plan.recipe.model_copy(update={"monitor": []}))
-    with contextlib.redirect_stderr(io.StringIO()):  # where a run would show its progress
+    with contextlib.redirect_stderr(io.StringIO()):  # hides the run's progress
         return EngineLoop(build_run(silent, out, Start(), log), directory)

@@ -1,5 +1,4 @@
-"""`bigsgan bench profile`: the time of one steady update, by phase and by operation, and the share of the device's
-peak that it reaches."""
+"""`bigsgan bench profile`: a steady update's time by phase and by operation, and its share of the device's peak."""
 
 from __future__ import annotations
 
@@ -27,22 +26,22 @@ from bigsgan.runtime.paths import writing
 NUM_OPERATIONS = 10
 TRACE_FILE = "trace.json"
 _LABEL = "bigsgan: "
-"""Before a phase's name in the trace, which has an operation of nearly every name."""
+"""Prefix of a phase's name in the trace, where operations may have the same names."""
 
 
 def main(plan: RunPlan, out: Path, warmup: int, steps: int, form: str | None) -> int:
-    """Profile, print, and return the exit status. Every rank calls this."""
+    """Profile updates, print, and return the exit status. Every rank calls this."""
     return on_all_ranks(lambda: profiled(plan, out, warmup, steps), lambda found: _show(plan, found, steps, form))
 
 
 def profiled(plan: RunPlan, out: Path, warmup: int, steps: int) -> dict[str, Any]:
-    """Time updates as a whole, by phase, and by operation; of this rank. Every rank calls this.
+    """Time this rank's updates as a whole, by phase, and by operation. Every rank calls this.
 
     Args:
-        plan: Of networks without stages.
-        out: Directory of the trace; made where it is missing.
+        plan: A plan without pipeline stages.
+        out: Directory of the trace; made if it is missing.
         warmup: Updates before any clock starts.
-        steps: Updates that are timed as a whole, and as many by phase.
+        steps: Updates that are timed as a whole; as many again are timed by phase.
     """
     if comm.rank() == 0:
         with writing(out):
@@ -67,7 +66,7 @@ def profiled(plan: RunPlan, out: Path, warmup: int, steps: int) -> dict[str, Any
 
 
 def _by_phase_and_operation(loop: EngineLoop, trace: Path, steps: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Seconds of an update by phase, with the device waited for at each border; then a trace, without waiting."""
+    """Seconds of an update by phase, waiting for the device at each border, and operations of a trace without waits."""
     clock, traces = PhaseClock(), False
 
     def entering(name: str) -> contextlib.AbstractContextManager[Any]:
@@ -91,11 +90,11 @@ def _by_phase_and_operation(loop: EngineLoop, trace: Path, steps: int) -> tuple[
 
 
 def costliest(averages: Sequence[Any], on_gpu: bool) -> list[dict[str, Any]]:
-    """The operations that take the most time by themselves: of the GPU, or of the host where there is none."""
+    """The operations with the most time of their own: on the GPU, or on the host if there is none."""
     times: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for each in averages:
-        # An operation of the host has the time of the kernels that it started, which are events of their own as well.
+        # An operation of the host includes the time of its kernels, which also are events of their own.
         if each.device_type == DeviceType.CPU and not each.is_user_annotation:
             times[each.key] += each.self_device_time_total if on_gpu else each.self_cpu_time_total
             calls[each.key] += each.count

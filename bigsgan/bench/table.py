@@ -16,15 +16,15 @@ NOTHING = "-"
 class Table:
     """Rows of cells under their headings."""
 
-    title: str  # what is measured
-    headings: Sequence[str]  # of the columns
-    rows: list[list[str]]  # of cells
+    title: str
+    headings: Sequence[str]
+    rows: list[list[str]]
     notes: list[str] = field(default_factory=list)  # lines below the table
-    num_texts: int = 1  # columns that hold texts; those behind them hold numbers
+    num_texts: int = 1  # number of columns with texts; the columns after them have numbers
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """So many significant digits, without an exponent where that is shorter; nothing for None."""
+    """A number with so many significant digits; large ones are written out without an exponent. "-" for None."""
     if value is None:
         return NOTHING
     text = f"{value:.{digits}g}"
@@ -42,7 +42,7 @@ def mebibytes(num_bytes: float | None) -> str:
 
 
 def as_json(found: Mapping[str, Any]) -> str:
-    """All numbers as JSON, which has none for infinity and nan, as of a loss that diverged: null stands for them."""
+    """All numbers as JSON, with null for infinity and nan, such as a loss that diverged, which JSON lacks."""
     return json.dumps(finite(found), indent=2, allow_nan=False)
 
 

@@ -49,15 +49,15 @@ _MEANING = (
 
 
 class Result(NamedTuple):
-    """What was measured of one variant.
+    """Measurements of one variant.
 
     Attributes:
-        name: Of the variant, or ``control``.
-        title: What it is.
-        recipe: Of the variant.
-        rounds: Visits of its ranks by round; none where it could not run.
-        reason: Why it could not.
-        arithmetic: Work of an update; None where it is not counted.
+        name: Name of the variant, or ``control``.
+        title: Description of the variant.
+        recipe: Recipe of the variant; None if it could not run.
+        rounds: Visits of its ranks, by round; empty if it could not run.
+        reason: Why it could not run.
+        arithmetic: Work of an update; None if it is not counted.
     """
 
     name: str
@@ -69,13 +69,13 @@ class Result(NamedTuple):
 
     @property
     def image_seconds(self) -> list[float]:
-        """By round, seconds for an image: an update waits for its slowest rank."""
+        """Seconds for an image, by round, on the slowest rank: an update waits for it."""
         assert self.recipe is not None
         return [max(visit.seconds for visit in ranks) / self.recipe.batch for ranks in self.rounds]
 
 
 def main(recipe: Recipe, planned: Sequence[Planned], settings: Settings, form: str | None, plot: Path | None) -> int:
-    """Measure, print, draw a chart in ``plot`` if that is given, and return the exit status. Every rank calls this."""
+    """Measure, print, draw a chart if ``plot`` names a file, and return the exit status. Every rank calls this."""
 
     def measure() -> list[dict[str, Any]]:
         choose_kernels(recipe.deterministic)
@@ -87,7 +87,7 @@ def main(recipe: Recipe, planned: Sequence[Planned], settings: Settings, form: s
 
 
 def _on_machine(planned: Planned) -> Planned:
-    """Refuse what this machine cannot do."""
+    """Replace the plan of a variant that cannot run on this machine by a reason."""
     variant, plan = planned.variant, planned.plan
     if plan is None:
         return planned
@@ -110,7 +110,7 @@ def _on_machine(planned: Planned) -> Planned:
 
 
 def _setting(planned: Planned) -> Setting:
-    """What holds while a variant is built and run, and while the peak is measured that it is compared with."""
+    """The context in which a variant is built and run, and in which the peak that it is compared with is measured."""
     if planned.variant.tf32 is not None:
         return partial(tf32, planned.variant.tf32)
     deterministic = planned.plan is not None and planned.plan.recipe.deterministic
@@ -137,18 +137,18 @@ def _builder(planned: Planned) -> Builder:
 
 
 def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
-    """Measure what can run, and the first of it twice; results in the order given, the control behind its model."""
+    """Measure variants that can run, the first of them twice; results are in order, the control after that first."""
     possible = [each for each in planned if each.plan is not None]
     if not possible:
         raise UserError("--variants", None, f"cannot run here: {planned[0].reason}", "choose others")
-    visited = [*possible, possible[0]]  # first and last: the control is as far from the first as any other
+    visited = [*possible, possible[0]]  # the control comes last: no variant is farther from the first
     names = [each.variant.name for each in possible] + [CONTROL]
 
-    def told(turn: int, i: int) -> None:
+    def announce(turn: int, i: int) -> None:
         if comm.rank() == 0:
             print(f"round {turn + 1} of {settings.rounds}: {names[i]}", file=sys.stderr, flush=True)
 
-    rounds, failed = take_turns([(_builder(each), _setting(each)) for each in visited], settings, told)
+    rounds, failed = take_turns([(_builder(each), _setting(each)) for each in visited], settings, announce)
     if len(failed) == len(visited):
         tried = ",".join(each.variant.name for each in possible)
         raise UserError("--variants", tried, f"cannot run here: {failed[0]}", "choose others, or change the recipe")
@@ -170,7 +170,7 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
 
 
 def record(result: Result, results: Sequence[Result], num_images: int) -> dict[str, Any]:
-    """What is told of one variant, compared with the first of all that ran; an epoch has ``num_images``."""
+    """The record of one variant, compared with the first that ran; an epoch has ``num_images``."""
     about_it: dict[str, Any] = {"variant": result.name, "what": result.title}
     if result.recipe is None:
         return {**about_it, "reason": result.reason}
@@ -185,7 +185,7 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
     total = sum(visit.seconds for visit in visits)
     idle = [visit.idle for visit in visits if visit.idle is not None]
     disk = [visit.disk_seconds for visit in visits]
-    settled = result.rounds[-1]  # the first round holds what is loaded once in a process
+    settled = result.rounds[-1]  # the first round includes memory that is loaded once in a process
     devices = [visit.device_peak for visit in settled if visit.device_peak is not None]
     middle = statistics.median(seconds)
     return {
@@ -213,7 +213,7 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
 
 
 def _losses(result: Result, kind: str, turn: int) -> dict[str, float]:
-    """D's and G's loss, of the latter all parts, in one round."""
+    """D's loss, and G's with all its terms, in one round."""
     assert result.recipe is not None
     means, section = getattr(result.rounds[turn][0], kind), result.recipe.objective
     weights = {"l1": section.l1, "feature_matching": section.feature_matching}
@@ -246,7 +246,7 @@ def _show(
 
 
 def label(recipe: Recipe) -> str:
-    """Which networks, at which size, on which data; generated data is called synthetic."""
+    """Describe a recipe by family, resolution, batch and data; generated data is called synthetic."""
     data = recipe.data
     what = "synthetic data (generated, no photographs)" if data.kind.startswith("synthetic") else f"{data.kind} data"
     return f"{recipe.generator.family} at {data.resolution}, batch {recipe.batch}, {what}"

@@ -15,7 +15,7 @@ ACCUMULATION, CLIP_NORM, NUM_STAGES = 4, 2, 2
 _BASE = "ZeRO 0"
 
 _PLAIN_RECIPE = ["metrics=null", "init_from=null", "hang_timeout_seconds=86400"]
-"""What of a recipe is no part of an update, or depends on other runs."""
+"""Overrides that remove parts of a recipe that are not in an update, or depend on other runs."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Variant:
     """One way to train the recipe.
 
     Attributes:
-        name: As the user gives it; names that are joined by ``+`` where it combines others.
-        title: What it is.
-        overrides: Of the recipe, which has ZeRO stage 0 in float32 before, no stages, one accumulation, no compiler.
-        change: What it does to engines of whichever ZeRO stage and precision; nothing where it chooses these.
+        name: Name that the user gives; the names of a combination are joined by ``+``.
+        title: Description in tables.
+        overrides: Overrides of the recipe after its reset to ZeRO 0 in float32 without stages, accumulation, compiler.
+        change: Change that works with any ZeRO stage and precision; empty if the variant chooses these.
         is_plain: Whether it is a loop in plain PyTorch, without engines.
-        single: Whether one rank alone does all the work.
-        tf32: Whether float32 is computed in TF32 while it is built and runs; None for torch's defaults.
-        writes_attention: Whether attention takes none of torch's kernels.
+        single: Whether one rank does all the work.
+        tf32: Whether it computes float32 in TF32; None for torch's defaults.
+        writes_attention: Whether attention uses none of torch's fused kernels.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Planned:
     """A variant of a recipe on the ranks that were started.
 
     Attributes:
-        variant: Which.
-        plan: None where it cannot run.
-        reason: Why it cannot.
+        variant: The variant.
+        plan: Its plan; None if it cannot run.
+        reason: Why it cannot run.
     """
 
     variant: Variant
@@ -59,7 +59,7 @@ class Planned:
 
 
 def _of_both(section: str, **values: object) -> list[str]:
-    """Overrides of a section of either network."""
+    """Overrides of a section of both networks."""
     return [f"{section}.{network}.{key}={value}" for network in NETWORKS for key, value in values.items()]
 
 
@@ -68,7 +68,7 @@ def _engines(file: str) -> list[str]:
 
 
 def _accumulated(recipe: Recipe) -> list[str]:
-    """As many images at a time as the recipe has, and an update every few of them."""
+    """Overrides for a larger batch and accumulation, with the recipe's micro-batch."""
     return [f"batch={ACCUMULATION * recipe.batch}", f"accumulation={ACCUMULATION * recipe.accumulation}"]
 
 
@@ -84,7 +84,7 @@ def _penalised(method: str) -> Callable[[Recipe], list[str]]:
 
 
 def _apart(recipe: Recipe) -> list[str]:
-    """The recipe's own numbers of ranks, or half of them for each network."""
+    """Overrides with the recipe's own numbers of ranks, else with half of all ranks for each network."""
     own = {network: recipe.engine(network).ranks for network in NETWORKS}
     given = {network: ranks for network, ranks in own.items() if ranks not in (None, "auto")} or {"generator": 0.5}
     return [f"engines.{network}.ranks={ranks}" for network, ranks in given.items()]
@@ -140,14 +140,14 @@ VARIANTS = {
         _changed("pipeline", f"both networks in {NUM_STAGES} stages", _of_both("engines", pipeline_stages=NUM_STAGES)),
     )
 }
-"""By name, in the order in which they are shown."""
+"""Variants by name, in the order in which they are shown."""
 
 
 def chosen_variants(text: str, recipe: Recipe) -> list[Variant]:
-    """Read ``baseline,zero1,mixed_precision+compiled``: to one variant, all that ``+`` joins contribute their change.
+    """Read names such as ``baseline,zero1,mixed_precision+compiled``, where ``+`` combines the changes of several.
 
     Raises:
-        UserError: A name is unknown, or stands there twice, or names are joined that do not go together.
+        UserError: A name is unknown or given twice, or joined names cannot be combined.
     """
     found: dict[frozenset[str], Variant] = {}
     for word in text.split(","):
@@ -191,10 +191,10 @@ def _combined(parts: Sequence[Variant], recipe: Recipe) -> Variant:
 def plan_variants(
     recipe: Recipe, variants: Sequence[Variant], world_size: int, recipe_dir: Path | None = None
 ) -> list[Planned]:
-    """Check each variant against the ranks that were started; what cannot run keeps the reason.
+    """Plan each variant for the ranks that were started; one that cannot run has a reason instead of a plan.
 
     Raises:
-        UserError: None of them can run.
+        UserError: No variant can run.
     """
     planned = [_plan(recipe, variant, world_size, recipe_dir) for variant in variants]
     if all(each.plan is None for each in planned):

@@ -1,1 +1,1 @@
-"""The commands of `bigsgan`: one file each, which adds its options and checks them before torch is imported."""
+"""The commands of `bigsgan`: one file each, which adds options and checks them before it imports torch."""

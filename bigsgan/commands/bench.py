@@ -1,4 +1,4 @@
-"""`bigsgan bench`: the time, memory and communication of a recipe, measured."""
+"""`bigsgan bench`: measures the time, memory and communication of a recipe."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add(group: Commands) -> None:
     command = commands.add_parser("generate", help=text)
     command.add_argument("--run", dest="run_directory", metavar="DIR", help="EMA of a run (default: first weights)")
     add_recipe(command)
-    command.set_defaults(config=None)  # to tell where it is given
+    command.set_defaults(config=None)  # unless it is given
     text = "images at a time (default 1,8,64)"
     command.add_argument("--batches", type=_batches, default=[1, 8, 64], metavar="1,8,64", help=text)
     for flag, choices in (("--precisions", PRECISIONS), ("--modes", MODES)):
@@ -149,7 +149,7 @@ def bench_generate(options: argparse.Namespace) -> int:
 
 
 def _check_stages(plan: RunPlan) -> None:
-    """Refuse pipelines, whose phases overlap."""
+    """Refuse pipelines, because their phases overlap."""
     for network in NETWORKS:
         stages = plan.placement(network).num_stages
         if stages > 1:
@@ -159,7 +159,7 @@ def _check_stages(plan: RunPlan) -> None:
 
 
 def _begin(options: argparse.Namespace) -> Path:
-    """Take Slurm's ranks for what they are, and return the recipe's path."""
+    """Set the launcher's variables under Slurm, and return the recipe's path."""
     os.environ.update(launcher_variables(os.environ))
     return Path(options.config)
 
@@ -176,7 +176,7 @@ def _add_form(command: argparse.ArgumentParser) -> None:
 
 
 def _add_count(command: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:
-    """Add an option that counts something, from 1 on."""
+    """Add an option that takes a number from 1 to ``LARGEST_COUNT``."""
     command.add_argument(flag, type=lambda word: _count(flag, word), default=default, help=text)
 
 

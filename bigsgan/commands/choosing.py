@@ -14,10 +14,10 @@ from bigsgan.preflight import versions
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; overrides may stand before, between and behind a command's options.
+    """Parse a command line; overrides may be before, between and after a command's options.
 
     Raises:
-        UserError: It is not as the command's help says.
+        UserError: The command line is invalid.
     """
     options, rest = _parser().parse_known_args(arguments)
     remedy = f"see `{options.command} --help`"

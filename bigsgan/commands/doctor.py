@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """What runs the doctor so again, under the same launcher."""
+    """The command that runs the doctor on the same things again, under the same launcher."""
     words = [*launcher(os.environ), "bigsgan", "doctor"]
     if options.config is not None:
         words += ["--config", options.config, *options.overrides]

@@ -1,4 +1,4 @@
-"""Shared by the commands' parsers: the form of error messages, and common options."""
+"""What the commands' parsers share: the form of error messages, and common options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bigsgan.runtime.paths import expanded
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError where argparse prints its usage and ends the process; ``command`` is the command's full name."""
+    """Raises UserError where argparse would exit with its usage; parsed options have the full name as ``command``."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -42,7 +42,7 @@ _PATHS = {
     "features": "--features", "site": "--site", "sweep": "--sweep", "data_root": "--data-root",
     "settings": "--settings", "deepspeed_config": "--deepspeed_config", "reference": "--reference",
 }  # fmt: skip
-"""Options and arguments that are paths: their attribute, and how messages call them."""
+"""Options and arguments that are paths: their attributes, and their names in messages."""
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
@@ -63,23 +63,23 @@ def expand_paths(options: argparse.Namespace) -> None:
 
 
 def logs_aside() -> contextlib.AbstractContextManager[object]:
-    """While a command's module is imported: DeepSpeed logs to what is standard output then, which is for results."""
+    """Redirect standard output while importing a command's module: DeepSpeed would log there, where results go."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def add_recipe(command: argparse.ArgumentParser, default: str | None = shipped.DEFAULT_RECIPE) -> None:
-    """Options that choose a recipe."""
+    """Add the options that choose a recipe."""
     text = "recipe: a YAML file, or the name of a built-in one"
     text += f" (default: {default})" if default else ""
     command.add_argument("--config", default=default, type=recipe_path, help=text)
     text = "DeepSpeed file of both engines: short for engines.generator.ds_config and engines.discriminator.ds_config"
     command.add_argument("--deepspeed_config", metavar="FILE", help=text)
-    command.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)  # as scripts for DeepSpeed have it
+    command.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)  # scripts for DeepSpeed give it
     command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
 
 
 def given_overrides(options: argparse.Namespace) -> list[str]:
-    """Those that options stand for, then the others."""
+    """The overrides of ``--deepspeed_config``, then the given ones."""
     file = getattr(options, "deepspeed_config", None)
     short = [] if file is None else [f"engines.{network}.ds_config={file}" for network in NETWORKS]
     return short + options.overrides
@@ -92,19 +92,19 @@ def recipe_path(word: str) -> str:
 
 
 def add_run(command: argparse.ArgumentParser) -> None:
-    """Options that choose a checkpoint of a run."""
+    """Add the options that choose a checkpoint of a run."""
     command.add_argument("--run", dest="run_directory", required=True, help="run directory (`out` of its recipe)")
     add_number(command, "--nimg", int, None, "checkpoint to use (default: the newest)")
 
 
 def add_width(command: argparse.ArgumentParser) -> None:
-    """The option that asks for an average of another width."""
+    """Add the option that chooses an EMA of another width."""
     text = "use the EMA of this relative width (sigma_rel), such as 0.07, made of the run's EMA snapshots"
     add_number(command, "--ema-width", float, None, text)
 
 
 def add_sampling(command: argparse.ArgumentParser) -> None:
-    """Options of what computes images in one way."""
+    """Add the options of commands that compute images with a single truncation."""
     text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT)"
     add_number(command, "--truncation", float, None, text)
     add_guidance(command)
@@ -112,13 +112,13 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
 
 
 def add_guidance(command: argparse.ArgumentParser) -> None:
-    """How much a class counts."""
+    """Add the option that strengthens or weakens a class's influence."""
     text = "move w away from its mean over the classes, by more than 1, or towards it (GAT; default 1)"
     add_number(command, "--guidance", float, None, text)
 
 
 def add_batch(command: argparse.ArgumentParser) -> None:
-    """How many images at a time."""
+    """Add the option for the number of images at a time."""
     add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
 
 
@@ -130,7 +130,7 @@ def add_number(
     text: str,
     required: bool = False,
 ) -> None:
-    """Add an option that takes a number; what is none ends with a message in our own form."""
+    """Add an option that takes a number; other text raises a UserError."""
 
     def convert(word: str) -> Any:
         try:

@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what a recipe's networks cost, how they would be divided, or which layouts fit into memory."""
+    """Print the cost of a recipe's networks, their division into stages, or the layouts that fit into memory."""
     path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
     least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
@@ -81,7 +81,7 @@ def _check_speed(options: argparse.Namespace) -> tuple[float, float] | None:
 
 
 def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | None]:
-    """Bytes of a GPU, and of a node's host memory if that is given; refuse options that make no sense."""
+    """Bytes of a GPU, and of a node's host memory if that is given; refuse invalid options."""
     nodes = 1 if options.nodes is None else options.nodes
     if nodes < 1 or gpus % nodes:
         raise UserError("--nodes", nodes, f"must divide the number of GPUs ({gpus})", f"give a divisor of {gpus}")

@@ -1,4 +1,4 @@
-"""The plan of a recipe on the ranks of a command, for recipes that leave the numbers of ranks open too."""
+"""Plans a recipe on the ranks of a command, also if the recipe leaves the numbers of ranks to us."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bigsgan.runtime.gpus import own_device
 
 
 def plan_on_ranks(recipe: Recipe, world_size: int, directory: Path) -> RunPlan:
-    """Plan a recipe; where it leaves the numbers of ranks open, find them and say on standard error which they are.
+    """Plan a recipe; if it leaves the numbers of ranks to us, find them and print them on standard error.
 
-    Each rank finds them by itself, by counting, so that all find the same. That loads torch; nothing else does.
+    Each rank finds them by counting, so that all find the same numbers. Only this loads torch.
 
     Raises:
-        UserError: The recipe cannot be run so.
+        UserError: The recipe cannot run on these ranks.
     """
     if not chooses_ranks(recipe) or world_size == 1:
         return plan_run(recipe, world_size, directory)

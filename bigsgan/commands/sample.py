@@ -48,8 +48,8 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write a grid of samples."""
-    if options.out.endswith(".npz"):  # on which ranks work together, of Slurm too
+    """Write samples of a run's generator."""
+    if options.out.endswith(".npz"):  # ranks work on it together, also under Slurm
         os.environ.update(launcher_variables(os.environ))
     launched.number("LOCAL_RANK", default=0, least=0)
     launched.check_rank()
@@ -73,7 +73,6 @@ def run(options: argparse.Namespace) -> int:
     )
     directory, out = Path(options.run_directory), Path(options.out)
     arguments = (directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())
-
     if launched.world_size() > 1 and out.suffix == module.NPZ:
         return _joined(lambda ranks: module.main(*arguments, ranks))
     module.main(*arguments)
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _joined(work: Callable[[Any], None]) -> int:
-    """Work together with all ranks that were started, by what is called with their collectives."""
+    """Call ``work`` with the collectives of all ranks, and return the exit status."""
     launched.check_launcher()
     with logs_aside():
         comm = importlib.import_module("bigsgan.runtime.comm")
@@ -97,7 +96,7 @@ def _joined(work: Callable[[Any], None]) -> int:
 
 
 def _numbers(word: str) -> list[float]:
-    """Read ``0.3,0.7,1``."""
+    """Read numbers such as ``0.3,0.7,1``."""
     try:
         return [float(part) for part in word.split(",")]
     except ValueError:
@@ -105,7 +104,7 @@ def _numbers(word: str) -> list[float]:
 
 
 def _class_ranges(word: str) -> list[range]:
-    """Read ``3,17,200-209``; nothing is counted out yet, as the run knows how many classes there are."""
+    """Read ranges such as ``3,17,200-209``, without expanding them: only the run knows the number of classes."""
     ranges = []
     for part in word.split(","):
         found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())

@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check everything that can be checked here; then queue the job, or print what would be."""
+    """Check everything that can be checked here; then queue the job, or print its command and script."""
     ranks = _ranks(options)
     tasks = read_sweep(Path(options.sweep)) if options.sweep else [[]]
     if options.array is not None:
@@ -78,7 +78,7 @@ def _ranks(options: argparse.Namespace) -> int:
 
 
 def _check_array(text: str, num_tasks: int) -> None:
-    """Refuse tasks that the sweep has no line for; a text such as ``1-9:2,12%4`` is Slurm's."""
+    """Refuse tasks without a line in the sweep; ``text`` has Slurm's form, such as ``1-9:2,12%4``."""
     if not num_tasks:
         raise UserError("--array", None, "needs --sweep", "give a sweep file")
     if not re.fullmatch("N(-N(:N)?)?(,N(-N(:N)?)?)*(%N)?".replace("N", "[0-9]{1,9}"), text):
@@ -117,7 +117,7 @@ def _check_paths(recipe: Recipe) -> None:
 
 
 def _variables(options: argparse.Namespace) -> dict[str, str]:
-    """What the job's script reads in its environment."""
+    """Environment variables that the job's script reads."""
     found = {}
     if options.site is not None:
         found["BIGSGAN_SITE"] = os.path.abspath(options.site)
@@ -127,7 +127,7 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _check_environment(variables: dict[str, str]) -> None:
-    """Check the site's file, or without one that `bigsgan` is on the PATH, which travels with the job."""
+    """Check the site's file, or without one that `bigsgan` is on the PATH, which the job inherits."""
     given = variables.get("BIGSGAN_SITE") or os.environ.get("BIGSGAN_SITE")
     field = "--site" if "BIGSGAN_SITE" in variables else "BIGSGAN_SITE"
     site = Path(given) if given else SLURM / "site.sh"

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _value(recipe: Recipe, key: str) -> str:
-    """One value of a recipe, as a script reads it; empty where there is none."""
+    """One value of a recipe as text for a script; empty for null."""
     values = flat(recipe.model_dump())
     if key not in values:
         raise UserError("--print", key, "must be a key of the recipe with a value", "write a dotted key such as out")

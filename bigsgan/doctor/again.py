@@ -1,21 +1,21 @@
-"""The command that starts the doctor again as it was started: the launcher's words, on one host or several."""
+"""The launcher's part of the command that starts the doctor again as it was started, on one host or several."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 HOSTFILE = "HOSTFILE"
-"""Stands for the file that a user gave to `deepspeed`, which tells ranks nothing of it."""
+"""Placeholder for the hostfile that a user gave to `deepspeed`, which does not tell ranks its name."""
 
 _RENDEZVOUS = 29_400
-"""Port that torchrun's agents meet at unless told another (torch, distributed/run.py)."""
+"""torchrun's default port for the rendezvous of its agents (torch, distributed/run.py)."""
 
 
 def launcher(environment: Mapping[str, str]) -> list[str]:
     """Words before ``bigsgan doctor``; none for a single process.
 
     Args:
-        environment: Of a rank, with what ``runtime.slurm.launcher_variables`` adds to it.
+        environment: Variables of a rank, with those that ``runtime.slurm.launcher_variables`` adds.
     """
     if environment.get("TORCHELASTIC_RUN_ID"):
         return _torchrun(environment)
@@ -27,7 +27,7 @@ def launcher(environment: Mapping[str, str]) -> list[str]:
 
 
 def _torchrun(environment: Mapping[str, str]) -> list[str]:
-    """On each host, or by srun, which starts an agent on each."""
+    """torchrun, started by hand on each host, or by srun, which starts an agent on each."""
     nodes, here = environment.get("GROUP_WORLD_SIZE", "1"), environment.get("LOCAL_WORLD_SIZE", "1")
     words = ["torchrun", "--nproc_per_node", here, "--no-python", "--"]
     if nodes != "1":

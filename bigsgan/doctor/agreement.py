@@ -1,10 +1,10 @@
-"""Whether an engine's updates are the reference's, each of them begun where the engine began it.
+"""Compares an engine's updates with the reference's. Each update of the reference begins from the engine's state.
 
-So rounding cannot add up, and every update has to agree. What could still differ is a matter of kinks: where an
+So rounding does not accumulate, and every update has to agree. Only kinks can still make a difference: where an
 activation lies within rounding of one, it falls on the other side in another order of summation, and one sample's
-gradient jumps. The networks here have none (``smooth.py``) but for distances from images and features. Where an
-update differs, the reference makes it again from states that differ by rounding. Only if it jumps to the engine's
-result then is that a kink, and counted; whatever the reference does not reach by itself is a mistake.
+gradient jumps. The networks here have no kinks (``smooth.py``), except in distances from images and features. If an
+update differs, the reference repeats it from states that differ by rounding. If a repetition reaches the engine's
+result, the difference is a kink and is counted; if none does, it is a mistake.
 """
 
 from __future__ import annotations
@@ -22,34 +22,33 @@ from bigsgan.doctor.reference import Reference, distance, worst
 from bigsgan.doctor.runs import DifferError
 
 SAME = 1e-5
-"""Largest distance of a buffer that an update leaves, as ``reference.distance`` measures it."""
+"""Largest allowed distance of a buffer after an update, as ``reference.distance`` measures it."""
 
 SAME_MOVE = 1e-4
-"""Largest error of what an update adds to a parameter, as a share of it."""
+"""Largest allowed error of a parameter's change in an update, as a share of that change."""
 
 FAINT = 0.3
-"""Of the root mean square move of a network's elements: a tensor that moves less is measured as if it moved so far.
-
-Some have a gradient that is nothing but rounding, such as a bias before a batch norm.
+"""Share of the root mean square change of a network's elements. A tensor that changes less is measured as if it
+changed by this much, because some gradients are only rounding, such as that of a bias before a batch norm.
 """
 
 STORED = 1.2e-7
-"""Of a parameter: what two roundings to float32 may differ by."""
+"""Relative difference that two roundings of a parameter to float32 may make."""
 
 ROUNDING = [1e-7] * 8 + [3e-7] * 8 + [1e-6] * 16
-"""Shares by which the state is changed, one for each time that an update is made again."""
+"""Relative changes of the state, one for each repetition of an update."""
 
 
 def differences(
     states: Sequence[Any], recipe: Recipe, device: torch.device | None = None, changes: Sequence[float] = ROUNDING
 ) -> Iterator[list[tuple[float, str]]]:
-    """For each update ``difference``, and again from changed states until it is no more than allowed.
+    """For each update, yield ``difference``, and those of its repetitions until one is within what is allowed.
 
     Args:
-        states: Whole, before the first and after each update.
-        recipe: Of the run.
-        device: Of the reference.
-        changes: Of the state, by which an update is made again that differs.
+        states: Whole states, before the first and after each update.
+        recipe: Recipe of the run.
+        device: Device of the reference.
+        changes: Relative changes of the state, one for each repetition of an update that differs.
 
     Raises:
         DifferError: The run and the reference begin with different states.
@@ -72,12 +71,12 @@ def differences(
 
 
 def on_cpu(state: Any) -> dict[str, dict[str, torch.Tensor]]:
-    """The same on the CPU."""
+    """Return a state with its tensors on the CPU."""
     return {entry: {name: value.cpu() for name, value in tensors.items()} for entry, tensors in state.items()}
 
 
 def _changed(state: Any, change: float, generator: torch.Generator) -> Any:
-    """A state whose numbers are changed by about this share of each; itself for 0."""
+    """Return a state with each number changed by about this share of it, or the state itself for 0."""
 
     def changed(value: torch.Tensor) -> torch.Tensor:
         return value * (1 + change * torch.randn(value.shape, generator=generator))
@@ -88,13 +87,13 @@ def _changed(state: Any, change: float, generator: torch.Generator) -> Any:
 
 
 def difference(plain: Reference, start: Any, before: Any, after: Any) -> tuple[float, str]:
-    """Largest share of what is allowed, over 1 if the engine's update differs from the reference's; and where.
+    """Largest difference of two updates, relative to what is allowed, so over 1 if they differ; and its place.
 
     Args:
         plain: The reference after its update.
-        start: State from which the reference made it.
-        before: State from which the engine made it.
-        after: State to which that led.
+        start: State from which the reference made its update.
+        before: State from which the engine made its update.
+        after: State after the engine's update.
     """
     result = on_cpu(plain.result())
     assert after.keys() == result.keys()

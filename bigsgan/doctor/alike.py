@@ -14,17 +14,17 @@ from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.preflight import versions
 
 MOST_SKEW_SECONDS = 5.0
-"""More makes the times in logs and of files misleading; NTP keeps hosts within milliseconds."""
+"""A larger difference makes times in logs and of files misleading; NTP keeps hosts within milliseconds."""
 
 _TRIES = 3
 PACKAGE = Path(__file__).parents[1]
 
 
 def clocks(subject: Subject) -> Finding:
-    """Ask all ranks for the time at once, and compare with rank 0's; the least difference of a few tries counts."""
+    """Compare the clocks of all ranks with rank 0's; the least difference of a few tries counts."""
     found = []
     for _ in range(_TRIES):
-        subject.ranks.gather(None)  # they leave it within milliseconds of each other
+        subject.ranks.gather(None)  # ranks leave this call within milliseconds of each other
         times = subject.ranks.gather(time.time())
         found.append(times[subject.ranks.rank] - times[0])
     skew = min(found, key=abs)
@@ -37,10 +37,10 @@ def clocks(subject: Subject) -> Finding:
 
 def same_files(subject: Subject) -> Finding:
     """Compare versions, the package's files, recipe and DeepSpeed files with rank 0's."""
-    own = _told(subject)
+    own = _compared_values(subject)
     own["files of bigsgan"] = _digest(json.dumps(files := _files()).encode())
     first, *_ = by_rank = subject.ranks.gather(own)
-    differs = any(told != first for told in by_rank)
+    differs = any(values != first for values in by_rank)
     first_files = subject.ranks.gather(files)[0] if differs else files
     names = [key for key in first.keys() | own.keys() if first.get(key) != own.get(key)]
     others = [name for name in first_files.keys() | files.keys() if first_files.get(name) != files.get(name)]
@@ -55,11 +55,11 @@ def same_files(subject: Subject) -> Finding:
     return passed(f"{num} files of bigsgan, {len(own) - 1} versions and keys are the same on all ranks", numbers)
 
 
-def _told(subject: Subject) -> dict[str, Any]:
-    """What has to be the same, by name."""
-    told: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
-    told["version of Python"] = platform.python_version()
-    return told if subject.plan is None else told | same_on_hosts(subject.plan)
+def _compared_values(subject: Subject) -> dict[str, Any]:
+    """Values that have to be the same on all ranks, by name."""
+    values: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
+    values["version of Python"] = platform.python_version()
+    return values if subject.plan is None else values | same_on_hosts(subject.plan)
 
 
 def _files() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""One process, which examines by itself. No torch here."""
+"""The doctor's ranks when it runs as one process. No torch here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bigsgan.doctor.watch import Watch
 
 
 class Alone:
-    """The ranks of a job of one; see ``Job``."""
+    """The ranks of a job with one process; see ``Job``."""
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
@@ -28,11 +28,11 @@ class Alone:
             yield
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the value, as that of all ranks."""
+        """Return the value in a list."""
         return [value]
 
     def collect(self, value: Any) -> list[tuple[int, Any]]:
-        """Return the value, with its rank."""
+        """Return the value with its rank."""
         return [(0, value)]
 
     def share(self, value: Any) -> Any:
@@ -40,7 +40,7 @@ class Alone:
         return value
 
     def is_lost(self, error: Exception) -> bool:
-        """Return False: there is nobody else."""
+        """Return False: there is no other rank."""
         return False
 
     def leave(self) -> None:

@@ -28,27 +28,27 @@ from bigsgan.runtime import comm
 GAMES: dict[str, list[str]] = {"biggan": [], **FAMILIES}
 
 COMPILED: list[str] = []
-"""Of the networks that are compiled; BigGAN's have every kind of layer, and take minutes."""
+"""Overrides of the compiled networks. BigGAN's have every kind of layer, and take minutes to compile."""
 
 DIFFERENTIATED = {"generator": ("generator", False), "discriminator": ("discriminator", False)} | {
     "discriminator twice": ("discriminator", True)
 }
-"""Network, and whether the loss is the squared norm of a gradient; by what is said."""
+"""Network, and whether the loss is the squared norm of a gradient; keys are used in messages."""
 
 CLOSE = 1e-4
-"""Relative norm of the difference: float32 has 6e-8, which second derivatives of ten layers make grow."""
+"""Largest relative norm of a difference: float32 rounds to 6e-8, which second derivatives of ten layers amplify."""
 
 NO_WORSE = 2.0
-"""Error of what tensor cores are given in its place, to that of torch's own operations in bf16: roundings differ."""
+"""Largest ratio of the bf16 errors of tensor cores' operations and of torch's own: their roundings differ."""
 
 ELSEWHERE = 10.0
-"""How many times the bound of one device a GPU and a CPU may differ, which add in other orders."""
+"""Factor on the bound between a GPU and a CPU, which add in different orders."""
 
 MOST_OFF = 0.2
-"""Share of two updates that bf16 or fp16 change: eight or eleven bits, in losses that are differentiated twice."""
+"""Largest relative change that bf16 (8 bits) or fp16 (11) make to updates whose losses are differentiated twice."""
 
 HALF_TYPES: dict[str, Any] = {"bf16": {"enabled": True}, "fp16": {"enabled": True, "initial_scale_power": 8}}
-"""Sections of a DeepSpeed file."""
+"""Sections of a DeepSpeed file, by name."""
 
 REMEDY = (
     "repeat on another device or host: if only this one fails, take it out of use; "
@@ -57,19 +57,19 @@ REMEDY = (
 
 
 def updates(subject: Subject) -> Finding:
-    """One update of each family in float32, against plain PyTorch on the same device and on a CPU."""
+    """Compare one update of each family in float32 with plain PyTorch on the same device and on a CPU."""
     bounds = {str(comm.device()): 1.0, "cpu": 1.0 if comm.device().type == "cpu" else ELSEWHERE}
     return layouts.compare(subject, [Game(name, own) for name, own in GAMES.items()], bounds)
 
 
 def float64(subject: Subject) -> Finding:
-    """Gradients of each network in float32, once and twice differentiated, against float64 on the CPU."""
+    """Compare gradients of each network in float32, once and twice differentiated, with float64 on the CPU."""
     errors = {}
     with exact(is_smooth=False):
         for family in GAMES:
             for said, (network, penalised) in DIFFERENTIATED.items():
                 errors[f"{family} {said}"] = error_of_float32(family, network, penalised)
-    return _told("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), "of float64's norm off")
+    return _finding("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), "of float64's norm off")
 
 
 def error_of_float32(family: str, network: str, penalised: bool) -> float:
@@ -83,7 +83,7 @@ def error_of_float32(family: str, network: str, penalised: bool) -> float:
 
 
 def tensor_cores(subject: Subject) -> Finding:
-    """What tensor cores are given instead of torch's own operations is no worse in bf16, which rounds it all."""
+    """Check that operations for tensor cores are no worse in bf16 than torch's own, which they replace."""
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         return not_applicable("this GPU does not compute bf16")
     errors, bounds = {}, {}
@@ -92,11 +92,11 @@ def tensor_cores(subject: Subject) -> Finding:
             for said, (network, penalised) in DIFFERENTIATED.items():
                 plain, errors[f"{family} {said}"] = errors_of_bf16(family, network, penalised)
                 bounds[f"{family} {said}"] = NO_WORSE * plain
-    return _told("gradients in bf16 are", errors, bounds, "of float64's norm off")
+    return _finding("gradients in bf16 are", errors, bounds, "of float64's norm off")
 
 
 def errors_of_bf16(family: str, network: str, penalised: bool) -> tuple[float, float]:
-    """Relative errors of gradients in bf16, without and with what is given to tensor cores."""
+    """Relative errors of gradients in bf16, without and with the operations for tensor cores."""
     stack, inputs = built(network, GAMES[family])
     for tensor in (*stack.parameters(), *(x for x in inputs if x.is_floating_point())):
         tensor.data.copy_(tensor.data.bfloat16())
@@ -120,17 +120,17 @@ def errors_of_bf16(family: str, network: str, penalised: bool) -> tuple[float, f
 
 
 def half(subject: Subject) -> Finding:
-    """Two updates in bf16 and fp16 go nearly where those in float32 go."""
+    """Check that two updates in bf16 and fp16 change weights nearly as those in float32 do."""
     return _halves({"": ["accumulation=2", "objective.r1={weight: 0.2, every: 2}"]}, HALF_TYPES, 2)
 
 
 def half_of_families(subject: Subject) -> Finding:
-    """So does one update of each family, in bf16."""
+    """Check the same of one update of each family in bf16."""
     return _halves(GAMES, {"bf16": HALF_TYPES["bf16"]}, 1)
 
 
 def _halves(games: Mapping[str, Sequence[str]], types: Mapping[str, Any], num_updates: int) -> Finding:
-    """Compare moves at ZeRO 1 in those of the half types that this device computes with those in float32."""
+    """Compare moves at ZeRO 1 in float32 with those in each half type that this device supports."""
     errors: dict[str, float] = {}
     lacking: set[str] = set()
     with exact():
@@ -158,11 +158,11 @@ def _halves(games: Mapping[str, Sequence[str]], types: Mapping[str, Any], num_up
     lacks = "".join(f" ({name} is not supported here)" for name in types if name in lacking)
     count = "1 update" if num_updates == 1 else f"{num_updates} updates"
     what = f"{count} in {names}{lacks} {'is' if num_updates == 1 else 'are'}"
-    return replace(_told(what, errors, dict.fromkeys(errors, MOST_OFF), "off"), of_all=True)
+    return replace(_finding(what, errors, dict.fromkeys(errors, MOST_OFF), "off"), of_all=True)
 
 
 def compiled(subject: Subject) -> Finding:
-    """Compiled networks, and on a GPU replayed CUDA graphs, train as plain PyTorch does without."""
+    """Check that compiled networks, and on a GPU replayed CUDA graphs, train as plain PyTorch does."""
     games = []
     for unit in ("whole", "layers"):
         own = [f"engines.{network}.compile={unit}" for network in NETWORKS]
@@ -176,7 +176,7 @@ def compiled(subject: Subject) -> Finding:
 
 
 def built(network: str, overrides: Sequence[str]) -> tuple[LayerStack, list[Tensor]]:
-    """A network and inputs of four samples, float64, on the CPU."""
+    """A network and its inputs for four samples, in float64 on the CPU."""
     with tempfile.TemporaryDirectory() as directory:
         plan = tiny_plan(Path(directory), 1, list(overrides), dict.fromkeys(NETWORKS, zero(0)))
         stack = build_network(plan.recipe, network)
@@ -184,7 +184,7 @@ def built(network: str, overrides: Sequence[str]) -> tuple[LayerStack, list[Tens
         metas = meta_inputs(plan, network, 4)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in stack.parameters():  # a bias of 0 leaves rectifiers at their kink where their input is 0
+        for parameter in stack.parameters():  # with biases of 0, rectifiers of zeros would be at their kink
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     inputs = [
         torch.randn(meta.shape, generator=generator)
@@ -197,9 +197,9 @@ def built(network: str, overrides: Sequence[str]) -> tuple[LayerStack, list[Tens
 
 
 def gradients(stack: LayerStack, inputs: list[Tensor], penalised: bool) -> list[Tensor]:
-    """Of a weighted sum of the outputs, or of the squared norm of its gradient at the first input."""
+    """Gradients of a weighted sum of the outputs, or of the squared norm of that sum's gradient at the first input."""
     for module in stack.modules():
-        if hasattr(module, "exact"):  # attention, whose kernels have no second derivatives
+        if hasattr(module, "exact"):  # attention: its fused kernels have no second derivatives
             module.exact = penalised  # type: ignore[assignment]
     first = inputs[0].requires_grad_()
     outputs: Any = stack(*inputs)
@@ -218,7 +218,7 @@ def _flat(grads: Sequence[Tensor]) -> Tensor:
 
 
 def _move(game: Game) -> Tensor:
-    """How far a game brings every weight, as one vector on rank 0; empty on the others."""
+    """Change of all weights in a game, as one vector on rank 0; empty on the other ranks."""
     states = played(game)
     gathered = comm.gather_objects([states[0], states[-1]])
     if gathered is None:
@@ -233,7 +233,7 @@ def _move(game: Game) -> Tensor:
     return torch.cat(deltas)
 
 
-def _told(what: str, errors: dict[str, float], bounds: dict[str, float], unit: str) -> Finding:
+def _finding(what: str, errors: dict[str, float], bounds: dict[str, float], unit: str) -> Finding:
     numbers = {name: {"difference": error, "bound": bounds[name]} for name, error in errors.items()}
     bad = [name for name, error in errors.items() if not error <= bounds[name]]
     worst = max(errors, key=lambda name: errors[name] / (bounds[name] or 1e-30))

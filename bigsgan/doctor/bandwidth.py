@@ -1,4 +1,4 @@
-"""How fast ranks talk, within hosts and between them, against what their links should give."""
+"""Measures communication within hosts and between them, and compares it with the rates of their links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bigsgan.runtime import comm
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 LEAST_SHARE = 0.5
-"""Of a link's rate, that the fastest collective of NCCL reaches at the largest size; usual are 0.7 and more."""
+"""Least share of a link's rate for NCCL's fastest collective at the largest size; 0.7 and more are usual."""
 
 REMEDY = (
     "compare with nccl-tests (all_reduce_perf), and look at NCCL_DEBUG=INFO for the transport that NCCL chose, at "
@@ -26,18 +26,18 @@ REMEDY = (
 
 
 class Together(NamedTuple):
-    """Ranks that talk at the same time as others do among themselves."""
+    """This rank's group, which communicates while the other groups do."""
 
-    name: str  # of where they are
-    ranks: Sequence[int]  # this rank's group
+    name: str  # where its ranks are
+    ranks: Sequence[int]
     group: dist.ProcessGroup | None  # torch's; None for all ranks
-    link: tuple[links.Link, int] | None  # between them, and how many ranks share it
+    link: tuple[links.Link, int] | None  # link between the ranks, and how many ranks share it
 
 
 def collectives(subject: Subject) -> Finding:
-    """All-reduce, all-gather and reduce-scatter by size, in all ranks and within and between hosts, all at once.
+    """Time all-reduce, all-gather and reduce-scatter by size over all ranks, within hosts and between hosts.
 
-    A rate is what each rank sends in a ring in a second, which may be compared with the link's.
+    All groups run at once. A rate counts the bytes that a rank sends in a ring, so it compares with the link's.
     """
     found: list[dict[str, Any]] = []
     backend, texts, low = dist.get_backend(), [], ""
@@ -66,7 +66,7 @@ def collectives(subject: Subject) -> Finding:
 
 
 def _groups(subject: Subject, backend: str) -> Iterator[Together]:
-    """All ranks; where there are several hosts, those of each host, and one of each host. Every rank makes them all."""
+    """This rank's groups: all ranks and, with several hosts, those of its host, and one rank of each host."""
     hosts = subject.ranks.hosts
     by_host = [[rank for rank, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
     on_gpu = comm.device().type == "cuda"
@@ -85,7 +85,7 @@ def _groups(subject: Subject, backend: str) -> Iterator[Together]:
 
 
 def _made(name: str, groups: Sequence[Sequence[int]], link: tuple[links.Link, int] | None) -> Iterator[Together]:
-    """This rank's group of some that have no rank in common; nothing where it is alone in it."""
+    """Make disjoint groups, on every rank, and yield this rank's unless the rank is alone in it."""
     made: list[tuple[Sequence[int], Any]] = [(ranks, dist.new_group(list(ranks))) for ranks in groups]
     try:
         for ranks, group in made:

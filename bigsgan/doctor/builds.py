@@ -1,4 +1,4 @@
-"""Checks of what is compiled on first use."""
+"""Checks of ops that are compiled on first use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bigsgan.engines.deepspeed.native_ops import build_directories, is_left_behi
 
 
 def stale_locks(subject: Subject) -> Finding:
-    """Look for locks that killed builds have left behind, for which every later run would wait."""
+    """Look for locks that killed builds left behind: every later run would wait for them."""
     directories = build_directories()
     left = [directory / "lock" for directory in directories if is_left_behind(directory)]
     numbers = {"directories": [str(path) for path in directories], "left_behind": [str(path) for path in left]}

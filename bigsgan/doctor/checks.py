@@ -1,4 +1,4 @@
-"""What a check is, what it is told, and what it answers. No torch here."""
+"""Defines a check, what it is given, and its result. No torch here."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ NEEDS: dict[Need, str] = {
     "group": "the ranks' connection",
     "only": "its name after --only",
 }
-"""What a check may need, in words. A connection is made where a check asks for it, and one rank has it too.
+"""What a check may need, in words. The connection is made when a check needs it, also for one rank.
 
-What needs its name takes minutes: a group does not include it, but for groups of such checks alone.
+A check with "only" takes minutes: naming its group does not run it, unless all checks of the group have "only".
 """
 
 
 class Ranks(Protocol):
-    """The processes that examine together."""
+    """The processes that run the checks together."""
 
-    rank: int  # of this process
+    rank: int  # rank of this process
     size: int  # number of ranks
-    hosts: Sequence[str]  # of each rank
+    hosts: Sequence[str]  # host of each rank
 
     def gather(self, value: Any) -> list[Any]:
-        """Return all ranks' picklable values, by rank, on every rank. All ranks call it, and none raises before."""
+        """Return all ranks' picklable values, by rank, on every rank. All ranks must call it; none may raise before."""
         ...
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined."""
+    """What the checks examine."""
 
-    ranks: Ranks  # that examine it
-    local_rank: int = 0  # of this process on its host
+    ranks: Ranks
+    local_rank: int = 0  # rank of this process on its host
     local_size: int = 1  # number of ranks on this host
-    plan: RunPlan | None = None  # of `--config`
-    run: Path | None = None  # directory of `--run`
+    plan: RunPlan | None = None  # plan of the recipe given by `--config`
+    run: Path | None = None  # run directory given by `--run`
     out: Path = Path()  # where checkpoints are written: that run, the recipe's `out`, or the working directory
 
     def recipe_plan(self) -> RunPlan:
@@ -69,29 +69,29 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """One rank's answer."""
+    """One rank's result of a check."""
 
-    status: Status  # "pass", "fail" or "not applicable"
-    said: str  # what was found, as one short line; it stands in the table
+    status: Status
+    said: str  # what was found, as one short line for the table
     numbers: Mapping[str, Any] = field(default_factory=dict)  # by name, for `--json`: numbers, texts, lists of them
     remedy: str = ""  # what to do about a fail, as imperative sentences
-    severity: float = 0.0  # of several ranks' answers with one status, the largest is shown
+    severity: float = 0.0  # of several ranks' results with one status, the largest is shown
     raised: bool = False  # whether the check ended by an exception
-    of_all: bool = False  # whether it is about what the ranks did together, so that none of them is to blame
+    of_all: bool = False  # whether it is about what the ranks did together, so that no single rank is to blame
 
 
 def passed(said: str, numbers: Mapping[str, Any] = MappingProxyType({}), severity: float = 0.0) -> Finding:
-    """All is well."""
+    """Return the result of a check that found no fault."""
     return Finding("pass", said, dict(numbers), severity=severity)
 
 
 def failed(said: str, remedy: str, numbers: Mapping[str, Any] = MappingProxyType({}), severity: float = 0.0) -> Finding:
-    """Something has to be done about it."""
+    """Return the result of a check that found a fault, for which ``remedy`` says what to do."""
     return Finding("fail", said, dict(numbers), remedy, severity)
 
 
 def not_applicable(said: str, numbers: Mapping[str, Any] = MappingProxyType({})) -> Finding:
-    """There is nothing here to check."""
+    """Return the result of a check that has nothing to check here."""
     return Finding("not applicable", said, dict(numbers))
 
 
@@ -101,11 +101,11 @@ class Check:
 
     name: str  # `<group>.<name>`; `--only` takes either
     proves: str  # what a pass shows, as a sentence without an end
-    seconds: float  # about how long it takes
+    seconds: float  # approximate duration
     # `<module>:<function>` in bigsgan/doctor: takes a Subject and `words`, returns a Finding, and runs on every rank
     run: str
-    needs: tuple[Need, ...] = ()  # what it needs; where that lacks, it is not applicable
-    words: tuple[str, ...] = ()  # given to the function behind the subject
+    needs: tuple[Need, ...] = ()  # if one of these is missing, the check is not applicable
+    words: tuple[str, ...] = ()  # further arguments of the function
 
     @property
     def group(self) -> str:
@@ -114,17 +114,17 @@ class Check:
 
     @property
     def needed(self) -> str:
-        """What it needs, in words; the connection goes without saying."""
+        """What it needs, in words, without the connection."""
         return ", ".join(NEEDS[need] for need in self.needs if need != "group")
 
     @property
     def patience(self) -> float:
-        """Seconds after which a rank that has not answered is taken for hung."""
+        """Seconds after which a rank without an answer counts as hung."""
         return PATIENCE_SECONDS + 4 * self.seconds
 
 
 PATIENCE_SECONDS = 75.0
-"""Longer than a collective of a check waits for a rank that does not come."""
+"""Longer than ``GROUP_SECONDS``, so that a collective times out first."""
 
 GROUP_SECONDS = 60.0
-"""How long a collective of a check waits."""
+"""How long a collective of a check waits for the other ranks."""

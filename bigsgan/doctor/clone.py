@@ -1,6 +1,6 @@
-"""Checks that are tests: what a clone of the repository has in tests/gpu and tests/stand_in, as a group each.
+"""Runs tests of a clone of the repository as checks: tests/gpu and tests/stand_in are a group each.
 
-Their lists stay with the tests, whose own runner (`python -m tests.gpu`) reads them too. No torch here.
+The lists of checks are with the tests, because their own runner (`python -m tests.gpu`) reads them too. No torch here.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LISTS: dict[str, tuple[str, str, tuple[Need, ...]]] = {
     "gpu": ("gpu.__main__", "what tests/gpu shows", ("gpu", "only")),
     "stand_in": ("stand_in.checks", "what tests/stand_in shows without a GPU", ("only",)),
 }
-"""By group: the module of `tests` whose CHECKS it has, what they show, and what they need."""
+"""By group: the module of `tests` with its CHECKS, what they show, and what they need."""
 
 LOGS = Path("doctor_logs")
-"""In the working directory: all that the tests print."""
+"""Directory below the working directory, for what the tests print."""
 
 _OF_A_LAUNCHER = re.compile(r"(RANK|WORLD_SIZE|LOCAL_\w+|MASTER_\w+|CROSS_\w+|GROUP_\w+|ROLE_\w+|TORCHELASTIC_\w+)")
 _PASSED = re.compile(r"\b\d+ passed\b")
-_TOLD = 200
+_MOST_LETTERS = 200
 
 
 def checks() -> tuple[Check, ...]:
-    """All checks of all lists; one for each list that is not here, which says so."""
+    """The checks of all lists, or for a list that is missing here, one check that says so."""
     found = []
     for group, (_, shows, needs) in LISTS.items():
         module = _list_of(group)
@@ -47,7 +47,7 @@ def checks() -> tuple[Check, ...]:
 
 
 def absent(subject: Subject) -> Finding:
-    """Say what lacks."""
+    """Report that this is no clone of the repository."""
     return not_applicable("needs a clone of the repository, whose tests are run")
 
 
@@ -63,7 +63,7 @@ def test(subject: Subject, group: str, name: str) -> Finding:
         result = module.run(check, log)
     text = log.read_text(errors="replace")
     numbers = {"command": check.command, "log": str(log)}
-    last = ([line.strip(" =") for line in text.splitlines() if line.strip(" =")] or [""])[-1][:_TOLD]
+    last = ([line.strip(" =") for line in text.splitlines() if line.strip(" =")] or [""])[-1][:_MOST_LETTERS]
     if result != "passed":
         return failed(f"{result}: {last}", f"read {log}; see CONTRIBUTING.md for what the test shows", numbers)
     if "pytest" in check.command and not _PASSED.search(last):
@@ -72,7 +72,7 @@ def test(subject: Subject, group: str, name: str) -> Finding:
 
 
 def _list_of(group: str) -> ModuleType | None:
-    """The module that has a list; None outside of a clone."""
+    """The module with a group's list; None outside a clone."""
     name = LISTS[group][0]
     if not (REPOSITORY / "tests" / f"{name.replace('.', '/')}.py").is_file():
         return None
@@ -82,7 +82,7 @@ def _list_of(group: str) -> ModuleType | None:
 
 @contextmanager
 def _importing(directory: Path) -> Iterator[None]:
-    """Find modules in a directory first."""
+    """Search a directory first for modules imported inside the block."""
     sys.path.insert(0, str(directory))
     try:
         yield
@@ -92,7 +92,7 @@ def _importing(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _by_itself() -> Iterator[None]:
-    """Processes that are started here are ranks of no launcher."""
+    """Hide the launcher's variables from processes started inside the block."""
     kept: dict[str, Any] = {name: os.environ.pop(name) for name in _names(list(os.environ))}
     try:
         yield

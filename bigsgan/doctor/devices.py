@@ -1,4 +1,4 @@
-"""Checks of the GPUs: that torch can use them, that each rank has its own, and that its cores are near."""
+"""Checks of the GPUs: that torch can use them, that each rank has its own, and that its cores are near it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bigsgan.runtime import idle_gpus
 
 PCI, CPU = Path("/sys/bus/pci/devices"), Path("/proc/cpuinfo")
 PINNED_BYTES, _COPIES = 128 << 20, 4
-"""Of each rank."""
+"""Bytes that each rank pins, and how often it copies them."""
 
 MOST_TAKEN, MOST_TAKEN_BYTES = 0.1, 3 << 29
-"""Of a GPU's memory, the larger may be in use before a run: CUDA itself takes some hundred MiB, desktops a GiB."""
+"""Share and bytes of a GPU's memory, the larger of which may be in use: CUDA takes some hundred MiB, desktops a GiB."""
 
 
 def devices(subject: Subject) -> Finding:
-    """Each rank has a GPU of its own, which computes and has its memory free; or there is none on this machine."""
+    """Check that each rank has a GPU of its own, which computes and has its memory free."""
     asks_for_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
     if asks_for_cpu or not torch.cuda.is_available():
         idle_gpus.refuse_idle_gpus(os.environ)
@@ -54,7 +54,7 @@ def devices(subject: Subject) -> Finding:
 
 
 def processor() -> str:
-    """What this host's CPU is called, with the cores that this process may use."""
+    """The name of this host's CPU, and the number of cores that this process may use."""
     name = "CPU"
     with suppress(OSError):
         lines = CPU.read_text().splitlines()
@@ -63,7 +63,7 @@ def processor() -> str:
 
 
 def numa(subject: Subject) -> Finding:
-    """A rank's cores are on the NUMA node of its GPU, or it is not bound to cores."""
+    """Check that a rank's cores are on the NUMA node of its GPU, or that it is not bound to cores."""
     place = place_of(subject.local_rank)
     if not place:
         return not_applicable("this torch does not tell the place of a GPU")
@@ -83,7 +83,7 @@ def numa(subject: Subject) -> Finding:
 
 
 def place_of(device: torch.device | int) -> str:
-    """Of a GPU on the PCI bus, such as ``0000:1b:00.0``; empty where this torch does not tell it."""
+    """A GPU's address on the PCI bus, such as ``0000:1b:00.0``; empty if this torch does not tell it."""
     properties: Any = torch.cuda.get_device_properties(device)
     if not hasattr(properties, "pci_bus_id"):
         return ""
@@ -94,7 +94,7 @@ def pinned(subject: Subject) -> Finding:
     """Pin memory of the host, as loading and offload do, and copy it to the rank's GPU and back, all ranks at once."""
     try:
         found, problem = copy_rates(torch.device("cuda", subject.local_rank)), ""
-    except RuntimeError as error:  # of CUDA, which is how torch tells that memory cannot be pinned too
+    except RuntimeError as error:  # CUDA's errors, also the one for memory that cannot be pinned
         found, problem = {}, " ".join(str(error).split())[:200]
     subject.ranks.gather(None)
     numbers: dict[str, Any] = {**found, "pinned_bytes": PINNED_BYTES}
@@ -111,7 +111,7 @@ def pinned(subject: Subject) -> Finding:
 
 
 def copy_rates(device: torch.device) -> dict[str, float]:
-    """Bytes a second of copies between pinned memory and a device, of the fastest of a few."""
+    """Bytes a second of copies between pinned memory and a device: the fastest of a few."""
     held = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True).fill_(1)
     there = torch.empty_like(held, device=device)
     found = {}

@@ -1,4 +1,4 @@
-"""Runs checks on all ranks, one after the other, and tells what they found."""
+"""Runs checks on all ranks, one after the other, and reports what they found."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _log = logging.getLogger(__name__)
 
 
 class Meeting(Ranks, Protocol):
-    """The ranks, as the doctor itself needs them; ``Job`` says what its methods do."""
+    """The ranks, with the methods that only the doctor itself calls; ``Job`` documents them."""
 
     def check(self, name: str, patience: float) -> contextlib.AbstractContextManager[None]:
         """Begin a check."""
         ...
 
     def collect(self, value: Any) -> list[tuple[int, Any]] | None:
-        """End it with a value."""
+        """End a check with this rank's value."""
         ...
 
     def share(self, value: Any) -> Any:
-        """Tell rank 0's value to all ranks."""
+        """Return rank 0's value on all ranks."""
         ...
 
     def leave(self) -> None:
-        """Part."""
+        """Disconnect from the other ranks."""
         ...
 
     def is_lost(self, error: Exception) -> bool:
-        """Whether the ranks can no longer hear of each other."""
+        """Whether an error means that the ranks can no longer exchange values."""
         ...
 
 
 class Report(Protocol):
-    """What shows results, on rank 0."""
+    """Shows results, on rank 0."""
 
     def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
-        """Print what comes before the first result."""
+        """Print the lines before the first result."""
         ...
 
     def add(self, result: Result) -> None:
@@ -59,7 +59,7 @@ class Report(Protocol):
         ...
 
     def end(self) -> None:
-        """Print what comes behind the last."""
+        """Print the lines after the last result."""
         ...
 
 
@@ -67,22 +67,22 @@ class Report(Protocol):
 class Result:
     """What all ranks found in one check."""
 
-    check: Check  # the check
-    finding: Finding  # the worst
-    rank: int  # that found it
-    findings: list[Finding]  # by rank
-    seconds: float  # that the slowest took
+    check: Check
+    finding: Finding  # the worst of all ranks
+    rank: int  # rank that found it
+    findings: list[Finding]  # of all ranks, by rank
+    seconds: float  # time of the slowest rank
 
 
 @dataclass
 class Group:
-    """torch's process group, made where the first check needs it."""
+    """torch's process group, made when the first check needs it."""
 
     is_made: bool = False
-    broken_by: str = ""  # the check in which a rank raised: others may wait for it in a collective, or have no group
+    broken_by: str = ""  # check in which a rank raised: others may wait for it in a collective, or have no group
 
     def make(self) -> None:
-        """Make it."""
+        """Make the group, once."""
         if not self.is_made:
             importlib.import_module("bigsgan.runtime.comm").initialize(GROUP_SECONDS)
             self.is_made = True
@@ -92,10 +92,10 @@ class Group:
 class Examiner:
     """Runs checks, on every rank."""
 
-    subject: Subject  # what is examined
-    ranks: Meeting  # the subject's, with what the doctor needs of them
-    report: Report  # what shows the results
-    results: list[Result] = field(default_factory=list)  # of the checks so far, on rank 0
+    subject: Subject
+    ranks: Meeting  # the subject's ranks
+    report: Report
+    results: list[Result] = field(default_factory=list)  # results so far, on rank 0
     _group: Group = field(default_factory=Group)
 
     def examine(self, checks: Sequence[Check]) -> bool:
@@ -137,7 +137,7 @@ class Examiner:
             return Finding("fail", said[:_LONGEST], remedy=remedy, raised=True)
 
     def _lacking(self, needs: Sequence[Need]) -> str:
-        """What a check needs and this rank has not."""
+        """Return why a check is not applicable on this rank, or an empty text."""
         present = {
             "config": self.subject.plan is not None,
             "run": self.subject.run is not None,
@@ -156,12 +156,12 @@ class Examiner:
         return ""
 
     def _conclude(self, check: Check, found: Sequence[tuple[int, tuple[Finding, float]]]) -> tuple[str, bool]:
-        """Show the worst of what the ranks found; return its status, and whether it broke the connection."""
+        """Show the worst finding of all ranks; return its status, and whether the check broke the group."""
         order = ("not applicable", "pass", "fail")
         status = max((finding.status for _, (finding, _) in found), key=order.index)
         having = [(rank, finding) for rank, (finding, _) in found if finding.status == status]
         raised = [(rank, finding) for rank, finding in having if finding.raised]
-        if raised:  # the first; others may have failed because of it
+        if raised:  # the first to raise is shown: others may have failed because of it
             rank, worst = raised[0]
         else:
             rank, worst = max(sorted(having, key=lambda each: each[0]), key=lambda each: each[1].severity)
@@ -178,24 +178,24 @@ class Examiner:
 
 
 def _is_on_gpu() -> bool:
-    """Whether runs compute on a GPU: there is one, and DS_ACCELERATOR does not ask for the CPU."""
+    """Whether runs compute on a GPU: one is there, and DS_ACCELERATOR does not choose the CPU."""
     if not importlib.import_module("torch").cuda.is_available():
         return False
     return str(importlib.import_module("bigsgan.runtime.comm").device().type) == "cuda"
 
 
 def main(checks: Sequence[Check], plan: RunPlan | None, run: Path | None, report: Report) -> int:
-    """Run checks, print the results on rank 0, and return the exit status: 0, or 1 where one failed."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is the doctor's to tell, and not with stacks
+    """Run checks, print the results on rank 0, and return the exit status: 0, or 1 if a check failed."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the doctor reports a lost store itself, without stacks
     size = launched.world_size()
     ranks: Meeting = importlib.import_module("bigsgan.doctor.ranks").meet() if size > 1 else Alone()
     out = run or (Path(plan.recipe.out) if plan else Path())
     local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
     subject = Subject(ranks, int(os.environ.get("LOCAL_RANK") or 0), local_size, plan, run, out)
-    with contextlib.redirect_stdout(sys.stderr):  # where libraries print; the report has kept standard output
+    with contextlib.redirect_stdout(sys.stderr):  # for what libraries print; the report has kept standard output
         is_well = Examiner(subject, ranks, report).examine(checks)
     ranks.leave()
     status = 0 if is_well else EXIT_FAILED
     if size > 1:
-        end_process(status)  # a group whose ranks have lost each other cannot be taken down
+        end_process(status)  # a group whose ranks have lost each other cannot be destroyed
     return status

@@ -1,6 +1,6 @@
-"""The smallest games that the doctor plays: a tiny recipe of each family, and layouts of it.
+"""The doctor's smallest games: a tiny recipe of each family, and layouts of it.
 
-The recipe has every kind of layer that BigGAN has. It begins where no tensor is too faint to compare.
+The recipe has every kind of layer of BigGAN. It begins where no tensor's change is too small to compare.
 """
 
 import json
@@ -19,16 +19,16 @@ from bigsgan.models.layers import SelfAttention
 
 @torch.no_grad()
 def attend(layer: SelfAttention, generators: Any = None) -> None:
-    """Switch attention on, which begins switched off, its weights without a gradient and so unseen by a comparison."""
+    """Switch attention on: it begins switched off, and then its weights have no gradient that could be compared."""
     layer.gamma.fill_(0.7)
 
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Networks built and initialized in here have no tensor that a few updates would hardly move.
+    """Initialize networks inside the block so that a few updates change every tensor visibly.
 
-    The published beginnings are of layers with hundreds of channels: in tiny ones weights of 0.02 make a signal too
-    faint for gradients that a comparison sees.
+    The published initial weights are for layers with hundreds of channels: in tiny layers, weights of 0.02 make signals
+    and gradients too small to compare.
     """
     with (
         mock.patch.object(SelfAttention, "initialize", attend),
@@ -58,7 +58,7 @@ ema: {half_life_nimg: 16}
 """
 
 _R3GAN = "family: r3gan, embedding_size: 6, widths: [8, 8, 4], cardinalities: [4, 2, 2], blocks: [1, 2, 1]"
-# A mapping network learns a hundredth as fast as the other layers unless told otherwise.
+# By default, the learning rate of a mapping network is a hundredth of that of other layers.
 _STYLEGAN2 = "family: stylegan2, mapping_layers: 2, mapping_lr_multiplier: 1.0, channel_base: 64, channel_max: 8"
 _GAT = "family: gat, width: 16, heads: 2, patch: 4, levels: 2"
 _CAT = "family: cat, width: 16, heads: 2, levels: 2, depth: 2"
@@ -71,7 +71,7 @@ FAMILIES: dict[str, list[str]] = {
     "biggan_light": [
         "generator={channels: 2, latent_size: 12, embedding_size: 6, block: inverted_residual, width: 3, depth: 1}",
         "discriminator={channels: 2, block: grouped, groups: 2, depth: 2, width: 3}",
-        "objective.loss=non_saturating",  # of hinge, D's bias has no gradient while all logits are within the margin
+        "objective.loss=non_saturating",  # with hinge, D's bias has no gradient while all logits are within the margin
         "optimizer.generator.lr=0.006",
     ],
     "biggan_unshared": [
@@ -136,7 +136,7 @@ FAMILIES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.08",
         "optimizer.discriminator.lr=0.02",
     ],
-    "stylegan2_architectures": [  # that is, others than the published ones
+    "stylegan2_architectures": [  # other architectures than the published ones
         f"generator={{latent_size: 8, w_size: 8, architecture: resnet, {_STYLEGAN2}}}",
         f"discriminator={{{_STYLEGAN2}, architecture: skip, mbstd_group: 2}}",
         "optimizer.generator.lr=0.04",
@@ -178,7 +178,7 @@ def tiny_recipe(directory: Path, *overrides: str) -> Recipe:
 def tiny_plan(
     directory: Path, world_size: int, overrides: list[str], ds: dict[str, Any], recipe: Path | None = None
 ) -> RunPlan:
-    """Plan of a run, tiny unless a recipe is given, whose networks use the DeepSpeed contents ``ds[network]``."""
+    """Plan a run whose networks use the DeepSpeed contents ``ds[network]``; tiny unless a recipe is given."""
     files = []
     for network, content in ds.items():
         path = directory / f"{network}.json"

@@ -20,33 +20,34 @@ from bigsgan.runtime.memory import size
 from bigsgan.training.alarms import Alarms
 
 VERIFYING_SECONDS = 40.0
-"""In which rank 0 reads the newest checkpoint; what is larger is verified in part."""
+"""How long rank 0 reads the newest checkpoint; it verifies a larger one in part."""
 
 MOST_SKIPPED = 0.1
-"""Share of updates that fp16 may skip; in float32 and bf16 none is."""
+"""Largest share of updates that fp16 may skip; float32 and bf16 may skip none."""
 
 LOST_SCALE = 2.0**-8
 SLOWER = 0.7
 WAITS = 0.2
-"""Share of the time that ranks wait for images, from which on the data is to blame."""
+"""Share of the time waiting for images above which data loading is the cause of a slow run."""
 
 LATE = 10
-"""Times that reports usually take, after which a run that goes on is late."""
+"""A running run is late after this many times the usual time between reports."""
 
 
 def checkpoints(subject: Subject) -> Finding:
-    """All tags are complete, and the newest one's files have the checksums of its manifest."""
-    directory, told = subject.run_directory() / "checkpoints", _Told()
-    logging.getLogger(tags.__name__).addHandler(told)
+    """Check that all tags are complete, and that the newest one's files have the checksums of its manifest."""
+    directory, messages = subject.run_directory() / "checkpoints", _PathMessages()
+    logging.getLogger(tags.__name__).addHandler(messages)
     try:
         found = list(tags.complete(directory))
     finally:
-        logging.getLogger(tags.__name__).removeHandler(told)
+        logging.getLogger(tags.__name__).removeHandler(messages)
     partial = sorted(path.name for path in directory.glob(f"*{tags.PARTIAL}"))
-    numbers: dict[str, Any] = {"complete": [c.nimg for c in found], "damaged": told.lines, "partial": partial}
+    damaged = messages.of_existing()
+    numbers: dict[str, Any] = {"complete": [c.nimg for c in found], "damaged": damaged, "partial": partial}
     remedy = "remove that directory, or restore an intact copy; a run resumes from the newest that is intact"
-    if told.lines:
-        return failed(told.lines[0].removeprefix("skipping "), remedy, numbers, len(told.lines))
+    if damaged:
+        return failed(damaged[0].removeprefix("skipping "), remedy, numbers, len(damaged))
     if not found:
         return not_applicable("no checkpoint yet", numbers)
     newest = found[0]
@@ -55,17 +56,17 @@ def checkpoints(subject: Subject) -> Finding:
         return passed(text, numbers, severity=-1)
     damage, verified = _verified(newest)
     numbers["verified_bytes"] = verified
-    if damage and newest.path.exists():  # or the run has removed it meanwhile
+    if damage and newest.path.exists():  # a running run may have removed it meanwhile
         return failed(f"{newest.path}: {damage}", remedy, numbers)
     return passed(f"{text}, {size(verified)} of them verified", numbers)
 
 
 class _OutOfTimeError(Exception):
-    """There is no time to read more."""
+    """The time to read checkpoints is over."""
 
 
 def _verified(checkpoint: tags.Checkpoint) -> tuple[str, int]:
-    """What is damaged, if anything, and the bytes of the files that were found intact in the time that there is."""
+    """Describe the first damage, if any, and count the bytes of files found intact within ``VERIFYING_SECONDS``."""
     until = time.monotonic() + VERIFYING_SECONDS
 
     def in_time(num_bytes: int) -> None:
@@ -85,7 +86,7 @@ def _verified(checkpoint: tags.Checkpoint) -> tuple[str, int]:
 
 
 def finite(subject: Subject) -> Finding:
-    """The latest reports have no value that is not finite, which stands there as null."""
+    """Check that the latest reports have no non-finite value, which a report has as null."""
     rows = _latest(subject)
     if not rows:
         return not_applicable("no report yet")
@@ -99,7 +100,7 @@ def finite(subject: Subject) -> Finding:
 
 
 def alarms(subject: Subject) -> Finding:
-    """The alarms of training failure that the latest reports raise, found anew with all reports before them."""
+    """Check that the latest reports raise no alarm of training failure, recomputed with all reports before them."""
     rows = reports(subject.run_directory())
     if not rows:
         return not_applicable("no report yet")
@@ -118,7 +119,7 @@ def alarms(subject: Subject) -> Finding:
 
 
 def skips(subject: Subject) -> Finding:
-    """Updates that were skipped in the latest reports, and the loss scale of fp16."""
+    """Check the share of skipped updates in the latest reports, and the loss scale of fp16."""
     rows, recipe = _latest(subject), read_saved_recipe(subject.run_directory())
     shares = {network: _skipped(rows, network, recipe) for network in NETWORKS}
     scales = {n: [row[f"loss_scale/{n}"] for row in rows if row.get(f"loss_scale/{n}")] for n in NETWORKS}
@@ -138,7 +139,7 @@ def skips(subject: Subject) -> Finding:
 
 
 def speed(subject: Subject) -> Finding:
-    """Images a second of the latest reports against those before, of as many ranks."""
+    """Compare images a second of the latest reports with earlier ones of as many ranks."""
     rows = [row for row in reports(subject.run_directory()) if row.get("images_per_second")]
     rows = [row for row in rows if num_ranks(row) == num_ranks(rows[-1])]
     rates = [row["images_per_second"] for row in rows]
@@ -157,7 +158,7 @@ def speed(subject: Subject) -> Finding:
 
 
 def age(subject: Subject) -> Finding:
-    """How old the newest report is, where a process has the run open; a run that has ended or stopped has no hurry."""
+    """Check the age of the newest report if a process has the run open; a run that has ended or stopped passes."""
     run = subject.run_directory()
     is_running = subject.ranks.gather(is_held(run / ".lock") if subject.ranks.rank == 0 else None)[0]
     rows, recipe = reports(run), read_saved_recipe(run)
@@ -180,7 +181,7 @@ def age(subject: Subject) -> Finding:
 
 
 def room(subject: Subject) -> Finding:
-    """Free bytes, against two more checkpoints as large as the newest."""
+    """Check that two more checkpoints as large as the newest fit on the disk."""
     run = subject.run_directory()
     newest = tags.newest_or_none(run / "checkpoints")
     found = os.statvfs(directory_of(run))
@@ -192,21 +193,20 @@ def room(subject: Subject) -> Finding:
     return passed(text, numbers)
 
 
-class _Told(logging.Handler):
-    """Keeps what is logged of paths."""
+class _PathMessages(logging.Handler):
+    """Keeps log messages whose first argument is a path."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: list[tuple[str, str]] = []
+        self._messages: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
-        self._said.append((str((record.args or ("",))[0]), record.getMessage()))  # type: ignore[index]
+        """Keep a message and its path."""
+        self._messages.append((str((record.args or ("",))[0]), record.getMessage()))  # type: ignore[index]
 
-    @property
-    def lines(self) -> list[str]:
-        """Lines about what is still there: a run that goes on removes old checkpoints."""
-        return [line for path, line in self._said if os.path.exists(path)]
+    def of_existing(self) -> list[str]:
+        """Messages about paths that still exist: a running run removes old checkpoints."""
+        return [text for path, text in self._messages if os.path.exists(path)]
 
 
 def _latest(subject: Subject) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Checks of what the host gives to processes. No torch here."""
+"""Checks of the host's limits for processes. No torch here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, pass
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_BYTES = 256 << 20
-"""Of /dev/shm for each rank, where no recipe tells: torch's loading processes and NCCL pass data through it."""
+"""Bytes of /dev/shm for each rank without a recipe: torch's loading processes and NCCL pass data through it."""
 
 INFINIBAND = Path("/sys/class/infiniband")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -19,9 +19,9 @@ NODES = Path("/sys/devices/system/node")
 
 
 def open_files(subject: Subject) -> Finding:
-    """The soft limit of files that this process may open.
+    """Check the soft limit of open files.
 
-    A rank has some 100 open files of its own and its loading processes, and sockets to, and shards of, all ranks.
+    A rank and its loading processes have some 100 open files, plus sockets to all ranks and shards of all ranks.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     least = 512 + 8 * subject.ranks.size
@@ -35,7 +35,7 @@ def open_files(subject: Subject) -> Finding:
 
 
 def locked_memory(subject: Subject) -> Finding:
-    """The limit of memory that stays in place, which InfiniBand's buffers do."""
+    """Check the limit of locked memory, in which InfiniBand's buffers are."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     devices = _names(INFINIBAND)
     numbers = {"soft": soft, "infiniband": devices}
@@ -49,7 +49,7 @@ def locked_memory(subject: Subject) -> Finding:
 
 
 def shared_memory(subject: Subject) -> Finding:
-    """Free bytes of /dev/shm against what the ranks of this host pass through it."""
+    """Compare the free bytes of /dev/shm with what the ranks of this host pass through it."""
     try:
         found = os.statvfs(SHARED_MEMORY)
     except OSError as error:
@@ -68,7 +68,7 @@ def shared_memory(subject: Subject) -> Finding:
 
 
 def _shared_bytes(subject: Subject) -> int:
-    """Of one rank."""
+    """Bytes of /dev/shm that one rank needs."""
     plan = subject.plan
     if plan is None:
         return LEAST_SHARED_BYTES
@@ -78,7 +78,7 @@ def _shared_bytes(subject: Subject) -> int:
 
 
 def cores(subject: Subject) -> Finding:
-    """Cores of each rank: enough on each host and in its container, and shared by all ranks or by none."""
+    """Check that a host and its container have a core for each rank, and that ranks share all their cores or none."""
     own = sorted(os.sched_getaffinity(0))
     by_rank: list[list[int]] = subject.ranks.gather(own)
     here, me = subject.same_host(), subject.ranks.rank
@@ -104,7 +104,7 @@ def cores(subject: Subject) -> Finding:
 
 
 def _quota() -> float:
-    """Cores whose time this process's container has; infinite without a limit (Linux, cgroup-v2, cpu.max)."""
+    """Cores that this process's container may use the time of; infinite without a limit (Linux, cgroup-v2, cpu.max)."""
     try:
         quota, period = QUOTA.read_text().split()
     except (OSError, ValueError):
@@ -113,7 +113,7 @@ def _quota() -> float:
 
 
 def nodes_of(cpus: Sequence[int]) -> list[int]:
-    """NUMA nodes that some cores are on; none where the system does not tell."""
+    """NUMA nodes of some cores; none if the system does not tell."""
     found = []
     for directory in NODES.glob("node[0-9]*"):
         listed = (directory / "cpulist").read_text().strip()
@@ -123,7 +123,7 @@ def nodes_of(cpus: Sequence[int]) -> list[int]:
 
 
 def read_ranges(text: str) -> list[int]:
-    """Numbers of a list such as ``0-3,8``."""
+    """The numbers that a text such as ``0-3,8`` lists."""
     bounds = [part.split("-") for part in text.split(",") if part]
     return [number for bound in bounds for number in range(int(bound[0]), int(bound[-1]) + 1)]
 

@@ -25,7 +25,7 @@ from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
 
 UNEVEN = torch.tensor([[1.0, 2.0, 5.0, 4.0], [0.0, 1.0, 2.0, 3.0], [7.0, 1.0, 0.0, 2.0], [3.0, 1.0, 4.0, 1.0]]) / 8
-"""No symmetry hides which way round it lies; every type holds it exactly."""
+"""A filter without symmetry, so that a flip shows; every type holds it exactly."""
 
 FILTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "image of G": fir.upsample,
@@ -34,15 +34,15 @@ FILTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "convolution of D": lambda x, taps: fir.blur(x, taps, padding=2),
     "most padding": lambda x, taps: fir.blur(x, taps, padding=3),
 }
-"""All that StyleGAN2 does, and more padding than it uses."""
+"""All of StyleGAN2's uses of a filter, and one with more padding."""
 
 LAYOUTS = ("contiguous", "channels_last", "strided")
 
 ROUNDING = {torch.float64: 2.0**-49, torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-"""Relative: half a step of the half types, which are rounded once, and a few of those that sums are computed in."""
+"""Relative error allowed: half a step for the half types, which are rounded once; a few steps for types of sums."""
 
 LIMIT = 1.01
-"""bf16 and fp16 round it down: what is compared with the limit has to be rounded too."""
+"""A limit that bf16 and fp16 round down, so that values compared with it must be rounded too."""
 
 SHAPES = [(3, 16, 33, 129), (2, 3, 5, 7), (2, 2, 2, 2), (1, 1, 3, 2), (1, 70, 9, 70)]
 
@@ -58,15 +58,15 @@ NETWORKS: dict[str, tuple[float, dict[str, Any]]] = {
     "fp16 above": (0.02, {"half_resolutions": 1, "half_type": "fp16"}),
     "bf16 above": (0.2, {"half_resolutions": 1, "half_type": "bf16"}),
 }
-"""Largest difference in units of the norm, and sections; second derivatives in bf16 are 20 % off by themselves."""
+"""Largest relative norm of a difference, and sections of networks; bf16 alone puts second derivatives 20 % off."""
 
 DRAWN = (2, 1031, 2**21 + 1)
 CLOSE = 1e-6
-"""Of normal numbers, relative and absolute: a rounding or two. Uniform ones have the same bits."""
+"""Relative and absolute error allowed of normal numbers: a rounding or two. Uniform ones have the same bits."""
 
 
 def feature_maps(subject: Subject) -> Finding:
-    """Filters and rectifiers in every type and layout, and whole networks that use them."""
+    """Check filters and rectifiers in every type and layout, and whole networks that use them."""
     device, excesses = str(comm.device()), {}
     obstacles = {dtype: _obstacle(dtype) for dtype in ROUNDING}
     if why := obstacles[torch.float32] or obstacles[torch.float64]:
@@ -84,19 +84,19 @@ def feature_maps(subject: Subject) -> Finding:
         for name, (tolerance, section) in NETWORKS.items():
             if "half_type" not in section or DTYPES[section["half_type"]] not in left_out:
                 excesses[f"StyleGAN2, {name}"] = network_error(name, device) / tolerance
-    return _told("kernels of feature maps", excesses)
+    return _finding("kernels of feature maps", excesses)
 
 
 def random_numbers(subject: Subject) -> Finding:
-    """Numbers drawn on the device against those drawn on a CPU: uniform ones bit for bit."""
+    """Compare numbers drawn on the device with those drawn on a CPU, uniform ones bit for bit."""
     if why := fused.obstacle(comm.device(), torch.int64, fused.DRAWS):
         return not_applicable(f"torch's own operations are used, as {why}")
     excesses = {f"{kind}, {num:,}": draw_excess(kind, num) for kind in ("uniform", "normal") for num in DRAWN}
-    return _told("kernels of random numbers", excesses)
+    return _finding("kernels of random numbers", excesses)
 
 
 def _obstacle(dtype: torch.dtype) -> str | None:
-    """Why there are no kernels for maps of a type on this rank's device."""
+    """Why this rank's device has no kernels for maps of a type; None if it has."""
     if dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         return "this GPU does not compute bf16"
     return fused.obstacle(comm.device(), dtype)
@@ -115,7 +115,7 @@ def draw_excess(kind: str, num: int) -> float:
 
 @contextmanager
 def choosing(kernels: bool, subject: str = fused.MAPS) -> Iterator[None]:
-    """Kernels or torch's operations for a subject; torch's for the others, as their last bits differ."""
+    """Use kernels or torch's operations for a subject, and torch's for the others, as their last bits differ."""
 
     def obstacle(device: torch.device, dtype: torch.dtype, asked: str) -> str | None:
         return None if kernels and asked == subject else "a check wants it so"
@@ -125,20 +125,20 @@ def choosing(kernels: bool, subject: str = fused.MAPS) -> Iterator[None]:
 
 
 def coarse(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Eighths: every type holds them and their sums exactly, and none of these is near LIMIT but at 1."""
+    """Multiples of 1/8: every type holds them and their sums exactly, and only 1 is near LIMIT."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-30, 31, shape, generator=generator).double() / 8
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The same values in another order of the memory."""
+    """Return the same values in another memory layout."""
     if layout == "channels_last":
         return x.contiguous(memory_format=torch.channels_last)
     return x.transpose(2, 3).contiguous().transpose(2, 3) if layout == "strided" else x
 
 
 def orders(function: Callable[..., Tensor], inputs: list[Tensor], layout: str) -> list[Tensor]:
-    """Value, gradients by the inputs, and the second backward pass: those gradients' own gradient."""
+    """A function's value, its gradients by the inputs, and a second backward pass: the gradient of those gradients."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     y = function(laid_out(leaves[0], layout), *leaves[1:])
     v = laid_out(coarse(tuple(y.shape), 1).to(y), layout).requires_grad_()
@@ -149,22 +149,22 @@ def orders(function: Callable[..., Tensor], inputs: list[Tensor], layout: str) -
 
 
 def excess(function: Callable[..., Tensor], inputs: list[Tensor], layout: str, dtype: torch.dtype) -> float:
-    """Largest difference of all orders by kernels in ``dtype`` from torch's operations in float64.
+    """Largest difference, over all ``orders``, of kernels in ``dtype`` from torch's operations in float64.
 
-    It is in units of what rounding allows, and infinite for another type or where there is nothing to compare.
+    It is relative to what rounding allows, and infinite if the type is another or the expected values are all 0.
     """
     with choosing(kernels=True):
         found = orders(function, [x.to(dtype) for x in inputs], layout)
     with choosing(kernels=False):
         expected = orders(function, inputs, "contiguous")
-    # Triton's interpreter does not round to bf16 but cuts off (seen in 3.9).
+    # Triton's interpreter truncates to bf16 instead of rounding (seen in 3.9).
     rounding = ROUNDING[dtype] * (2 if dtype == torch.bfloat16 and inputs[0].is_cpu else 1)
     in_sums = ROUNDING[torch.promote_types(dtype, torch.float32)]
     worst = 0.0
     for kernel, plain in zip(found, expected, strict=True):
         if kernel.dtype != dtype or not plain.any():
             return float("inf")
-        # A bias's gradient is a sum of rounded numbers, those of x's gradient.
+        # A bias's gradient is the sum of x's gradient, whose numbers are rounded.
         rounded = expected[1].abs().sum(dim=(0, 2, 3)) if plain.dim() == 1 else plain.abs()
         allowed = rounding * rounded + in_sums * plain.abs().max()
         worst = max(worst, float(((kernel - plain).abs() / allowed).nan_to_num(nan=torch.inf).max()))
@@ -184,13 +184,13 @@ def rectifier_excess(
     inputs = [coarse(shape, 0).to(device), coarse(shape[1:2], 9).to(device)]
 
     def function(x: Tensor, bias: Tensor) -> Tensor:
-        return rectify_biased(1 * x, bias, limit)  # which may overwrite its input
+        return rectify_biased(1 * x, bias, limit)  # a copy, because the kernel may overwrite its input
 
     return excess(function, inputs, layout, dtype)
 
 
 def networks(device: str, **section: Any) -> tuple[LayerStack, LayerStack]:
-    """A tiny pair in float64, with residual connections, classes and every kind of layer."""
+    """A tiny G and D in float64, with residual connections, classes and every kind of layer."""
     sizes: dict[str, Any] = {"channel_base": 64, "channel_max": 6, "mapping_layers": 1, **section}
     g = generator_layers(StyleGAN2Generator(latent_size=4, w_size=5, style_mixing=0, **sizes), 8, 3, 2)
     d = discriminator_layers(StyleGAN2Discriminator(mbstd_group=2, **sizes), 8, 3, 2)
@@ -200,14 +200,14 @@ def networks(device: str, **section: Any) -> tuple[LayerStack, LayerStack]:
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, parameter in network.named_parameters():
-                if name.endswith(("bias", "noise_strength")):  # which begin at 0
+                if name.endswith(("bias", "noise_strength")):  # these begin at 0
                     parameter.add_(torch.randn(parameter.shape, generator=generator))
         made.append(network.double().to(device))
     return made[0], made[1]
 
 
 def penalised(g: LayerStack, d: LayerStack, device: str) -> list[Tensor]:
-    """Images, logits, and the parameters' gradients by a loss with the penalties that differentiate twice."""
+    """Images, logits, and the parameters' gradients of a loss with the penalties that differentiate twice."""
     generator = torch.Generator().manual_seed(1)
     latents = torch.randn(2, 4, generator=generator, dtype=torch.float64).to(device)
     labels, seeds = torch.tensor([0, 1], device=device), torch.tensor([5, 6], device=device)
@@ -223,7 +223,7 @@ def penalised(g: LayerStack, d: LayerStack, device: str) -> list[Tensor]:
 
 
 def network_error(name: str, device: str) -> float:
-    """Largest relative norm of the difference that kernels make to what a network of ``NETWORKS`` computes."""
+    """Largest relative norm of the difference between kernels and torch's operations in a network of ``NETWORKS``."""
     found = []
     for kernels in (True, False):
         with choosing(kernels):
@@ -232,7 +232,7 @@ def network_error(name: str, device: str) -> float:
     return max(error if error == error else float("inf") for error in errors)
 
 
-def _told(what: str, excesses: dict[str, float]) -> Finding:
+def _finding(what: str, excesses: dict[str, float]) -> Finding:
     numbers = {name: {"difference_in_bounds": each, "bound": 1.0} for name, each in excesses.items()}
     bad = [name for name, each in excesses.items() if not each <= 1]
     if bad:

@@ -1,4 +1,4 @@
-"""What links between ranks should give, as the kernel and the driver tell it: bytes a second one way. No torch here."""
+"""Rates of the links between ranks, as Linux and the driver report them: bytes a second one way. No torch here."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import NamedTuple
 PCI, INFINIBAND, INTERFACES = Path("/sys/bus/pci/devices"), Path("/sys/class/infiniband"), Path("/sys/class/net")
 
 _ENCODED = 8.0
-"""GT/s from which PCIe sends 128 bits as 130 (PCI Express 3.0); before it sends 8 as 10."""
+"""From this many GT/s on, PCIe sends 128 bits as 130 (PCI Express 3.0); slower links send 8 as 10."""
 
 _SMI_SECONDS = 20
 
 
 class Link(NamedTuple):
-    """A kind of link."""
+    """A GPU's or a host's links of one kind."""
 
-    name: str  # as people call it
-    rate: float  # bytes a second in one direction, of all of a GPU's or of a host's links of this kind
+    name: str  # common name
+    rate: float  # bytes a second in one direction, over all of them
 
 
 def of_gpu(place: str) -> Link | None:
-    """What connects a GPU to the others of its host: NVLink where it has some, else PCI Express.
+    """Links from a GPU to the others of its host: NVLink if it has some, else PCI Express.
 
     Args:
-        place: On the PCI bus, such as ``0000:1b:00.0``.
+        place: The GPU's address on the PCI bus, such as ``0000:1b:00.0``.
     """
     return _nvlink(place) or of_bus(place)
 
 
 def of_host(backend: str, environment: Mapping[str, str]) -> Link | None:
-    """What connects this host to others: InfiniBand where NCCL may use it, else Ethernet."""
+    """Links from this host to others: InfiniBand if NCCL may use it, else Ethernet."""
     link = None
     if backend == "nccl" and environment.get("NCCL_IB_DISABLE", "0") != "1":
         link = _infiniband()
@@ -43,7 +43,7 @@ def of_host(backend: str, environment: Mapping[str, str]) -> Link | None:
 
 
 def of_bus(place: str) -> Link | None:
-    """PCI Express of a device, as it is set now: an idle GPU may have slowed its link down."""
+    """A device's PCI Express link at its present speed, which an idle GPU may have lowered."""
     with suppress(OSError, ValueError):
         speed = float((PCI / place / "current_link_speed").read_text().split()[0])  # 16.0 GT/s PCIe
         width = int((PCI / place / "current_link_width").read_text())
@@ -73,17 +73,17 @@ def _infiniband() -> Link | None:
 
 
 def _ethernet(named: str) -> Link | None:
-    """The fastest interface that is up and a device, of those whose names the variable of a backend begins with."""
+    """The fastest interface that is up and a device; ``named`` is a backend's variable with the names' beginnings."""
     names = [name for name in named.lstrip("=").partition(":")[0].split(",") if name]
     rates = []
     for interface in sorted(INTERFACES.glob("*")):
         is_named = any(interface.name.startswith(name) for name in names) or not names or named.startswith("^")
         with suppress(OSError, ValueError):
             if is_named and (interface / "device").exists() and (interface / "operstate").read_text().strip() == "up":
-                rates.append(int((interface / "speed").read_text()))  # Mb/s; -1 where it does not know
+                rates.append(int((interface / "speed").read_text()))  # Mb/s; -1 if unknown
     return Link("Ethernet", max(rates) * 1e6 / 8) if rates and max(rates) > 0 else None
 
 
 def here(backend: str) -> Link | None:
-    """``of_host`` with this process's variables."""
+    """``of_host`` with this process's environment variables."""
     return of_host(backend, os.environ)

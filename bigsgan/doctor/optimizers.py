@@ -1,4 +1,4 @@
-"""A check of optimizers on each rank's device: torch's fused kernels, against their equations in float64."""
+"""Checks optimizers on each rank's device: torch's fused kernels against their equations in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHAPES = ((64, 33), (7,), (1, 1, 3, 3))
 _LR, _STEPS, _SIZE = 0.05, 4, 0.01
 
 CLOSE = 1e-5
-"""Of how far the steps go together, that float32 may be off: 24 roundings of 6e-8 to numbers of that size."""
+"""Largest error in float32, relative to the length of all steps: 24 roundings of 6e-8 to numbers of that size."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "Adam": {"betas": [0.5, 0.9], "weight_decay": 0.1},
@@ -32,11 +32,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "SGD with momentum": {"kind": "sgd", "momentum": 0.9, "weight_decay": 0.1},
     "RMSprop": {"kind": "rmsprop", "betas": [0.0, 0.9], "momentum": 0.5, "weight_decay": 0.1},
 }
-"""By what is said: the options of a recipe's ``optimizer``."""
+"""Options of a recipe's ``optimizer``, by the names in messages."""
 
 
 def optimizers(subject: Subject) -> Finding:
-    """Four steps of each kind of optimizer on given gradients, as networks get them, against its equations."""
+    """Compare four steps of each kind of optimizer, built as for networks, with its equations."""
     errors = {name: error(Optimizer.model_validate({"lr": _LR, **options})) for name, options in KINDS.items()}
     numbers = {name: {"difference": each, "bound": CLOSE} for name, each in errors.items()}
     bad = [name for name, each in errors.items() if not each <= CLOSE]
@@ -51,7 +51,7 @@ def optimizers(subject: Subject) -> Finding:
 
 
 def error(section: Optimizer) -> float:
-    """Distance of weights that an optimizer leaves from those of its equations, relative to how far they moved."""
+    """Distance between an optimizer's weights and those of its equations, relative to how far they moved."""
     generator = torch.Generator().manual_seed(0)
     start = [_SIZE * torch.randn(shape, generator=generator) for shape in _SHAPES]
     grads = [[torch.randn(shape, generator=generator) for shape in _SHAPES] for _ in range(_STEPS)]
@@ -76,7 +76,7 @@ def _file() -> Any:
 
 
 def _adam(section: Optimizer, w: Tensor, grads: list[Tensor]) -> Tensor:
-    """Kingma and Ba 2015, algorithm 1; of AdamW, Loshchilov and Hutter 2019, algorithm 2."""
+    """Kingma and Ba 2015, algorithm 1; for AdamW, Loshchilov and Hutter 2019, algorithm 2."""
     m, v, (beta1, beta2) = torch.zeros_like(w), torch.zeros_like(w), section.betas
     for t, g in enumerate(grads, start=1):
         if section.kind == "adamw":
@@ -97,7 +97,7 @@ def _sgd(section: Optimizer, w: Tensor, grads: list[Tensor]) -> Tensor:
 
 
 def _rmsprop(section: Optimizer, w: Tensor, grads: list[Tensor]) -> Tensor:
-    """With torch's momentum, which adds up steps before the learning rate."""
+    """RMSprop with torch's momentum, which adds up steps before it applies the learning rate."""
     velocity, square = torch.zeros_like(w), torch.zeros_like(w)
     for g in grads:
         g = g + section.weight_decay * w

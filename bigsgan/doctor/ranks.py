@@ -1,6 +1,6 @@
 """Exchanges findings between ranks through the rendezvous store, without torch's collectives.
 
-So if a check of collectives fails, hangs or dies, rank 0 still knows which ranks have answered.
+So rank 0 knows which ranks have answered even if a check of collectives fails, hangs or dies.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from bigsgan.runtime import launched, roll_call
 _MEETING = timedelta(minutes=5)
 _POLL_SECONDS = 0.01
 _SIGN_SECONDS = 1.5
-"""How long ranks that a launcher ends have to show that they live, so that the one that died is told from them."""
+"""How long ranks that a launcher ends have to report that they live; a rank that does not has died."""
 
 _LATER_SECONDS = 10.0
-"""Rank 0 speaks first where all hang."""
+"""How much longer other ranks wait, so that rank 0 speaks first if all hang."""
 
 _LEAVING_SECONDS = 30.0
 _MOST_NAMED = 8
 
 
 class RankLeftError(Exception):
-    """Another rank has ended a check in the middle, by an exception of its own."""
+    """Another rank has ended a check early with an exception."""
 
 
 class Job:
-    """The ranks of a job. All make the same calls in the same order, but for a check that raises on some."""
+    """The ranks of a job. All make the same calls in the same order, unless a check raises on some."""
 
     def __init__(self, store: Any, watching: Any, rank: int, size: int) -> None:
-        """Meet the others.
+        """Meet the other ranks.
 
         Args:
-            store: torch's, of all ranks; it takes bytes, which its annotations do not know.
-            watching: The same, over a connection of its own: the first may be waiting.
-            rank: Of this process.
+            store: torch's store of all ranks; its values may be bytes, though its annotations say strings.
+            watching: The same store over a second connection, for use while the first one waits.
+            rank: Rank of this process.
             size: Number of ranks.
         """
         self.rank, self.size = rank, size
@@ -62,7 +62,7 @@ class Job:
 
     @contextmanager
     def check(self, name: str, patience: float) -> Iterator[None]:
-        """Begin a check, once all ranks have come to it: its gathers, and what is collected at its end."""
+        """Begin a check when all ranks have come to it. ``gather`` and ``collect`` belong to the current check."""
         self._patience, self._num_checks, self._num_gathers = patience, self._num_checks + 1, 0
         with self._watch.over(name, patience + (_LATER_SECONDS if self.rank else 0)), self._ending(name):
             self._store.add(f"{self._num_checks}/begun", 1)
@@ -89,7 +89,7 @@ class Job:
         return list(pickle.loads(self._store.get(f"{key}/all")))
 
     def collect(self, value: Any) -> list[tuple[int, Any]] | None:
-        """End a check: return all ranks with their values, in the order in which they came, on rank 0."""
+        """End a check: on rank 0, return all ranks with their values in order of arrival, elsewhere None."""
         key = f"{self._num_checks}/found"
         place = self._store.add(f"{key}/place", 1)
         self._store.set(f"{key}/{place}", pickle.dumps((self.rank, value)))
@@ -101,7 +101,7 @@ class Job:
         return [pickle.loads(self._store.get(f"{key}/{place}")) for place in range(1, self.size + 1)]
 
     def share(self, value: Any) -> Any:
-        """Return rank 0's value on all ranks, at the end of a check."""
+        """Return rank 0's value on all ranks, after ``collect``."""
         key = f"{self._num_checks}/said"
         if self.rank == 0:
             self._store.set(key, pickle.dumps(value))
@@ -110,7 +110,7 @@ class Job:
         return pickle.loads(self._store.get(key))
 
     def is_lost(self, error: Exception) -> bool:
-        """Whether an error says that the store is gone, and not that a collective of torch failed."""
+        """Whether an error means that the store is gone, not that a collective of torch failed."""
         if not isinstance(error, dist.DistError):
             return False
         try:
@@ -120,7 +120,7 @@ class Job:
         return False
 
     def leave(self) -> None:
-        """Wait until all ranks are done with the store, which rank 0 may keep, but not for ever: one may have died."""
+        """Wait until all ranks are done with the store that rank 0 may keep, but not for ever: a rank may have died."""
         self._watch.close()
         self._store.add("left", 1)
         until = time.monotonic() + _LEAVING_SECONDS
@@ -135,14 +135,14 @@ class Job:
 
     def _wait(self, is_there: Callable[[], bool], left: str) -> None:
         while not is_there():
-            if left and self._store.add(left, 0) and not is_there():  # who came first may have it, and be through
+            if left and self._store.add(left, 0) and not is_there():  # that rank may have passed this call before
                 first = pickle.loads(self._store.get(left.replace("num", "1")))[0]
                 raise RankLeftError(f"rank {first} has ended the check")
             time.sleep(_POLL_SECONDS)
 
     @contextmanager
     def _ending(self, check: str) -> Iterator[None]:
-        """End the process where the store is gone."""
+        """End the process if the store is gone."""
         try:
             yield
         except dist.DistError:
@@ -150,7 +150,7 @@ class Job:
             end_process(EXIT_FAILED)
 
     def _end_without_store(self, check: str) -> None:
-        """Rank 0, which keeps the store, is gone; rank 1 says so."""
+        """Report on rank 1 that rank 0, which keeps the store, is gone."""
         self._speech.acquire()  # never released: one thread speaks
         if self.rank == 1:
             _print(check, f"rank 0 on {self.hosts[0]} died")
@@ -162,17 +162,17 @@ class Job:
         try:
             return bool(self._watching.check(["spoken"]))
         except dist.DistError:
-            return False  # for the main thread, or the end of its patience
+            return False  # the main thread will report it, or the watch when patience ends
 
     def _speak(self, check: str, signal_name: str) -> None:
-        """Print the last line, on the first rank that comes to it: which ranks have died, or have not answered."""
+        """Print the last line if no other rank does: which ranks have died, or have not answered."""
         self._speech.acquire()
         try:
             if signal_name:
                 self._watching.set(f"alive/{self.rank}", b"1")
             if self._watching.add("speaker", 1) == 1:
                 self._speak_first(check, signal_name)
-            time.sleep(2 * _SIGN_SECONDS)  # for the others to see that it is over, while the store is there
+            time.sleep(2 * _SIGN_SECONDS)  # keeps the store until the others see that it is over
         except dist.DistError:
             self._speech.release()
             self._end_without_store(check)
@@ -191,7 +191,7 @@ class Job:
         self._watching.set("spoken", b"1")
 
     def _silent(self) -> list[int]:
-        """Ranks that have not answered; of those that wait for each other, the ones that are furthest behind."""
+        """Ranks that have not answered and have made the fewest gathers: the others wait for them."""
         key = f"{self._num_checks}/found/of"
         silent = [rank for rank in range(self.size) if not self._watching.check([f"{key}{rank}"])]
         come = {rank: self._watching.add(f"{self._num_checks}/gathers/of{rank}", 0) for rank in silent}
@@ -204,7 +204,7 @@ class Job:
 
 
 def meet() -> Job:
-    """Meet the other ranks at the address that the launcher describes.
+    """Meet the other ranks at the launcher's address.
 
     Raises:
         UserError: Rank 0 cannot listen there.
@@ -230,5 +230,5 @@ def meet() -> Job:
 
 
 def _print(check: str, text: str) -> None:
-    sys.stderr.write(f"bigsgan doctor: {check}: {text}; the doctor ends here\n")  # at once: others write there too
+    sys.stderr.write(f"bigsgan doctor: {check}: {text}; the doctor ends here\n")  # in one call: others write there too
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Checks of what a recipe needs of this machine: room for checkpoints, compilers, ops."""
+"""Checks that this machine has what a recipe needs: room for checkpoints, compilers, ops."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def checkpoint_bytes(plan: RunPlan) -> int:
 
 
 def room(subject: Subject) -> Finding:
-    """Free bytes where ``out`` is, against the checkpoints that the recipe keeps and the one that is being written."""
+    """Check that the checkpoints that the recipe keeps, and the one being written, fit on the disk of ``out``."""
     plan = subject.recipe_plan()
     each, section = checkpoint_bytes(plan), plan.recipe.checkpoints
     kept = section.keep + bool(section.keep_best) + 1
@@ -60,7 +60,7 @@ def room(subject: Subject) -> Finding:
 
 
 def compilers(subject: Subject) -> Finding:
-    """Compile a program where torch.compile or an op of DeepSpeed needs a compiler."""
+    """Compile a program if torch.compile or an op of DeepSpeed needs a compiler."""
     plan = subject.recipe_plan()
     for network in NETWORKS:
         check_compiler(plan, network)
@@ -84,7 +84,7 @@ def compilers(subject: Subject) -> Finding:
 
 
 def _does_not_compile(compiler: str) -> str:
-    """Why a compiler makes no program with Python's headers; empty if it does."""
+    """Why a compiler cannot compile a program with Python's headers; empty if it can."""
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory, "program.cpp")
         source.write_text(_PROGRAM)

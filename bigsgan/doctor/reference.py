@@ -1,8 +1,8 @@
 """The reference: plain PyTorch in one process, with no engine, no seam and no concatenation.
 
 G's gradient comes from backpropagating through D(G(z)); real and fake go through D one after the other; losses and
-penalties are written out. What it shares with the product is the layers, whose own tests are against torch's, the
-draws, and what runs a teacher, which is compared with the published code. ``Reference.update`` has both schedules.
+penalties are written out. It shares with the product only the draws, the layers, which are tested against torch's, and
+the teacher's code, which is compared with the published one. ``Reference.update`` has both schedules.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bigsgan.models.network import initialize
 
 
 def build_networks(recipe: Recipe) -> tuple[Any, Any]:
-    """G and D as a run of this recipe begins with them, on the CPU."""
+    """G and D in the initial state of a run of this recipe, on the CPU."""
     with awake():
         networks = build_network(recipe, "generator"), build_network(recipe, "discriminator")
         for network, seed in zip(networks, (recipe.seed, recipe.seed + 2**32), strict=True):
@@ -48,7 +48,7 @@ LOSSES = {
 
 
 def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
-    """torch's own optimizer of a network."""
+    """torch's own optimizer for a network."""
     if section.kind == "sgd":
         return torch.optim.SGD(network.parameters(), section.lr)
     if section.kind == "adamw":
@@ -58,15 +58,15 @@ def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
 
 
 def moved(start: float, end: float, nimg: int, over: int) -> float:
-    """From start to end while the angle of a cosine goes from 0 to 180 degrees over that many images."""
+    """Go from start to end over so many images, along a cosine whose angle goes from 0 to 180 degrees."""
     return start + (end - start) * (1 - math.cos(math.radians(180 * min(nimg, over) / over))) / 2
 
 
 class Reference:
-    """Runs updates and holds the networks, the average and the last gradients."""
+    """Runs updates and holds the networks, the EMA and the last gradients."""
 
     def __init__(self, recipe: Recipe, device: torch.device | None = None) -> None:
-        """Begin as a run of this recipe does, on a device, or the CPU."""
+        """Begin as a run of this recipe does, on a device or else the CPU."""
         self.recipe, self.device = recipe, device or torch.device("cpu")
         self.d_loss, self.g_loss = LOSSES[recipe.objective.loss]
         self.g, self.d = (network.to(self.device) for network in build_networks(recipe))
@@ -79,7 +79,7 @@ class Reference:
         self.mean_length: Any = 0.0
         self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
         self.phases: dict[tuple[int, int], Any] = {}
-        self.kept: dict[int, Any] = {}  # by update, the images of its steps of D, where updates overlap
+        self.kept: dict[int, Any] = {}  # images for D's steps, by update, if updates overlap
         draws = Draws(recipe.seed)
         self.draws = SampleDraws(draws, self.device)
         self.source = LatentSource(self.draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
@@ -96,7 +96,7 @@ class Reference:
             return network(*inputs)
 
     def generator_inputs(self, stream, counters, part):
-        """Those of each micro-batch of a part."""
+        """G's inputs for each micro-batch of a part."""
         if not self.recipe.data.paired:
             inputs = self.source.phase(stream, counters, part)
             return [inputs(j) for j in range(part.accumulation)]
@@ -131,13 +131,13 @@ class Reference:
                 self.signs = []
 
     def _judged(self, x, *y, moving=False):
-        """D's logits of images; of real ones it sees a copy in the place of each image that G makes of a sample."""
+        """D's logits of images. D sees as many copies of a real image as G makes images of a sample."""
         channels = self.recipe.data.channels
         copies = self.recipe.generator.images_per_sample if x.shape[1] == channels else 1
         return self.forward(self.d, moving, torch.cat([x] * copies, dim=1), *y)
 
     def _distance_to_teacher(self, shown, x, *y):
-        """Of what D's heads make of its last tokens, to the features that the teacher has of the same images."""
+        """Distance from what D's heads compute of its last tokens to the teacher's features of the same images."""
         h = torch.cat([x] * self.recipe.generator.images_per_sample, dim=1), *y
         *others, last = self.d.layers.values()
         for layer in others:
@@ -225,12 +225,12 @@ class Reference:
         for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
             real, fake = (self._seeds(f"discriminator/{kind}", (update, d_step), part, j) for kind in ("real", "fake"))
             x, y, c = self._targets(x), self._conditions(y, inputs, real), self._conditions(inputs[1], inputs, fake)
-            # Where G's update takes the same images, its own forward pass is the one that moves G's state.
+            # If G's update takes the same images, only this forward pass moves G's state.
             moving = section.reuse_fakes and d_step == section.d_steps - 1 and j == 0
             with torch.no_grad():
                 fake = self.forward(self.g, moving, *inputs) if fakes is None else fakes[j].clone()
             x.requires_grad_(), fake.requires_grad_()
-            # The first of these forward passes moves the power iteration; the others must find it moved.
+            # Only the first of these forward passes moves the power iteration, before the others use it.
             logits_real = self._judged(x, *y, moving=j == 0)
             logits_fake = self._judged(fake, *c)
             loss = self.d_loss(logits_real, logits_fake)
@@ -258,7 +258,7 @@ class Reference:
         self._finish(self.d, self.opt_d, section.orthogonal.discriminator)
 
     def _g_backward(self, update):
-        """G's gradient, where D is as it is now."""
+        """Compute G's gradient with D as it is now."""
         part = self.parts["generator"]
         latents = self.last_latents
         if not self.recipe.objective.reuse_fakes:
@@ -314,10 +314,10 @@ class Reference:
         self.g_grads = self.grads
 
     def _overlap(self, update):
-        """G learns from D before its steps; D learns from images of the G before; the first update has no before."""
+        """Compute G's gradient before D's steps, and train D on images of the previous G, at first of the initial G."""
         last = self.recipe.objective.d_steps - 1
         self._read(update, 0)
-        self.last_latents = self._latents(update + 1, last)  # which G's update takes where it shares D's fakes
+        self.last_latents = self._latents(update + 1, last)  # for G's update, if it shares D's fakes
         self._g_backward(update)
         fakes = self.kept.get(update) or self._make(update)
         self.kept = {update + 1: self._make(update + 1)}
@@ -328,7 +328,7 @@ class Reference:
         self.d_grads = self.grads
 
     def update(self, update: int) -> Reference:
-        """Make the update of this number."""
+        """Make the update with this number."""
         batch, ema = self.recipe.batch, self.recipe.ema
         self._set_rates(self.opt_g, self.recipe.optimizer.generator, update * batch)
         self._set_rates(self.opt_d, self.recipe.optimizer.discriminator, update * batch)
@@ -351,12 +351,12 @@ class Reference:
         }  # fmt: skip
 
     def memory(self) -> Any:
-        """What an update leaves to the next beside ``result``."""
+        """Return the state that an update leaves to the next, besides ``result``."""
         own = self.seen, self.anchors, self.signs, self.lengths, self.mean_length, self.kept
         return copy.deepcopy((own, self.opt_g.state_dict(), self.opt_d.state_dict()))
 
     def go_back(self, state: Any, memory: Any) -> None:
-        """Begin from a state such as ``result`` gives, in any shapes, and from what ``memory`` gave."""
+        """Set the state to one from ``result``, whose tensors may have other shapes, and one from ``memory``."""
         own, of_g, of_d = copy.deepcopy(memory)
         self.seen, self.anchors, self.signs, self.lengths, self.mean_length, self.kept = own
         for optimizer, saved in ((self.opt_g, of_g), (self.opt_d, of_d)):
@@ -369,13 +369,13 @@ class Reference:
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """'Same' of the design: |a - b| / max(|b|, 1e-3 sqrt(n)) per tensor."""
+    """Relative distance of two tensors of n elements: |a - b| / max(|b|, 1e-3 sqrt(n))."""
     a, b = a.double().flatten(), b.double().flatten()
     return float((a - b).norm() / max(float(b.norm()), 1e-3 * b.numel() ** 0.5))
 
 
 def worst(result: Any, expected: Any) -> tuple[float, str]:
-    """Largest distance over all tensors, and where; names have to be the same."""
+    """Largest distance over all tensors, and its place; the names must be the same."""
     assert result.keys() == expected.keys()
     found = []
     for entry, tensors in expected.items():

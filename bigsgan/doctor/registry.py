@@ -1,4 +1,4 @@
-"""The list of checks, in the order in which they run: what needs only the host comes first."""
+"""The list of checks, in the order in which they run: those that need only the host come first."""
 
 from __future__ import annotations
 
@@ -45,13 +45,7 @@ CHECKS = (
     Check("speed.disk", "the disk of `out` takes a checkpoint in time", 10, "speed:disk"),
     Check("speed.memory", "how fast memory is copied", 2, "speed:memory", ("group",)),
     Check("speed.product", "how fast matrices are multiplied", 3, "speed:product", ("group",)),
-    Check(
-        "speed.collectives",
-        "ranks talk as fast as links let them",
-        5,
-        "bandwidth:collectives",
-        ("ranks", "group"),
-    ),
+    Check("speed.collectives", "ranks talk as fast as links let them", 5, "bandwidth:collectives", ("ranks", "group")),
     Check("speed.data", "images are read as fast as updates take them", 10, "speed:data", ("config",)),
     Check("recipe.updates", "updates take the planned memory", 60, "updates:updates", ("config", "group")),
     Check("recipe.compiled", "the same, of one that compiles", 600, "updates:compiled_updates", ("config", "group")),
@@ -66,18 +60,18 @@ CHECKS = (
 
 
 def listed() -> tuple[Check, ...]:
-    """All checks: those of ``CHECKS``, and those of a clone of the repository, which run its tests."""
+    """All checks: ``CHECKS``, and those that run tests of a clone of the repository."""
     return (*CHECKS, *clone.checks())
 
 
 def chosen(only: Sequence[str], examines_run: bool, lists: bool = False) -> list[Check]:
-    """Checks that a command line asks for.
+    """Choose the checks that a command line asks for.
 
     Args:
-        only: Names of checks or groups of them; none asks for all of a run's health or all the others. What takes
-            minutes is asked for by its whole name alone, or by that of a group which has nothing else.
+        only: Names of checks or groups; none stands for all checks of a run with ``examines_run``, else for all others.
+            A check with "only" needs its whole name, or that of a group with such checks alone.
         examines_run: Whether ``--run`` is given.
-        lists: Whether they are only listed: then none asks for all that there are.
+        lists: Whether the checks are only listed: then no names stand for all checks.
 
     Raises:
         UserError: A name stands for no check.

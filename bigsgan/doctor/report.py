@@ -1,4 +1,4 @@
-"""The doctor's report: lines of a table as they come, JSON, or Markdown. No torch here."""
+"""The doctor's report: a table printed line by line, JSON, or Markdown. No torch here."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _SHORT = {"pass": "pass", "fail": "FAIL", "not applicable": "n/a"}
 
 
 class Printed:
-    """Prints each result as a line of a table, with remedy and command below a fail."""
+    """Prints each result as a line of a table; below a fail, its remedy and the command that repeats it."""
 
     def __init__(self, file: TextIO, command: Sequence[str]) -> None:
-        """Print to ``file``; ``command`` is what reproduces a check, but for its name."""
+        """Print to ``file``; ``command`` runs the doctor again, without the choice of checks."""
         self._file, self._command, self._width = file, command, 0
         self._statuses: list[str] = []
 
     def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
-        """Print where this is, and the headings."""
+        """Print the line of ``describe``, and the headings."""
         self._width = max(len(check.name) for check in checks)
         self._print(describe(about(ranks)))
         self._print(f"\n{'check':{self._width}}  result  seconds  found")
 
     def add(self, result: Result) -> None:
-        """Print a line, and what to do."""
+        """Print a result, and what to do about a fail."""
         self._statuses.append(result.finding.status)
         head = f"{result.check.name:{self._width}}  {_SHORT[result.finding.status]:6}  {result.seconds:7.1f}"
         self._print(f"{head}  {result.finding.said}")
@@ -44,7 +44,7 @@ class Printed:
             self._print(f"{indent}again:  {again(self._command, result)}")
 
     def end(self) -> None:
-        """Print how many checks ended how."""
+        """Print the number of checks by status."""
         self._print(f"\n{tally(self._statuses)}")
 
     def _print(self, text: str) -> None:
@@ -52,7 +52,7 @@ class Printed:
 
 
 class Collected:
-    """Prints all results at the end, as JSON or Markdown; lines go to standard error meanwhile."""
+    """Prints all results at the end, as JSON or Markdown, and the table's lines to standard error meanwhile."""
 
     def __init__(self, form: str, file: TextIO, command: Sequence[str]) -> None:
         """Print to ``file``, in the ``form`` "json" or "markdown"."""
@@ -62,17 +62,17 @@ class Collected:
         self._results: list[Result] = []
 
     def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
-        """Note where this is."""
+        """Keep the facts of ``about``."""
         self._about = about(ranks)
         self._lines.begin(ranks, checks)
 
     def add(self, result: Result) -> None:
-        """Note a result."""
+        """Keep a result."""
         self._results.append(result)
         self._lines.add(result)
 
     def end(self) -> None:
-        """Print them."""
+        """Print all results."""
         text = self._json() if self._form == "json" else self._markdown()
         print(text, file=self._file, flush=True)
 
@@ -97,7 +97,7 @@ class Collected:
 
 
 def _devices(facts: dict[str, Any], results: Sequence[Result]) -> list[str]:
-    """A table of ranks, their hosts and what they compute on."""
+    """A table of ranks, their hosts and devices."""
     looked = next((result.findings for result in results if result.check.name == "environment.devices"), [])
     lines = ["| rank | host | device |", "| ---: | --- | --- |"]
     for rank, host in enumerate(facts["host_of_rank"]):
@@ -107,7 +107,7 @@ def _devices(facts: dict[str, Any], results: Sequence[Result]) -> list[str]:
 
 
 def _numbers(results: Sequence[Result]) -> list[str]:
-    """All numbers as JSON, a check a line; one value for ranks that agree."""
+    """All numbers as JSON, one line for each check; one value if all ranks agree."""
     lines = []
     for result in results:
         by_rank = [_rounded(finite(dict(each.numbers))) for each in result.findings]
@@ -118,7 +118,7 @@ def _numbers(results: Sequence[Result]) -> list[str]:
 
 
 def _rounded(value: Any) -> Any:
-    """Four digits of each number that is no whole one."""
+    """Round each float to four digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
@@ -127,7 +127,7 @@ def _rounded(value: Any) -> Any:
 
 
 def as_record(result: Result, command: str) -> dict[str, Any]:
-    """A result with all numbers of all ranks."""
+    """A result as a record with all numbers of all ranks."""
     ranks = [
         {"rank": rank, "status": each.status, "said": each.said, "numbers": dict(each.numbers)}
         for rank, each in enumerate(result.findings)
@@ -146,7 +146,7 @@ def as_record(result: Result, command: str) -> dict[str, Any]:
 
 
 def listed(checks: Sequence[Check]) -> str:
-    """Checks with what they prove, for ``--list``."""
+    """A table of checks, for ``--list``."""
     rows = [["check", "shows", "needs", "seconds"]]
     for check in checks:
         rows.append([check.name, check.proves, check.needed, f"{check.seconds:g}"])
@@ -154,7 +154,7 @@ def listed(checks: Sequence[Check]) -> str:
 
 
 def about(ranks: Ranks) -> dict[str, Any]:
-    """Where and with what this was found."""
+    """Facts about the date, hosts, ranks and packages."""
     return {
         "date": datetime.now().astimezone().isoformat(" ", "seconds"),
         "hosts": sorted(set(ranks.hosts)),
@@ -175,7 +175,7 @@ def describe(facts: dict[str, Any]) -> str:
 
 
 def tally(statuses: Sequence[str]) -> str:
-    """How many checks ended how."""
+    """The number of checks by status, in words."""
     counts = {status: statuses.count(status) for status in _SHORT}
     return f"{counts['pass']} passed, {counts['fail']} failed, {counts['not applicable']} not applicable"
 

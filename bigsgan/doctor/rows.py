@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 LATEST = 20
-"""Reports that tell of a run's present state."""
+"""Number of latest reports that describe a run's present state."""
 
 _OF_A_RANK = re.compile(r"memory/rank\d+_gib")
 
 
 def reports(run: Path) -> list[dict[str, Any]]:
-    """Rows of a run's metrics.jsonl; what is no row is left out."""
+    """Rows of a run's metrics.jsonl, without lines that are no row."""
     rows = []
     with suppress(OSError):
         for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
@@ -26,5 +26,5 @@ def reports(run: Path) -> list[dict[str, Any]]:
 
 
 def num_ranks(row: dict[str, Any]) -> int:
-    """Ranks of the job that made a report; 0 where it does not tell, as with more than 16."""
+    """Ranks of the job that made a report; 0 if the report does not tell, as with more than 16 ranks."""
     return sum(bool(_OF_A_RANK.fullmatch(name)) for name in row)

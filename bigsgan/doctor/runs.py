@@ -1,4 +1,4 @@
-"""Tiny runs that the doctor makes on the ranks, as `bigsgan train` puts them together, and their whole state."""
+"""Tiny runs that the doctor makes on the ranks, built as `bigsgan train` builds a run, and their whole state."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ SEED = 2
 
 
 class DifferError(Exception):
-    """What should be the same is not, or not on all ranks."""
+    """Values that should be the same differ, or differ between ranks."""
 
 
 @dataclass(frozen=True)
 class Game:
     """A tiny run."""
 
-    name: str  # as it is told
-    overrides: Sequence[str] = ()  # of the tiny recipe
+    name: str  # name in messages
+    overrides: Sequence[str] = ()  # overrides of the tiny recipe
     # DeepSpeed contents by network
     ds: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(("generator", "discriminator"), zero(0)))
-    num_updates: int = 1  # that are compared
+    num_updates: int = 1  # number of updates that are compared
 
     def options(self, num_ranks: int) -> list[str]:
-        """Overrides with a batch that these ranks can divide into two micro-batches of pairs."""
+        """Overrides, with a batch that so many ranks can divide into two micro-batches of pairs."""
         batch = 4 * num_ranks * -(-8 // (4 * num_ranks))
         return [f"batch={batch}", *self.overrides, f"seed={SEED}"]
 
     def recipe(self, directory: Path, num_ranks: int) -> Recipe:
-        """The recipe that it follows on so many ranks; its file is written to ``directory``."""
+        """The game's recipe on so many ranks; its file is written to ``directory``."""
         return tiny_recipe(directory, *self.options(num_ranks))
 
 
 @contextmanager
 def exact(is_smooth: bool = True) -> Iterator[None]:
-    """In here float32 is float32, no tensor begins too faint to compare, and networks have no kinks if asked so.
+    """Inside the block TF32 is off, ``awake`` holds, and networks have no kinks if ``is_smooth``.
 
-    A thread is enough for tiny networks; several get in the way of other processes.
+    One thread computes: it is enough for tiny networks, and several would slow other processes.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -76,7 +76,7 @@ def exact(is_smooth: bool = True) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """In here the log has errors alone: remarks about a tiny run help nobody."""
+    """Log only errors inside the block: remarks about a tiny run help nobody."""
     log = logging.getLogger("bigsgan")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -88,12 +88,12 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def running(game: Game, found: Checkpoint | None = None) -> Iterator[Run]:
-    """Build a game's run, from a checkpoint if one is given; nothing of it is left behind. Every rank calls this."""
+    """Build a game's run, from a checkpoint if one is given, and remove it after the block. Every rank calls this."""
     silent = functools.partial(Progress, stream=io.StringIO())
     with leaving_nothing(), _quiet(), tempfile.TemporaryDirectory(prefix="bigsgan-doctor-") as name:
         directory = Path(name)
         plan = tiny_plan(directory, comm.world_size(), game.options(comm.world_size()), dict(game.ds))
-        with mock.patch.object(reporter, "Progress", silent):  # the terminal is the report's
+        with mock.patch.object(reporter, "Progress", silent):  # the terminal shows the report
             run = build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), lambda text: None))
         try:
             yield run
@@ -120,7 +120,7 @@ def played(game: Game) -> list[dict[str, Any]]:
 
 
 def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
-    """What lies in shards on this rank: entry, kind, shard, tensor."""
+    """Yield this rank's shards of the state as entry, kind, shard and tensor."""
     for entry in ("generator", "discriminator"):
         for shard in getattr(run.step, entry).shards():
             yield entry, "master", shard, shard.master
@@ -141,9 +141,9 @@ def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def snapshot(run: Run) -> dict[str, Any]:
-    """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)].
+    """Copies of this rank's pieces of every parameter, and of all buffers: entry -> name -> [(offset, values)].
 
-    They stay where they are; nothing here waits for a device.
+    They stay on their device; nothing here waits for it.
     """
     result: dict[str, Any] = {
         entry: {name: buffer.clone() for name, buffer in named.items()} for entry, named in buffers(run).items()
@@ -156,7 +156,7 @@ def snapshot(run: Run) -> dict[str, Any]:
 
 
 def on_host(tensors: Any) -> Any:
-    """The same with numpy's arrays for tensors."""
+    """Return a snapshot with numpy arrays instead of tensors."""
     if isinstance(tensors, dict):
         return {name: on_host(value) for name, value in tensors.items()}
     if isinstance(tensors, list):
@@ -165,10 +165,10 @@ def on_host(tensors: Any) -> Any:
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
-    """Whole tensors from all ranks' ``snapshot``, on the host.
+    """Assemble whole tensors from all ranks' ``snapshot``, on the host.
 
     Raises:
-        DifferError: Of a buffer, or of elements that several ranks hold, the bits differ.
+        DifferError: The bits of a buffer, or of elements that several ranks hold, differ between ranks.
     """
     merged: dict[str, dict[str, torch.Tensor]] = {}
     for entry in states[0]:

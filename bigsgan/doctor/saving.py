@@ -1,4 +1,4 @@
-"""Check that a checkpoint is read back as it was, in another layout."""
+"""Checks that a checkpoint has the same bits when another layout reads it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ADAM = [  # with and without a first moment
 
 
 def checkpoints(subject: Subject) -> Finding:
-    """Save at ZeRO 1, read at ZeRO 3, save that, and read it in stages if the ranks allow: the same bits."""
+    """Save at ZeRO 1, read at ZeRO 3, save again, read in stages if the number of ranks is even, and compare bits."""
     layouts: list[tuple[str, list[str], Any]] = [("ZeRO 1", [], both(1)), ("ZeRO 3", [], both(3))]
     if comm.world_size() % 2 == 0:
         layouts.append(("stages", stages(2, 2), both(0)))
@@ -36,17 +36,17 @@ def checkpoints(subject: Subject) -> Finding:
     try:
         before: dict[str, bytes] = {}
         found, differs = None, ""
-        told: list[str] = []
+        done: list[str] = []
         with exact():
             for name, options, ds in layouts:
                 with running(Game(name, [*_ADAM, *options], ds), found) as run:
                     now = _whole(run)
                     if before and not differs:
-                        differs = _difference(before, now, f"read in layout {name}, saved in {told[-1]}")
+                        differs = _difference(before, now, f"read in layout {name}, saved in {done[-1]}")
                     update(run)
                     before = _whole(run)
                     save(run, directory)
-                told.append(name)
+                done.append(name)
                 comm.barrier()
                 found = checkpoint.newest(directory)
         damaged = checkpoint.damage(found, comm) if found is not None else "no checkpoint was found"
@@ -54,15 +54,15 @@ def checkpoints(subject: Subject) -> Finding:
     finally:
         if comm.rank() == 0:
             shutil.rmtree(directory, ignore_errors=True)
-    numbers = {"layouts": told, "values": len(before), "differs": differs, "bound": 0}
+    numbers = {"layouts": done, "values": len(before), "differs": differs, "bound": 0}
     if differs or damaged:
         remedy = "look at the disk and the file system of `out` (dmesg, fsck); keep no checkpoint of this machine"
         return failed(differs or str(damaged), remedy, numbers)
-    return passed(f"{len(before)} values are the same bits in {', '.join(told)}", numbers)
+    return passed(f"{len(before)} values are the same bits in {', '.join(done)}", numbers)
 
 
 def _shared_directory(subject: Subject) -> Path:
-    """A new directory where a run would write; where there is none, all ranks raise at once."""
+    """Make a directory where a run would write; if rank 0 cannot make it, all ranks raise OSError together."""
     made = problem = ""
     if subject.ranks.rank == 0:
         parent = directory_of(subject.out)
@@ -77,10 +77,10 @@ def _shared_directory(subject: Subject) -> Path:
 
 
 def save(run: Run, directory: Path) -> None:
-    """Save one tag; complete when this returns. Every rank calls this.
+    """Save one tag, which is complete when this returns. Every rank calls this.
 
     Raises:
-        OSError: It could not be written; the log says why.
+        OSError: The tag could not be written; the log says why.
     """
     saver = checkpoint.Saver(directory, comm, Checkpoints())
     description = checkpoint.Description(run.recipe.model_dump(), run.layout, {})
@@ -89,7 +89,7 @@ def save(run: Run, directory: Path) -> None:
 
 
 def saved_parts(run: Run) -> dict[str, Any]:
-    """What this rank writes into a checkpoint: value -> [(offset, elements)]; and all numbers."""
+    """Return the parts that this rank writes into a checkpoint, value -> [(offset, elements)], and all numbers."""
     found: dict[str, Any] = {}
     for name, entry in run.entries.items():
         for part in entry.parts():
@@ -101,10 +101,10 @@ def saved_parts(run: Run) -> dict[str, Any]:
 
 
 def whole_values(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Whole values from all ranks' ``saved_parts``.
+    """Assemble whole values from all ranks' ``saved_parts``.
 
     Raises:
-        ValueError: An element is missing, or stands twice.
+        ValueError: An element is missing, or there twice.
     """
     merged = {}
     for value in {name for rank in by_rank for name in rank["parts"]}:
@@ -121,7 +121,7 @@ def whole_values(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def _whole(run: Run) -> dict[str, bytes]:
-    """Bits of all that is saved, by name, on all ranks."""
+    """Bytes of all saved values by name, on all ranks."""
     gathered = comm.gather_objects(saved_parts(run))
     whole: dict[str, bytes] = {}
     if gathered is not None:

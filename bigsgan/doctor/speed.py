@@ -1,4 +1,4 @@
-"""How fast this host writes, reads, copies and multiplies. Bounds are for the disk and the data alone."""
+"""Measures how fast this host writes, reads, copies and multiplies. Only the disk and the data have bounds."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from bigsgan.runtime import comm
 from bigsgan.runtime.memory import size
 
 LEAST_DISK_RATE = 20e6
-"""Bytes a second that all ranks write together where no recipe tells how many they have to."""
+"""Least bytes a second that all ranks must write together if no recipe tells the size of a checkpoint."""
 
 MOST_CHECKPOINT_SECONDS = 600.0
-"""That all ranks together may take for a checkpoint."""
+"""Most time that all ranks together may take to write a checkpoint."""
 
 _PIECE, _MOST_PIECES, _DISK_SECONDS = 32 << 20, 8, 5.0
 _COPIED, _REPEATS = 256 << 20, 5
@@ -35,7 +35,7 @@ _READING_SECONDS = 4.0
 
 
 def disk(subject: Subject) -> Finding:
-    """Write to the disk of ``out`` and read again, all ranks at once, each its share of 256 MiB or a little more."""
+    """Write to the disk of ``out`` and read back, all ranks at once, each its share of 256 MiB or a little more."""
     directory = directory_of(subject.out)
     try:
         own = _write_and_read(directory / f".doctor-{uuid.uuid4().hex}", max(1, _MOST_PIECES // subject.ranks.size))
@@ -62,11 +62,11 @@ def disk(subject: Subject) -> Finding:
 
 
 def _write_and_read(path: Path, most_pieces: int) -> tuple[float, float]:
-    """Bytes a second of writing a file to the disk, and of reading it with nothing kept in memory."""
+    """Bytes a second of writing a file to the disk, and of reading it with none of it cached in memory."""
     piece = os.urandom(_PIECE)  # a file system may compress
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        os.unlink(path)  # so that nothing stays, however the process ends
+        os.unlink(path)  # now, so that no file stays however the process ends
         written, start = 0, time.perf_counter()
         while written < most_pieces * _PIECE and time.perf_counter() - start < _DISK_SECONDS:
             written += os.write(descriptor, piece)
@@ -75,7 +75,7 @@ def _write_and_read(path: Path, most_pieces: int) -> tuple[float, float]:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.lseek(descriptor, 0, os.SEEK_SET)
         read, start = 0, time.perf_counter()
-        while (some := len(os.read(descriptor, _PIECE))) and time.perf_counter() - start < _DISK_SECONDS:
+        while time.perf_counter() - start < _DISK_SECONDS and (some := len(os.read(descriptor, _PIECE))):
             read += some
         return written / writing, read / (time.perf_counter() - start)
     finally:
@@ -83,7 +83,7 @@ def _write_and_read(path: Path, most_pieces: int) -> tuple[float, float]:
 
 
 def memory(subject: Subject) -> Finding:
-    """Copy within the memory of the host, and of the device, all ranks at once."""
+    """Measure copies within the memory of the host, and of the device, all ranks at once."""
     places = {"host": torch.device("cpu"), **({"device": comm.device()} if comm.device().type != "cpu" else {})}
     found = {}
     for name, device in places.items():
@@ -96,7 +96,7 @@ def memory(subject: Subject) -> Finding:
 
 
 def product(subject: Subject) -> Finding:
-    """Multiply matrices in each precision, all ranks at once."""
+    """Measure matrix products in each precision, all ranks at once."""
     found = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         subject.ranks.gather(None)
@@ -106,7 +106,7 @@ def product(subject: Subject) -> Finding:
 
 
 def data(subject: Subject) -> Finding:
-    """Read real images as a run does, all ranks at once; what updates took is in ``out`` if it has such reports."""
+    """Read real images as a run does, all ranks at once; compare with what updates took, if ``out`` has reports."""
     plan, start = subject.recipe_plan(), 0.0
     recipe, place = plan.recipe, plan.placement("discriminator")
     rank, num = subject.ranks.rank, 0
@@ -115,7 +115,7 @@ def data(subject: Subject) -> Finding:
     reals = RealImages(dataset, recipe.data, Draws(recipe.seed), part, torch.device("cpu"), reads=reads)
     try:
         if reads:
-            reals.next_phase()  # its time is that of starting processes
+            reals.next_phase()  # not timed: it starts processes
         subject.ranks.gather(None)
         start = time.perf_counter()
         while reads and time.perf_counter() - start < _READING_SECONDS:
@@ -138,7 +138,7 @@ def data(subject: Subject) -> Finding:
 
 
 def fastest(operation: Callable[[], Any]) -> float:
-    """Seconds of the fastest of a few, after one that is not timed."""
+    """Seconds of the fastest of a few calls, after one that is not timed."""
     found = []
     for _ in range(1 + _REPEATS):
         comm.synchronize()

@@ -16,15 +16,15 @@ from bigsgan.errors import reason
 from bigsgan.runtime.locking import is_held
 
 SHARED_SECONDS = 10.0
-"""How long a new file may take to be seen from another host."""
+"""How long a new file may take to appear on another host."""
 
 _POLL_SECONDS = 0.1
 _LOCK_SECONDS = 30
 _STATUSES = {False: 0, True: 11, None: 12}
-"""Of the process that asks ``is_held``, by its answer."""
+"""Exit status of the process that calls ``is_held``, by the answer."""
 
 _MADE = ("digits", "synthetic", "synthetic_pairs")
-"""Kinds of data that lie in no file of the user's."""
+"""Kinds of data that need no file of the user."""
 
 _ASK = f"""
 import sys
@@ -35,13 +35,13 @@ sys.exit({_STATUSES}[is_held(Path(sys.argv[1]))])
 
 
 def directory_of(out: Path) -> Path:
-    """The directory that exists of those that a run would write to: ``out`` or the nearest above it."""
+    """The nearest existing directory: ``out`` or one above it."""
     out = out.absolute()
     return next(path for path in (out, *out.parents) if os.path.isdir(path))
 
 
 def paths(subject: Subject) -> Finding:
-    """All ranks see the files that a run reads, may write to ``out``, and see there what rank 0 writes."""
+    """Check that all ranks see the files that a run reads, may write to ``out``, and see what rank 0 writes there."""
     directory, me = directory_of(subject.out), subject.ranks.rank
     marker, problem = directory / f".doctor-{uuid.uuid4().hex}", ""
     if me == 0:
@@ -72,7 +72,7 @@ def paths(subject: Subject) -> Finding:
 
 
 def locks(subject: Subject) -> Finding:
-    """A lock in ``out`` that rank 0 holds keeps all other processes out; see runtime/locking.py."""
+    """Check that a lock in ``out`` that rank 0 holds keeps all other processes out; see runtime/locking.py."""
     path, problem, descriptor = directory_of(subject.out) / f".doctor-{uuid.uuid4().hex}", "", -1
     if subject.ranks.rank == 0:
         try:
@@ -101,16 +101,16 @@ def locks(subject: Subject) -> Finding:
 
 
 def _is_kept_out(path: Path, in_process: bool) -> bool | None:
-    """Whether a second process cannot get a lock that is held; None where it cannot ask."""
+    """Whether a second process cannot get a lock that is held; None if it cannot ask."""
     if in_process:
-        return not os.path.exists(path) or is_held(path)  # where the file is not shared, which is for ``paths`` to tell
+        return not os.path.exists(path) or is_held(path)  # ``paths`` reports a file that is not shared
     command = [sys.executable, "-c", _ASK, str(path)]
     status = subprocess.run(command, timeout=_LOCK_SECONDS, stdin=subprocess.DEVNULL).returncode
     return next((answer for answer, each in _STATUSES.items() if each == status), None)
 
 
 def _read(subject: Subject) -> list[tuple[str, str]]:
-    """Paths that a recipe names, by their keys."""
+    """Keys and values of the paths that a recipe names."""
     if subject.plan is None:
         return []
     recipe = subject.plan.recipe

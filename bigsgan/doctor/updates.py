@@ -1,4 +1,4 @@
-"""A few updates of the recipe on this machine: how fast they are, what limits them, and what memory they take."""
+"""Makes a few updates of the recipe on this machine: their speed, what limits it, and their memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.memory import size
 
 MOST_MEMORY_ERROR = 0.1
-"""Of the planner's prediction, relative to what the allocator held."""
+"""Largest error of the planner's prediction, relative to what the allocator held."""
 
 _SETTINGS = Settings(rounds=1, warmup=2, steps=4, looks_at_talk=True)
 _COMPILED = _SETTINGS._replace(warmup=4)
 """The first update compiles, and CUDA graphs are recorded in later ones."""
 
 _WAITS, _TALKS, _BUSY = 0.1, 0.2, 0.8
-"""Share of the time from which data limit updates, from which communication does, and below which the host does."""
+"""Shares of the time: reading data and communication limit updates above theirs; the host does below the last."""
 
 
 def updates(subject: Subject) -> Finding:
@@ -34,7 +34,7 @@ def updates(subject: Subject) -> Finding:
 
 
 def compiled_updates(subject: Subject) -> Finding:
-    """The same of a recipe that compiles."""
+    """Make the updates of a recipe that compiles, and compare memory in the same way."""
     if not _compiles(subject.recipe_plan()):
         return not_applicable("the recipe compiles nothing")
     return _measured(subject.recipe_plan(), subject, _COMPILED)
@@ -55,7 +55,7 @@ def _measured(plan: RunPlan, subject: Subject, settings: Settings) -> Finding:
         "images_per_second": plan.recipe.batch / seconds,
         "seconds_per_update": seconds,
         "busy_share": min(each.busy for each in visits),
-        "communication_share": min(each.talking for each in visits),  # in which others do not wait for a slow rank
+        "communication_share": min(each.talking for each in visits),  # the least, as others also wait for a slow rank
         "data_wait_share": max(each.data_seconds for each in visits) / seconds,
         **speed(arithmetic, seconds),
     }
@@ -84,11 +84,9 @@ def limit(numbers: dict[str, Any], has_device: bool) -> str:
 
 
 def shares(numbers: dict[str, Any], has_device: bool) -> str:
-    """How much of the time the device is idle, and how near it comes to its peak, as a clause."""
-    text, share = (
-        f"the {_device(has_device)} is idle {numbers['idle_share']:.0%} of the time",
-        numbers["achieved_share"],
-    )
+    """How much of the time the device is idle, and how near it comes to a matrix product's speed, as a clause."""
+    text = f"the {_device(has_device)} is idle {numbers['idle_share']:.0%} of the time"
+    share = numbers["achieved_share"]
     if share is None:
         return f"{text}; operations of stages are not counted"
     return f"{text}, and at {share:.0%} of a matrix product's speed"

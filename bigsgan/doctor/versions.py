@@ -1,4 +1,4 @@
-"""Versions of what a run computes with, against those that are tested."""
+"""Compares the versions of a run's software with those that are tested."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ TESTED = {
     "torch": Tested("2.8", "2.15"),
     "deepspeed": Tested("0.19.8", "0.19"),
 }
-"""What CI runs; pyproject.toml has the same bounds."""
+"""Versions that CI runs with; pyproject.toml has the same bounds."""
 
 TESTED_ON_GPUS: dict[str, Tested] = {}
-"""Of CUDA, NCCL, the driver and Triton, what a report of a GPU in docs/reference/doctor-reports.md has passed with."""
+"""Versions of CUDA, NCCL, driver and Triton in reports of GPUs that passed, in docs/reference/doctor-reports.md."""
 
 LIBRARIES = ("CUDA", "NCCL", "driver", "triton")
 
 OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
-"""NVIDIA's driver by CUDA's major version (NVIDIA, CUDA Compatibility, minor version compatibility)."""
+"""NVIDIA's oldest driver by CUDA's major version (NVIDIA, CUDA Compatibility, minor version compatibility)."""
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -64,14 +64,14 @@ def versions(subject: Subject) -> Finding:
 
 
 def of_libraries() -> dict[str, str | None]:
-    """Versions of what computes and talks on GPUs, by name; None without it."""
+    """Versions of the libraries that compute and communicate on GPUs, by name; None for one that is missing."""
     with suppress(PackageNotFoundError):
         return {"CUDA": torch.version.cuda, "NCCL": _nccl(), "driver": driver_version(), "triton": version("triton")}
     return {"CUDA": torch.version.cuda, "NCCL": _nccl(), "driver": driver_version(), "triton": None}
 
 
 def _old_driver(libraries: Mapping[str, str | None]) -> str:
-    """What CUDA needs and the driver is not; empty where it is, or where CUDA's compatibility package helps it."""
+    """A problem if the driver is too old for CUDA; empty if it is not, or if CUDA's compatibility package helps it."""
     driver, cuda = libraries["driver"], libraries["CUDA"]
     oldest = OLDEST_DRIVERS.get(_parts(cuda)[0]) if cuda else None
     if driver and oldest and older(driver, oldest) and not torch.cuda.is_available():
@@ -80,7 +80,7 @@ def _old_driver(libraries: Mapping[str, str | None]) -> str:
 
 
 def _untested(libraries: Mapping[str, str | None]) -> str:
-    """A note where there is a driver, so a GPU, and no report of one has these versions."""
+    """A note if there is a driver, so a GPU, and no report of a GPU has these versions."""
     if not libraries["driver"]:
         return ""
     names = []
@@ -92,7 +92,7 @@ def _untested(libraries: Mapping[str, str | None]) -> str:
 
 
 def installed() -> dict[str, str]:
-    """Versions by the names of ``TESTED``, of what is installed."""
+    """Installed versions, by the names of ``TESTED``."""
     found = {"Python": platform.python_version()}
     for name in TESTED:
         if name != "Python":
@@ -110,12 +110,12 @@ def driver_version() -> str | None:
 
 
 def older(found: str, oldest: str) -> bool:
-    """Whether a version comes before another; what follows the numbers, such as +cu130, does not count."""
+    """Whether a version is older than another; a suffix such as +cu130 does not count."""
     return _parts(found) < _parts(oldest)
 
 
 def newer_than(found: str, newest: str) -> bool:
-    """Whether a version comes behind another and all that begin with its numbers."""
+    """Whether a version is newer than another and all that begin with the other's numbers."""
     parts = _parts(newest)
     return _parts(found)[: len(parts)] > parts
 

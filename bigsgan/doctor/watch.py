@@ -17,7 +17,7 @@ _ASKING_SECONDS = 0.8
 
 
 class Watch:
-    """A thread that looks at the clock, and at signals, while the main thread may be stuck in a library."""
+    """A thread that watches the clock and signals while the main thread may be stuck in a library."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class Watch:
         """Begin to watch. Called on the main thread.
 
         Args:
-            speak: Given the check's name and what happened, prints the doctor's last line.
-            signals: That end the process so.
-            is_over: Asked about once a second: whether another rank has printed the last line, so that this one ends.
+            speak: Prints the doctor's last line, given the check's name and a signal's name, empty if time is over.
+            signals: Signals that end the process in this way.
+            is_over: Called about once a second: whether another rank has printed the last line, so that this one ends.
         """
         self._speak, self._signals, self._is_over = speak, signals, is_over
         self._lock = threading.Lock()
@@ -41,13 +41,13 @@ class Watch:
             os.set_blocking(end, False)
         self._before = {number: signal.signal(number, lambda *_: None) for number in signals}
         if signals:
-            signal.set_wakeup_fd(self._writer)  # which gets a signal's number even while no handler in Python runs
+            signal.set_wakeup_fd(self._writer)  # gets a signal's number even while Python can run no handler
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     @contextmanager
     def over(self, check: str, patience: float) -> Iterator[None]:
-        """Watch over a check that may take so many seconds, with what the ranks say to each other about it."""
+        """Watch over a check that may take ``patience`` seconds, with its communication between ranks."""
         with self._lock:
             self._check, self._until = check, time.monotonic() + patience
         try:

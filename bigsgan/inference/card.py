@@ -1,4 +1,4 @@
-"""The model card of a generator: a README.md as the Hugging Face Hub shows it, made from a run."""
+"""Makes a generator's model card from a run: a README.md, as the Hugging Face Hub shows it."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ _USE = {
 
 
 class Subject(NamedTuple):
-    """What a card tells of."""
+    """The generator that a card describes."""
 
     run: Path  # run directory, whose records have the metrics
-    recipe: Recipe  # of the run
-    nimg: int  # images that the checkpoint has seen
-    header: Mapping[str, str]  # as in the safetensors file
-    num_parameters: int  # of the generator
-    grid: str | None  # name of the file with samples, None for none
+    recipe: Recipe  # recipe of the run
+    nimg: int  # images seen at the checkpoint
+    header: Mapping[str, str]  # header of the safetensors file
+    num_parameters: int  # number of the generator's parameters
+    grid: str | None  # name of the file with samples; None for none
 
 
 def model_card(subject: Subject) -> str:
@@ -73,7 +73,7 @@ def model_card(subject: Subject) -> str:
     recipe, header = subject.recipe, subject.header
     data = recipe.data
     kind = "pairs" if data.paired else "classes" if data.num_classes else "latents"
-    decoded = data.kind == "latents"  # by the user
+    decoded = data.kind == "latents"  # the user decodes them
     scaled = f"scaled by {data.codec.scale:g}" if data.codec.scale else "scaled as the autoencoder's config.json says"
     use = _USE[kind].format(
         latent_size=None if data.paired else recipe.latent_size,
@@ -119,7 +119,7 @@ def _name(header: Mapping[str, str]) -> str:
 
 
 def _metrics(subject: Subject) -> str:
-    """A table of the newest values up to the checkpoint, of samples that are made alike; empty without any."""
+    """A table of the newest values up to the checkpoint, of samples made in the same way; empty if there are none."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in _records(subject.run / RECORDS_FILE):
         if record["nimg"] > subject.nimg or _weights(record) != _weights(subject.header):
@@ -136,7 +136,7 @@ def _metrics(subject: Subject) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for _, record in sorted(newest.items()):
-        reference = record.get("reference")  # its directory is of no interest to others
+        reference = record.get("reference")  # only its name is shown: its directory means nothing to others
         against = "the training data" if reference is None else f"`{Path(str(reference)).name}`"
         about = f"{record['nimg']:,} | {record['features']} | {against}"
         for name, value in record.items():
@@ -146,13 +146,13 @@ def _metrics(subject: Subject) -> str:
 
 
 def _weights(about: Mapping[str, Any]) -> tuple[str | None, ...]:
-    """What a record or a header says of weights, truncation and guidance, alike: a header has numbers as text."""
+    """Weights, truncation and guidance of a record or a header, as texts, because a header has numbers as text."""
     found = [about.get(name) for name in ("weights", "ema_width", "truncation", "guidance")]
     return tuple(None if value is None else str(value) for value in found)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole records; a kill may have left half a line, a broken disk anything."""
+    """Yield the valid records; a kill may have left half a line, and a broken disk anything."""
     if not path.is_file():
         return
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -1,7 +1,7 @@
-"""A trained generator as a graph of torch's operations or ONNX's, which runs without bigsgan.
+"""Exports a trained generator as a graph of torch's operations or ONNX's, which runs without bigsgan.
 
-Evaluation mode: statistics are the network's own, a StyleGAN2's noise maps are its constant ones, and spectrally
-normalized weights are divided by their norms once. The graph computes in float32 and takes any number of images.
+The graph is in evaluation mode: statistics are the network's own, a StyleGAN2's noise maps are its constant ones, and
+spectrally normalized weights are already divided by their norms. It computes in float32, for any number of images.
 
 Shapes: N samples, Z numbers in a latent, C channels, R x R pixels.
 """
@@ -32,26 +32,26 @@ from bigsgan.runtime.atomic import fsync
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 BOUND = 1e-3
-"""Largest difference from our own images that a graph may have: 1/8 of a grey level, or that share of the largest
-number in an image, if it is above 1."""
+"""Largest difference of a graph's images from our own: 1/8 of a grey level, or this share of the largest number in an
+image, if it is above 1."""
 HEADER_FILE = "bigsgan.json"
-"""In a file of torch.export: what ONNX has as metadata."""
+"""Name of the header in a file of torch.export; in ONNX the header is metadata."""
 
 _TRACED, _CHECKED = 2, (3, 1)
-"""Images of the trace, and of the checks."""
+"""Numbers of images in the trace, and in the checks."""
 _PSI = 0.7
 _LARGEST_ONNX = 1_900_000_000
-"""Bytes of weights that one ONNX file, at most 2 GB, holds; more lie in a file beside it."""
+"""Most bytes of weights in one ONNX file, which has at most 2 GB; more go to a file beside it."""
 
 _REMEDY = "use --format safetensors or hub"
 
 Inputs = Mapping[str, Tensor]
-"""Of a graph, by name and in order: z or x, y, psi."""
+"""Inputs of a graph by name, in order: z or x, y, psi."""
 Run = Callable[[Inputs], Tensor]
 
 
 class _Latents(nn.Module):
-    """A generator without classes: latents (N, Z) -> images (N, C, R, R)."""
+    """Latents (N, Z) -> images (N, C, R, R)."""
 
     def __init__(self, network: LayerStack) -> None:
         super().__init__()
@@ -108,15 +108,15 @@ class _Styles(nn.Module):
 
 
 def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[str, str], out: Path) -> float:
-    """Write a generator as ``onnx`` or ``torch-export``, after what was written is found to make the same images.
+    """Write a generator as ``onnx`` or ``torch-export``, and check that the written file makes the same images.
 
-    ``network`` is left changed.
+    This changes ``network``.
 
     Returns:
         The largest difference from the images of ``network``.
 
     Raises:
-        UserError: torch cannot export it, the file cannot be written, or its images differ by more than ``BOUND``.
+        UserError: torch cannot export the generator, the file cannot be written, or images differ by over ``BOUND``.
     """
     network = with_images(recipe, network)
     compute_as_suits(network.cpu(), "cpu")
@@ -144,7 +144,7 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
                     "--format", form, problem, _REMEDY, f"{type(error).__name__}: {reason(error)}"
                 ) from error
             difference = check_images(images, wanted, form)
-            for path in sorted(Path(place).iterdir(), reverse=True):  # weights beside the graph go first
+            for path in sorted(Path(place).iterdir(), reverse=True):  # weights in a file of their own go first
                 fsync(path)
                 os.replace(path, out.parent / path.name)
     except OSError as error:
@@ -161,7 +161,7 @@ def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
 
 
 def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
-    """Inputs of a graph by name, of ``num`` images."""
+    """Inputs of a graph for ``num`` images, by name."""
     data, draws = recipe.data, Draws(recipe.seed)
     if data.paired:
         shape = (data.input_channels, data.resolution, data.resolution)
@@ -177,7 +177,7 @@ def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _expected(recipe: Recipe, network: LayerStack, inputs: Inputs) -> Tensor:
-    """The network's own images; of styles with psi, and the constant noise that is set."""
+    """The network's own images, for styles truncated with psi."""
     first = inputs["x" if recipe.data.paired else "z"]
     if "psi" in inputs:
         set_psi(network, _PSI)
@@ -233,17 +233,17 @@ def check_images(found: Sequence[Tensor], wanted: Sequence[Tensor], form: str) -
     """Compare a graph's batches of images with our own, and return the largest difference.
 
     Raises:
-        UserError: It is above ``BOUND``.
+        UserError: The difference is above ``BOUND``.
     """
     pairs = zip(found, wanted, strict=True)
     difference = torch.stack([(images.detach() - ours).abs().max() for images, ours in pairs]).max().item()
     bound = BOUND * max(1.0, *(ours.abs().max().item() for ours in wanted))
-    if not difference <= bound:  # nor if it is no number
+    if not difference <= bound:  # also refuses NaN
         problem = f"makes images that differ by up to {difference:.3g} from this generator's, above {bound:.3g}"
         raise UserError("--format", form, problem, _REMEDY)
     return difference
 
 
 def _zeros(like: Tensor) -> Tensor:
-    """Labels or seeds (N,) int64 of 0."""
+    """Labels or seeds of 0, (N,) int64."""
     return like.new_zeros(like.shape[0], dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Opens what was exported as a plain module: no run directory, no DeepSpeed."""
+"""Opens an exported network as a plain module, without a run directory or DeepSpeed."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from bigsgan.models.precision import compute_as_suits
 from bigsgan.runtime.paths import check_regular, read_text
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-"""Of a folder as the Hub wants it."""
+"""Files of a folder for the Hub."""
 
 CODEC = "codec_sha256"
-"""Key of a header with the digest of the weights of the autoencoder that decodes, where an export found it."""
+"""Key of a header with the digest of the decoding autoencoder's weights, if the export found the autoencoder."""
 
 _MOST_LETTERS = 1 << 20
-"""Of a recipe."""
+"""Longest recipe in a header."""
 
 
 class ExportedNetwork(nn.Module):
     """A network with the weights of an exported file, in evaluation mode.
 
-    A plain module: its backward is the derivative of its forward, and no forward moves a buffer, in training mode too.
+    A plain module: its backward is the derivative of its forward, and no forward moves a buffer, even in training mode.
 
     Attributes:
-        recipe: Of the run that it was trained in.
-        network: The layers; a generator's or a discriminator's.
-        header: What the file says of itself.
+        recipe: Recipe of the run that it was trained in.
+        network: Layers of a generator or a discriminator.
+        header: The file's metadata.
     """
 
     def __init__(self, recipe: Recipe, network: nn.Module, header: dict[str, str]) -> None:
@@ -52,15 +52,15 @@ class ExportedNetwork(nn.Module):
         """Make images, or judge them.
 
         Args:
-            first: Latents (N, Z) or input images of a generator; of a discriminator what it judges, L for GAT's levels
-                and else 1: (N, L * C', S, S), images in [-1, 1] or what the recipe's codec makes of them.
+            first: For a generator, latents (N, Z) or input images. For a discriminator, (N, L * C', S, S): images in
+                [-1, 1], or the recipe's codec's encoding of them; L is the number of GAT's levels, else 1.
             labels: Classes (N,) int64; None for class 0.
             rest: Seeds (N,) int64 of a network that draws noise, by default 0, 1, ...; a paired discriminator's inputs.
 
         Returns:
-            Images (N, C, R, R), in [-1, 1] but for families that leave them unbounded; with ``data.kind=latents`` what
-            the autoencoder is to decode, (N, C', S, S), times its ``scaling_factor``. Logits (N, ...) of a
-            discriminator.
+            A generator's images (N, C, R, R), in [-1, 1] except for families that leave them unbounded; with
+            ``data.kind=latents``, latents (N, C', S, S) for the autoencoder, times its ``scaling_factor``. A
+            discriminator's logits (N, ...).
         """
         if labels is None:
             labels = torch.zeros(len(first), dtype=torch.int64, device=first.device)
@@ -69,11 +69,11 @@ class ExportedNetwork(nn.Module):
         return self.network(first, labels, *rest)
 
     def decode(self, made: Tensor, path: str | Path | None = None) -> Tensor:
-        """Images of what a generator makes: of latents by the autoencoder that the recipe names, else the same.
+        """Decode a generator's latents to images with the recipe's autoencoder; without one, return ``made``.
 
         Args:
-            made: What ``forward`` gave.
-            path: Where the autoencoder is now, unless where the recipe says.
+            made: Output of ``forward``.
+            path: Path of the autoencoder; None for the recipe's.
 
         Returns:
             Images (N, C, R, R) float32, not clipped.
@@ -89,10 +89,8 @@ class ExportedNetwork(nn.Module):
         if key not in self._codecs:
             wanted = self.header.get(CODEC)
             if wanted and wanted != identity(codec).weights:
-                problem, remedy = (
-                    "is not the autoencoder that the generator was trained with",
-                    "give the path of that one",
-                )
+                problem = "is not the autoencoder that the generator was trained with"
+                remedy = "give the path of that one"
                 raise UserError("path" if path else "data.codec.path", str(codec.path), problem, remedy)
             self._codecs[key] = build_codec(data, made.device)
         return self._codecs[key].decode(made)
@@ -104,12 +102,12 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
     Args:
         path: The file or the folder.
         device: Where the network computes.
-        dtype: Type of its parameters, and so of its computation: ``fp32``, ``bf16`` or ``fp16``. Unless given it is
-            float32 on a CPU and the file's type elsewhere. Buffers are float32 in any case.
+        dtype: Type of its parameters, and so of its computation: ``fp32``, ``bf16`` or ``fp16``. None for float32 on a
+            CPU and the file's type elsewhere. Buffers are always float32.
 
     Raises:
-        UserError: What lies there cannot be read, or was not exported by this project; or there is no such type.
-        RuntimeError: torch has no such device, or it has no memory left.
+        UserError: The file or folder cannot be read, or was not exported by this project; or there is no such type.
+        RuntimeError: torch has no such device, or the device has no memory left.
     """
     if dtype is not None and dtype not in DTYPES:
         raise UserError("dtype", dtype, f"must be one of {', '.join(DTYPES)}", "choose one of these")
@@ -130,7 +128,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
         set_guidance(network, guidance)
     except MemoryError:
         raise
-    except Exception as error:  # headers of others lead to whatever error they like
+    except Exception as error:  # a foreign header can cause any error
         cause = next(iter(str(error).splitlines()), "")
         problem = f"must be an exported network: {type(error).__name__}: {cause}"
         raise UserError(str(path), None, problem, "give a file that `bigsgan export` wrote") from None
@@ -138,7 +136,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
         network = with_images(recipe, network)
     on_cpu = torch.device(device).type == "cpu"
     if on_cpu or dtype == "fp32":
-        compute_as_suits(network, "cpu")  # in the parameters' type
+        compute_as_suits(network, "cpu")  # all layers compute in the parameters' type
     wanted = DTYPES[dtype] if dtype is not None else torch.float32 if on_cpu else stored
     for parameter in network.parameters():
         parameter.data = parameter.data.to(wanted)
@@ -146,7 +144,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Header and tensors; those of a folder are in two files, and its header is a tree."""
+    """Read header and tensors; a folder has two files, and its header is a tree."""
     is_folder = os.path.isdir(path)
     file = path / WEIGHTS_FILE if is_folder else path
     check_regular(file)
@@ -168,9 +166,9 @@ def _recipe(header: Mapping[str, str]) -> Recipe:
 
 
 def _check_sizes(recipe: Recipe, network: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Compare with the network that the header describes, before memory is taken for one of any size.
+    """Compare with the network that the header describes, before taking memory for a network of any size.
 
-    Buffers that are not persistent, but once were, are left out of what is returned.
+    Return the state without buffers that are no longer persistent.
     """
     with torch.device("meta"):
         empty = build_network(recipe, network)

@@ -1,4 +1,4 @@
-"""Truncation and guidance of what a generator's mapping network makes of a latent."""
+"""Truncation and guidance of the styles that a generator's mapping network makes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def set_psi(network: nn.Module, psi: float | None) -> None:
 
 
 def set_guidance(network: nn.Module, guidance: float) -> None:
-    """Choose how far a GAT's w goes from its mean over the classes; 1 for as far as it is."""
+    """Scale the distance of a GAT's w from its mean over the classes; 1 leaves w unchanged."""
     for module in network.modules():
         if isinstance(module, GATMapping):
             module.guidance = guidance

@@ -1,8 +1,8 @@
-"""Post-hoc EMA: a generator's weights averaged with any width, from the snapshots of a run.
+"""Post-hoc EMA: averages a generator's weights with any width, from the snapshots of a run.
 
-Karras et al. 2024, arXiv 2312.02696, section 3.2 and appendix C: the profile of the average that is wanted is
-approximated, in the least squares sense, by a sum of the profiles of the averages that were kept; the weights are
-combined by the same coefficients. A profile is (gamma + 1) / t * (tau / t)^gamma on [0, t].
+Karras et al. 2024, arXiv 2312.02696, section 3.2 and appendix C: a sum of the saved averages' profiles approximates
+the wanted average's profile, in the least squares sense; the weights are combined with the same coefficients. A
+profile is (gamma + 1) / t * (tau / t)^gamma on [0, t].
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from bigsgan.runtime.together import by_rank_zero
 from bigsgan.training.power import AVERAGE, BEGUN, SNAPSHOTS, power_exponent, power_kind, saved_widths
 
 _NOTED_ERROR = 0.02
-"""Of a profile that the kept ones approximate badly, relative to its norm."""
+"""Error of a profile, relative to its norm, above which a warning says that it is approximated badly."""
 
 _log = logging.getLogger(__name__)
 
 
 class Profile(NamedTuple):
-    """Of an average over ``nimg`` images, with the standard deviation ``width * nimg``."""
+    """Profile of an average over ``nimg`` images, with the standard deviation ``width * nimg``."""
 
     nimg: float
     width: float
@@ -42,7 +42,7 @@ class Profile(NamedTuple):
 class Combination(NamedTuple):
     """A sum of profiles that approximates another."""
 
-    coefficients: np.ndarray  # of the kept profiles, float64
+    coefficients: np.ndarray  # coefficients of the saved profiles, float64
     error: float  # norm of the difference, divided by the norm of the wanted profile
 
 
@@ -50,7 +50,7 @@ def check_width(width: float) -> None:
     """Refuse a width that no average has.
 
     Raises:
-        UserError: It is out of range.
+        UserError: The width is out of range.
     """
     if not SMALLEST_WIDTH <= width <= LARGEST_WIDTH:
         problem = f"must be {SMALLEST_WIDTH} to {LARGEST_WIDTH}"
@@ -58,13 +58,13 @@ def check_width(width: float) -> None:
 
 
 def combine(kept: Sequence[Profile], wanted: Profile) -> Combination:
-    """Least squares of the wanted profile by the kept ones."""
+    """Approximate the wanted profile by the saved ones, in the least squares sense."""
     profiles = [*kept, wanted]
     nimg = np.array([profile.nimg for profile in profiles], dtype=np.float64)
     gammas = np.array([power_exponent(profile.width) for profile in profiles])
     products = _products(nimg, gammas)
     norms = np.sqrt(np.diag(products))
-    cosines = products / np.outer(norms, norms)  # at one scale, as early profiles are high and narrow
+    cosines = products / np.outer(norms, norms)  # scaled alike, as early profiles are high and narrow
     gram, target = cosines[:-1, :-1], cosines[:-1, -1]
     solution = np.linalg.lstsq(gram, target, rcond=None)[0]
     error = 1 - 2 * solution @ target + solution @ gram @ solution
@@ -74,7 +74,7 @@ def combine(kept: Sequence[Profile], wanted: Profile) -> Combination:
 def _products(nimg: np.ndarray, gammas: np.ndarray) -> np.ndarray:
     """Integrals of products of profiles: (gamma_a + 1) (gamma_b + 1) / (gamma_a + gamma_b + 1) * s^gamma / t.
 
-    s and t are the shorter and the longer length relative to each other, and gamma is the exponent of the longer.
+    t is the longer length, s the shorter one divided by t, and gamma the exponent of the longer profile.
     """
     later = nimg[:, None] >= nimg[None]
     longest, shortest = np.maximum.outer(nimg, nimg), np.minimum.outer(nimg, nimg)
@@ -89,8 +89,8 @@ def reconstruct(
 ) -> tuple[int, LayerStack]:
     """Return a run's generator with its weights averaged up to a snapshot, and the images seen by then.
 
-    Buffers are those of the snapshot, as for the EMA. Without ``nimg`` the newest snapshot is taken. Several ``ranks``
-    take the same snapshots and share the work of verifying them: a collective.
+    Buffers are those of the snapshot, as for the EMA. Without ``nimg``, this takes the newest snapshot. Several
+    ``ranks`` take the same snapshots and share the work of verifying them: a collective.
 
     Raises:
         UserError: The width is out of range, there is no such snapshot, or one cannot be read.
@@ -110,7 +110,7 @@ def reconstruct(
     reader = None
     for (found, each), coefficient in zip(profiles, coefficients.tolist(), strict=True):
         if reader is None or reader.checkpoint is not found:
-            reader = checkpoint.Reader(found)  # whose files are closed with it
+            reader = checkpoint.Reader(found)  # the previous one's files are closed with it
         saved = reader.entry(AVERAGE)
         for name, total in sums.items():
             values = torch.empty(total.numel())
@@ -126,7 +126,7 @@ def reconstruct(
 
 
 def _snapshots(run: Path, nimg: int | None, ranks: checkpoint.ObjectCollectives) -> list[checkpoint.Checkpoint]:
-    """Return the intact snapshots up to ``nimg``, of averages that began together, oldest first."""
+    """Return the intact snapshots up to ``nimg`` whose averages began together, oldest first."""
     found = by_rank_zero(
         ranks, lambda: [each for each in reversed(list(complete(run / SNAPSHOTS))) if _begun(each) is not None]
     )
@@ -153,7 +153,7 @@ def _snapshots(run: Path, nimg: int | None, ranks: checkpoint.ObjectCollectives)
 
 
 def _begun(found: checkpoint.Checkpoint) -> int | None:
-    """When a snapshot's averages began; None where what it holds are none."""
+    """Images seen when a snapshot's averages began; None if it has no valid averages."""
     try:
         begun = found.manifest["numbers"][AVERAGE][BEGUN]
         widths = saved_widths(found.manifest["kinds"][AVERAGE])

@@ -28,7 +28,7 @@ _TABLES = (layers.Embedding, plain.Embedding)
 
 
 class Sheet(NamedTuple):
-    """Images (n, C, R, R) to show, row by row, with so many columns."""
+    """Images (n, C, R, R) to show, row by row, in ``columns`` columns."""
 
     images: Tensor
     columns: int
@@ -40,9 +40,9 @@ class Sampler:
     def __init__(
         self, trained: TrainedNetwork, seed: int, batch: int, device: torch.device, standing: bool = True
     ) -> None:
-        """Take a generator on ``device``, which computes ``batch`` images at a time; the seed is that of the latents.
+        """Take a generator on ``device``, to compute ``batch`` images at a time; ``seed`` is for the latents.
 
-        ``standing`` gives batch norm standing statistics; else its own are used.
+        ``standing`` gives batch norm standing statistics; otherwise it uses its own.
         """
         self._trained, self._recipe, self._draws = trained, trained.recipe, Draws(seed)
         self._batch, self._device, self._standing = batch, device, standing
@@ -50,7 +50,7 @@ class Sampler:
     def prepare(self, truncation: float | None) -> None:
         """Give batch norm standing statistics, and a mapping network its truncation psi.
 
-        Standing statistics are of latents drawn like the samples' (Brock et al. 2019, section 4.1).
+        Standing statistics come from latents drawn like the samples' (Brock et al. 2019, section 4.1).
         """
         set_psi(self._trained.network, truncation)
         if not self._standing:
@@ -64,30 +64,30 @@ class Sampler:
         return generator_inputs(self._recipe, self._draws, "sample", first, labels, threshold, self._device)
 
     def images(self, inputs: MicroBatch) -> Tensor:
-        """Images of inputs."""
+        """Make images from inputs."""
         network = self._trained.network
         statistics = self._recipe.sample_statistics if self._standing else "running"
         return sample(network, self._trained.show, inputs, self._batch, statistics)
 
     def grid(self, num: int, columns: Sequence[int], truncation: float | None) -> Sheet:
-        """``num`` images, a column for each class of ``columns``."""
+        """Make ``num`` images, with a column for each class of ``columns``."""
         self.prepare(truncation)
         labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
         return Sheet(self.images(self.inputs(0, labels, truncation)), len(columns))
 
     def sweep(self, columns: Sequence[int], truncations: Sequence[float]) -> Sheet:
-        """The same samples under one truncation after the other, a row each."""
+        """Make the same samples with each truncation, one row for each."""
         rows = [self.grid(len(columns), columns, truncation).images for truncation in truncations]
         return Sheet(torch.cat(rows), len(columns))
 
     def interpolation(self, columns: Sequence[int], steps: int, truncation: float | None, morph: bool) -> Sheet:
-        """Rows of ``steps`` images, each from one sample to the next, along great circles of the latents.
+        """Make rows of ``steps`` images, each from one sample to the next, along great circles of the latents.
 
         Args:
-            columns: Class of each sample that a row begins at; the last row ends at the first.
+            columns: Class of each row's first sample; the last row ends at the first row's.
             steps: Images in a row.
-            truncation: Of the latents.
-            morph: Go from class to class too, by the embeddings of both; else a row keeps the class that it begins at.
+            truncation: Truncation of the latents.
+            morph: Also interpolate between the classes' embeddings; otherwise a row keeps its first class.
         """
         self.prepare(truncation)
         latents, labels, *rest = self.inputs(0, torch.tensor(columns), truncation)
@@ -106,7 +106,7 @@ class Sampler:
         return Sheet(torch.cat(rows), steps)
 
     def mixed_styles(self, columns: Sequence[int], rows: int, crossover: int, truncation: float | None) -> Sheet:
-        """Images with coarse styles by row and fine styles by column (Karras et al. 2019, figure 3).
+        """Make images with coarse styles by row and fine styles by column (Karras et al. 2019, figure 3).
 
         The first row and column show the samples themselves; the corner is black. ``columns`` are classes, and
         ``crossover`` is the number of styles that count as coarse.
@@ -142,12 +142,12 @@ class Sampler:
         return [module for module in self._trained.network.modules() if isinstance(module, Mapping)]
 
     def _threshold(self, truncation: float | None) -> float | None:
-        """Threshold of the latents: none where truncation moves what is made of them to a mean instead."""
+        """Threshold of the latents; None if truncation moves w towards a mean instead."""
         return None if self._recipe.generator.truncates_w else truncation
 
     @contextmanager
     def _between(self, label: int, other: int, share: float) -> Iterator[None]:
-        """Let a class stand for what lies between two inside the block."""
+        """Replace a class's embeddings by ones between two classes' inside the block."""
         tables = [module.weight for module in self._trained.network.modules() if isinstance(module, _TABLES)]
         kept = [table[label].clone() for table in tables]
         with torch.no_grad():
@@ -162,10 +162,10 @@ class Sampler:
 
 
 def set_styles(network: LayerStack, noise: str | None, cutoff: int | None) -> None:
-    """Choose the noise of a generator with styles, and how many of the first ones psi holds for.
+    """Choose the noise of a generator with styles, and to how many of the first styles psi applies.
 
     Raises:
-        UserError: It has fewer styles than ``cutoff``.
+        UserError: The generator has fewer styles than ``cutoff``.
     """
     for module in network.modules():
         if isinstance(module, SynthesisLayer) and noise is not None:
@@ -182,14 +182,14 @@ def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:
     norms = a.norm(), b.norm()
     u, v = a / norms[0], b / norms[1]
     angle = torch.arccos(torch.dot(u, v).clamp(-1, 1))
-    if torch.sin(angle) < 1e-4:  # no plane, or too thin a one, for a circle
+    if torch.sin(angle) < 1e-4:  # nearly parallel vectors define no great circle
         return torch.lerp(a, b, share)
     between = (torch.sin((1 - share) * angle) * u + torch.sin(share * angle) * v) / torch.sin(angle)
     return between * torch.lerp(*norms, share)
 
 
 def translated_pairs(trained: TrainedNetwork, num: int, batch: int, device: torch.device) -> Sheet:
-    """Inputs of the run's data, their translations and their targets side by side."""
+    """Show inputs of the run's data, their translations and their targets side by side."""
     pairs = readable_images(build_dataset(trained.recipe.data), trained.recipe.data, num)
     if not len(pairs):
         raise UserError("data.root", trained.recipe.data.root, "contains no readable pairs", "repair its images")

@@ -1,4 +1,4 @@
-"""Opens a run directory in one process, without engines: a plain network with the weights of a checkpoint."""
+"""Opens a run directory without engines, as a plain network with the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class TrainedNetwork:
 
     @torch.no_grad()
     def infer(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
-        """Outputs without a graph; moves no state unless told to."""
+        """Compute outputs without a graph; only ``moving`` lets state move."""
         with moving_state(self.network.stateful_layers(), moving):
             return self.network(*inputs)
 
     @functools.cached_property
     def show(self) -> Infer:
-        """The function that makes what people see of a generator's samples: images (n, C, R, R) in [-1, 1]."""
+        """The function that makes images to show from a generator's inputs: (n, C, R, R) in [-1, 1]."""
         return shown(self.recipe, self.infer)
 
 
 def best_device() -> torch.device:
-    """A GPU where there is one: under a launcher, this rank's."""
+    """A GPU if there is one, under a launcher this rank's; else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
@@ -59,10 +59,10 @@ def open_trained(
     width: float | None = None,
     ranks: checkpoint.ObjectCollectives | None = None,
 ) -> TrainedNetwork:
-    """Put one network of a run together; on a CPU it computes in float32, whatever precision it was trained in.
+    """Assemble one network of a run; on a CPU it computes in float32, whatever precision it was trained in.
 
-    ``live`` loads the live weights instead of the generator's EMA, and ``width`` the average of that width, from the
-    run's snapshots. Without ``nimg`` the newest checkpoint or snapshot is taken, the same on all ``ranks``, which share
+    ``live`` loads the live weights instead of the generator's EMA, and ``width`` the EMA of that width from the run's
+    snapshots. Without ``nimg``, this takes the newest checkpoint or snapshot, the same on all ``ranks``, which share
     the work of verifying it: a collective.
 
     Raises:

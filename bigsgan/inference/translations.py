@@ -1,4 +1,4 @@
-"""Translations of a directory's images by a run's generator, without the run's data.
+"""Translates a directory's images by a run's generator, without the run's data.
 
 Shapes: n images (n, C, R, R) in [-1, 1] on the host.
 """
@@ -22,11 +22,11 @@ from bigsgan.inference.trained import TrainedNetwork
 from bigsgan.training.sampling import sample
 
 _COLUMNS = 6
-"""Of a sheet: three inputs, each with its translation."""
+"""Columns of a sheet: three inputs, each with its translation."""
 
 
 class Translations:
-    """The images of a directory, in the order of their names, and what a generator makes of them."""
+    """The images of a directory, in the order of their names, and their translations by a generator."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Translations:
         device: torch.device,
         standing: bool = True,
     ) -> None:
-        """List the first ``num`` images, or all; sub-directories are ignored. The seed is that of the dropout.
+        """List the first ``num`` images, or all; sub-directories are ignored. ``seed`` is for the dropout.
 
-        ``standing`` normalizes as the recipe's ``sample_statistics`` say; else batch norm's running statistics do.
+        ``standing`` normalizes by the recipe's ``sample_statistics``, otherwise by batch norm's running statistics.
 
         Raises:
             UserError: The directory cannot be read, or contains no images.
@@ -52,10 +52,10 @@ class Translations:
         return len(self._paths)
 
     def file_names(self) -> list[str]:
-        """Names of PNG files for the translations: those of the images.
+        """Names of PNG files for the translations, after those of the images.
 
         Raises:
-            UserError: Two images have one name, with other endings.
+            UserError: Two images differ only in the suffixes of their names.
         """
         names = [f"{path.stem}.png" for path in self._paths]
         name, times = Counter(names).most_common(1)[0]
@@ -65,10 +65,10 @@ class Translations:
         return names
 
     def images(self, numbers: Sequence[int], batch: int) -> tuple[Tensor, Tensor]:
-        """Images by their numbers, cropped to a square and resized (n, C_in, R, R), and their translations.
+        """Images by their numbers, cropped to a square and resized, (n, C_in, R, R), and their translations.
 
-        Where samples are normalized by their own batch, each is a batch, as in the published test: so no image
-        depends on its neighbours.
+        If samples are normalized by their own batch, each image is a batch, as in the published test, so that no image
+        depends on the others.
 
         Raises:
             UserError: An image cannot be read.
@@ -81,7 +81,7 @@ class Translations:
         return sources, sample(self._trained.network, self._trained.show, placed, chunk, self._statistics)
 
     def sheet(self, batch: int) -> Sheet:
-        """Each image and its translation side by side."""
+        """Show each image and its translation side by side."""
         shown = [part.expand(-1, 3, -1, -1) for part in self.images(range(len(self._paths)), batch)]
         return Sheet(torch.stack(shown, dim=1).flatten(0, 1), min(_COLUMNS, 2 * len(self._paths)))
 

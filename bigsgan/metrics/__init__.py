@@ -1,6 +1,6 @@
-"""Quality metrics of generated images, measured by the ranks that hold the generator together.
+"""Quality metrics of generated images, measured together by the ranks that hold the generator.
 
-These are all ranks unless a run gives each network ranks of its own, and in this room they are what "all ranks" means:
+These are all ranks unless a run gives each network ranks of its own. In this room, "all ranks" means these ranks:
 collectives here are made within ``runtime.division.within_part``.
 """
 

@@ -1,4 +1,4 @@
-"""A classifier of handwritten digits, trained in seconds on scikit-learn's data: features without a weights file.
+"""A classifier of handwritten digits, trained in seconds on scikit-learn's data: features that need no weights file.
 
 Shapes: n images (n, 1, R, R) in [-1, 1].
 """
@@ -20,7 +20,7 @@ from bigsgan.images.codec import decode
 from bigsgan.runtime.atomic import replacing
 
 VERSION = 1
-"""Of the network and its training: what another version trained says something else."""
+"""Version of the network and its training, as classifiers of other versions give other features."""
 
 NUM_CLASSES, NUM_FEATURES = 10, 64
 _EPOCHS, _BATCH, _LR = 8, 64, 2e-3
@@ -68,7 +68,7 @@ def train_classifier(images: Tensor, labels: Tensor, seed: int = 0) -> DigitClas
 
 
 def cached_classifier(resolution: int, cache: Path) -> DigitClassifier:
-    """The classifier of digits of a size, trained where the cache has none."""
+    """The classifier of digits at a resolution; trained if the cache has none."""
     path = cache / f"digits-classifier-{VERSION}-{resolution}.safetensors"
     network = DigitClassifier()
     try:

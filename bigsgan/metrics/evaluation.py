@@ -34,36 +34,36 @@ _BY_LOGITS = ("is", "labels")
 
 
 Generate = Callable[[int, Tensor], Tensor]
-"""Makes samples from a number on, by their classes (n,): (n, C, R, R) in [-1, 1] on the device.
+"""Makes samples, given the first one's number and their classes (n,): (n, C, R, R) in [-1, 1] on the device.
 
-Every rank of a replica calls it and gets the same.
+Every rank of a replica calls it and gets the same samples.
 """
 
 
 class Replica(NamedTuple):
-    """Which samples this rank makes, and which of those it looks at."""
+    """The samples that this rank makes, and the part of them that it measures."""
 
-    number: int  # which copy of the generator this rank belongs to
-    num: int  # copies
-    part: int = 0  # which of that copy's ranks this one is
-    num_parts: int = 1  # ranks of a copy
+    number: int  # number of this rank's replica of the generator
+    num: int  # number of replicas
+    part: int = 0  # number of this rank in its replica
+    num_parts: int = 1  # number of ranks of a replica
 
 
 class Measured(NamedTuple):
-    """What came out of one metric."""
+    """The result of one metric."""
 
-    metric: Metric  # which
+    metric: Metric
     values: dict[str, float]  # by name, such as fid50k, or pr50k_precision and pr50k_recall
-    num_real: int  # real images that it is against; 0 where it is against statistics
-    num_fake: int  # samples that it is of
-    seconds: float = 0.0  # that all took which was measured together with it
+    num_real: int  # number of real images that it compares with; 0 if it compares with statistics
+    num_fake: int  # number of samples
+    seconds: float = 0.0  # time of all metrics that were measured together
 
 
 class Evaluation:
-    """Some metrics of samples against one set of real images, which is looked at once.
+    """Measures some metrics of samples against one set of real images, whose features are computed once.
 
     Attributes:
-        features: The network, on the host between measurements.
+        features: The feature network; on the host between measurements.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Evaluation:
         cache: Path,
         tell: Tell = lambda _: None,
     ) -> None:
-        """Prepare for metrics of images, which ``ppl`` is not; no image is looked at yet.
+        """Prepare metrics of images, which ``ppl`` is not; this reads no image yet.
 
-        ``reals`` are the images to compare with, or what is known of them; statistics of images are kept in the
-        directory ``cache``. ``tell`` is called with where it stands, again and again.
+        ``reals`` are the images to compare with, or their statistics. The directory ``cache`` keeps statistics of
+        images. ``tell`` is called with texts about progress.
 
         Raises:
-            UserError: A metric does not go with the network or the data.
+            UserError: A metric does not fit the network or the data.
         """
         self._asked, self.features, self._data = asked, features, data
         self._against = reals if isinstance(reals, Reference) else Reference(reals)
@@ -103,13 +103,13 @@ class Evaluation:
     def measure(
         self, generate: Generate, replica: Replica, stopped: Callable[[], bool] = lambda: False
     ) -> list[Measured]:
-        """Make samples, look at them, compare. A collective.
+        """Make samples and compare their features with the real images'. A collective.
 
-        ``stopped`` is asked after each batch, on all ranks of the generator, and answered alike: whether to give up.
-        What is returned is the same on all of them, and nothing where it was stopped.
+        ``stopped`` is called after each batch on all ranks of the generator, with the same answer: whether to give up.
+        The result is the same on all of them, and empty if it was stopped.
         """
         start = time.perf_counter()
-        with tf32(False):  # whose ten bits show in features
+        with tf32(False):  # its ten bits would change features visibly
             self.features.network.to(comm.device())
             reals = self._see_reals()
             labels = reals.labels if self._against.labelled else torch.ones_like(reals.labels)
@@ -123,7 +123,7 @@ class Evaluation:
         return [measured._replace(seconds=seconds) for measured in comm.from_rank_zero(found)]
 
     def _num(self, metric: Metric) -> int:
-        """Samples for a metric: each pair of data once, where samples are translations."""
+        """Number of samples for a metric; translations use each pair of the data at most once."""
         images = self._against.images
         return min(metric.num, len(images)) if self._data.paired and images is not None else metric.num
 
@@ -140,7 +140,7 @@ class Evaluation:
     def _see_fakes(
         self, generate: Generate, replica: Replica, labels: Tensor, stopped: Callable[[], bool]
     ) -> Impressions | None:
-        """Replicas take batches in turn, all of them as many, since engines compute together; None where stopped."""
+        """Make samples; None if stopped. Replicas take equally many batches, in turn, as engines compute together."""
         nums = {self._num(metric) for metric in self._asked}
         kept = max((self._num(metric) for metric in self._asked if metric.kind in _BY_ROWS), default=0)
         width, num_classes = self.features.width, self.features.num_classes
@@ -162,14 +162,14 @@ class Evaluation:
 
 
 class _Comparison:
-    """Metrics of what was seen of real images and of samples."""
+    """Metrics of the features of real images and of samples."""
 
     def __init__(self, reals: Impressions, fakes: Impressions, tell: Tell, gaussian: Gaussian | None) -> None:
         self._reals, self._fakes, self._tell, self._gaussian = reals, fakes, tell, gaussian
         self._manifolds: dict[int, Manifold] = {}
 
     def measure(self, metric: Metric, num: int) -> Measured:
-        """A collective; complete on rank 0."""
+        """Compute a metric. A collective; only rank 0 has all values."""
         self._tell(metric.name)
         whole = metric.kind in ("fid", "cfid", "labels", "is")
         named = {f"{metric.name}{ending}": value for ending, value in self._values(metric.kind, num).items()}
@@ -179,10 +179,10 @@ class _Comparison:
         return Measured(metric, named, num_real, num)
 
     def _values(self, kind: str, num: int) -> dict[str, float]:
-        """By the ending of their names."""
+        """Values by the ending of their names."""
         num_real = self._reals.num_images
         if kind == "fid":
-            if comm.rank() != 0:  # seconds on the host, and no use in all ranks' doing the same
+            if comm.rank() != 0:  # this takes seconds on the host, and other ranks need no result
                 return {}
             return {"": frechet_distance(self._gaussian or self._reals.moments[num_real], self._fakes.moments[num])}
         if kind == "cfid":
@@ -200,7 +200,7 @@ class _Comparison:
         return {f"_{name}": getattr(self._manifolds[num], name) for name in names}
 
     def _class_fid(self, num: int) -> float:
-        """Mean over classes that have two or more images on both sides; ranks share the classes."""
+        """Mean FID over classes with at least two images on both sides; ranks share the classes."""
         own, num_own, num_ranks = 0.0, 0, comm.world_size()
         for first in range(0, len(self._reals.labels), num_ranks):
             self._tell(f"classes from {first} on")
@@ -209,7 +209,7 @@ class _Comparison:
                 limits = ((self._reals, self._reals.num_images), (self._fakes, num))
                 sides = [self._class_moments(seen, label, limit) for seen, limit in limits]
                 mine = sides if label == first + comm.rank() else mine
-            if mine and min(side.num for side in mine) > 1:  # all ranks at the same time, each one class
+            if mine and min(side.num for side in mine) > 1:  # all ranks compute at the same time, each for one class
                 own, num_own = own + frechet_distance(*mine), num_own + 1
         total, num_classes = comm.total(own), comm.total(num_own)
         return total / num_classes if num_classes else float("nan")
@@ -225,9 +225,9 @@ class _Comparison:
 
 
 def drawn_labels(first: int, num: int, counts: Tensor) -> Tensor:
-    """Classes of the samples from number ``first`` on, (num,), as frequent as among the real images of each class.
+    """Draw classes (num,) of the samples from number ``first`` on, as frequent as in ``counts`` of real images.
 
-    What is drawn depends on the sample's number alone, and not on the ranks.
+    A sample's class depends only on its number, not on the ranks.
     """
     shares = torch.from_numpy(Draws(seed=0).uniform("metrics/labels", (), first, num, 1)[:, 0]).double()
     bounds = counts.cumsum(0) / counts.sum()

@@ -1,4 +1,4 @@
-"""Networks that turn images into features and class logits, from local files or trained on the spot.
+"""Networks that turn images into features and class logits, read from local files or trained here.
 
 Shapes: n images (n, C, R, R), 0 to 255 in any type, C being 1 (grey) or 3; D features, K classes.
 """
@@ -28,35 +28,35 @@ from bigsgan.runtime import comm
 
 LARGEST_WIDTH = 2**14
 CHUNK = 32
-"""Images that a feature network sees at a time: less memory than a training step of a network worth measuring takes."""
+"""Images that a feature network computes at a time, so that it needs less memory than a training step."""
 
 DIGITS_OF_HASH = 16
 
 
 class Seen(NamedTuple):
-    """What a network says of images."""
+    """A feature network's outputs for images."""
 
     features: Tensor  # (n, D)
-    logits: Tensor | None  # (n, K); None where the network classifies nothing
+    logits: Tensor | None  # (n, K); None if the network is no classifier
 
 
 @dataclass
 class Features:
     """A feature network, frozen."""
 
-    name: str  # which it is
-    resizer: str  # how images get to the size that it needs; `none` where it takes any
+    name: str
+    resizer: str  # how images are resized for it; `none` if it takes any size
     hash: str  # first 16 digits of the SHA-256 of its weights, or of its file
     network: nn.Module  # on some device
-    look: Callable[[Tensor], Seen]  # sees images on that device
-    # features to compare images with that differ little; those of `look` unless given
+    look: Callable[[Tensor], Seen]  # computes outputs for images on that device
+    # features for comparing images that differ little; None for those of `look`
     look_for_paths: Callable[[Tensor], Tensor] | None = None
     width: int = 0  # D
     num_classes: int | None = None  # K; None without logits
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Seen:
-        """See images, ``CHUNK`` at a time: float32 features and logits."""
+        """Compute float32 features and logits of images, ``CHUNK`` at a time."""
         parts = [self.look(chunk) for chunk in images.split(CHUNK)]
         logits = [part.logits.float() for part in parts if part.logits is not None]
         return Seen(torch.cat([part.features.float() for part in parts]), torch.cat(logits) if logits else None)
@@ -64,24 +64,24 @@ class Features:
 
 COMMAND = {"features": "--features", "weights": "--weights"}
 RECIPE = {"features": "metrics.features.network", "weights": "metrics.features.weights"}
-"""Where the user wrote what: fields of messages."""
+"""Where the user gives the network and its weights: fields of messages."""
 
 
 def check_features(section: FeatureNetwork, data: Data, fields: Mapping[str, str] = COMMAND) -> None:
     """Find the files of a feature network, without building it.
 
     Raises:
-        UserError: A file is missing or is another than expected, or the network does not fit the data.
+        UserError: A file is missing or not the expected one, or the network does not fit the data.
     """
     with _named(fields):
         _find(section, data)
 
 
 def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapping[str, str] = COMMAND) -> Features:
-    """Build a feature network on the host and load its weights; one that has to be trained is kept in ``cache``.
+    """Build a feature network on the host and load its weights; ``cache`` keeps one that has to be trained.
 
     Raises:
-        UserError: A file is missing or is another than expected, or the network does not fit the data.
+        UserError: A file is missing or not the expected one, or the network does not fit the data.
     """
     with _named(fields):
         features = _find(section, data)(cache)
@@ -90,7 +90,7 @@ def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapp
             seen = features(black)
             _, features.width = seen.features.shape
             features.num_classes = None if seen.logits is None else seen.logits.shape[1]
-        except Exception as error:  # whatever a foreign network raises at images of a size, or returns
+        except Exception as error:  # a foreign network may raise or return anything
             problem = f"cannot process images of {data.resolution} pixels: {str(error).splitlines()[-1]}"
             raise UserError("features", section.network, problem, "choose another network") from error
         if features.width > LARGEST_WIDTH:
@@ -101,7 +101,7 @@ def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapp
 
 @contextmanager
 def _named(fields: Mapping[str, str]) -> Iterator[None]:
-    """Give messages the fields that the user wrote."""
+    """Replace the fields of messages by those that the user wrote."""
     try:
         yield
     except UserError as error:
@@ -110,7 +110,7 @@ def _named(fields: Mapping[str, str]) -> Iterator[None]:
 
 
 def _find(section: FeatureNetwork, data: Data) -> Callable[[Path], Features]:
-    """Find the files of a network; what is returned builds it, with a directory for what is kept."""
+    """Find the files of a network, and return a function that builds it, given the directory of the cache."""
     name = section.network
     if name == "auto":
         name = "digits" if data.kind == "digits" else "inception"
@@ -133,7 +133,7 @@ def _find(section: FeatureNetwork, data: Data) -> Callable[[Path], Features]:
 
 
 def _digits(resolution: int, cache: Path) -> Features:
-    """One rank trains it, or finds it in the cache: what it says has to be the same on all."""
+    """The digits classifier, trained or read from the cache by rank 0: its outputs must be the same on all ranks."""
     network = cached_classifier(resolution, cache) if comm.rank() == 0 else DigitClassifier()
     network.load_state_dict(comm.from_rank_zero(network.state_dict()))
     network.eval().requires_grad_(False)
@@ -171,10 +171,10 @@ def _published(name: str, weights: str | None) -> tuple[Any, Path]:
 
 
 def _torchvision(name: str, published: Any, path: Path) -> Features:
-    """A classifier of torchvision: features are what its last linear layer reads."""
+    """A classifier of torchvision; its features are the inputs of its last linear layer."""
     models, field = importlib.import_module("torchvision.models"), f"torchvision:{name}"
     with torch.device("meta"):
-        # Without weights, these two would leave out what their builders add for published ones.
+        # For published weights, the builders of these two add this option themselves.
         options = {"transform_input": True} if name.lower() in ("inception_v3", "googlenet") else {}
         network = models.get_model(name, weights=None, **options)
     load_weights(network, path)
@@ -193,9 +193,9 @@ def _torchvision(name: str, published: Any, path: Path) -> Features:
 
 
 def _torchscript(path: Path) -> Features:
-    """A TorchScript file: takes images (n, 3, R, R), 0 to 255, and gives features, or features and logits.
+    """A TorchScript file that takes images (n, 3, R, R), 0 to 255, and returns features, or features and logits.
 
-    The files that the StyleGAN papers measure with take ``return_features``, ``no_output_bias`` and ``return_lpips``.
+    The files of the StyleGAN papers' metrics take ``return_features``, ``no_output_bias`` and ``return_lpips``.
     """
     try:
         network = torch.jit.load(str(path), map_location="cpu").eval()

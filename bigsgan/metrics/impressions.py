@@ -1,4 +1,4 @@
-"""Features of a set of images: sums for each number of images that a metric needs, and rows.
+"""Collects features of a set of images: sums for each number of images that a metric needs, and rows.
 
 Shapes: n images of one call, D features, K classes.
 """
@@ -17,32 +17,32 @@ from bigsgan.metrics.scores import SPLITS, ClassScores
 from bigsgan.runtime import comm
 
 COUNTED_TOGETHER = 1024
-"""Images: sums of outer products cost as much for a few features as for many."""
+"""Number of images to count at a time: sums of outer products cost as much for few features as for many."""
 
 
 class Rows(NamedTuple):
     """Features that are kept one by one, on the host."""
 
     features: Tensor  # (n, D) float32
-    positions: Tensor  # of their images in the set, (n,) int64
+    positions: Tensor  # positions of their images in the set, (n,) int64
     labels: Tensor  # classes, (n,) int64
 
 
 def join_rows(parts: Iterable[Rows], width: int) -> Rows:
-    """One block of several, whose features (n, D) are D = ``width`` wide."""
+    """Join several blocks of rows into one; features (n, D) have D = ``width``."""
     none = Rows(torch.empty(0, width), *torch.empty(2, 0, dtype=torch.int64))
     return Rows(*(torch.cat(part) for part in zip(none, *parts, strict=True)))
 
 
 class Impressions:
-    """Of one rank's share of a set of images; images count by their position in the set.
+    """Sums and rows of one rank's share of a set of images; an image counts by its position in the set.
 
     Attributes:
-        num_images: In the whole set.
-        moments: By limit: of the images at positions below it.
-        scores: Likewise; empty where the network gives no logits.
-        labels: Images of each class, (classes,) float64.
-        rows: Of the images at positions below ``rows_limit``, once the collection has ended.
+        num_images: Number of images in the whole set.
+        moments: Moments by limit, of the images at positions below the limit.
+        scores: Class scores by limit, likewise; empty if the network gives no logits.
+        labels: Number of images of each class, (classes,) float64.
+        rows: Rows of the images at positions below ``rows_limit``, after the collection has ended.
         rows_limit: See ``rows``.
     """
 
@@ -55,9 +55,9 @@ class Impressions:
         limits: Iterable[int],
         rows_limit: int,
     ) -> None:
-        """Begin with nothing: for D = ``width``, K = ``num_classes``, and as many classes of images as ``num_labels``.
+        """Begin empty, with D = ``width``, K = ``num_classes``, and ``num_labels`` classes of images.
 
-        ``limits`` are those of ``moments``.
+        ``limits`` are the keys of ``moments``.
         """
         self.num_images, self.rows_limit, self.rows = num_images, rows_limit, join_rows([], width)
         self._parts: list[Rows] = []
@@ -67,12 +67,12 @@ class Impressions:
         self.scores = {} if num_classes is None else {limit: ClassScores(num_classes) for limit in self.moments}
 
     def add(self, seen: Seen, positions: Tensor, labels: Tensor) -> None:
-        """Count what was seen of n images, sooner or later.
+        """Count the features of n images, now or in a later call.
 
         Args:
-            seen: Of the images.
-            positions: In the set, (n,); those at or behind ``num_images`` count for nothing.
-            labels: Classes, (n,); of generated images those that were asked for.
+            seen: Features and logits of the images.
+            positions: Positions in the set, (n,); positions from ``num_images`` on do not count.
+            labels: Classes, (n,); for generated images the requested ones.
         """
         self._pending.append((seen, positions, labels))
         if sum(len(positions) for _, positions, _ in self._pending) >= COUNTED_TOGETHER:
@@ -99,7 +99,7 @@ class Impressions:
             self._parts.append(Rows(features[kept].float().cpu(), positions[kept], labels[kept]))
 
     def over_ranks(self) -> None:
-        """End the collection: make the sums those of all ranks. A collective."""
+        """End the collection, and add up the sums of all ranks. A collective."""
         self._count()
         self.rows = join_rows(self._parts, self.rows.features.shape[1])
         self._parts.clear()

@@ -1,4 +1,4 @@
-"""The Inception network of FID: torchvision's, with the poolings of the TensorFlow graph that the weights come from.
+"""The Inception network of FID: torchvision's, with the pooling of the TensorFlow graph that the weights come from.
 
 Shapes: n images (n, 3, R, R).
 """
@@ -14,7 +14,7 @@ RESOLUTION = 299
 NUM_CLASSES = 1008
 DIGEST = "6726825d"
 NAMES = [f"pt_inception-2015-12-05-{DIGEST}.pth", f"weights-inception-2015-12-05-{DIGEST}.pth"]
-"""Of the files of the published weights, in torch.hub's cache."""
+"""Names of the published weights' files in torch.hub's cache."""
 URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{NAMES[0]}"
 
 
@@ -49,8 +49,8 @@ def resized(images: Tensor, resizer: str) -> Tensor:
 
     Args:
         images: float32 (n, C, R, R).
-        resizer: ``tensorflow`` samples between the two nearest pixels, from the upper left corner of each and whatever
-            the reduction; ``antialiased`` is bicubic and widens with the reduction, as Pillow does.
+        resizer: ``tensorflow`` interpolates between the two nearest pixels, by their upper left corners, whatever the
+            reduction; ``antialiased`` is bicubic and widens with the reduction, as in Pillow.
     """
     if resizer == "antialiased":
         return F.interpolate(images, (RESOLUTION, RESOLUTION), mode="bicubic", align_corners=False, antialias=True)
@@ -67,7 +67,7 @@ def _sampled(images: Tensor, dim: int) -> Tensor:
 
 
 def _mean_inside(x: Tensor) -> Tensor:
-    """3x3 mean that leaves the padding out."""
+    """3x3 mean without the padding."""
     return F.avg_pool2d(x, kernel_size=3, stride=1, padding=1, count_include_pad=False)
 
 

@@ -1,4 +1,4 @@
-"""Sums of features in float64, which ranks add up, and the Frechet distance between two of them.
+"""Sums of features in float64, which ranks add up, and the Frechet distance between two such sums.
 
 Shapes: N features (N, D).
 """
@@ -24,7 +24,7 @@ class Moments:
     """Number, sum and sum of outer products of features, float64 on the host.
 
     Attributes:
-        num: N.
+        num: Number of features, N.
         total: Sum of the features, (D,).
         products: Sum of their outer products, (D, D).
     """
@@ -42,7 +42,7 @@ class Moments:
         self.products += (values.T @ values).cpu()
 
     def over_ranks(self) -> Moments:
-        """Those of all ranks' features. A collective."""
+        """Moments of all ranks' features. A collective."""
         merged = Moments(len(self.total))
         packed = torch.cat([torch.tensor([float(self.num)], dtype=torch.float64), self.total, self.products.flatten()])
         packed = comm.sum_over_ranks(packed.to(comm.device())).cpu()
@@ -53,20 +53,20 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """(D,)."""
+        """Mean of the features, (D,)."""
         return self.total / self.num
 
     @property
     def covariance(self) -> Tensor:
-        """Unbiased, (D, D)."""
+        """Unbiased covariance, (D, D)."""
         return (self.products - self.num * torch.outer(self.mean, self.mean)) / (self.num - 1)
 
 
 def frechet_distance(a: Moments | Gaussian, b: Moments | Gaussian) -> float:
     """|mean difference|^2 + tr(A + B - 2 (A B)^(1/2)) of covariances A and B (Heusel et al. 2017, arXiv 1706.08500).
 
-    Symmetric decompositions alone: tr (A B)^(1/2) is the sum of the roots of the eigenvalues of A^(1/2) B A^(1/2).
-    Both have at least two features, equally wide.
+    It needs only symmetric decompositions: tr (A B)^(1/2) is the sum of the roots of the eigenvalues of
+    A^(1/2) B A^(1/2). Both have at least two features, of the same width.
     """
     root = _square_root(a.covariance)
     inner = torch.linalg.eigvalsh(root @ b.covariance @ root).clamp(min=0).sqrt().sum()
@@ -75,6 +75,6 @@ def frechet_distance(a: Moments | Gaussian, b: Moments | Gaussian) -> float:
 
 
 def _square_root(matrix: Tensor) -> Tensor:
-    """Of a symmetric matrix without negative eigenvalues, but for rounding."""
+    """Square root of a symmetric matrix without negative eigenvalues, except by rounding."""
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T

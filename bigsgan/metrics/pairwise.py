@@ -1,7 +1,7 @@
 """Metrics of all pairs of features: kernel inception distance, precision and recall, density and coverage.
 
-Each rank holds some rows. Chunks of rows go round, so that no rank ever holds all of them, and every rank compares each
-chunk with its own rows. Shapes: a rank's rows (n, D) of N over all ranks.
+Each rank holds some rows. Ranks broadcast their rows in chunks, so that no rank ever holds all of them, and every rank
+compares each chunk with its own rows. Shapes: a rank's rows (n, D) of N over all ranks.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ CHUNK = 2048
 """Rows compared at a time."""
 
 NEIGHBOURS_PR, NEIGHBOURS_DC = 3, 5
-"""Which neighbour's distance is a feature's radius, as published for each pair of metrics."""
+"""A feature's radius is the distance of this neighbour, as published for each pair of metrics."""
 
 
 Tell = Callable[[str], None]
 
 
 class Shared(NamedTuple):
-    """Features that lie on ranks."""
+    """Features distributed over ranks."""
 
-    rows: Tensor  # this rank's, (n, D), float32 on the host
-    sizes: list[int]  # rows of each rank
-    tell: Tell  # called with where it stands, again and again
+    rows: Tensor  # this rank's rows, (n, D), float32 on the host
+    sizes: list[int]  # number of rows of each rank
+    tell: Tell  # called with texts about progress
 
     @property
     def num(self) -> int:
-        """N."""
+        """Number of rows over all ranks, N."""
         return sum(self.sizes)
 
     def own_chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """This rank's rows, float64 on the device, and where they stand among them."""
+        """Yield this rank's rows in chunks, float64 on the device, with their slices."""
         for first in range(0, len(self.rows), CHUNK):
             where = slice(first, first + CHUNK)
             yield where, self.rows[where].to(comm.device()).double()
 
     def going_round(self, column: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """All ranks' rows, float64 on the device, chunk by chunk and the same on all ranks. A collective.
+        """Yield all ranks' rows in chunks, float64 on the device, the same on all ranks. A collective.
 
-        A ``column`` of numbers (n,) float64 that belong to this rank's rows comes along as (chunk,).
+        A ``column`` (n,) float64 of numbers for this rank's rows is sent along, as (chunk,).
         """
         width = self.rows.shape[1]
         for source, size in enumerate(self.sizes):
@@ -62,7 +62,7 @@ class Shared(NamedTuple):
 
 
 def share(rows: Tensor, tell: Tell = lambda _: None) -> Shared:
-    """Learn how many rows (n, D) the other ranks have. A collective."""
+    """Exchange how many rows (n, D) each rank has. A collective."""
     sizes = torch.zeros(comm.world_size(), dtype=torch.float64, device=comm.device())
     sizes[comm.rank()] = len(rows)
     return Shared(rows.float().cpu(), comm.sum_over_ranks(sizes).long().tolist(), tell)
@@ -79,7 +79,7 @@ def kernel_distance(real: Shared, fake: Shared) -> float:
 
 
 def _within(x: Shared) -> float:
-    """Mean kernel of two different rows."""
+    """Mean of the kernel over pairs of different rows."""
     width = x.rows.shape[1]
     own = sum(float((rows.square().sum(1) / width + 1).pow(3).sum()) for _, rows in x.own_chunks())
     return (_kernel_sum(x, x) - comm.total(own)) / (x.num * (x.num - 1))
@@ -94,7 +94,7 @@ def _kernel_sum(a: Shared, b: Shared) -> float:
 
 
 class Manifold(NamedTuple):
-    """How two sets of images cover each other; all are shares, 0 to 1, but density, which is 0 or more."""
+    """How two sets of images cover each other; density is 0 or more, the others are shares, 0 to 1."""
 
     precision: float
     recall: float
@@ -116,7 +116,7 @@ def manifold_metrics(real: Shared, fake: Shared) -> Manifold:
 
 def _radii(x: Shared) -> tuple[Tensor, Tensor]:
     """Squared distances of this rank's rows to their third and fifth neighbours, (n,) each, on the host."""
-    nearest = torch.full((len(x.rows), NEIGHBOURS_DC + 1), torch.inf, dtype=torch.float64)  # and to themselves
+    nearest = torch.full((len(x.rows), NEIGHBOURS_DC + 1), torch.inf, dtype=torch.float64)  # also to itself
     for others, _ in x.going_round():
         for where, rows in x.own_chunks():
             found = _squared_distances(rows, others)
@@ -146,5 +146,5 @@ def _density_and_coverage(real: Shared, radii: Tensor, fake: Shared) -> tuple[fl
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """(n, D), (m, D) -> (n, m)."""
+    """Squared distances between rows: (n, D), (m, D) -> (n, m)."""
     return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)

@@ -19,13 +19,13 @@ from bigsgan.runtime import comm
 
 EPSILON = 1e-4
 TRIMMED = 0.01
-"""Share of the shortest, and of the longest paths that do not count."""
+"""Share of the shortest paths, and of the longest ones, that do not count."""
 
 _PAIRS = 8
-"""Compared at a time."""
+"""Pairs of images compared at a time."""
 
 LARGEST_RESOLUTION = 256
-"""Larger images are averaged down to this, which the published feature network was trained at."""
+"""Larger images are averaged down to this resolution, at which the published feature network was trained."""
 
 
 def path_length(
@@ -44,11 +44,11 @@ def path_length(
     Args:
         network: A generator whose first layer makes styles, on the device, whole on every rank, in evaluation mode, and
             in float32: half precision does not see such small differences.
-        inputs: Gives latents, labels and seeds of so many samples from a number on.
+        inputs: Returns latents, labels and seeds, given the first sample's number and the number of samples.
         features: The network to compare with, on the device.
-        num: Paths, over all ranks.
+        num: Number of paths, over all ranks.
         batch: Images at a time.
-        tell: Called with where it stands, again and again.
+        tell: Called with texts about progress.
     """
     mapping, synthesis = network.part(0, 1), network.part(1, len(network.layers))
     distances, step = [], max(batch // 2, 1)
@@ -68,20 +68,20 @@ def path_length(
 
 
 def _distances(features: Features, a: Tensor, b: Tensor) -> Tensor:
-    """Squared, over EPSILON^2, between images (n, C, R, R) and images: (n,) on the host."""
+    """Squared distances over EPSILON^2 between images (n, C, R, R) of two ends: (n,) on the host."""
     look = features.look_for_paths or (lambda images: features.look(images).features)
     seen = [look(images).flatten(1).float() for images in (a, b)]  # millions of numbers an image, in LPIPS
     return (seen[0] - seen[1]).square().sum(1).double().cpu() / EPSILON**2
 
 
 def trimmed_mean(distances: Tensor) -> float:
-    """Mean of distances (n,) without the shortest and the longest, TRIMMED of each."""
+    """Mean of distances (n,) without the shares TRIMMED of the shortest and of the longest."""
     low = torch.quantile(distances, TRIMMED, interpolation="lower")
     high = torch.quantile(distances, 1 - TRIMMED, interpolation="higher")
     return float(distances[(distances >= low) & (distances <= high)].mean())
 
 
 def _comparable(images: Tensor) -> Tensor:
-    """Images in [-1, 1] as 0 to 255, not rounded, as the differences are small."""
+    """Images from [-1, 1] as 0 to 255, not rounded, because differences are small."""
     factor = max(images.shape[-1] // LARGEST_RESOLUTION, 1)
     return byte_range(F.avg_pool2d(images.float(), factor) if factor > 1 else images)

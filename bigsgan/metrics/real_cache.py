@@ -1,4 +1,4 @@
-"""Cached features of real images: one file of sums, and one file of rows for each rank that wrote it."""
+"""Caches features of real images: one file of sums, and one file of rows for each rank that wrote the entry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bigsgan.runtime.atomic import replacing
 
 FORMAT = 1
 PRINTED_IMAGES = 32
-"""Of a data set, from all over it, that its fingerprint is made of."""
+"""Number of images, spread over a data set, in its fingerprint."""
 
 _SUMS, _CONTENT, _ABOUT = "sums.safetensors", "content", "about"
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def directory() -> Path:
-    """Where all is kept: BIGSGAN_CACHE, or ~/.cache/bigsgan."""
+    """The cache's directory: BIGSGAN_CACHE, or ~/.cache/bigsgan."""
     chosen = os.environ.get("BIGSGAN_CACHE")
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bigsgan"
 
@@ -51,14 +51,14 @@ def key(dataset: ImageDataset, about: Mapping[str, Any]) -> str:
 
 
 def save(found: Impressions, place: Path, about: Mapping[str, Any]) -> None:
-    """Cache statistics of one limit, the number of images: sums over all ranks, this rank's rows. A collective.
+    """Cache the statistics of all images: sums over all ranks, and this rank's rows. A collective.
 
-    It warns if that fails; ``about`` is for people.
+    ``found`` has one limit, the number of images. A failure is a warning. ``about`` is for people who read the file.
     """
     rows = found.rows
     name, problem = None, None
     if len(rows.positions):
-        name = f"rows-{uuid.uuid4().hex}.safetensors"  # another writer's, or an older one's, must not be taken for it
+        name = f"rows-{uuid.uuid4().hex}.safetensors"  # unlike files of other or earlier writers
         tensors = {"features": rows.features, "positions": rows.positions, "labels": rows.labels}
         problem = _problem(place / name, tensors, {})
     gathered = comm.gather_objects((name, problem))
@@ -66,7 +66,7 @@ def save(found: Impressions, place: Path, about: Mapping[str, Any]) -> None:
         return
     problem = next((problem for _, problem in gathered if problem), None)
     parts = [name for name, _ in gathered if name]
-    if problem is None:  # last of all, as it makes the entry complete
+    if problem is None:  # the sums are written last, as they make the entry complete
         metadata = {
             _CONTENT: json.dumps({"rows_limit": found.rows_limit, "parts": parts}),
             _ABOUT: json.dumps(about),
@@ -124,7 +124,7 @@ def _read(place: Path, features: Features, num_labels: int, rows_limit: int) -> 
 
 
 def _problem(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str | None:
-    """Write a file; return what went wrong."""
+    """Write a file; return the problem, if any."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:

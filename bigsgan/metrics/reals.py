@@ -31,10 +31,10 @@ def see_reals(
     cache: Path,
     tell: Callable[[str], None],
 ) -> Impressions:
-    """Return what the network sees of all real images: with one limit, their number. A collective.
+    """Return features of all real images, with their number as the one limit. A collective.
 
-    Features of ``rows_limit`` images are kept as rows, of which each rank has some. The ranks share the directory
-    ``cache``; where they do not see each other's files, nothing is taken from it.
+    Features of ``rows_limit`` images are kept as rows, some on each rank. The ranks share the directory ``cache``; if
+    they do not see each other's files, it is not used.
     """
     rows_limit = min(rows_limit, len(dataset))
     tell("real images: cache")
@@ -54,14 +54,14 @@ def see_reals(
         return cached
     num, rank = len(dataset), comm.rank()
     found = Impressions(num, features.width, features.num_classes, num_labels(data), [num], rows_limit)
-    order = Draws(seed=0).permutation("metrics/reals", (), num)  # so that the first of them are of all kinds
+    order = Draws(seed=0).permutation("metrics/reals", (), num)  # so that the first images are of all kinds
     positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
     own = positions[rank :: comm.world_size()]
     corrupt = CorruptImages(data.max_corrupt, rank)
     for part, read in zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True):
         tell(f"real image {int(part[0])} of {num}")
         corrupt.count(read)
-        images = read.images[:, data.input_channels :] if data.paired else read.images  # of pairs, the target
+        images = read.images[:, data.input_channels :] if data.paired else read.images  # the target of a pair
         found.add(features(images.to(comm.device())), part, read.labels)
     found.over_ranks()
     tell("real images: writing the cache")
@@ -70,12 +70,12 @@ def see_reals(
 
 
 def num_labels(data: Data) -> int:
-    """Classes of a data set's images; 1 where they have none."""
+    """Number of classes of a data set; 1 if its images have none."""
     return max(data.num_classes, 1)
 
 
 def _read(dataset: ImageDataset, data: Data, indices: Sequence[np.ndarray]) -> Iterator[Batch]:
-    """Read these images; in this process from where loading processes fail, since training's own may fill /dev/shm."""
+    """Read these images, and if loading processes fail, the rest in this process: training's may fill /dev/shm."""
     num_read = 0
     try:
         batches = read_batches(dataset, data, (each.tolist() for each in indices), pin_memory=False)

@@ -1,4 +1,4 @@
-"""References for metrics instead of the run's data: an .npz file of images, of statistics, or of both.
+"""Opens references for metrics instead of the run's data: an .npz file of images, of statistics, or of both.
 
 Shapes: N images (N, R, R, C) uint8, D features.
 """
@@ -21,22 +21,22 @@ from bigsgan.metrics.moments import Gaussian
 
 _OPTION = "--reference"
 _MOST_BYTES = 1 << 30
-"""Of a covariance: that of 11,585 features in float64."""
+"""Largest covariance: that of 11,585 features in float64."""
 _MOST_ASYMMETRY = 1e-4
-"""Of a covariance, relative to its largest element."""
+"""Largest asymmetry of a covariance, relative to its largest element."""
 
 
 class Reference(NamedTuple):
-    """Real images, or what is known of them."""
+    """Real images, or their statistics, or both."""
 
-    images: ImageDataset | None  # None where there are none
-    gaussian: Gaussian | None = None  # what `fid` is against in their place
-    # whether the images have classes, as frequent as samples are to have them; else all classes are
+    images: ImageDataset | None  # None if there are only statistics
+    gaussian: Gaussian | None = None  # statistics that `fid` compares with instead of the images
+    # whether samples get classes as frequent as those of the images; else all classes are equally frequent
     labelled: bool = True
 
 
 class MappedImages(ImageDataset):
-    """Images of a mapped array, with their classes (N,) or class 0."""
+    """Images of a memory-mapped array, with their classes (N,) or class 0."""
 
     in_memory = True
 
@@ -55,7 +55,7 @@ def open_reference(path: Path, data: Data) -> Reference:
     """Open a file in the form of ADM's evaluation suite: `arr_0`, `arr_1`, `mu` and `sigma`; other keys are ignored.
 
     Raises:
-        UserError: It cannot be read, has none of these, or does not fit the run's images.
+        UserError: The file cannot be read, has none of these, or does not fit the run's images.
     """
     try:
         arrays = mapped_arrays(path, (IMAGES, LABELS)) | read_arrays(path, ("mu", "sigma"), _MOST_BYTES)
@@ -73,7 +73,7 @@ def open_reference(path: Path, data: Data) -> Reference:
 
 
 class _Checked:
-    """The arrays of a file, each checked as it is taken."""
+    """The arrays of a file, each checked by the method that returns it."""
 
     def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         self._path, self._arrays = path, arrays

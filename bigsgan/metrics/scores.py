@@ -1,4 +1,4 @@
-"""Scores of class probabilities that a network gives to images: inception score, divergences between histograms.
+"""Scores from a network's class probabilities of images: inception score, divergences between histograms.
 
 Shapes: N images, K classes.
 """
@@ -14,13 +14,13 @@ SPLITS = 10
 
 
 class ClassScores:
-    """Sums over class probabilities, float64 on the host, that ranks add up.
+    """Sums over class probabilities p, float64 on the host, which ranks add up.
 
     Attributes:
-        num: Images of each split, (splits,).
+        num: Number of images in each split, (splits,).
         probabilities: Sum of p by split, (splits, K).
         negative_entropy: Sum of p log p by split, (splits,).
-        histogram: Images by the most probable class, (K,).
+        histogram: Number of images by their most probable class, (K,).
     """
 
     def __init__(self, num_classes: int, splits: int = SPLITS) -> None:
@@ -39,14 +39,14 @@ class ClassScores:
         self.histogram += torch.bincount(p.argmax(1), minlength=p.shape[1])
 
     def over_ranks(self) -> ClassScores:
-        """Those of all ranks' images. A collective."""
+        """Scores of all ranks' images. A collective."""
         merged = ClassScores(self.probabilities.shape[1], len(self.num))
         for name, own in vars(self).items():
             setattr(merged, name, comm.sum_over_ranks(own.clone().to(comm.device())).cpu())
         return merged
 
     def inception_score(self) -> tuple[float, float]:
-        """exp of the mean KL(p(class | image) || p(class)): mean and deviation over splits that hold images.
+        """exp of the mean KL(p(class | image) || p(class)): mean and standard deviation over splits with images.
 
         Salimans et al. 2016, arXiv 1606.03498, section 4.
         """
@@ -59,9 +59,9 @@ class ClassScores:
 
 
 def kullback_leibler(p: Tensor, q: Tensor) -> float:
-    """KL(p || q) in nats of two histograms of counts (K,), each with one image more in every class.
+    """KL(p || q) in nats of two histograms of counts (K,), after adding one image to every class of both.
 
-    Without that, one class that q never shows would make it infinite, whatever the rest looks like.
+    Otherwise a single class without images in q would make it infinite.
     """
     p, q = (p + 1) / (p + 1).sum(), (q + 1) / (q + 1).sum()
     return float((p * (p / q).log()).sum())

@@ -1,4 +1,4 @@
-"""Weight files of feature networks: their path, their checksum, and how they are loaded."""
+"""Finds, verifies and loads the weight files of feature networks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bigsgan.runtime.paths import check_stored
 
 
 def find_weights(given: str | None, names: list[str], url: str, digest: str) -> Path:
-    """Return the file of weights: the one that was given, or one of these names in torch.hub's cache.
+    """Return the file of weights: the given one, or one with these names in torch.hub's cache.
 
-    The SHA-256 of the latter must begin with ``digest``.
+    The SHA-256 of a cached file must begin with ``digest``.
 
     Raises:
-        UserError: There is none, or the cached one is another file.
+        UserError: There is no such file, or the cached one has another checksum.
     """
     if given is not None:
         if not os.path.isfile(given):
@@ -39,17 +39,17 @@ def find_weights(given: str | None, names: list[str], url: str, digest: str) -> 
 
 
 def load_weights(network: nn.Module, path: Path) -> None:
-    """Give a network, which may be on the meta device, the tensors of a file that holds nothing else, and freeze it.
+    """Load a file that holds only tensors into a network, which may be on the meta device, and freeze the network.
 
     Raises:
-        UserError: It is none, or of another network.
+        UserError: The file holds something else, or tensors of another network.
     """
     try:
         check_stored(path)
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True), assign=True)
-    except Exception as error:  # pickle, zip and torch each have their own
-        what = str(error).splitlines()[0]
-        if "weights_only" in str(error):  # torch's text advises to run the code
+    except Exception as error:  # pickle, zip and torch each raise their own
+        what = next(iter(str(error).splitlines()), "it is damaged")  # as of an empty file
+        if "weights_only" in str(error):  # torch's message recommends running the code
             what = "it contains code, which is not executed" if "GLOBAL" in str(error) else "it is damaged"
         problem = f"does not contain the network's weights: {what}"
         raise UserError("weights", str(path), problem, "download the file again") from None

@@ -1,7 +1,7 @@
 """Memory of a network's passes on micro-batches of any size, from traces on two sizes.
 
-What a layer holds is a constant, such as copies of its weights, and so much for each sample: two traces tell of any
-size.
+A layer holds a constant, such as copies of its weights, and a fixed number of bytes for each sample. So two traces are
+enough for any size.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from bigsgan.planner.passes import Passes, WholePass
 
 _META = torch.device("meta")
 _SMALLEST = 2
-"""Samples of a trace: batch statistics want more than one."""
+"""Least number of samples of a trace: batch statistics need more than one."""
 
 T = TypeVar("T")
 
 
 class Traces:
-    """Traces of a recipe's networks. Layouts of one recipe share them: they differ in how much of them they use."""
+    """Traces of a recipe's networks. Layouts of one recipe share them, and each uses the layers and sizes it needs."""
 
     def __init__(self) -> None:
         self._networks: dict[tuple, LayerStack] = {}
@@ -45,7 +45,7 @@ class Traces:
         self._passes: dict[tuple, Passes] = {}
 
     def network(self, plan: RunPlan, network: str) -> LayerStack:
-        """All layers, on the meta device."""
+        """A network with all its layers, on the meta device."""
         key = network, plan.engines[network].file.precision
         if key not in self._networks:
             self._networks[key] = build_on_meta(plan, network)
@@ -55,7 +55,7 @@ class Traces:
     def passes(
         self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int, bounds: tuple[int, int]
     ) -> Passes:
-        """Passes of layers ``bounds[0]`` up to ``bounds[1]``, with ``num_samples`` in a segment on one replica."""
+        """Passes of layers ``bounds[0]`` to ``bounds[1] - 1``, with ``num_samples`` in a segment on one replica."""
         checkpointing = plan.engines[network].section.activation_checkpointing
         key = self._key(plan, network), mode, segments
         whole_key = (*key, num_samples, bounds, checkpointing)
@@ -73,12 +73,12 @@ class Traces:
     def entering(
         self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int, layer: int
     ) -> tuple[int, int]:
-        """Bytes of what comes into a layer that is not the first, and of its gradients."""
+        """Bytes of the inputs of a layer, which is not the first, and of their gradients."""
         before = self.passes(plan, network, mode, segments, num_samples, (layer - 1, layer))
         return before.returned, before.gradients
 
     def penalised(self, plan: RunPlan, network: str, num_samples: int) -> WholePass:
-        """The passes of a network through which a penalty is differentiated twice: exact R1 of D, path length of G."""
+        """A network's passes when a penalty differentiates them twice: exact R1 in D, path length in G."""
         key = self._key(plan, network), plan.engines[network].section.activation_checkpointing
         if key not in self._wholes:
             trace = trace_discriminator if network == "discriminator" else trace_generator
@@ -91,7 +91,7 @@ class Traces:
         return network, plan.engines[network].file.precision, plan.placement(network).num_replicas > 1
 
     def prepared(self, plan: RunPlan, network: str) -> LayerStack:
-        """The layers, averaging their statistics as replicas do."""
+        """A network whose layers average their statistics as replicas do."""
         stack, num_replicas = self.network(plan, network), plan.placement(network).num_replicas
         stack.checkpointing = plan.engines[network].section.activation_checkpointing
         stack.requires_grad_(True)
@@ -102,7 +102,7 @@ class Traces:
         return stack
 
     def _choose_kernels(self, plan: RunPlan, network: str, exact: bool) -> None:
-        """As engines do, but where a gradient gives tangents their direction, which is not the fullest moment."""
+        """Choose kernels as engines do, except for the gradient that directs tangents, which is no fullest moment."""
         for layer in self._exact_layers[network, plan.engines[network].file.precision]:
             layer.exact = exact
 
@@ -131,13 +131,13 @@ class Traces:
 
 
 def _at_size(first: Any, second: Any, unit: int, num_samples: int) -> Any:
-    """What a trace of so many samples holds, of traces of ``unit`` and of twice as many: all numbers lie on lines."""
+    """Extrapolate two traces, of ``unit`` samples and of twice as many, to ``num_samples``: all numbers are linear."""
 
     def between(a: Any, b: Any) -> Any:
         return a + (b - a) * (num_samples - unit) // unit
 
     if isinstance(first, Stretch):
-        if len(first.live) != len(second.live):  # grouped convolutions differentiated twice have more moments then
+        if len(first.live) != len(second.live):  # grouped convolutions differentiated twice: more samples, more moments
             first, second = first.condensed(), second.condensed()
         return Stretch(np.maximum(between(first.live, second.live), 0), first.arrived, first.uses)
     if isinstance(first, tuple):

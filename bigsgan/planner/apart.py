@@ -1,4 +1,4 @@
-"""Layouts in which each network has ranks of its own, beside those in which every rank holds both."""
+"""Layouts in which each network has ranks of its own, compared with those in which every rank holds both."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from bigsgan.planner.traffic import Machine, Model, sent_bytes
 from bigsgan.table import aligned
 
 _WORTH = 0.9
-"""Share of the time at most which a layout has to take to be recommended: the model is a simple one."""
+"""A recommended layout takes at most this share of the time of the others, because the model of time is simple."""
 
 _LEAST = 0.01
-"""Seconds of an update below which it is recommended only if nothing else fits: there the starts of kernels count."""
+"""For updates of fewer seconds, it is recommended only if nothing else fits: kernel launches matter there."""
 
 _MICRO_BATCHES = (1, 2, 4)
-"""Times as many as the recipe has."""
+"""Multiples of the recipe's number of micro-batches to try."""
 
 SCHEDULES = (EXACT, OVERLAPPED)
 
 
 @dataclass(frozen=True)
 class Apart:
-    """One such layout.
+    """A layout in which each network has ranks of its own.
 
     Attributes:
         layout: Its overrides, and the memory of its fullest rank.
         division: Ranks of G and of D.
-        timings: By schedule, of a mean update; what overlaps takes as long as the side that has more to do.
-        sent: Bytes of images, and of gradients at them, of a mean update, over all ranks.
-        schedule: The recipe's.
+        timings: Times of a mean update, by schedule; overlapping work takes as long as its longer side.
+        sent: Bytes of images and of gradients at images in a mean update, over all ranks.
+        schedule: The recipe's schedule.
     """
 
     layout: Layout
@@ -46,20 +46,20 @@ class Apart:
 
     @property
     def seconds(self) -> float:
-        """Of an update with the recipe's schedule."""
+        """Seconds of an update with the recipe's schedule."""
         return self.timings[self.schedule].seconds
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found.
+    """Layouts with ranks for each network, and the best layout without.
 
     Attributes:
-        apart: A layout of each ZeRO stage, the first that fits, else the last that was tried.
-        refused: Stages for which there is none, and why.
+        apart: A layout for each ZeRO stage: the first that fits, else the last that was tried.
+        refused: ZeRO stages without such a layout, and why.
         together: Seconds of an update in the cheapest layout that fits in which every rank holds both; None if none
-            does. Pipelines are taken to have no bubble, and an offloaded optimizer to cost nothing.
-        machine: What times are for.
+            does. Pipelines count without a bubble, and an offloaded optimizer costs nothing.
+        machine: Machine that times are for.
     """
 
     apart: list[Apart]
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def winner(self) -> Apart | None:
-        """The fastest that fits, if it is much faster than what every rank holding both gives, or that does not fit."""
+        """The fastest layout that fits, if it is much faster than ranks that hold both, or if these do not fit."""
         fitting = [each for each in self.apart if each.layout.fits]
         best = min(fitting, key=lambda each: each.seconds, default=None)
         if best is None or self.together is None:
@@ -78,12 +78,12 @@ class Comparison:
 
 
 def machine_of(resources: Resources) -> Machine:
-    """The assumed machine, with as many GPUs a host as there are."""
+    """The assumed machine, with the given number of GPUs on each host."""
     return Machine(per_node=-(-resources.gpus // resources.nodes))
 
 
 def compare(surveyor: Surveyor, survey: Survey, machine: Machine) -> Comparison:
-    """Try networks on ranks of their own at each ZeRO stage, and time them beside the survey's best."""
+    """Try networks on ranks of their own at each ZeRO stage, and compare times with the survey's best."""
     together = None
     if survey.best is not None:
         plan = surveyor.plan(survey.best.overrides)
@@ -100,7 +100,7 @@ def compare(surveyor: Surveyor, survey: Survey, machine: Machine) -> Comparison:
 
 
 def _find(surveyor: Surveyor, kind: Kind, machine: Machine) -> Apart:
-    """The first that fits: without recomputation, then with, then with more micro-batches."""
+    """The first layout that fits: without recomputation, then with it, then with more micro-batches."""
     found = None
     for times, recomputes in ((1, False), *((times, True) for times in _MICRO_BATCHES)):
         accumulation = times * surveyor.recipe([]).accumulation
@@ -133,12 +133,12 @@ def _lay_out(surveyor: Surveyor, kind: Kind, machine: Machine, accumulation: int
 
 
 def with_winner(survey: Survey, found: Comparison) -> Survey:
-    """The survey, whose best is what wins."""
+    """The survey, with the winner as its best if there is one."""
     return survey if found.winner is None else replace(survey, best=found.winner.layout)
 
 
 def table(found: Comparison) -> str:
-    """All of them, against the cheapest layout in which every rank holds both."""
+    """A table of these layouts, relative to the cheapest layout in which every rank holds both."""
     if not found.apart and not found.refused:
         return ""
     heads = ["ranks of their own", "micro-batches", "GiB of a rank", "GB of images"]
@@ -166,7 +166,7 @@ def _describe(found: Comparison) -> str:
 
 
 def advice(found: Comparison) -> str:
-    """Why a layout with ranks of their own is taken, and its overrides to paste."""
+    """Say why the winner is best, and its overrides to paste."""
     winner = found.winner
     assert winner is not None
     why = "which alone fits" if found.together is None else f"whose updates take {winner.seconds / found.together:.2f}"
@@ -175,7 +175,7 @@ def advice(found: Comparison) -> str:
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
-    """All of it: bytes and seconds."""
+    """A comparison as JSON, in bytes and seconds."""
     return {
         "machine": found.machine._asdict(),
         "together_seconds": found.together,

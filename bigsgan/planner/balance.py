@@ -13,21 +13,21 @@ from bigsgan.errors import UserError
 from bigsgan.planner.sides import UNIT, Speed, Timing, Work, count_update, time_update
 
 _WORTH = 0.05
-"""Share of the time from which on another batch is named that divides by better numbers."""
+"""Least share of the time that another batch must save to be named."""
 
 _NEAR = 0.1
-"""How far from the recipe's batch it may be."""
+"""Largest relative difference of that batch from the recipe's."""
 
 _MOST = 64
-"""Divisions that are looked at for that."""
+"""Largest number of divisions tried for other batches."""
 
 
 class Division(NamedTuple):
     """Ranks of G and of D.
 
     Attributes:
-        numbers: By network.
-        timing: Of the mean update.
+        numbers: Numbers of ranks, by network.
+        timing: Time of the mean update.
     """
 
     numbers: dict[str, int]
@@ -35,7 +35,7 @@ class Division(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As tables have it."""
+        """The numbers as tables show them."""
         return " + ".join(str(number) for number in self.numbers.values())
 
 
@@ -46,7 +46,7 @@ def one_of_each(recipe: Recipe, directory: Path | None) -> RunPlan:
 
 
 def possible(recipe: Recipe, world_size: int, directory: Path | None) -> Iterator[dict[str, int]]:
-    """Numbers of ranks that stages and batch can be divided by, and that the networks do not refuse."""
+    """Yield numbers of ranks that divide by the stages, divide the batch, and that the networks do not refuse."""
     stages = [recipe.engine(network).pipeline_stages for network in NETWORKS]
     parts = math.lcm(*(recipe.accumulation_of(network) for network in NETWORKS))
     for generator in range(stages[0], world_size, stages[0]):
@@ -71,7 +71,7 @@ def _divides(recipe: Recipe, replicas: int) -> bool:
 def divide(
     recipe: Recipe, world_size: int, directory: Path | None, work: Work | None = None, schedule: str | None = None
 ) -> Division:
-    """The division with the shortest updates, by operations; of equals, the one that gives G fewer ranks.
+    """The division with the shortest updates, by counted operations; among equals, the one with fewer ranks for G.
 
     Raises:
         UserError: There is no division.
@@ -90,17 +90,17 @@ def divide(
 
 
 def time_division(work: Work, numbers: Mapping[str, int], schedule: str, speed: Speed = UNIT) -> Division:
-    """Time of an update on so many ranks."""
+    """Time an update on so many ranks."""
     replicas = {network: number // len(work.stages[network]) for network, number in numbers.items()}
     return Division(dict(numbers), time_update(work, replicas, schedule, speed))
 
 
 class OtherBatch(NamedTuple):
-    """A batch that divides by other numbers of ranks.
+    """Another batch, and a division of ranks that it allows.
 
     Attributes:
-        batch: The nearest to the recipe's.
-        division: That it allows.
+        batch: The batch nearest to the recipe's that allows the division.
+        division: The division.
     """
 
     batch: int
@@ -116,7 +116,7 @@ def other_batches(
 ) -> list[OtherBatch]:
     """For divisions of all sizes, the batch nearest to the recipe's that divides by their numbers.
 
-    Times are those of the recipe's batch, at the ``speed`` of such numbers of ranks.
+    Times are for the recipe's batch, at the ``speed`` of each division's numbers of ranks.
     """
     stages = [len(work.stages[network]) for network in NETWORKS]
     step = stages[0] * max(1, -(-world_size // (_MOST * stages[0])))
@@ -133,15 +133,15 @@ def other_batches(
 
 
 def is_near(other: OtherBatch, recipe: Recipe) -> bool:
-    """Whether its batch is so near to the recipe's that it may stand for that."""
+    """Whether a batch is near enough to the recipe's to replace it."""
     return abs(other.batch - recipe.batch) <= _NEAR * recipe.batch
 
 
 def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None) -> tuple[RunPlan, str]:
-    """Plan a run whose recipe may leave the numbers of ranks open, and say which were found; all ranks find the same.
+    """Plan a run whose recipe may leave the numbers of ranks to us, and describe them; all ranks find the same numbers.
 
     Raises:
-        UserError: There is no division, or the recipe cannot be run so.
+        UserError: There is no division, or the recipe cannot run with it.
     """
     if not chooses_ranks(recipe) or world_size == 1:
         return plan_run(recipe, world_size, directory), ""
@@ -163,7 +163,7 @@ def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None
 
 
 def describe(division: Division) -> str:
-    """How much of an update each side computes."""
+    """Say for which share of an update each network computes."""
     shares = [division.timing.busy[network] / division.timing.seconds for network in NETWORKS]
     return "which compute {:.0%} and {:.0%} of an update, by counted operations".format(*shares)
 

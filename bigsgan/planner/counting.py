@@ -19,15 +19,14 @@ METHODS = {"double_backward": "by a double backward", "forward_mode": "in forwar
 
 
 def count_work(plan: RunPlan) -> dict[str, Any]:
-    """Parameters and work of both networks, and the work of an update for each image of its batch.
+    """Count parameters and work of both networks, and the work of an update for each image of its batch.
 
-    Forward passes are counted on a device without memory, a multiplication and an addition as two operations. An update
-    makes images for D's steps and its own, once for both where they are reused and their graphs can be kept. They cost
-    G a forward and later a backward pass of twice the work; D goes forward and backward over real and fake images, and
-    once more forward and backward to the images for G, with the reals where G's objective pairs them. What D's
-    penalties and G's path length add is for the mean update, of which a lazy one is in some: as the plan has it, and by
-    each method. What activation checkpointing computes again
-    is left out, as model FLOP utilisation has it.
+    Forward passes are counted on a device without memory; a multiplication and an addition are two operations. An
+    update makes images for D's steps and for G's, once for both if they are reused and their graphs can be kept. G's
+    images cost a forward pass, and later a backward pass of twice the work. D goes forward and backward over real and
+    fake images, and again forward and backward to the images for G, also over real ones if G's objective pairs them.
+    D's penalties and G's path length are averaged over updates, as a lazy one is only in some: by the plan's method,
+    and by each. Recomputation by activation checkpointing does not count, as in model FLOP utilisation.
     """
     counted = {network: count_network(plan, network) for network in NETWORKS}
     d_steps = plan.recipe.objective.d_steps
@@ -46,16 +45,16 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
 
 
 def method_of(plan: RunPlan, network: str) -> str:
-    """How a network's exact penalties are computed."""
+    """Name of the method by which a network's exact penalties are computed."""
     return "forward_mode" if plan.differentiates_forward(network) else "double_backward"
 
 
 def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
-    """Operations of D's penalties in the mean update, for an image of its batch; ``discriminator`` of a forward pass.
+    """Operations of D's penalties in the mean update, for an image of its batch.
 
-    A segment that a penalty adds goes forward and backward, 3 passes. A double backward goes to the images and back
-    through that, 1 + 2, in all segments. In forward mode D goes to the images and back before it trains, 2, and with
-    the values go tangents, 3.
+    A forward pass has ``discriminator`` operations. A segment that a penalty adds goes forward and backward: 3 passes.
+    A double backward goes to the images, and back through that, in all segments: 1 + 2. In forward mode, D first goes
+    forward and back to the images: 2; then tangents accompany the values in training: 3.
     """
     every = next((penalty.every for penalty in (plan.objective.r1, plan.objective.r2) if penalty), 1)
     passes = 0
@@ -69,8 +68,8 @@ def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
 def _count_path_length(plan: RunPlan, method: str) -> int:
     """Operations of G's path length in the mean update, for an image of its batch.
 
-    As those of a penalty on D, of the layers behind the styles; tangents are carried for all samples, all else is for
-    those that take part.
+    They count as those of a penalty on D, for the layers after the styles. All samples carry tangents; the rest is only
+    for samples that take part.
     """
     section = plan.recipe.objective.path_length
     if section is None:
@@ -89,14 +88,14 @@ def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
 
 
 def _count_forward(plan: RunPlan, network: str, ahead: int) -> tuple[int, int]:
-    """Operations of a forward pass for one image: of the layers ``ahead``, and of the others."""
+    """Operations of a forward pass for one image: of the first ``ahead`` layers, and of the others."""
     found = count_layers(plan, network)
     return sum(found[:ahead]), sum(found[ahead:])
 
 
 def count_layers(plan: RunPlan, network: str) -> list[int]:
     """Operations of a forward pass for one image, layer by layer."""
-    num_samples = plan.engines[network].micro_batch_size  # which layers that look across samples can divide
+    num_samples = plan.engines[network].micro_batch_size  # layers that look across samples can divide this number
     with _META:
         stack = build_network(plan.recipe, network).eval().requires_grad_(False)
     carry, found = meta_inputs(plan, network, num_samples), []

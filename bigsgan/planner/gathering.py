@@ -1,8 +1,8 @@
-"""Predicts how much of a network ZeRO stage 3 has gathered on a rank, as modules come and go.
+"""Predicts how much of a network ZeRO stage 3 has gathered on a rank while modules run.
 
 Follows DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py: parameters are fetched when a module needs
 them, and given back after it unless the order of modules says that they are needed again soon. That order is recorded
-in a pass, kept for the next of its kind (engines/deepspeed/prefetching.py), and thrown away when one differs from it.
+in a pass, kept for the next of its kind (engines/deepspeed/prefetching.py), and discarded when a pass differs from it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _NEVER = -1
 
 
 class Limits(NamedTuple):
-    """What a DeepSpeed file says of gathering, in elements."""
+    """A DeepSpeed file's limits of gathering, in elements."""
 
-    prefetch: int  # gathered ahead of their use
+    prefetch: int  # most that is gathered ahead of its use
     reuse_distance: int  # parameters needed again within so many others are kept
-    max_live: int  # nothing is gathered ahead beyond so many
-    persistence: int  # smaller parameters stay gathered
+    max_live: int  # beyond so many, nothing is gathered ahead
+    persistence: int  # parameters up to this size stay gathered
 
 
 @dataclass
 class _Group:
-    """Parameters that one collective gathers: into a buffer, which stays until each of them was waited for.
+    """Parameters that one collective gathers into a buffer, which stays until each of them was waited for.
 
-    More than one parameter are then copied out of it.
+    If there is more than one, they are then copied out of the buffer.
     """
 
     size: int
@@ -42,17 +42,17 @@ class _Group:
 
 @dataclass
 class _Record:
-    """In which order the passes of one kind use modules, by their parameters."""
+    """The order in which passes of one kind use modules, which are identified by their parameters."""
 
     mode: Literal["invalid", "record", "complete"] = "invalid"
     order: list[tuple[int, ...]] = field(default_factory=list)
 
 
 class Gathering:
-    """The parameters of one network on one rank, of several that share them.
+    """The parameters of one network on one of the ranks that share them.
 
     Attributes:
-        held: Elements that are gathered now, with the buffers that they came in.
+        held: Elements gathered now, with the buffers of their collectives.
         whole: Elements of all parameters.
     """
 
@@ -71,7 +71,7 @@ class Gathering:
         self.held, self.whole = 0, sum(sizes)
 
     def begin(self, kind: Hashable) -> None:
-        """Begin a forward pass of the whole network, of a kind whose passes use the modules in the same order."""
+        """Begin a forward pass of the whole network; passes of one kind use the modules in the same order."""
         self._drop_groups()
         record = self._record = self._records.setdefault(kind, _Record())
         if record.mode == "record":
@@ -83,12 +83,12 @@ class Gathering:
         self._fetched_for, self._step, self._num_available = {}, 0, 0
 
     def update(self) -> None:
-        """Update the parameters: all are given back."""
+        """Give all parameters back, as an update does."""
         self._drop_groups()
         self._give_back(set(self._available))
 
     def run(self, uses: Sequence[Use], num_moments: int) -> np.ndarray:
-        """Elements that are gathered at each moment of a stretch with these uses, (T,) int64."""
+        """Elements gathered at each moment of a stretch with these uses, (T,) int64."""
         moments = [(use.start, True, use.parameters) for use in uses]
         moments += [(use.stop, False, use.parameters) for use in uses]
         held = np.empty(num_moments, np.int64)
@@ -102,7 +102,7 @@ class Gathering:
         return held
 
     def _fetch(self, used: tuple[int, ...]) -> int:
-        """Gather what a module needs, and some of what the next ones need; the most that is held meanwhile."""
+        """Gather a module's parameters, and some for the next modules; return the most held meanwhile."""
         record = self._record
         if record.mode == "complete" and record.order[self._step : self._step + 1] != [used]:
             record.mode, record.order = "invalid", []
@@ -131,7 +131,7 @@ class Gathering:
         group = self._in_flight.pop(parameter)
         if not group.landed:
             self._add(group.missing)
-            if len(group.missing) == 1:  # which stays where it was gathered
+            if len(group.missing) == 1:  # one parameter stays in the buffer
                 self.held -= group.size
                 group.size = 0
             group.landed = True
@@ -170,7 +170,7 @@ class Gathering:
         self._launch(chosen)
 
     def _release(self, used: tuple[int, ...]) -> int:
-        """Give back what no module needs soon; what was held before."""
+        """Give back parameters that no module needs soon; return the elements held before."""
         before = self.held
         for p in used:
             self._active[p] -= 1

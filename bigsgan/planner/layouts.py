@@ -1,9 +1,9 @@
 """The layouts that a recipe could have on so many ranks, and which of them fits and costs least.
 
-Cheapest first: nothing offloaded, then one network's optimizer, then both, then the parameters too; ZeRO 0, 1 and 2,
-which send weights and gradients once for an update, then pipelines, then stage 3, which gathers weights for every pass;
-without recomputation, then with; as many micro-batches as the recipe has, then more, each of which is smaller; less
-on the host; the lower stage.
+The order of costs, cheapest first: nothing offloaded, one network's optimizer, both, the parameters too; ZeRO 0, 1 and
+2, which send weights and gradients once in an update, then pipelines, then ZeRO 3, which gathers weights for every
+pass; without recomputation, then with it; as many micro-batches as the recipe has, then more and smaller ones; fewer
+bytes on the host; the lower ZeRO stage.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from bigsgan.planner.balance import plan_balanced
 from bigsgan.planner.memory import Prediction, predict
 
 USABLE = 0.9
-"""Share of the memory that a layout may fill: a context, libraries' workspaces and fragmentation take the rest."""
+"""Share of the memory that a layout may fill: the CUDA context, libraries and fragmentation take the rest."""
 
 
 class Kind(NamedTuple):
     """How states are laid out.
 
     Attributes:
-        name: For the table.
-        file: DeepSpeed's, where ``{}`` stands for the precision.
+        name: Name in the table.
+        file: DeepSpeed file, with ``{}`` for the precision.
         tier: Place in the order of costs.
-        stages: Of a pipeline.
-        discriminator_file: D's, where it has another.
+        stages: Number of pipeline stages.
+        discriminator_file: D's DeepSpeed file, if it has another.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Kind(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """What there is.
+    """The machine's resources.
 
     Attributes:
-        gpus: In all.
-        nodes: They are on.
-        gpu_memory: Bytes of each.
-        host_memory: Bytes of each node; None if it is not to be looked at.
+        gpus: Number of GPUs in all.
+        nodes: Number of nodes that they are on.
+        gpu_memory: Bytes of each GPU.
+        host_memory: Bytes of each node; None to ignore it.
     """
 
     gpus: int
@@ -69,7 +69,7 @@ class Resources(NamedTuple):
         )
 
     def on_node(self, prediction: Prediction) -> int:
-        """Bytes of a node's host memory that its ranks hold."""
+        """Bytes of host memory that the ranks of a node hold."""
         return sum(prediction.host.values()) * self.gpus // self.nodes
 
 
@@ -78,13 +78,13 @@ class Layout:
     """One way to run a recipe.
 
     Attributes:
-        name: For the table.
-        overrides: That make the recipe run so, instead of those that were given.
+        name: Name in the table.
+        overrides: Overrides for this layout, which replace the given ones.
         accumulation: Micro-batches of a batch.
-        micro_batch: Images in one of the generator's, on one rank.
-        recomputes: Whether both networks recompute their activations, and pipelines G's images too.
+        micro_batch: Images in a micro-batch of the generator, on one rank.
+        recomputes: Whether both networks recompute their activations, and pipelines also G's images.
         prediction: Memory of the fullest rank.
-        fits: Whether that is there.
+        fits: Whether the resources suffice.
     """
 
     name: str
@@ -98,13 +98,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found.
+    """All layouts of a recipe.
 
     Attributes:
         own: The recipe as it stands, if it can run on so many ranks.
-        layouts: Of each kind, with and without recomputation, the cheapest that fits, else the one that lacks least.
-        refused: Kinds that cannot be, and why.
-        best: The cheapest that fits; the recipe as it stands if that alone does.
+        layouts: For each kind, with and without recomputation, the cheapest that fits, else the one that needs least.
+        refused: Kinds that are not possible, and why.
+        best: The cheapest that fits, or the recipe as it stands if only that fits.
     """
 
     own: Layout | None
@@ -114,7 +114,7 @@ class Survey:
 
     @property
     def closest(self) -> Layout | None:
-        """The one that needs least memory."""
+        """The layout that needs least memory."""
         layouts = [*self.layouts, *([self.own] if self.own else [])]
         return min(layouts, key=lambda layout: layout.prediction.peak, default=None)
 
@@ -123,7 +123,7 @@ _SUFFIX = {"fp32": "", "bf16": "_bf16", "fp16": "_fp16"}
 _PIPELINE_TIER = 1
 _MOST_STAGES = 8
 _FULL = 4
-"""Micro-batches for each stage beyond which a pipeline hardly waits any more."""
+"""With more micro-batches than this for each stage, a pipeline's bubble hardly shrinks."""
 
 WITHOUT_STAGES = [
     *(Kind(f"ZeRO {stage}", f"ds_configs/zero{stage}{{}}.json", 0) for stage in (0, 1, 2)),
@@ -142,15 +142,15 @@ class Surveyor:
     """Tries the layouts of one recipe.
 
     Attributes:
-        resources: What there is.
-        directory: Of the recipe.
+        resources: The machine's resources.
+        directory: Directory of the recipe.
     """
 
     def __init__(self, path: Path, overrides: Sequence[str], resources: Resources) -> None:
-        """Read a recipe with overrides laid over it.
+        """Read a recipe and apply overrides.
 
         Raises:
-            UserError: The recipe is not good.
+            UserError: The recipe is invalid.
         """
         self._tree, self.resources, self._given = read_yaml(path), resources, list(overrides)
         apply_overrides(self._tree, self._given)
@@ -159,7 +159,7 @@ class Surveyor:
         self._traces = Traces()
 
     def survey(self) -> Survey:
-        """Try them all."""
+        """Try all layouts."""
         own, refused = None, dict[str, str]()
         try:
             own = self.layout("as it stands", [], self._recipe.engine("generator").activation_checkpointing)
@@ -175,7 +175,7 @@ class Surveyor:
                     continue
                 costs = (kind.tier, recomputes, *self._distance(layout.accumulation))
                 ranked.append(((*costs, sum(layout.prediction.host.values()), len(ranked)), layout))
-        # The recipe as it stands may mix what no kind does, such as files of its own.
+        # The recipe as it stands may be of no kind, for example with DeepSpeed files of its own.
         best = own if own is not None and own.fits else None
         if fitting := [item for item in ranked if item[1].fits]:
             _, best = min(fitting, key=lambda item: item[0])
@@ -194,7 +194,7 @@ class Surveyor:
             refused["offloading"] = "its DeepSpeed files are in bf16, and the recipe is not"
 
     def _num_layers(self) -> int:
-        """Layers with parameters of the network that has fewer."""
+        """Number of layers with parameters in the network that has fewer of them."""
         one_rank = [f"engines.{n}.ds_config={self._file(WITHOUT_STAGES[1], n)}" for n in NETWORKS]
         alone = [f"engines.{n}.{value}" for n in NETWORKS for value in ("pipeline_stages=1", "ranks=null")]
         plan = self.plan([*one_rank, *alone], ranks=1)
@@ -202,10 +202,10 @@ class Surveyor:
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
 
     def _best_of(self, kind: Kind, recomputes: bool) -> Layout:
-        """The layout of a kind nearest to the recipe's accumulation that fits, else the one that needs least.
+        """The layout of a kind that fits and is nearest to the recipe's accumulation, else the one that needs least.
 
         Raises:
-            UserError: The recipe cannot be run so.
+            UserError: The recipe cannot run in such a layout.
         """
         tried = []
         for accumulation in self._accumulations(kind):
@@ -215,7 +215,7 @@ class Surveyor:
         return min(tried, key=lambda layout: layout.prediction.peak)
 
     def _accumulations(self, kind: Kind) -> list[int]:
-        """Numbers of micro-batches that the recipe can be run with, the one nearest to its own first; at least one."""
+        """Possible numbers of micro-batches, at least one; the one nearest to the recipe's comes first."""
         batch, own = self._recipe.batch, self._recipe.accumulation
         numbers = [n for n in range(1, batch + 1) if batch % n == 0]
         if kind.stages > 1:
@@ -234,12 +234,12 @@ class Surveyor:
         return larger or possible
 
     def _distance(self, accumulation: int) -> tuple[int, int]:
-        """Place in the order of costs: as many micro-batches as the recipe has, then more, then fewer."""
+        """Place in the order of costs: as many micro-batches as in the recipe, then more, then fewer."""
         own = self._recipe.accumulation
         return (0, accumulation) if accumulation >= own else (1, own - accumulation)
 
     def changes(self, kind: Kind, accumulation: int, recomputes: bool) -> list[str]:
-        """Overrides that lay the recipe out so; those that it needs none of are left out."""
+        """Overrides that give the recipe this layout, without those that would change nothing."""
         changes = [f"accumulation={accumulation}"] if accumulation != self._recipe.accumulation else []
         phase = "recompute" if recomputes else "keep"
         if kind.stages > 1 and phase != self._recipe.pipeline.generator_phase:
@@ -269,21 +269,21 @@ class Surveyor:
         return read_deepspeed_file(network, name, self.directory, {}).precision
 
     def recipe(self, changes: Sequence[str]) -> Recipe:
-        """The recipe with overrides laid over it."""
+        """The recipe with more overrides."""
         tree = copy.deepcopy(self._tree)
         apply_overrides(tree, list(changes))
         return parse_recipe(tree)
 
     def plan(self, changes: Sequence[str], ranks: int | None = None) -> RunPlan:
-        """Plan it.
+        """Plan the recipe with more overrides.
 
         Raises:
-            UserError: It cannot be run so.
+            UserError: The recipe cannot run with them.
         """
         return plan_balanced(self.recipe(changes), ranks or self.resources.gpus, self.directory)[0]
 
     def layout(self, name: str, changes: list[str], recomputes: bool) -> Layout:
-        """Predict the memory of the recipe with overrides laid over it."""
+        """Predict the memory of the recipe with more overrides."""
         plan = self.plan(changes)
         prediction = predict(plan, self._traces)
         fits = self.resources.fits(prediction)
@@ -294,5 +294,5 @@ class Surveyor:
 
 
 def _text(value: object) -> str:
-    """As an override has it."""
+    """A value as an override writes it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

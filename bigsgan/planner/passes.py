@@ -1,4 +1,4 @@
-"""Forward and backward passes over several layers, put together from what was traced of each."""
+"""Forward and backward passes over several layers, joined from the traces of each."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ class WholePass(NamedTuple):
     """A forward and a backward pass through a whole network."""
 
     forward: Stretch  # up to the loss
-    kept: int  # bytes that are held between the two
+    kept: int  # bytes held between the two
     backward: Stretch  # from the loss
 
 
 class Passes:
-    """The passes of a network, or of a stage of it, on one micro-batch.
+    """The passes of a network, or of one of its pipeline stages, on one micro-batch.
 
-    What comes into the first layer and, after the forward pass, what the last one returns do not count: whoever asks
-    for a pass holds them.
+    Inputs of the first layer, and after the forward pass outputs of the last, do not count: the caller holds them.
 
     Attributes:
         plain: The forward pass without a graph.
-        forward: With one.
+        forward: The forward pass with a graph.
         kept: Bytes that the graph keeps for the backward pass.
-        backward: From the gradients of what the last layer returns.
-        returned: Bytes of what the last layer returns.
-        gradients: Bytes of its gradients.
+        backward: The backward pass from the gradients of the last layer's outputs.
+        returned: Bytes of the last layer's outputs.
+        gradients: Bytes of their gradients.
     """
 
     def __init__(self, tapes: Sequence[LayerTape], checkpointing: bool) -> None:
-        """Put neighbouring layers together; with ``checkpointing`` each is recomputed in the backward pass."""
+        """Join neighbouring layers; with ``checkpointing`` each is recomputed in the backward pass."""
         self._tapes, self._checkpointing = _renumber(tapes), checkpointing
         tapes = self._tapes
         self._carries, self._sizes = _number_tensors(tapes)
@@ -49,21 +48,21 @@ class Passes:
         self.gradients = sum(entry.gradient for entry in tapes[-1].outs)
 
     def _find_kept(self) -> tuple[list[set[int]], list[set[int]]]:
-        """Numbers of the tensors that came into each layer, and of those it returned, that its graph keeps."""
+        """Numbers of the inputs, and of the outputs, that each layer's graph keeps."""
         ins, outs = [], []
         for i, tape in enumerate(self._tapes):
             came_in, returned = self._carries[i], self._carries[i + 1]
             ends: Sequence[int | None] = tape.keeps_in
-            if self._checkpointing:  # a layer of which the graph needs nothing is not computed again
+            if self._checkpointing:  # a layer is not recomputed if its graph needs nothing
                 ends = [0 if tape.saves else None] * len(came_in)
             ins.append({number for number, end in zip(came_in, ends, strict=True) if end is not None})
             kept_outs = {number for number, e in zip(returned, tape.outs, strict=True) if e.kept and e.alias is None}
             outs.append(set() if self._checkpointing else kept_outs)
-        outs[-1] = set()  # whoever asked for the pass holds them
+        outs[-1] = set()  # the caller holds them
         return ins, outs
 
     def _kept_by(self, num_outs: int, num_ins: int, besides: Iterable[int] = ()) -> int:
-        """Bytes that the graphs of the first layers keep: of so many what they returned, of so many what came in."""
+        """Bytes that graphs keep: outputs of the first ``num_outs`` layers, and inputs of the first ``num_ins``."""
         numbers = set(besides).union(*self._ins[:num_ins], *self._outs[:num_outs])
         return sum(self._own[:num_outs]) + self._size(numbers)
 
@@ -84,7 +83,7 @@ class Passes:
         return join(steps)
 
     def _without_released(self, layer: int, backward: Stretch) -> Stretch:
-        """Take off what came in, from the moment on at which no graph keeps it."""
+        """Subtract each input from the moment on at which no graph keeps it."""
         earlier = set().union(*self._ins[:layer], *self._outs[:layer])
         for number, end in zip(self._carries[layer], self._tapes[layer].keeps_in, strict=True):
             if end is not None and number not in earlier and not self._checkpointing:
@@ -93,7 +92,7 @@ class Passes:
 
 
 def _number_tensors(tapes: Sequence[LayerTape]) -> tuple[list[list[int]], dict[int, int]]:
-    """Number the tensors between layers, of which one may pass several; and their sizes, 0 for what comes in first."""
+    """Number the tensors between layers, which may pass through several, and list sizes, 0 for the first inputs."""
     numbers = itertools.count()
     carries = [[next(numbers) for _ in tapes[0].keeps_in]]
     sizes = dict.fromkeys(carries[0], 0)

@@ -18,19 +18,19 @@ from bigsgan.planner.states import FLOAT
 from bigsgan.planner.update import RankPhase
 
 _SHOWN = 3
-"""Micro-batches that are gone through of a phase without stages; the rest are like the last of them."""
+"""Number of micro-batches to go through in a phase without stages; the others are like the last of them."""
 
 
 class Part(NamedTuple):
-    """What a rank has of a network.
+    """A rank's part of a network.
 
     Attributes:
-        bounds: Layers ``bounds[0]`` up to ``bounds[1]``.
-        stage: Which stage they are; none of the network's where the rank holds nothing of it.
-        num_stages: Of the network.
+        bounds: Layers ``bounds[0]`` to ``bounds[1] - 1``.
+        stage: Number of their pipeline stage; not in ``range(num_stages)`` if the rank holds nothing of the network.
+        num_stages: Number of the network's stages.
         sizes: Elements of each parameter.
         buffers: Bytes of the buffers that are saved.
-        computed: Bytes of those that are computed instead.
+        computed: Bytes of the buffers that are computed instead.
     """
 
     bounds: tuple[int, int]
@@ -42,30 +42,30 @@ class Part(NamedTuple):
 
     @property
     def is_held(self) -> bool:
-        """Whether the rank holds any of the network."""
+        """Whether the rank holds layers of the network."""
         return self.stage in range(self.num_stages)
 
     @property
     def is_first(self) -> bool:
-        """Whether it reads the network's inputs."""
+        """Whether the part reads the network's inputs."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether the network's outputs arise here."""
+        """Whether the part computes the network's outputs."""
         return self.stage == self.num_stages - 1
 
 
 class Game(NamedTuple):
-    """What of the networks' losses in an update decides on memory.
+    """The properties of an update's losses that determine memory.
 
     Attributes:
         trains: Segments of a micro-batch that D trains on.
-        judges: Segments of one that it judges.
+        judges: Segments of a micro-batch that D judges.
         differentiates: Whether D's loss differentiates its outputs by the images.
-        penalised: Whether D's loss carries R1 or R2.
-        checks: Whether one of them is a finite difference that is compared with the exact penalty.
-        regularises: Whether G's path length is taken.
+        penalised: Whether D's loss has R1 or R2.
+        checks: Whether one of these is a finite difference that is compared with the exact penalty.
+        regularises: Whether the update has G's path length.
     """
 
     trains: int
@@ -77,18 +77,18 @@ class Game(NamedTuple):
 
 
 def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> list[RankPhase]:
-    """Phases of an update, as a rank with these parts computes them, in the order in which the step asks for them.
+    """Build the phases of an update for a rank with these parts, in the order of the step.
 
-    Not those in which D keeps images, which compute nothing: see ``kept_images``.
+    Phases in which D keeps images are left out, as they compute nothing: see ``kept_images``.
     """
     d_steps = plan.recipe.objective.d_steps
     phases = update_phases(plan, [game.differentiates] * d_steps, game.regularises, [game.checks] * d_steps)
-    computed = [phase for phase in phases if phase.does != "keeps"]  # which stand last
+    computed = [phase for phase in phases if phase.does != "keeps"]  # the others come last
     return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in computed]
 
 
 def kept_images(plan: RunPlan, part: Part) -> int:
-    """Bytes of images that a rank with this part of D keeps: of this update's steps of D, and of the next one's."""
+    """Bytes of images that a rank with this part of D keeps, for D's steps of this update and of the next one."""
     recipe = plan.recipe
     if recipe.objective.schedule == "exact" or not part.is_first:
         return 0
@@ -103,7 +103,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         mode = "train with tangents"
     trains = network == "discriminator" and phase.does in ("checks", "differentiates", "trains")
     segments = game.trains if trains else game.judges if phase.does == "judges" else 1
-    num = phase.num_samples // (2 if trains else segments)  # of a segment, on one replica
+    num = phase.num_samples // (2 if trains else segments)  # samples of a segment on one replica
     image = num * plan.recipe.judged_channels * plan.recipe.data.side**2 * FLOAT
     entering = partial(traces.entering, plan, network, mode, segments, num)
     pulls_back = phase.keeps_graphs or phase.does == "pulls back"
@@ -112,13 +112,13 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         passes: Passes | WholePass = traces.penalised(plan, network, num)
     else:
         passes = traces.passes(plan, network, mode, segments, num, part.bounds)
-    # The gradient at images, or at the styles that enter G's second layer, of all samples.
+    # Bytes of the gradient at all samples' images, or at the styles that enter G's second layer.
     slope = segments * image
     if network == "generator":
         whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
         slope = traces.entering(plan, network, "train", 1, whole, PathLengthPenalty.ahead)[0]
     inputs = outputs = 0
-    if part.is_first and not (phase.does == "judges" and segments == 1):  # D judges images where they are
+    if part.is_first and not (phase.does == "judges" and segments == 1):  # D judges images in place
         inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
         inputs += 0 if phase.tangents_from is None else slope
     if (phase.does == "makes images" and part.is_last) or (phase.does == "judges" and part.is_first):
@@ -127,7 +127,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         outputs = slope
     shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
     return RankPhase(
-        phase=phase._replace(num=shown, num_samples=num * segments),  # by which pipelines are planned
+        phase=phase._replace(num=shown, num_samples=num * segments),  # pipelines are planned by these
         passes=passes,
         keeps_graph=phase.backward or phase.keeps_graphs,
         inputs=inputs,
@@ -141,7 +141,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
 
 
 def order_tasks(plan: RunPlan, parts: Mapping[str, Part], phases: Sequence[RankPhase]) -> list[Task]:
-    """The tasks of a rank with these parts, of stages that are equally fast."""
+    """The tasks of a rank with these parts, in order, if all stages are equally fast."""
     stages = {network: part.stage for network, part in parts.items()}
     costs = {network: [EQUAL] * part.num_stages for network, part in parts.items()}
     programs = Order(plan, stages, costs)([phase.phase for phase in phases])

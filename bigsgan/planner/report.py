@@ -19,8 +19,8 @@ _COLUMNS = ("G", "D", "optimizer", "EMA", "buffers", "activations", "gradients",
 def parts(prediction: Prediction) -> dict[str, int]:
     """Bytes on the fullest rank's device, by column.
 
-    ``peak`` is the sum of those up to ``gathered``: what stays, and what the fullest moment adds. ``R1`` is the peak of
-    an update with the penalties that not every update carries, 0 if there are none, and ``samples`` that of sampling.
+    ``peak`` is the sum of the columns up to ``gathered``: states that stay, and the fullest moment. ``R1`` is the peak
+    of an update with lazy penalties, 0 if there are none, and ``samples`` the peak of sampling.
     """
     device = [prediction.states[network].device for network in NETWORKS]
     fullest = prediction.fullest
@@ -41,7 +41,7 @@ def parts(prediction: Prediction) -> dict[str, int]:
 
 
 def table(survey: Survey, resources: Resources) -> str:
-    """All layouts, in GiB or MiB of the fullest rank; what a line leaves out is 0."""
+    """A table of all layouts, in GiB or MiB of the fullest rank; empty cells are 0."""
     layouts = [*([survey.own] if survey.own else []), *survey.layouts]
     is_small = max((layout.prediction.peak for layout in layouts), default=0) < GIB
     unit, name = (2**20, "MiB") if is_small else (GIB, "GiB")
@@ -65,10 +65,10 @@ def advice(survey: Survey) -> str:
 
 
 def check(survey: Survey, resources: Resources) -> None:
-    """Say what would be needed if nothing fits.
+    """Raise an error that says what would be needed if no layout fits.
 
     Raises:
-        UserError: Nothing does.
+        UserError: No layout fits.
     """
     if survey.best is not None:
         return
@@ -89,13 +89,13 @@ def check(survey: Survey, resources: Resources) -> None:
 
 
 def _rounded_up(gib: float) -> str:
-    """With three digits."""
+    """A number rounded up to three digits."""
     step = 10.0 ** (math.floor(math.log10(gib)) - 2)
     return f"{math.ceil(gib / step) * step:.4g}"
 
 
 def as_json(survey: Survey, resources: Resources) -> dict[str, Any]:
-    """All of it, in bytes."""
+    """A survey as JSON, in bytes."""
 
     def described(layout: Layout) -> dict[str, Any]:
         prediction = layout.prediction

@@ -1,10 +1,9 @@
-"""A simple model of an update's time on many GPUs: computing, gradients and weights, images on the wire, waiting.
+"""A simple model of an update's time on many GPUs: computing, sending gradients, weights and images, and waiting.
 
 GPUs compute at a given share of their peak, whatever the size of a micro-batch. A collective among N ranks takes the
-time of a ring over the slowest link among them, and a latency for each of 2 log2(N) hops. Gradients travel while the
-backward passes compute that make them, and ZeRO 3's weights while the network computes; what takes longer is waited
-for. Images travel from rank to rank, and cost no rank's time but that of the rank that waits for them. Networks that
-share all ranks take turns.
+time of a ring over the slowest link among them, and a latency for each of 2 log2(N) hops. Gradients travel during the
+backward passes that make them, and ZeRO 3's weights while the network computes; ranks wait for the rest. Images travel
+from rank to rank and cost time only on the rank that waits for them. Networks that share all ranks take turns.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from bigsgan.planner.counting import count_network
 from bigsgan.planner.sides import Speed, Work
 
 IMAGE_BYTES = 4
-"""Of a number of an image that travels: float32."""
+"""Bytes of each number of an image that is sent: float32."""
 
 
 class Machine(NamedTuple):
     """GPUs and their links.
 
     Attributes:
-        operations: That a GPU computes a second: its share of the peak (MFU), times the peak.
+        operations: Operations a second of a GPU: the peak times its share (MFU).
         per_node: GPUs of a host.
         inside: Bytes a second that a GPU sends to others of its host.
-        between: The same to other hosts.
+        between: Bytes a second that a GPU sends to other hosts.
         latency: Seconds of a hop.
     """
 
@@ -44,7 +43,7 @@ class Machine(NamedTuple):
         return self.inside if ranks <= self.per_node else self.between
 
     def collective(self, num_bytes: float, ranks: int) -> float:
-        """Seconds in which so many bytes go once around a ring."""
+        """Seconds for so many bytes to go once around a ring."""
         if ranks == 1 or not num_bytes:
             return 0.0
         return num_bytes * (ranks - 1) / ranks / self.link(ranks) + 2 * math.ceil(math.log2(ranks)) * self.latency
@@ -53,14 +52,14 @@ class Machine(NamedTuple):
 def turns(plan: RunPlan, network: str) -> int:
     """How often a network's parameters, or as many gradients, go through a ring in an update at its ZeRO stage.
 
-    Stage 0 all-reduces an update's gradients, which is twice. Stage 1 scatters their sums and gathers what was updated.
-    Stage 2, which keeps no whole gradient, scatters those of each micro-batch. Stage 3 gathers the parameters instead,
+    ZeRO 0 all-reduces an update's gradients, which is twice. ZeRO 1 scatters their sums and gathers updated parameters.
+    ZeRO 2 keeps no whole gradient, so it scatters those of each micro-batch. ZeRO 3 gathers the parameters instead,
     forward and backward (Rajbhandari et al. 2020, arXiv 1910.02054, section 7). It gathers them once more for each
-    micro-batch of the other network: G's for D's images, which is a forward pass alone, but for those that G's update
-    takes too, and D's at the seam. There the gradient at the images is taken right behind the forward pass, so that
-    what was gathered can stay; a D that is too large for that (stage3_max_reuse_distance) is gathered again, and stands
-    above the least. A network that fits in that distance stays from an update's forward to its backward pass too, and
-    needs less.
+    micro-batch of the other network. For G these are forward passes for D's images, except images that G's update
+    shares; for D they are at the seam, where the gradient at the images follows the forward pass, so that gathered
+    parameters can stay. A D too large for that (stage3_max_reuse_distance) is gathered again, and exceeds this least
+    number. A network that fits in that distance also stays from an update's forward to its backward pass, and needs
+    less.
     """
     file, d_steps = plan.engines[network].file, plan.recipe.objective.d_steps
     phases = {"generator": plan.recipe.accumulation_of("generator")}
@@ -77,21 +76,21 @@ def turns(plan: RunPlan, network: str) -> int:
 
 
 class Model:
-    """How long an update of one recipe takes on a machine, laid out in one way or the other."""
+    """The time of an update of one recipe on a machine, whether or not networks have ranks of their own."""
 
     def __init__(self, together: Work, apart: Work, machine: Machine) -> None:
         """Count parameters.
 
         Args:
-            together: The work where each rank holds both networks.
-            apart: The same where networks have ranks of their own.
-            machine: What it is computed on.
+            together: The work if each rank holds both networks.
+            apart: The work if networks have ranks of their own.
+            machine: The machine.
         """
         self.apart, self.machine, self._together = apart, machine, together
         self._numel = {network: count_network(apart.plan, network)[0] for network in NETWORKS}
 
     def together(self, world_size: int) -> float:
-        """Seconds of an update where networks take turns on all ranks; pipelines are taken to have no bubble."""
+        """Seconds of an update if networks take turns on all ranks; pipelines count without a bubble."""
         seconds = 0.0
         for network in NETWORKS:
             seconds += self._together.total(network) / world_size / self.machine.operations
@@ -99,7 +98,7 @@ class Model:
         return seconds
 
     def speed(self, numbers: Mapping[str, int]) -> Speed:
-        """That of so many ranks of each network: what `sides.time_update` takes."""
+        """The speed of so many ranks of each network, for `sides.time_update`."""
         plan, recipe = self.apart.plan, self.apart.plan.recipe
         updates = {"generator": 1, "discriminator": recipe.objective.d_steps}
         image = recipe.judged_channels * recipe.data.side**2 * IMAGE_BYTES
@@ -107,7 +106,7 @@ class Model:
         link = self.machine.link(sum(numbers.values()))
         travel = {}
         for network in NETWORKS:
-            # What G makes for D's steps comes in D's micro-batches; those of its own update may be of another size.
+            # G makes images for D's steps in D's micro-batches; those of its own update may have another size.
             num = min(plan.recipe.accumulation_of(each) for each in NETWORKS)
             travel[network] = recipe.batch / num / min(replicas.values()) * image / link + self.machine.latency
         return Speed(
@@ -124,7 +123,7 @@ class Model:
         times = turns(plan, network)
         passes = work.total(network) if file.stage == 3 else work.total(network, "backward")
         hidden = passes / ranks / self.machine.operations
-        if file.stage in (1, 2):  # the weights are gathered when the step is done, which nothing hides
+        if file.stage in (1, 2):  # weights are gathered after the step, and nothing hides that
             updates = plan.recipe.objective.d_steps if network == "discriminator" else 1
             gathers = updates * self.machine.collective(num_bytes, replicas)
             return gathers + max(0.0, (times - updates) * self.machine.collective(num_bytes, replicas) - hidden)

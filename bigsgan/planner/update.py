@@ -1,4 +1,4 @@
-"""An update on one rank, task by task, and what is held meanwhile."""
+"""Goes through an update on one rank, task by task, and counts the memory held at each moment."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from bigsgan.planner.passes import Passes, WholePass
 from bigsgan.planner.states import States
 
 _UPDATES = 3
-"""After which stage 3 gathers in each update as in the last."""
+"""Number of updates after which ZeRO 3 gathers the same way in each further one."""
 
 
 @dataclass(frozen=True)
 class RankPhase:
-    """A phase as one rank computes it, on each of its micro-batches.
+    """A phase as one rank computes it. Bytes are for one micro-batch, unless stated otherwise.
 
     Attributes:
-        phase: What it is.
-        passes: Through this rank's layers.
-        keeps_graph: Whether its forward pass is for a backward pass.
-        inputs: Bytes of what is put together for the first layer.
-        received: Bytes that come from the stage before, and go back to it as gradients.
-        outputs: Bytes of images that stay for the phases that read them, and gradients at images.
-        sends: Bytes that go to the next stage, and come back as gradients.
-        data: Bytes of real images of the whole phase, which stay to the end of the update.
-        num_beyond: Micro-batches that are not gone through.
-        pinned: Whether stage 3 has all parameters gathered.
+        phase: The phase of the engines.
+        passes: Passes through this rank's layers.
+        keeps_graph: Whether the forward pass keeps its graph for a backward pass.
+        inputs: Bytes of the inputs assembled for the first layer.
+        received: Bytes received from the previous stage, and of the gradients sent back to it.
+        outputs: Bytes of images kept for the phases that read them, or of gradients at images.
+        sends: Bytes sent to the next stage, and of the gradients that come back.
+        data: Bytes of the whole phase's real images, which stay until the end of the update.
+        num_beyond: Number of micro-batches that the planner does not go through.
+        pinned: Whether ZeRO 3 keeps all parameters gathered.
     """
 
     phase: Phase
@@ -54,17 +54,17 @@ class Moment(NamedTuple):
     """A part of an update.
 
     Attributes:
-        name: What is going on.
-        network: Whose task it is.
-        held: Bytes of images and activations that are held beside what the task itself needs.
-        gradients: Bytes of gradients that other passes left, or that reducing and stepping take.
-        stretch: The task's pass; None where it is none.
-        begins: Whether it is a forward pass from the first layer on.
+        name: Label of the phase or step.
+        network: Network that the task belongs to.
+        held: Bytes of images and activations held beside those of the task itself.
+        gradients: Bytes of gradients left by other passes, or needed to reduce them and step.
+        stretch: The task's pass; None if it has none.
+        begins: Whether this is a forward pass from the first layer on.
         takes_gradients: Whether gradients of parameters arrive.
-        earlier: Whether those of other micro-batches did before.
+        earlier: Whether gradients of earlier micro-batches have arrived.
         updates: Whether the parameters change.
-        pinned: Whether all parameters are gathered.
-        kind: The same for forward passes that stage 3 knows to use modules in one order (deepspeed/prefetching.py).
+        pinned: Whether ZeRO 3 keeps all parameters gathered.
+        kind: Equal for forward passes that ZeRO 3 knows to use modules in one order (deepspeed/prefetching.py).
     """
 
     name: str
@@ -81,19 +81,19 @@ class Moment(NamedTuple):
 
 
 class Update:
-    """Goes through the tasks of a rank and keeps account of what is held."""
+    """Goes through the tasks of a rank and counts the bytes held."""
 
     def __init__(
         self, phases: Sequence[RankPhase], order: Sequence[Task], states: Mapping[str, States], kept: int = 0
     ) -> None:
-        """Keep all phases of the update, this rank's tasks in order, states by network, and bytes of kept images."""
+        """Take the update's phases, this rank's tasks in order, states by network, and bytes of images that D keeps."""
         self._phases, self._order, self._states = phases, order, states
         self._held: Counter[object] = Counter({"kept": kept})
         self._gradients: Counter[str] = Counter()
         self._left = Counter(task.phase for task in order)
 
     def moments(self) -> Iterator[Moment]:
-        """What happens, in order."""
+        """Yield the moments of all tasks in order."""
         for number, task in enumerate(self._order):
             self._held["ahead"] = sum(self._message(other) for other in self._order[number + 1 : number + 1 + AHEAD])
             phase = self._phases[task.phase]
@@ -105,10 +105,10 @@ class Update:
                 yield from self._step(phase)
             self._left[task.phase] -= 1
             if not self._left[task.phase]:
-                self._let_go()
+                self._drop_unread()
 
     def _message(self, task: Task) -> int:
-        """Bytes of what a task waits for."""
+        """Bytes of the message that a task waits for."""
         phase = self._phases[task.phase]
         return {"forward": phase.received[0], "backward": phase.sends[1], "step": 0}[task.kind]
 
@@ -159,8 +159,8 @@ class Update:
         yield self._moment(phase, None, updates=True)._replace(name=f"{phase.phase.label}: step")
         self._gradients[network] = 0
 
-    def _let_go(self) -> None:
-        """Drop outputs that no phase reads any more."""
+    def _drop_unread(self) -> None:
+        """Drop outputs that no later task reads."""
         for number in range(len(self._phases)):
             readers = [i for i, other in enumerate(self._phases) if number in other.phase.reads]
             if not self._left[number] and not any(self._left[reader] for reader in readers):
@@ -174,12 +174,12 @@ class Update:
 
 
 class Peak(NamedTuple):
-    """Bytes at the fullest moment of its kind, beside what stays.
+    """Bytes at the fullest moment of one name, beyond the states that stay.
 
     Attributes:
-        activations: What passes hold, with images.
-        gradients: Of parameters.
-        gathered: Parameters that stage 3 has gathered.
+        activations: Activations of passes, and images.
+        gradients: Gradients of parameters.
+        gathered: Parameters that ZeRO 3 has gathered.
     """
 
     activations: int
@@ -188,24 +188,24 @@ class Peak(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of the three."""
         return sum(self)
 
 
 def peaks(
     moments: Sequence[Moment], states: Mapping[str, States], gathered: Mapping[str, Sequence[np.ndarray]]
 ) -> dict[str, Peak]:
-    """The fullest moments of an update, by name, with what ``gather`` found of each network that it concerns."""
+    """The fullest moment of an update by name; ``gathered`` has what ``gather`` returns of each network at ZeRO 3."""
     found: dict[str, Peak] = {}
     known: dict[tuple, Peak] = {}
-    now = {network: int(arrays[-1][-1]) for network, arrays in gathered.items()}
-    left = {network: iter(arrays) for network, arrays in gathered.items()}
+    current = {network: int(arrays[-1][-1]) for network, arrays in gathered.items()}
+    upcoming = {network: iter(arrays) for network, arrays in gathered.items()}
     for moment in moments:
-        others = sum(size for network, size in now.items() if network != moment.network)
-        array = next(left[moment.network]) if moment.network in gathered else _NOTHING
+        others = sum(size for network, size in current.items() if network != moment.network)
+        array = next(upcoming[moment.network]) if moment.network in gathered else _NOTHING
         if moment.network in gathered:
-            now[moment.network] = int(array[-1])
-        # The same passes come again and again, on other micro-batches.
+            current[moment.network] = int(array[-1])
+        # The same passes repeat, on other micro-batches.
         key = moment.network, id(moment.stretch), id(array), moment.takes_gradients, moment.earlier
         if key not in known:
             known[key] = _fullest(moment, states[moment.network], array)
@@ -220,7 +220,7 @@ _NOTHING = np.zeros(1, np.int64)
 
 
 def _fullest(moment: Moment, states: States, gathered: np.ndarray) -> Peak:
-    """The fullest moment of a pass, of what it needs itself."""
+    """The fullest moment of a pass, without the memory held outside it."""
     live = _NOTHING if moment.stretch is None else moment.stretch.live
     gradients = _NOTHING
     if moment.stretch is not None and moment.takes_gradients:
@@ -230,9 +230,9 @@ def _fullest(moment: Moment, states: States, gathered: np.ndarray) -> Peak:
 
 
 def gather(moments: Sequence[Moment], network: str, sizes: Sequence[int], states: States) -> list[np.ndarray]:
-    """Bytes that stage 3 has gathered of a network at each of its moments, once that repeats itself.
+    """Bytes of a network that ZeRO 3 has gathered at each of its moments, in an update like all later ones.
 
-    Its parameters have ``sizes`` elements.
+    ``sizes`` are the elements of each parameter.
     """
     assert states.limits is not None
     own = tuple(_Step.of(moment) for moment in moments if moment.network == network)
@@ -240,7 +240,7 @@ def gather(moments: Sequence[Moment], network: str, sizes: Sequence[int], states
 
 
 class _Step(NamedTuple):
-    """Of a Moment, what matters for gathering: nothing that depends on the number of samples."""
+    """The part of a ``Moment`` that matters for gathering. It does not depend on the number of samples."""
 
     begins: bool
     updates: bool

@@ -1,13 +1,13 @@
 """State dicts of ajbrock/BigGAN-PyTorch, of BigGAN and BigGAN-deep: its files G, G_ema and D.
 
 Weights and running statistics are taken over bit by bit. Its spectral norm has one vector, u0, and in evaluation
-divides by |W v| with v = W^T u0 / |W^T u0|. Ours divides by u^T W v with vectors that are both stored, so v is computed
-here, and u moves on by half a step, to W v / |W v|: then both divide by the same number.
+divides by |W v| with v = W^T u0 / |W^T u0|. Ours divides by u^T W v and stores both vectors, so v is computed here, and
+u moves on by half a step, to W v / |W v|: then both divide by the same number.
 
-What only logs (sv0) or is of further singular values (u1, ...) is left out. Refused, as no section describes it:
-networks without spectral norm, and D's attention at 32x32, which the reference puts behind several blocks. What no
-tensor tells is assumed as the reference's scripts have it: BN_eps 1e-5 (`bigsgan import --bn-eps` says another), SN_eps
-below every norm, ReLU (its only activation), and norm_style bn. Errors are those that ``sources.SOURCES`` tells.
+Values for logs only (sv0) and further singular values (u1, ...) are left out. Networks that no section describes are
+refused: those without spectral norm, and D's attention at 32x32, which the reference puts after several blocks. Where
+no tensor tells, the values are those of the reference's scripts: BN_eps 1e-5 (`bigsgan import --bn-eps` changes it),
+SN_eps below every norm, ReLU (its only activation), and norm_style bn. ``sources.SOURCES`` lists the errors raised.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _LEAVES = {
     "gain": "weight",
     "stored_mean": "statistics.running_mean",
     "stored_var": "statistics.running_var",
-    "running_mean": "statistics.running_mean",  # of cross_replica
+    "running_mean": "statistics.running_mean",  # with cross_replica
     "running_var": "statistics.running_var",
 }
 _LEFT_OUT = re.compile(r"sv\d+|u[1-9]\d*|accumulation_counter|num_batches_tracked")
 _FIRST_GAIN = "blocks.0.0.bn1.gain.weight"
-_SMALLEST = 32  # of the reference; ours of 16 is told from it by nothing where all widths are equal
+_SMALLEST = 32  # the reference's; our 16x16 cannot be told from it where all widths are equal
 
 
 def generator_section(state: State) -> dict[str, Any]:
-    """Keys of a recipe's ``generator`` that the shapes tell, of the reference's generator or its average."""
+    """Keys of a recipe's ``generator`` that follow from the shapes of the reference's generator or its EMA."""
     resolution, channels, depth = _generator_size(state)
     if "shared.weight" not in state:
         section = {"family": "biggan", "channels": channels, "latent_size": state["linear.weight"].shape[1]}
@@ -62,7 +62,7 @@ def generator_section(state: State) -> dict[str, Any]:
 
 
 def discriminator_section(state: State) -> dict[str, Any]:
-    """Keys of a recipe's ``discriminator`` that the shapes tell."""
+    """Keys of a recipe's ``discriminator`` that follow from the shapes."""
     resolution, channels, depth = _discriminator_size(state)
     sizes = (deep_discriminator_resolutions if _is_deep(state) else biggan_discriminator_resolutions)(resolution)
     attention = list(dict.fromkeys(sizes[block // depth] for block in _attending(state)))
@@ -71,7 +71,7 @@ def discriminator_section(state: State) -> dict[str, Any]:
 
 
 def data_section(state: State) -> dict[str, int]:
-    """Keys of a recipe's ``data`` that the shapes tell, of either network's state dict."""
+    """Keys of a recipe's ``data`` that follow from the shapes of either network's state dict."""
     if "output_layer.2.weight" in state:
         resolution, image_channels = _generator_size(state)[0], state["output_layer.2.weight"].shape[0]
         num_classes = state["shared.weight" if "shared.weight" in state else _FIRST_GAIN].shape[0]
@@ -105,7 +105,7 @@ def _is_deep(state: State) -> bool:
 def _layers(state: State) -> list[str]:
     """Names of residual blocks and attention in the order in which they are applied.
 
-    The first number counts blocks, but resolutions in BigGAN-deep's D; the second counts what belongs together.
+    The first number counts blocks, or in BigGAN-deep's D resolutions; the second counts the modules within it.
     """
     found = {match[0] for name in state if (match := re.match(r"blocks\.\d+\.\d+(?=\.)", name))}
     return sorted(found, key=lambda name: [int(number) for number in name.split(".")[1:]])
@@ -150,8 +150,8 @@ def _size(
 ) -> tuple[int, int, int]:
     """Find (resolution, channels, depth) in a table of multipliers by resolution.
 
-    ``first`` is the channels of the feature map that the table's first number is about; ``widths`` maps (multipliers,
-    depth) to those of the feature maps between blocks.
+    ``first`` is the number of channels of the table's first feature map; ``widths`` maps (multipliers, depth) to the
+    multipliers of the feature maps between blocks.
     """
     blocks = [name for name in _layers(state) if f"{name}.conv1.weight" in state]
     last_convs = [f"{block}.{'conv4' if _is_deep(state) else 'conv2'}.weight" for block in blocks]
@@ -161,7 +161,7 @@ def _size(
         depth = max(len(outputs) // (len(multipliers) - 1), 1) if _is_deep(state) else 1
         expected = widths(multipliers, depth)
         channels = first // multipliers[0]
-        # BigGAN's first block of D makes the first feature map; in the other networks a layer before the blocks does.
+        # In BigGAN's D the first block makes the first feature map; in other networks, a layer before the blocks does.
         found = [first, *outputs] if len(outputs) == len(expected) - 1 else outputs
         if resolution >= _SMALLEST and found == [channels * m for m in expected]:
             return resolution, channels, depth
@@ -179,14 +179,14 @@ def _require(state: State, what: str, names: list[str]) -> None:
 def _converted(state: State, network: LayerStack, first: int, ends: dict[str, str]) -> dict[str, Tensor]:
     """Rename, add the spectral layers' vectors, and compare names and shapes with the network's own.
 
-    ``first`` is the number of the layer that the reference's first block becomes, and ``ends`` are the numbered names
-    of the modules before and behind the blocks.
+    ``first`` is our number for the reference's first block, and ``ends`` has our numbered names of the modules before
+    and after the blocks.
     """
     converted: dict[str, Tensor] = {}
     numbers = {name: first + i for i, name in enumerate(_layers(state))}
     for name, tensor in state.items():
         module, _, leaf = name.rpartition(".")
-        module = module.removesuffix(".bn")  # of cross_replica and mybn
+        module = module.removesuffix(".bn")  # with cross_replica and mybn
         if leaf == "accumulation_counter" and tensor.any():
             problem = "is not 0: sums of standing statistics have replaced the running statistics"
             raise UserError("weights", name, problem, "give weights as training saved them")
@@ -196,7 +196,7 @@ def _converted(state: State, network: LayerStack, first: int, ends: dict[str, st
         if leaf == "u0" and f"{module}.weight" in state:
             converted[f"{ours}.u"], converted[f"{ours}.v"] = _vectors(tensor, state[f"{module}.weight"])
         else:
-            # The reference's gamma has no dimensions, ours one.
+            # The reference's gamma has no dimension, ours has one.
             converted[f"{ours}.{_LEAVES.get(leaf, leaf)}"] = tensor.reshape(-1) if tensor.dim() == 0 else tensor
     expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
     found = {name: tensor.shape for name, tensor in converted.items()}
@@ -219,7 +219,7 @@ def _in_block(module: str, numbers: Mapping[str, int]) -> str:
 
 
 def _vectors(u0: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(1, rows), (rows, ...) -> u (rows,) and v (columns,), float32 as the buffers are."""
+    """Vectors of our spectral norm: (1, rows), (rows, ...) -> u (rows,) and v (columns,), float32 like the buffers."""
     matrix = weight.detach().float().flatten(1)
     v = F.normalize(torch.mv(matrix.T, u0.float().flatten()), dim=0, eps=SpectralLayer.eps)
     return F.normalize(torch.mv(matrix, v), dim=0, eps=SpectralLayer.eps), v

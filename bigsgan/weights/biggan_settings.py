@@ -1,6 +1,6 @@
 """Reads training settings from BigGAN-PyTorch's ``state_dict.pth``: its arguments, and the updates made.
 
-One batch there is ``batch_size`` times ``num_D_accumulations`` images, and so are two of D's steps one each.
+A batch there has ``batch_size`` times ``num_D_accumulations`` images, and each of D's steps takes one batch.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _USUAL: dict[str, Any] = {
     "z_var": 1.0, "G_fp16": False, "D_fp16": False, "G_mixed_precision": False, "D_mixed_precision": False,
     "num_G_SVs": 1, "num_D_SVs": 1, "num_G_SV_itrs": 1, "num_D_SV_itrs": 1, "which_train_fn": "GAN", "ema": True,
 }  # fmt: skip
-"""Arguments that no recipe has, and their values that ask for nothing else; what only reports is not named."""
+"""Arguments that no recipe has, with the values that need none; arguments that only affect reports are not listed."""
 
 _MOST_UPDATES, _MOST_IMAGES = 1 << 40, 1 << 20
 
 
 def file_beside(weights: Path) -> Path:
-    """Where it lies beside ``G.pth``, ``G_ema.pth``, or a copy of these such as ``G_ema_best0.pth``."""
+    """Path of ``state_dict.pth`` beside ``G.pth``, ``G_ema.pth``, or a copy of these such as ``G_ema_best0.pth``."""
     suffix = weights.stem.removeprefix("G").removeprefix("_ema")
     return weights.with_name(f"state_dict{suffix}.pth")
 
 
 def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | None]:
-    """What the file says, and the images seen by G; None where the file does not tell them.
+    """The file's settings, and the images seen by G; None if the file does not tell them.
 
-    ``norm_eps`` is ``BN_eps`` where the user has given it, which the file's does not replace.
+    ``norm_eps`` is ``BN_eps`` if the user has given it, and takes precedence over the file's.
 
     Raises:
         UserError: The file cannot be read, is something else, or has a value of another type.
@@ -50,7 +50,7 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
     if norm_eps is None:
         keys["generator.norm_eps"] = options.number("BN_eps")
     for network, letter in (("generator", "G"), ("discriminator", "D")):
-        # The paper's strength of the orthogonal regularization, of which the project adds half the gradient.
+        # The paper's strength of the orthogonal regularization; the project adds half of its gradient.
         if (strength := options.number(f"{letter}_ortho")) is not None:
             keys[f"objective.orthogonal.{network}"] = strength / 2
         betas = [options.number(f"{letter}_B{i}") for i in (1, 2)]
@@ -72,7 +72,7 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
 
 
 def _batches(options: Options) -> dict[str, Any] | None:
-    """Batch and micro-batches; None where the two networks' updates take different numbers of images."""
+    """Batch and micro-batches; None if the two networks' updates take different numbers of images."""
     names = ("batch_size", "num_D_accumulations", "num_G_accumulations")
     at_once, d_parts, g_parts = (options.value(name) for name in names)
     if not all(type(n) is int and 0 < n < _MOST_IMAGES for n in (at_once, d_parts, g_parts)):
@@ -85,7 +85,7 @@ def _batches(options: Options) -> dict[str, Any] | None:
 
 
 def _ema(options: Options, batch: int) -> dict[str, Any] | None:
-    """Half-life in images of a decay for each update, if there is an average."""
+    """The EMA's section, with a half-life in images for the decay of each update; None without an EMA."""
     decay, start = options.number("ema_decay"), options.number("ema_start")
     if options.value("ema") is not True or decay is None or not 0 < decay < 1:
         return None

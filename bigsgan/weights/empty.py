@@ -1,4 +1,4 @@
-"""Our networks without values, whose names and shapes published weights are compared with."""
+"""Our networks without values, for comparing their names and shapes with published weights."""
 
 from __future__ import annotations
 

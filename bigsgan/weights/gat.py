@@ -1,9 +1,9 @@
 """State dicts of GAT's published networks (arXiv 2509.24935), and the sections that they fit.
 
-The published code has blocks and heads in lists of their own; ours is one flat list in the order of computation. Left
-behind are tables of positions, which are fixed; G's embedding of an input that is multiplied by 0; and its running
-means of w, which each rank had for itself. Shapes do not tell the type that products are computed in, D's number of
-levels and its noise. Errors are those that ``sources.SOURCES`` tells.
+The published code has separate lists of blocks and heads; ours is one flat list in the order of computation. These are
+left out: tables of positions, which are fixed; G's embedding of an input that is multiplied by 0; and its running means
+of w, which each rank had for itself. Shapes do not tell the type of matrix products, nor D's number of levels and its
+noise. ``sources.SOURCES`` lists the errors raised.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _IN_BLOCK = {
 _IN_HEAD = {"adaLN_modulation.1": "modulation.linear", "linear": "linear"}
 _LEFT = re.compile(r"(pos_embed|w_avg|(?:.+\.)?feat_rope\..+)")
 _AUTOENCODER, _FACTOR = "data/sd-vae-ft-mse", 8
-"""Where the shipped recipes have it, and how many times shorter a side of its latents is."""
+"""The autoencoder's place in the shipped recipes, and how many times shorter a side of its latents is."""
 _TEACHER = "data/dinov2_vitb14.pt2"
-"""Where the shipped recipes would have the teacher whose features heads were trained to predict."""
+"""Place for the teacher whose features the heads were trained to predict, as in shipped recipes."""
 UNTOLD_OF_TEACHER = ("path", "resolution", "weight")
-"""Keys of ``objective.teacher`` that no shapes tell."""
+"""Keys of ``objective.teacher`` that do not follow from shapes."""
 FROZEN = ("pos_embed",)
 """Parameters that do not train."""
 _BUFFER = re.compile(r"w_avg|(?:.+\.)?feat_rope\..+")
@@ -104,13 +104,13 @@ def parameters(state: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def left_out(generator: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """What of a published generator has no place here, besides tables that are computed."""
+    """Descriptions of a published generator's parts that have no place here, except computed tables."""
     return tuple(what for name, what in _LEFT_OUT.items() if name in generator)
 
 
 def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``generator`` section."""
-    generator_state(state)  # which checks that it is known
+    generator_state(state)  # refuses unknown names
     embedding = state["y_embedder.embedding_table.weight"].shape[1]
     return {
         **_section(state, "generator"),
@@ -123,7 +123,7 @@ def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator`` section."""
-    discriminator_state(state)  # which checks that it is known
+    discriminator_state(state)  # refuses unknown names
     return {
         **_section(state, "discriminator"),
         "patch": state["x_embedder.proj.weight"].shape[-1],
@@ -132,7 +132,7 @@ def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def teacher_section(state: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """Keys of a recipe's ``objective.teacher``; None where a discriminator has no heads for its features."""
+    """Keys of a recipe's ``objective.teacher``; None if a discriminator has no heads for a teacher's features."""
     if "proj.4.weight" not in state:
         return None
     width, hidden = state["proj.4.weight"].shape
@@ -140,7 +140,7 @@ def teacher_section(state: Mapping[str, Tensor]) -> dict[str, Any] | None:
 
 
 def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a generator's shapes say of the images, whose latents the autoencoder of the published code makes."""
+    """Keys of a recipe's ``data`` that follow from a generator's shapes, with the published code's autoencoder."""
     patch, side = state["x_embedder.proj.weight"].shape[-1], int(state["pos_embed"].shape[1] ** 0.5)
     channels = len(state["final_layers.0.linear.weight"]) // patch**2
     return {

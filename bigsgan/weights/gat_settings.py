@@ -1,6 +1,6 @@
-"""Reads the arguments that a checkpoint of the public GAT code has, and the images seen by its updates.
+"""Reads the arguments in a checkpoint of the public GAT code, and the images seen by its updates.
 
-Its penalties are not multiplied by ``every``, as ours are. A learning rate is for a width of 768 in both.
+Our penalties are multiplied by ``every``; theirs are not. A learning rate is for a width of 768 in both.
 """
 
 from __future__ import annotations
@@ -17,31 +17,22 @@ _MOST_UPDATES, _MOST_IMAGES = 1 << 40, 1 << 20
 _BF16 = {"bf16": True, "no": False}
 _OF_SHAPES = ("model", "modelD", "num_classes", "resolution", "qk_norm")
 _OF_THE_MACHINE = (
-    *(
-        "output_dir",
-        "exp_name",
-        "logging_dir",
-        "report_to",
-        "sampling_steps",
-        "eval_steps",
-        "resume_step",
-        "wandb_name",
-    ),
-    *("data_dir", "allow_tf32", "epochs", "checkpointing_steps", "latest_checkpointing_steps", "num_workers"),
-    "fused_attn",
+    *("output_dir", "exp_name", "logging_dir", "report_to", "wandb_name", "sampling_steps", "eval_steps"),
+    *("resume_step", "data_dir", "allow_tf32", "epochs", "checkpointing_steps", "latest_checkpointing_steps"),
+    *("num_workers", "fused_attn"),
 )
 
 
 def checkpoint_settings(
     path: Path, args: Mapping[str, Any], steps: Any, has_heads: bool
 ) -> tuple[Settings, int | None]:
-    """What a checkpoint says, and the images seen; None where it does not tell them.
+    """A checkpoint's settings, and the images seen; None if it does not tell them.
 
     Args:
-        path: Of the checkpoint.
-        args: What its trainer was called with.
-        steps: Its updates.
-        has_heads: Whether its discriminator predicts a teacher's features, which the recipe then has.
+        path: Path of the checkpoint.
+        args: Arguments of its trainer.
+        steps: Number of its updates.
+        has_heads: Whether its discriminator predicts a teacher's features, so that the recipe has a teacher.
 
     Raises:
         UserError: An argument is of another type.
@@ -63,7 +54,7 @@ def checkpoint_settings(
             nimg = batch * steps
         if type(most := options.value("max_train_steps")) is int and nimg is not None and most * batch > nimg:
             keys["total_nimg"] = most * batch
-    elif args:  # the public loop counts micro-batches of both networks together
+    elif args:  # the public loop counts the micro-batches of both networks together
         left += ["batch_size", "gradient_accumulation_steps"]
     precision = options.value("mixed_precision")
     if precision in _BF16:
@@ -85,7 +76,7 @@ def _optimizers(options: Options) -> dict[str, Any]:
 
 
 def _penalties(options: Options, left: list[str]) -> dict[str, Any]:
-    """R1 and R2 of one ``every``, which a recipe wants of both; otherwise neither is taken. A gamma of 0 is off."""
+    """R1 and R2, unless their ``every`` differ, which a recipe does not allow. A gamma of 0 is off."""
     found = {name: (options.number(f"{name}_gamma"), options.value(f"{name}_every")) for name in ("R1", "R2")}
     keys: dict[str, Any] = {f"objective.{name.lower()}": None for name, (gamma, _) in found.items() if gamma == 0}
     used = {name: (gamma, every) for name, (gamma, every) in found.items() if gamma}
@@ -100,7 +91,7 @@ def _penalties(options: Options, left: list[str]) -> dict[str, Any]:
 
 
 def _teacher(options: Options, left: list[str]) -> dict[str, Any]:
-    """The public loss is ``disc_loss + proj_coeff * (class + patches)``; a recipe's teacher has a weight above 0."""
+    """The teacher's weight, above 0 in a recipe; the public loss is ``disc_loss + proj_coeff * (class + patches)``."""
     weight = options.number("proj_coeff")
     if weight == 0:
         left.append("proj_coeff")

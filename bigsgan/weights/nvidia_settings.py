@@ -1,8 +1,8 @@
 """Translates ``training_options.json`` and snapshots of NVIDIA's trainers to keys of a recipe.
 
-The file lies beside the snapshots of stylegan2-ada-pytorch, stylegan3 and R3GAN, which is built on them. Left out in it
-is what has the training loop's default, so defaults belong to the settings too. Those of the machine, such as
-``num_gpus`` and ``batch_gpu``, and of places are not taken.
+The file is beside the snapshots of stylegan2-ada-pytorch, stylegan3 and R3GAN, which is built on them. It leaves out
+values that equal the training loop's defaults, so the defaults belong to the settings too. Settings of the machine,
+such as ``num_gpus`` and ``batch_gpu``, and paths are not taken.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "r3gan": _LOOP,
 }  # fmt: skip
-"""Of the training loops and losses, by source."""
+"""Defaults of the training loops and losses, by source."""
 
-_TOLD = (
+_READ_ELSEWHERE = (
     *("G_kwargs", "D_kwargs", "loss_kwargs.class_name", "training_set_kwargs.class_name", "augment_kwargs.class_name"),
     *("training_set_kwargs.resolution", "training_set_kwargs.use_labels", "G_opt_kwargs.class_name"),
     *("D_opt_kwargs.class_name",),
 )
-"""What the networks tell themselves, or is compared below."""
+"""Settings that the networks tell themselves, or that are compared below."""
 
 _TRANSFORMATIONS = {
     "xflip": "flip", "rotate90": "quarter_turns", "xint": "shift", "scale": "scale", "rotate": "rotation",
@@ -51,11 +51,11 @@ _TRANSFORMATIONS = {
     "lumaflip": "luma_flip", "hue": "hue", "saturation": "saturation", "imgfilter": "filter", "noise": "noise",
     "cutout": "cutout",
 }  # fmt: skip
-"""Arguments of ``AugmentPipe`` that are multiples of p, and our names; the others are ranges, which are fixed here."""
+"""Arguments of ``AugmentPipe`` that multiply p, and our names; its others are ranges, which are fixed here."""
 
 
 def snapshot_settings(snapshot: Snapshot) -> Settings:
-    """What a snapshot itself says: mirrored images, and which augmentations D's images went through."""
+    """Settings in the snapshot itself: whether images are mirrored, and the augmentations of D's images."""
     keys: dict[str, Any] = {}
     left = []
     known = snapshot.training_set
@@ -73,7 +73,7 @@ def snapshot_settings(snapshot: Snapshot) -> Settings:
 
 
 def augmentation_p(pipe: ForeignNetwork | None) -> float | None:
-    """p of a snapshot's augmentations; 1 where it is beyond, as nothing is likelier than certain."""
+    """Probability p of a snapshot's augmentations, at most 1; None if it is unknown."""
     p = None if pipe is None else pipe.state.get("p")
     if p is None or p.numel() != 1 or not math.isfinite(float(p)) or float(p) < 0:
         return None
@@ -81,10 +81,10 @@ def augmentation_p(pipe: ForeignNetwork | None) -> float | None:
 
 
 def file_settings(source: str, path: Path) -> Settings:
-    """What ``training_options.json`` of ``stylegan2-ada``, ``stylegan3-style2`` or ``r3gan`` says.
+    """Settings in ``training_options.json`` of ``stylegan2-ada``, ``stylegan3-style2`` or ``r3gan``.
 
     Raises:
-        UserError: It cannot be read, is something else, or has a value of another type.
+        UserError: The file cannot be read, is something else, or has a value of another type.
     """
     options = Options(path, read_options(path), _DEFAULTS[source])
     loss = "R3GANLoss" if source == "r3gan" else "StyleGAN2Loss"
@@ -92,7 +92,7 @@ def file_settings(source: str, path: Path) -> Settings:
         raise not_of(path, f"{source}'s training")
     keys = _common(options)
     keys |= _r3gan(options) if source == "r3gan" else _stylegan2(options)
-    for name in _TOLD:
+    for name in _READ_ELSEWHERE:
         options.value(name)
         options.section(name)
     return Settings(str(path), keys, options.left())
@@ -120,7 +120,7 @@ def _stylegan2(options: Options) -> dict[str, Any]:
         "augmentation": _augmentation(options),
         "ema": {"half_life_nimg": _nimg(options, "ema_kimg"), "ramp": options.number("ema_rampup")},
     }
-    # Without lazy regularization it is part of every update.
+    # Without lazy regularization, penalties are part of every update.
     every = {network: options.value(f"{network}_reg_interval") or 1 for network in "GD"}
     if gamma := options.number("loss_kwargs.r1_gamma"):
         keys["objective.r1"] = {"weight": gamma, "every": every["D"]}
@@ -135,7 +135,7 @@ def _stylegan2(options: Options) -> dict[str, Any]:
 
 
 def _adam(options: Options, letter: str) -> dict[str, Any] | None:
-    """The optimizer of a network, if it is Adam; its numbers need no correction, as in the recipes that ship."""
+    """The optimizer of a network, if it is Adam; its numbers stay as they are, as in the shipped recipes."""
     section = f"{letter}_opt_kwargs"
     found = {key: options.value(f"{section}.{key}") for key in ("lr", "betas", "eps")}
     if options.value(f"{section}.class_name") != "torch.optim.Adam" or found["lr"] is None:
@@ -145,7 +145,7 @@ def _adam(options: Options, letter: str) -> dict[str, Any] | None:
 
 
 def _as_floats(value: Any) -> Any:
-    """A list of integers, such as ``[0, 0.99]``, is one of numbers."""
+    """Convert a list's 0 and 1 to floats, as in ``[0, 0.99]``."""
     return [float(n) if n in (0, 1) else n for n in value] if isinstance(value, list) else value
 
 
@@ -167,20 +167,20 @@ def _pipeline_key(options: Options, multipliers: Mapping[str, Any]) -> dict[str,
 
 
 def _pipeline(arguments: Mapping[str, Any]) -> str | None:
-    """Name of the pipeline with these arguments of ``AugmentPipe``; None where it has another strength or range."""
+    """Name of the pipeline with these arguments of ``AugmentPipe``; None if none has these strengths and ranges."""
     given = {key: value for key, value in arguments.items() if key != "class_name" and value != 0}
     ours = {_TRANSFORMATIONS.get(key, key): value for key, value in given.items()}
     return next((name for name, multipliers in ADA_PIPELINES.items() if multipliers == ours), None)
 
 
 def _r3gan(options: Options) -> dict[str, Any]:
-    """Each number goes from a base value to a final one along a cosine, and has its own duration."""
+    """R3GAN's settings: each number goes from a base value to a final one along a cosine of its own duration."""
     keys: dict[str, Any] = {}
     multipliers = options.section("augment_kwargs")
     lr, beta2, gamma, ema, p = (_cosine(options, name) for name in ("lr", "beta2", "gamma", "ema", "aug"))
     if lr and beta2 and lr[2] == beta2[2]:
         for network, letter in (("generator", "G"), ("discriminator", "D")):
-            options.value(f"{letter}_opt_kwargs.betas")  # which the loop replaces by 0 and the scheduled one
+            options.value(f"{letter}_opt_kwargs.betas")  # the loop replaces them by 0 and the schedule
             section = {"kind": "adam", "lr": lr[0], "betas": [0.0, beta2[0]], "final_beta2": beta2[1]}
             section |= {"decay": "cosine", "final_lr": lr[1], "decay_nimg": lr[2]}
             eps = options.value(f"{letter}_opt_kwargs.eps")
@@ -204,7 +204,7 @@ def _r3gan(options: Options) -> dict[str, Any]:
 
 
 def _cosine(options: Options, name: str) -> tuple[float, float, int] | None:
-    """(base value, final value, images) of a scheduler; None where it has more than these, or lacks one."""
+    """(base value, final value, images) of a scheduler; None if it has other settings, or lacks one of these."""
     name = f"{name}_scheduler"
     numbers = [options.number(f"{name}.{key}") for key in ("base_value", "final_value", "total_nimg")]
     others = [key for key in options.section(name) if key not in ("base_value", "final_value", "total_nimg")]

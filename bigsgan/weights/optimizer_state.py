@@ -15,7 +15,7 @@ _MOST_STEPS = 1 << 53
 
 
 class Moments(NamedTuple):
-    """What Adam keeps of a network."""
+    """Adam's state for a network."""
 
     steps: int  # updates made
     # by kind, `exp_avg` and `exp_avg_sq`, and by parameter: tensors of the parameter's shape
@@ -23,10 +23,10 @@ class Moments(NamedTuple):
 
 
 def adam_moments(state_dict: Mapping[str, Any], network: ForeignNetwork, frozen: Collection[str] = ()) -> Moments:
-    """Read the state dict of a torch.optim.Adam over ``network.parameters()``, of which ``frozen`` do not train.
+    """Read the state dict of a torch.optim.Adam over ``network.parameters()``, except ``frozen`` ones.
 
     Raises:
-        ValueError: It is that of something else, as the text says.
+        ValueError: The state dict is of something else; the text says why.
     """
     names, state = network.parameters, state_dict.get("state")
     groups = state_dict.get("param_groups")

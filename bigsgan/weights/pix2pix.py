@@ -1,8 +1,8 @@
 """State dicts of the public PyTorch implementation of pix2pix and CycleGAN, and the sections that they fit.
 
-Its U-Net nests each level in the one above it; ours is a flat list. Weights are the same. A norm shows in the names: a
-batch norm by its own, an instance norm, which has none, by the biases of the convolutions before it. Errors are those
-that ``sources.SOURCES`` tells.
+Its U-Net nests each level in the one above it; ours is a flat list. Weights are the same. Names tell the norm: a batch
+norm has entries of its own; an instance norm has none, but the convolutions before it have biases. ``sources.SOURCES``
+lists the errors raised.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ State = Mapping[str, Tensor]
 _STATISTICS = ("running_mean", "running_var")
 _UNET, _RESNET = "model.model.0", "model.1"
 _PATCHES, _PIXELS = "model.0", "net.0"
-"""The first convolutions."""
+"""Names of the first convolutions."""
 
 _FIRST_BLOCK = 10
 """Number of a ResNet's first block in that project's list, after two halvings."""
 
 _RESNET_RESOLUTION = 256
-"""Of the images that a ResNet is imported for, whose weights fit any; that project's default."""
+"""Resolution of an imported ResNet, whose weights fit any: the project's default."""
 
 
 def generator_section(state: State) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def discriminator_section(state: State) -> dict[str, Any]:
 
 
 def data_section(state: State) -> dict[str, Any]:
-    """What the generator's shapes say of the images."""
+    """Keys of a recipe's ``data`` that follow from the generator's shapes."""
     first = _first(state, "generator", _UNET, _RESNET)
     if first == _UNET:
         resolution, image_channels = 2 ** _num_levels(state), state["model.model.3.weight"].shape[1]
@@ -116,7 +116,7 @@ def _resnet_names(state: State) -> dict[str, str]:
 
 
 def _num_levels(state: State) -> int:
-    """Levels of the U-Net, each of which adds to the names of those in it."""
+    """Number of the U-Net's levels; each adds a ``model.`` to the names of the levels in it."""
     return max(len(re.findall(r"model\.", name)) for name in state) - 1
 
 
@@ -137,14 +137,14 @@ def _last(state: State) -> int:
 
 
 def _norm_of(state: State, convolution: str) -> str:
-    """The network's norm, by what stands in or beside a convolution that has a bias before an instance norm alone."""
+    """The network's norm; ``convolution`` is one that has a bias only before an instance norm."""
     if any(_is_batch_norm(state, name.removesuffix(".running_mean")) for name in state):
         return "batch"
     return "instance" if f"{convolution}.bias" in state else "none"
 
 
 def _is_batch_norm(state: State, module: str) -> bool:
-    """Whether it has running statistics and a gain; before torch 0.4 an instance norm had statistics, never used."""
+    """Whether a module has running statistics and a gain; before torch 0.4 instance norms had unused statistics."""
     return f"{module}.running_mean" in state and f"{module}.weight" in state
 
 
@@ -163,7 +163,7 @@ def _renamed(state: State, names: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def _first(state: State, network: str, *names: str) -> str:
-    """The first of these convolutions that is there; the network is of a kind that has one of them."""
+    """The first of these convolutions that exists; the ``network`` must have one of them."""
     for name in names:
         if f"{name}.weight" in state and state[f"{name}.weight"].dim() == 4:
             return name

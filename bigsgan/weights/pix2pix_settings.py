@@ -1,7 +1,7 @@
 """Reads training settings from ``train_opt.txt`` of the public pix2pix: a line of text for each option.
 
-Its losses of D are half of ours, which Adam does not notice. Its schedules count epochs of a data set whose size the
-file does not tell.
+Its losses of D are half of ours, which makes no difference to Adam. Its schedules count epochs, but the file does not
+tell the size of the data set.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ FILE = "train_opt.txt"
 _LINE = re.compile(r" *(\w+): ([^\t]*)(?:\t\[default: .*)?")
 _WORDS = {"True": True, "False": False, "None": None}
 _LOSSES = {"vanilla": ("non_saturating", 1.0), "lsgan": ("least_squares", 0.5)}
-"""Ours, and G's share of theirs in it."""
+"""Our loss, and the factor from their loss of G to ours."""
 _EPOCHS = ("n_epochs", "n_epochs_decay", "niter", "niter_decay", "lr_policy", "epoch_count")
 
 
 def file_settings(path: Path) -> Settings:
-    """What the file says.
+    """The file's settings.
 
     Raises:
-        UserError: It cannot be read, is something else, or has a value of another type.
+        UserError: The file cannot be read, is something else, or has a value of another type.
     """
     try:
         lines = read_text(path).splitlines()
@@ -46,7 +46,7 @@ def file_settings(path: Path) -> Settings:
         keys |= _training(options, left)
         keys |= _data(options, left)
         left += [name for name in _EPOCHS if name in content]
-    else:  # CycleGAN's, whose generator alone is imported
+    else:  # CycleGAN's: only its generator is imported
         left.append("all of another model's training")
     return Settings(str(path), keys, tuple(left))
 
@@ -80,7 +80,7 @@ def _data(options: Options, left: list[str]) -> dict[str, Any]:
         left.append("preprocess")
         return keys
     keys["data.crop_from"] = load if load > crop else None
-    if str(options.value("netG")).startswith("resnet"):  # whose weights fit images of any size
+    if str(options.value("netG")).startswith("resnet"):  # its weights fit images of any size
         keys["data.resolution"] = crop
     return keys
 

@@ -1,9 +1,9 @@
 """State dicts of R3GAN's published networks (Huang et al. 2024, arXiv 2501.05441), and the sections that they fit.
 
-The published modules are ``MainLayers.<stage>.Layers.<layer>``: in a stage of G a transition and then its blocks, in
-one of D its blocks and then a transition. Ours are one flat list. Weights are the same but for the classes' embedding,
-which is a linear map of one-hot vectors there, and for the fixed kernels of resampling, which we keep nowhere. Names
-may have the prefix ``Model.`` or not. Errors are those that ``sources.SOURCES`` tells.
+The published modules are ``MainLayers.<stage>.Layers.<layer>``: a stage of G has a transition and then its blocks, a
+stage of D has its blocks and then a transition. Ours are one flat list. Weights are the same, except the classes'
+embedding, which is a linear map of one-hot vectors there, and the fixed kernels of resampling, which we do not save.
+Names may have the prefix ``Model.``. ``sources.SOURCES`` lists the errors raised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BLOCK = {
     "LinearLayer3.Layer.weight": "contract.weight",
 }
 _CHANGE_OF_WIDTH = "LinearLayer.Layer.weight"
-"""Of a transition, unless both its stages are equally wide."""
+"""Entry of a transition, unless both its stages have the same width."""
 _TRANSITION = {_CHANGE_OF_WIDTH: "conv.weight"}
 _KERNEL = "Resampler.Kernel"
 _GENERATOR_INPUT = {"Basis": "basis", "LinearLayer.weight": "linear.weight"}
@@ -54,11 +54,11 @@ def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def generator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Keys of a recipe's ``generator`` section; ``bf16_stages`` leave no trace in the weights alone.
+    """Keys of a recipe's ``generator`` section.
 
-    Of a pickle's ``init_kwargs``, ``stage_types`` are those that stages compute in, in the network's order.
+    ``bf16_stages`` follow from ``stage_types`` in a pickle's ``init_kwargs``, the stages' types in network order.
     """
-    generator_state(state)  # which checks that it is whole
+    generator_state(state)  # refuses an incomplete state dict
     state = _without_prefix(state)
     stages = [(i, 1, blocks) for i, blocks in enumerate(_stages(state, "generator"))]
     found = _section(state, stages) | _bf16_stages("generator", (init_kwargs or {}).get("stage_types", []))
@@ -67,15 +67,15 @@ def generator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any
 
 
 def discriminator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Keys of a recipe's ``discriminator`` section, as ``generator_section`` finds the generator's."""
-    discriminator_state(state)  # which checks that it is whole
+    """Keys of a recipe's ``discriminator`` section; see ``generator_section``."""
+    discriminator_state(state)  # refuses an incomplete state dict
     state = _without_prefix(state)
     stages = [(i, 0, blocks) for i, blocks in enumerate(_stages(state, "discriminator"))][::-1]
     return _section(state, stages) | _bf16_stages("discriminator", (init_kwargs or {}).get("stage_types", [])[::-1])
 
 
 def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a generator's shapes say of the images."""
+    """Keys of a recipe's ``data`` that follow from a generator's shapes."""
     state = _without_prefix(state)
     embedding = state.get(_EMBEDDING)
     return {
@@ -90,7 +90,7 @@ def _without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _stages(state: Mapping[str, Tensor], network: str) -> list[int]:
-    """Blocks of each of the published stages, in their order."""
+    """Number of blocks of each published stage, in order."""
     blocks: dict[int, set[int]] = {}
     for name in state:
         match = _LAYER.fullmatch(name)
@@ -109,7 +109,7 @@ def _stages(state: Mapping[str, Tensor], network: str) -> list[int]:
 def _renamed(
     state: Mapping[str, Tensor], network: str, stages: list[list[dict[str, str]]], first: int, ends: dict[str, str]
 ) -> dict[str, Tensor]:
-    """Rename the entries of the stages' layers, whose numbers here begin at ``first``, and of both ends."""
+    """Rename the entries of the stages' layers, which our networks number from ``first`` on, and of both ends."""
     layers = [(f"MainLayers.{i}.Layers.{j}", each) for i, stage in enumerate(stages) for j, each in enumerate(stage)]
     names = dict(ends)
     for number, (layer, entries) in enumerate(layers, start=first):
@@ -128,7 +128,7 @@ def _renamed(
 
 
 def _section(state: Mapping[str, Tensor], stages: list[tuple[int, int, int]]) -> dict[str, Any]:
-    """What both sections hold, of stages from coarse to fine as (their number, their first block, blocks)."""
+    """Keys of both networks' sections; stages, from coarse to fine, are (number, number of the first block, blocks)."""
     first = [f"MainLayers.{stage}.Layers.{layer}" for stage, layer, _ in stages]
     expand, conv = ([state[f"{name}.LinearLayer{i}.Layer.weight"].shape for name in first] for i in (1, 2))
     found = {
@@ -142,7 +142,7 @@ def _section(state: Mapping[str, Tensor], stages: list[tuple[int, int, int]]) ->
 
 
 def _bf16_stages(network: str, types: list[str]) -> dict[str, int]:
-    """How many of the finest stages compute in bf16, of the types from coarse to fine."""
+    """Number of the finest stages that compute in bf16, as a section's key; ``types`` go from coarse to fine."""
     number = types.count("bfloat16")
     if types != ["float32"] * (len(types) - number) + ["bfloat16"] * number:
         problem = f"are an R3GAN {network} whose stages compute in {', '.join(types)} from coarse to fine"

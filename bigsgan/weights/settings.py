@@ -1,4 +1,4 @@
-"""Settings that other trainers save with their weights, and their translation to keys of a recipe."""
+"""Reads settings that other trainers save with their weights, for translation to keys of a recipe."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ OPTION = "--settings"
 NONE = "none"
 SNAPSHOT = "the snapshot"
 LARGEST = 10**12
-"""Of all numbers, which are then safe to calculate with."""
+"""Largest number that is accepted, so that calculations with it are safe."""
 _FEW = 8
 _REMEDY = f"fix or remove that file, or give {OPTION} {NONE}"
 
 
 class Settings(NamedTuple):
-    """What the trainer of weights was set to."""
+    """Training settings of weights."""
 
-    origin: str = ""  # the file that says it, or `SNAPSHOT`
+    origin: str = ""  # the file that they are from, or `SNAPSHOT`
     keys: Mapping[str, Any] = {}  # by dotted key of a recipe, a value, a whole section, or None for no such section
-    left: tuple[str, ...] = ()  # names, there, of settings that no recipe has or that belong to the other machine
+    left: tuple[str, ...] = ()  # their names of settings that no recipe has, or that belong to the other machine
 
 
 class Options:
-    """Settings of another trainer by dotted names, two levels deep; those that are asked for count as taken."""
+    """Settings of another trainer by dotted names, two levels deep; those that are read count as taken."""
 
     def __init__(self, path: Path, content: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        """Take note of a file's content, and by dotted name of what the trainer does where nothing is said."""
+        """Keep a file's content, and the trainer's defaults by dotted name."""
         self.path = path
         self._given = _two_levels(content)
         self._values = {**defaults, **self._given}
         self._taken: set[str] = set()
 
     def value(self, name: str) -> Any:
-        """A setting; None where it is not known."""
+        """A setting; None if it is unknown."""
         self._taken.add(name)
         return self._values.get(name)
 
     def number(self, name: str) -> float | None:
-        """A setting that is a number, or not set.
+        """A setting that is a number; None if it is not set.
 
         Raises:
-            UserError: It is something else.
+            UserError: The setting is something else.
         """
         value = self.value(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is None or (is_number and abs(value) <= LARGEST):  # not so for NaN
+        if value is None or (is_number and abs(value) <= LARGEST):  # false for NaN
             return value
         limit = f" of at most {LARGEST:g}" if is_number else ""
         problem = f"has {name} {short(value)}, which must be a number{limit}"
@@ -63,11 +63,11 @@ class Options:
         return {key.removeprefix(f"{name}."): value for key, value in found.items()}
 
     def leave(self, name: str) -> None:
-        """Count a setting, or a section, as not taken after all."""
+        """Count a setting or a section as not taken after all."""
         self._taken -= {key for key in self._taken if key == name or key.startswith(f"{name}.")}
 
     def left(self) -> tuple[str, ...]:
-        """Names of the settings in the file that were not taken, but for those that are off; a section's once."""
+        """Names of the file's settings that are on and were not taken; a section with none taken counts as one."""
         left = {name for name, value in self._given.items() if value} - self._taken
         found: dict[str, None] = {}
         for name in sorted(left):
@@ -81,7 +81,7 @@ def read_options(path: Path) -> dict[str, Any]:
     """Read a file of settings in JSON.
 
     Raises:
-        UserError: It cannot be read, or is something else.
+        UserError: The file cannot be read, or is something else.
     """
 
     def refuse(name: str) -> None:
@@ -100,15 +100,15 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def not_of(path: Path, what: str) -> UserError:
-    """Make the error of a file that holds something else."""
+    """Make the error for a file that contains something else."""
     return UserError(OPTION, str(path), f"must contain settings of {what}", f"give another file, or {OPTION} {NONE}")
 
 
 def checked(settings: Sequence[Settings], make: Callable[[], Any]) -> Any:
-    """Make something of settings; where they are in a file, that is to blame for what is wrong.
+    """Call ``make``, which uses settings; if they are from a file, its errors name that file.
 
     Raises:
-        UserError: It cannot be made.
+        UserError: ``make`` raises one.
     """
     try:
         return make()
@@ -128,15 +128,15 @@ def _two_levels(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _printable(name: str) -> str:
-    """A name as it may be shown: a file can hold one that moves a terminal's cursor, or is very long."""
+    """A name that is safe to print: a file may contain one that moves a terminal's cursor, or is very long."""
     shown = name[:60] if name.isprintable() else ascii(name[:60])
     return shown if len(name) <= 60 else f"{shown}..."
 
 
 def short(value: Any) -> str:
-    """A value of another program in a few letters, however large or nested it is."""
+    """A value of another program as a short text, however large or nested it is."""
     if isinstance(value, int) and abs(value) > LARGEST:
-        return "of many digits"  # Python refuses to write those of thousands
+        return "of many digits"  # Python refuses to print integers of thousands of digits
     if isinstance(value, list | tuple) and len(value) <= _FEW and all(isinstance(n, int | float) for n in value):
         return f"[{', '.join(map(short, value))}]"
     text = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

@@ -40,15 +40,15 @@ SOURCES: dict[str, ModuleType] = {
     "gat": gat,
     "pix2pix": pix2pix,
 }
-"""Of state dicts under the source's names, each has ``generator_section``, ``discriminator_section`` and
-``data_section``: keys of a recipe's sections that names and shapes tell, and ``generator_state`` and
-``discriminator_state``: state dicts of our networks of these sections. All raise a UserError where the state dict is of
-another network, or not whole, or of a network that no recipe can describe."""
+"""Each module's functions take state dicts under the source's names. ``generator_section``, ``discriminator_section``
+and ``data_section`` return the keys of a recipe's sections that names and shapes tell; ``generator_state`` and
+``discriminator_state`` return the state dicts of our networks of these sections. All raise a UserError if the state
+dict is of another network, or incomplete, or of a network that no recipe can describe."""
 
 _OF_CHECKPOINT = {"generator": "G", "ema": "G_ema", "discriminator": "D"}
 """The networks in a checkpoint of GAT's trainer, and their names in a snapshot."""
 
-_PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
+_PREFIXES = ("module.", "_orig_mod.")  # added by DataParallel and DDP, and by torch.compile
 
 _FORMATS = {
     r"conv_to_rgb|generator\.(gen_z|layers\.\d+\.(bn_0|snconv))": "pytorch-pretrained-biggan, whose pixels and "
@@ -56,24 +56,24 @@ _FORMATS = {
     r"g\.(style|convs|to_rgbs)\.|g_ema\.": "rosinality/stylegan2-pytorch",
     r"GAN\.": "lucidrains/stylegan2-pytorch",
 }
-"""Formats of other projects, by what names in them begin with; those of a wrapper's parts by its key and a dot."""
+"""Formats of other projects, by the beginnings of names; names in a wrapper's part have its key and a dot before."""
 
 
 class Found(NamedTuple):
-    """What a file or two hold.
+    """Contents of published files.
 
     Attributes:
-        data: Keys of the recipe's section that shapes tell.
-        sections: By network, its section.
+        data: Keys of the recipe's ``data`` that shapes tell.
+        sections: The recipe's section of each network.
         states: By entry of a checkpoint (generator, average, discriminator), parameters and buffers under our names.
-        settings: What the weights were trained with, as far as it is known: first the snapshot's, then the file's.
-        augmentation_p: Probability of ADA's augmentations, where a pickle holds them.
-        nimg: Images seen, where the files hold them.
-        moments: By network, the optimizer's state.
-        without_moments: By network, why an optimizer's state that is there was not taken.
-        has_ema: Whether there was an EMA beside the generator.
+        settings: Known settings of the training: first the snapshot's, then the file's.
+        augmentation_p: Probability of ADA's augmentations, if a pickle has them.
+        nimg: Images seen, if the files tell them.
+        moments: State of the optimizer, by network.
+        without_moments: By network, why the state of its optimizer was not taken.
+        has_ema: Whether there was an EMA besides the generator.
         assumed: Dotted keys of the recipe that neither shapes nor arguments tell.
-        teacher: Keys of ``objective.teacher``, where the discriminator has heads for its features.
+        teacher: Keys of ``objective.teacher``, if the discriminator has heads for its features.
         left_out: Parts of the networks that have no place here.
     """
 
@@ -104,12 +104,12 @@ def read_source(
         source: One of ``SOURCES``.
         weights: The generator's state dict, or a pickle with all networks.
         discriminator: The discriminator's state dict, if it has a file of its own.
-        norm_eps: What BigGAN-PyTorch's generator was trained with as ``BN_eps``; None for its default.
-        settings_file: Path of what the trainer was set to, ``none`` to take no settings, or None for the file that the
-            trainer puts beside the weights, if it is there.
+        norm_eps: ``BN_eps`` of BigGAN-PyTorch's generator; None for its default.
+        settings_file: Path of the training's settings, ``none`` to take no settings, or None for the file that the
+            trainer puts beside the weights, if it exists.
 
     Raises:
-        UserError: A file cannot be read, holds code, or is not of that source.
+        UserError: A file cannot be read, contains code, or is not of that source.
     """
     if norm_eps is not None and source != "biggan-pytorch":
         raise UserError("--bn-eps", None, f"is not supported with --from {source}", "remove the option")
@@ -152,7 +152,7 @@ def read_source(
 
 
 def _averaged_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -> ForeignNetwork:
-    """The EMA, or the generator itself where there is none."""
+    """The EMA, or the generator itself if there is none."""
     average = networks.get("G_ema", networks.get("G"))
     if average is None:
         raise UserError("--weights", str(weights), "contains no generator", "give the file of a generator")
@@ -162,7 +162,7 @@ def _averaged_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -
 def _snapshot_settings(
     path: Path, snapshot: Snapshot, settings_file: str | None, has_teacher: bool
 ) -> tuple[Settings, int | None]:
-    """Settings that a snapshot has, unless none are wanted, and the images seen that its arguments tell."""
+    """A snapshot's settings, empty if the user wants none, and the images seen that its arguments tell."""
     own, nimg = nvidia_settings.snapshot_settings(snapshot), None
     if snapshot.args:
         own, nimg = gat_settings.checkpoint_settings(path, snapshot.args, snapshot.steps, has_teacher)
@@ -170,7 +170,7 @@ def _snapshot_settings(
 
 
 def _with_discriminator(snapshot: Snapshot, path: Path) -> Snapshot:
-    """The same with D from a file of its own, of which the snapshot's optimizer knows nothing."""
+    """Add D from a file of its own to a snapshot, and drop the state of the snapshot's optimizer of D."""
     others = _read("--discriminator", path).networks
     if "D" not in others and len(others) != 1:
         remedy = "give the file of a discriminator"
@@ -183,7 +183,7 @@ def _with_discriminator(snapshot: Snapshot, path: Path) -> Snapshot:
 
 @contextmanager
 def _blaming(option: str, path: Path, what: str) -> Iterator[None]:
-    """Blame a file for whatever its content makes a reader raise, such as an IndexError for a shape."""
+    """Raise a UserError about a file for any error that its content causes, such as an IndexError for a shape."""
     try:
         yield
     except (UserError, MemoryError):
@@ -197,7 +197,7 @@ def _blaming(option: str, path: Path, what: str) -> Iterator[None]:
 def _file_settings(
     source: str, weights: Path, given: str | None, norm_eps: float | None
 ) -> tuple[Settings, int | None]:
-    """Settings in a file of their own, and the images seen that it tells."""
+    """Settings in a separate file, and the images seen that it tells."""
     beside = {
         **dict.fromkeys(("stylegan2-ada", "stylegan3-style2", "r3gan"), weights.with_name(nvidia_settings.FILE)),
         "biggan-pytorch": biggan_settings.file_beside(weights),
@@ -217,7 +217,7 @@ def _file_settings(
 
 
 def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments], dict[str, str]]:
-    """States of optimizers under our names, and of those that cannot be taken the reasons."""
+    """States of optimizers under our names, and the reasons for those that cannot be taken."""
     taken, left = {}, {}
     for theirs, ours in (("G", "generator"), ("D", "discriminator")):
         network, convert = snapshot.networks.get(theirs), getattr(module, f"{ours}_state")
@@ -228,7 +228,7 @@ def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments]
         except ValueError as error:
             left[ours] = str(error)
             continue
-        # A network with moments in the place of its parameters, whose names and layouts change as theirs do.
+        # Converted like a network whose parameters are the moments, as names and layouts change alike.
         values = {kind: convert({**network.state, **each}) for kind, each in moments.values.items()}
         taken[ours] = Moments(moments.steps, values)
     return taken, left
@@ -255,7 +255,7 @@ def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:
 
 
 def _read(option: str, path: Path) -> Snapshot:
-    """What a file holds: a state dict alone is G's."""
+    """Read a file as a snapshot; a single state dict counts as G's."""
     check_file(option, path)
     if path.suffix == ".pkl":
         snapshot = read_snapshot(path)
@@ -278,9 +278,9 @@ def _read(option: str, path: Path) -> Snapshot:
 
 
 def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:
-    """The state dict in a file, alone or under ``state_dict``, without the names of what was around the network."""
+    """The state dict in a file, alone or under ``state_dict``, without the prefixes of wrappers in its names."""
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]  # beside an optimizer's and the like
+        content = content["state_dict"]  # the file also has an optimizer's and the like
     if isinstance(content, Mapping):
         names = [f"{key}.{name}" for key, inner in content.items() if isinstance(inner, Mapping) for name in inner]
         for beginning, project in _FORMATS.items():

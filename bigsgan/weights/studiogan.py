@@ -1,9 +1,9 @@
 """State dicts of POSTECH-CVLab/PyTorch-StudioGAN: its BigGAN (backbone big_resnet) and its StyleGAN2.
 
-Its BigGAN differs from BigGAN-PyTorch's in names, in batch norm's eps of 1e-4, and in spectral norm, which is torch's:
-both singular vectors are there. Its StyleGAN2 has stylegan2-ada-pytorch's names but for D's last layer. Of StyleGAN2,
-what shapes do not tell is assumed: float32, which there has no clamp (src/models/model.py), and groups of 4 for the
-minibatch deviation, of which its configuration of CIFAR-10 has 32. Errors are those that ``sources.SOURCES`` tells.
+Its BigGAN differs from BigGAN-PyTorch's in names, in batch norm's eps of 1e-4, and in spectral norm, which is torch's
+and stores both singular vectors. Its StyleGAN2 has stylegan2-ada-pytorch's names, except for D's last layer. Where its
+shapes do not tell, we assume float32, which there has no clamp (src/models/model.py), and groups of 4 for the minibatch
+deviation, though its configuration of CIFAR-10 has 32. ``sources.SOURCES`` lists the errors raised.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def discriminator_section(state: State) -> dict[str, Any]:
 
 
 def data_section(state: State) -> dict[str, int]:
-    """Keys of a recipe's ``data`` that either network's shapes tell."""
+    """Keys of a recipe's ``data`` that follow from either network's shapes."""
     return _module(state).data_section(_checked(state))
 
 
@@ -74,7 +74,7 @@ def _module(state: State) -> Any:
 
 
 def _checked(state: State) -> dict[str, Tensor]:
-    """Rename all entries to the names of the project that the network is from."""
+    """Rename all entries to those of the project that the network comes from, and refuse unsupported networks."""
     for name in state:
         for beginning, problem in _REFUSED.items():
             if re.match(beginning, name):
@@ -86,7 +86,7 @@ def _checked(state: State) -> dict[str, Tensor]:
 
 
 def _renamed(name: str) -> str:
-    """Name in BigGAN-PyTorch of an entry such as ``blocks.0.0.bn1.bn.running_mean`` or ``linear0.weight_orig``."""
+    """BigGAN-PyTorch's name of an entry such as ``blocks.0.0.bn1.bn.running_mean`` or ``linear0.weight_orig``."""
     *modules, leaf = name.split(".")
     if modules[-1:] == ["bn"]:
         modules.pop()

@@ -1,8 +1,8 @@
-"""StyleGAN2's weights as stylegan2-ada-pytorch names them, and stylegan3 for its configuration ``stylegan2``.
+"""StyleGAN2's weights with the names of stylegan2-ada-pytorch, and of stylegan3 with its configuration ``stylegan2``.
 
 Values stay as they are, bit for bit: both projects scale weights where they are used. Only names differ, and the
-strength of the noise, which is a number there and a vector of one here. Errors are those that
-``sources.SOURCES`` tells.
+strength of the noise, which is a number there and a vector of one here. ``sources.SOURCES`` lists the errors
+raised.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from bigsgan.weights.settings import LARGEST, short
 State = Mapping[str, Tensor]
 
 _NESTED = ("mapping_kwargs", "synthesis_kwargs", "block_kwargs", "epilogue_kwargs")
-"""Arguments of the originals that hold arguments."""
+"""Arguments of the originals that contain arguments."""
 
 _TOLD_OR_READ = {
     *("z_dim", "c_dim", "w_dim", "img_resolution", "img_channels", "channel_base", "channel_max"),
     *("num_layers", "embed_features", "layer_features", "cmap_dim", "mbstd_num_channels", "architecture"),
     *("num_fp16_res", "conv_clamp", "lr_multiplier", "w_avg_beta", "mbstd_group_size"),
-    *("fp16_channels_last", "fused_modconv_default"),  # which change no number but by rounding
+    *("fp16_channels_last", "fused_modconv_default"),  # these change numbers only by rounding
 }
 """Arguments that shapes tell, or that are read below."""
 
 _PRECISION = ("conv_clamp", "half_resolutions", "mapping_lr_multiplier")
 UNTOLD = {"generator": (*_PRECISION, "w_avg_beta"), "discriminator": (*_PRECISION, "mbstd_group")}
-"""By network, keys of its section that only the original's arguments tell."""
+"""Keys of each network's section that only the original's arguments tell."""
 
 _ONLY: dict[str, Any] = {
     "activation": "lrelu", "resample_filter": [1, 3, 3, 1], "use_noise": True, "kernel_size": 3, "freeze_layers": 0
 }  # fmt: skip
-"""Arguments with the one value that our layers have."""
+"""Arguments with the only value that our layers support."""
 
 _OTHERS = {
     r"synthesis\.(L\d+_|input\.)": "StyleGAN3's own generator (configurations T and R)",
     r"(style|convs|to_rgbs)\.\d+\.": "StyleGAN2 as rosinality/stylegan2-pytorch saves it",
     r"(GAN\.)?([SG]E?\.(net|blocks|initial_)|D\.blocks)": "StyleGAN2 as lucidrains/stylegan2-pytorch saves it",
 }
-"""Other projects' networks, by how names begin there."""
+"""Other projects' networks, by the beginnings of names."""
 
 _LEAF = r"(?:affine\.)?(?:weight|bias)|noise_strength|noise_const|resample_filter"
 _GENERATOR_BLOCK = re.compile(rf"synthesis\.b(\d+)\.(const|resample_filter|(?:conv0|conv1|torgb|skip)\.(?:{_LEAF}))")
@@ -66,8 +66,8 @@ _MAPPING = re.compile(r"mapping\.(?:fc(\d+)|(embed))\.(weight|bias)")
 def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Recipe section of a generator with these shapes.
 
-    ``init_kwargs`` are what the original was made with, if known: they alone say how activations are clamped, which
-    blocks are half, and how the mapping network's layers are scaled. Defaults are stylegan3's.
+    ``init_kwargs`` are the original's arguments, if known: only they tell how activations are clamped, which blocks
+    compute in half precision, and how the mapping network's layers are scaled. Defaults are stylegan3's.
     """
     resolution = _resolution(state, "synthesis.b")
     widths = {size: _shape(state, f"synthesis.b{size}.conv1.weight")[0] for size in stylegan2_sizes(resolution)}
@@ -95,9 +95,9 @@ def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None
 
 
 def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Recipe section of a discriminator with these shapes; arguments are those of ``generator_section``.
+    """Recipe section of a discriminator with these shapes; see ``generator_section``.
 
-    ``init_kwargs`` is also what says the size of the groups for the minibatch standard deviation.
+    Only ``init_kwargs`` tell the size of the groups for the minibatch standard deviation.
     """
     resolution = _resolution(state, "b")
     widths = {size: _shape(state, f"b{size}.conv0.weight")[0] for size in stylegan2_sizes(resolution)[1:]}
@@ -126,7 +126,7 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
 
 
 def data_section(state: State) -> dict[str, int]:
-    """Return what either network's shapes say of the images: ``resolution``, ``image_channels`` and ``num_classes``."""
+    """Return ``resolution``, ``image_channels`` and ``num_classes``, which follow from either network's shapes."""
     embedding = state.get("mapping.embed.weight")
     classes = 0 if embedding is None else embedding.shape[1]
     if any(name.startswith("synthesis.") for name in state):
@@ -172,7 +172,7 @@ def discriminator_state(state: State) -> dict[str, Tensor]:
 
 
 def _renamed(state: State, rename: Callable[[str], str | None], network: LayerStack) -> dict[str, Tensor]:
-    """Rename all entries and compare with what ours needs; filters where nothing is resampled are left out."""
+    """Rename all entries and compare them with our network's; filters of layers that do not resample are left out."""
     needed = {name: tensor.shape for name, tensor in network.state_dict().items()}
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -191,12 +191,12 @@ def _renamed(state: State, rename: Callable[[str], str | None], network: LayerSt
 
 
 def _mapping_name(match: re.Match[str]) -> str:
-    """Ours for the original's ``fc3.weight`` or ``embed.weight``."""
+    """Our name of the original's ``fc3.weight`` or ``embed.weight``."""
     return f"{match[2] or f'fc.{match[1]}'}.{match[3]}"
 
 
 def _resolution(state: State, prefix: str) -> int:
-    """Return the largest resolution that there is a block for; refuse where those below are not all there."""
+    """Return the largest resolution that has a block; refuse if a smaller one has none."""
     for beginning, project in _OTHERS.items():
         if name := next((name for name in state if re.match(beginning, name)), None):
             _refuse(name, f"is of {project}, which is not supported")
@@ -219,7 +219,7 @@ def _mapping_layers(state: State) -> int:
 
 
 def _channels(widths: dict[int, int], name: str) -> dict[str, int]:
-    """Find the least ``channel_base`` that gives these widths, with the largest of them as ``channel_max``."""
+    """Find the smallest ``channel_base`` that gives these widths, with the largest of them as ``channel_max``."""
     largest = max(widths.values())
     base = max(size * width for size, width in widths.items())
     if any(width != min(base // size, largest) for size, width in widths.items()):
@@ -228,7 +228,7 @@ def _channels(widths: dict[int, int], name: str) -> dict[str, int]:
 
 
 def _valid(model: type[StyleGAN2Generator | StyleGAN2Discriminator], section: dict[str, Any]) -> dict[str, Any]:
-    """Return the section, refusing sizes that no recipe may have."""
+    """Return the section, or refuse sizes that no recipe may have."""
     try:
         model(**section)
     except ValidationError as error:
@@ -239,7 +239,7 @@ def _valid(model: type[StyleGAN2Generator | StyleGAN2Discriminator], section: di
 
 
 def _check_mapping(state: State, w_size: int) -> None:
-    """Refuse a mapping network whose layers or embedding are of another width than its result."""
+    """Refuse a mapping network if its layers or embedding have another width than its result."""
     layers = _mapping_layers(state)
     for i in range(layers):
         if (width := _shape(state, f"mapping.fc{i}.weight")[0]) != w_size:
@@ -250,7 +250,7 @@ def _check_mapping(state: State, w_size: int) -> None:
 
 
 def _checked(init_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by dotted names; refuse one that is unknown, or has a value that none of our layers has."""
+    """The arguments by dotted names; refuse unknown ones, and values that our layers do not support."""
     flat: dict[str, Any] = {}
     for name, value in init_kwargs.items():
         inner = value if name in _NESTED and isinstance(value, dict) else None
@@ -269,7 +269,7 @@ def _checked(init_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _untold(kwargs: Mapping[str, Any], prefix: str, resolution: int) -> dict[str, Any]:
-    """Both sections' keys about half precision and its limits, and about the mapping network's learning rate."""
+    """Keys of both sections for half precision, its clamp, and the mapping network's learning rate."""
     clamp = kwargs.get(f"{prefix}conv_clamp", 256)
     if clamp is not None:
         clamp = float(_number(kwargs, f"{prefix}conv_clamp", 256, 1e-9))

@@ -1,12 +1,12 @@
 """Reads the pickles of stylegan2-ada-pytorch, stylegan3 and R3GAN, without a foreign class or running foreign code.
 
-Such a file holds a dictionary of networks. Each module in it is a call of ``_reconstruct_persistent_obj`` with a
+Such a file contains a dictionary of networks. Each module in it is a call of ``_reconstruct_persistent_obj`` with a
 dictionary that has the source text of its class (which the original executes), the class's name and the instance's
 attributes, among them PyTorch's ``_parameters``, ``_buffers`` and ``_modules``. Here that call makes a placeholder with
-name and attributes, and the text is dropped. R3GAN's are ordinary modules, for which placeholders stand too.
+name and attributes, and the text is dropped. R3GAN's modules are ordinary ones, and become placeholders too.
 
-A pickle can call what ``find_class`` returns, with any arguments, and set attributes of what it was given. So all it
-can call is listed below and safe to call with anything, and all it is given is a plain container or refuses that.
+A pickle can call whatever ``find_class`` returns with any arguments, and set attributes of any object it gets. So all
+callables are listed below and safe with any arguments, and all objects are plain containers or refuse new attributes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _D_ARGUMENTS = (
     *("c_dim", "img_resolution", "img_channels", "architecture", "channel_base", "channel_max"),
     *("num_fp16_res", "conv_clamp", "cmap_dim", "block_kwargs", "mapping_kwargs", "epilogue_kwargs"),
 )
-"""The originals' arguments in their order."""
+"""The originals' arguments in order."""
 
 _MOST_SHARED = 4
-"""Networks that may have the same tensors, as a snapshot has four: they take at most so many times the file's bytes."""
+"""Networks may share tensors, and a snapshot has four: together they take at most this many times the file's bytes."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class ForeignNetwork:
     """A network in a pickle.
 
     Attributes:
-        class_name: Of the original.
-        init_kwargs: What the original was made with, and the defaults of stylegan2-ada-pytorch where stylegan3 has
-            others. Values that are not plain Python are placeholders.
-        state: Parameters and buffers by their names, on the host.
-        parameters: Names of the parameters, in PyTorch's order, which optimizers number them by; empty if not known.
+        class_name: Name of the original's class.
+        init_kwargs: Arguments of the original, and stylegan2-ada-pytorch's defaults where stylegan3 has others. Values
+            that are not plain Python are placeholders.
+        state: Parameters and buffers by name, on the host.
+        parameters: Names of the parameters in PyTorch's order, by which optimizers number them; empty if unknown.
     """
 
     class_name: str
@@ -57,16 +57,16 @@ class ForeignNetwork:
 
 
 class Snapshot(NamedTuple):
-    """What a training loop saved.
+    """Contents of a training loop's snapshot.
 
     Attributes:
-        networks: By their names in it: ``G``, ``D``, ``G_ema`` and ``augment_pipe``.
-        training_set: Settings of the data, or None where they are not known, as in a pickle converted from TensorFlow.
-        nimg: Images seen, in R3GAN's.
-        optimizers: State dicts of the optimizers of ``G`` and ``D``, in R3GAN's.
+        networks: Networks by name: ``G``, ``D``, ``G_ema`` and ``augment_pipe``.
+        training_set: Settings of the data; None if unknown, as in a pickle converted from TensorFlow.
+        nimg: Images seen, in R3GAN's snapshots.
+        optimizers: State dicts of the optimizers of ``G`` and ``D``, in R3GAN's and GAT's snapshots.
         unaugmented: Whether it says that there were no augmentations, as converted pickles do too.
-        args: What the trainer was given, in GAT's.
-        steps: Updates made, in GAT's.
+        args: Arguments of the trainer, in GAT's snapshots.
+        steps: Updates made, in GAT's snapshots.
     """
 
     networks: dict[str, ForeignNetwork]
@@ -82,7 +82,7 @@ def read_snapshot(path: Path) -> Snapshot:
     """Read a pickle of a training loop.
 
     Raises:
-        UserError: The file cannot be read, is of another kind, is damaged, or asks for code.
+        UserError: The file cannot be read, is of another kind, is damaged, or needs code.
     """
     try:
         with path.open("rb") as file:
@@ -95,7 +95,7 @@ def read_snapshot(path: Path) -> Snapshot:
         raise UserError(str(path), None, "is a legacy pickle of TensorFlow, which is not supported", remedy) from None
     except OSError as error:
         raise UserError(str(path), None, f"cannot be read: {error.strerror}", "give another file") from None
-    except Exception as error:  # a pickle can make its reader raise whatever it likes
+    except Exception as error:  # a pickle can make its reader raise anything
         problem = f"must be a pickle of StyleGAN or R3GAN that can be read safely: {error}"
         raise UserError(
             str(path), None, problem, "give a snapshot of stylegan2-ada-pytorch, stylegan3 or R3GAN"
@@ -128,7 +128,7 @@ def _network(module: _Persistent, most_bytes: int) -> ForeignNetwork:
 
 
 def _optimizer(saved: Any) -> dict[str, Any]:
-    """An optimizer's state dict with its tensors, as far as it is laid out as PyTorch does."""
+    """An optimizer's state dict with its tensors, as far as it has PyTorch's structure."""
 
     def opened(value: Any) -> Any:
         return value.content if isinstance(value, _Boxed) else value
@@ -145,11 +145,11 @@ def _optimizer(saved: Any) -> dict[str, Any]:
 
 
 class _TensorFlowError(pickle.UnpicklingError):
-    """The pickle holds networks of the original in TensorFlow."""
+    """The pickle contains networks of the original in TensorFlow."""
 
 
 class _Sealed:
-    """What a pickle gets but cannot change."""
+    """An object that a pickle gets but cannot change."""
 
     __slots__ = ()
 
@@ -158,7 +158,7 @@ class _Sealed:
 
 
 class _Persistent(_Sealed):
-    """Stands for an instance of a class whose source text is in the pickle."""
+    """Placeholder for an instance of a class whose source text is in the pickle."""
 
     __slots__ = ("attributes", "class_name")
 
@@ -170,7 +170,7 @@ class _Persistent(_Sealed):
 
 
 class _Plain(_Persistent):
-    """Stands for an ordinary module of R3GAN or torch, which a pickle makes without a call and then fills once."""
+    """Placeholder for an ordinary module of R3GAN or torch, which a pickle makes without a call and then fills once."""
 
     __slots__ = ()
 
@@ -185,7 +185,7 @@ class _Plain(_Persistent):
 
 
 class _Boxed(_Sealed):
-    """Holds a storage or a tensor, whose own ``__setstate__`` trusts what it is given."""
+    """Holds a storage or a tensor, because their own ``__setstate__`` trusts its argument."""
 
     __slots__ = ("content",)
 
@@ -194,7 +194,7 @@ class _Boxed(_Sealed):
 
 
 class _Call(_Sealed):
-    """What a pickle gets to call."""
+    """A function that a pickle may call."""
 
     __slots__ = ("_function",)
 
@@ -206,7 +206,7 @@ class _Call(_Sealed):
 
 
 class _EasyDict(dict):
-    """The original's dictionary with attributes, without them."""
+    """The original's dictionary with attributes, but without the attributes."""
 
     __slots__ = ()
 
@@ -221,7 +221,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("dnnlib.util", "EasyDict"):
-            # A pickle makes it through __new__, which takes a class alone: a new one, that nobody else will use.
+            # A pickle makes it through __new__, which needs a class; a new class, so that nothing else uses it.
             return type("EasyDict", (_EasyDict,), {"__slots__": ()})
         if module.startswith("dnnlib.tflib"):
             raise _TensorFlowError
@@ -234,7 +234,7 @@ class _Unpickler(pickle.Unpickler):
         return _Call(self._storage if name == "_load_from_bytes" else _ALLOWED[module, name])
 
     def _storage(self, data: Any) -> _Boxed:
-        """Read a storage; where a pickle gives the same bytes again, it is the same storage."""
+        """Read a storage; the same bytes object gives the same storage again."""
         if id(data) not in self._storages:
             self._storages[id(data)] = data, _storage(data)
         return self._storages[id(data)][1]
@@ -244,7 +244,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _storage(data: Any) -> _Boxed:
-    """Read a storage, by PyTorch's own reader for files that may hold nothing but tensors."""
+    """Read a storage with PyTorch's own reader for files that may contain only tensors."""
     if not isinstance(data, bytes):
         raise pickle.UnpicklingError("a storage is not bytes")
     try:
@@ -253,7 +253,7 @@ def _storage(data: Any) -> _Boxed:
         raise pickle.UnpicklingError(str(error)) from None
     try:
         storage = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception:  # torch's text advises to run the code
+    except Exception:  # torch's message recommends running the code
         raise pickle.UnpicklingError("a storage is damaged or contains code, which is not executed") from None
     if not isinstance(storage, torch.storage.TypedStorage):
         raise pickle.UnpicklingError("a storage contains something else")
@@ -261,7 +261,7 @@ def _storage(data: Any) -> _Boxed:
 
 
 def _tensor(box: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Boxed:
-    """Make a tensor that lies within its storage; PyTorch would enlarge the storage instead."""
+    """Make a tensor that must lie within its storage; PyTorch would enlarge the storage instead."""
     storage = box.content if isinstance(box, _Boxed) else None
     if not isinstance(storage, torch.storage.TypedStorage) or not isinstance(size, tuple):
         raise pickle.UnpicklingError("a tensor has no storage or size")
@@ -297,7 +297,7 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def _stage_types(state: dict[Any, Any]) -> dict[str, Any]:
-    """Of an R3GAN network's attributes: the types that its stages compute in; of another module's nothing."""
+    """The types that an R3GAN network's stages compute in, from its attributes; empty for other modules."""
     modules: Any = state
     for name in ("Model", "MainLayers"):
         children = modules.get("_modules")
@@ -319,7 +319,7 @@ def _dictionary(module: _Persistent, name: str) -> dict[str, Any]:
 
 
 def _arguments(network: _Persistent) -> dict[str, Any]:
-    """What a network was made with; stylegan3 changed defaults, and its layers began to keep their sizes."""
+    """Arguments of a network; stylegan3 changed defaults, and can be told by its layers, which keep their sizes."""
     children, places = _dictionary(network, "_modules"), network.attributes.get("_init_args")
     names = _G_ARGUMENTS if "synthesis" in children else _D_ARGUMENTS
     positional = dict(zip(names, places, strict=False)) if isinstance(places, tuple) else {}
@@ -342,11 +342,11 @@ def _plain(value: Any) -> dict[str, Any]:
 
 
 def _tensors(network: _Persistent) -> Iterator[tuple[bool, str, Tensor]]:
-    """Parameters (True) and buffers of a module and all within it, under PyTorch's names and in its order."""
+    """Parameters (True) and buffers of a module and its children, with PyTorch's names and in its order."""
     seen: set[int] = set()
 
     def walk(module: Any, prefix: str) -> Iterator[tuple[bool, str, Tensor]]:
-        # A module that is its own child would never end, and one that is there twice at many levels hardly ever.
+        # The walk would never end with a module that is its own child, and hardly ever with repeats at many levels.
         if not isinstance(module, _Persistent) or id(module) in seen:
             raise pickle.UnpicklingError("its modules do not form a tree")
         seen.add(id(module))

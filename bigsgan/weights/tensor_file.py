@@ -27,14 +27,14 @@ _IN_ITS_PLACE = {
     b"<html": ("is a web page", "download the file itself"),
     bytes(32): ("begins with zeros only, as a download that was cut off", "download it again"),
 }
-"""What a download may leave instead of a file, by its first bytes."""
+"""What a failed download may leave instead of the file, by its first bytes."""
 
 
 def check_file(option: str, path: Path) -> None:
-    """Refuse a path that is not a file, and what a download may leave instead of one.
+    """Refuse a path that is not a file, and what a failed download may leave instead of the file.
 
     Raises:
-        UserError: It is a directory, a pipe or a device, or not there; or a web page and the like.
+        UserError: The path is missing, a directory, a pipe or a device; or it is a web page and the like.
     """
     try:
         check_regular(path)
@@ -48,10 +48,10 @@ def check_file(option: str, path: Path) -> None:
 
 
 def read_content(option: str, path: Path) -> Any:
-    """Return what a file holds, which ``option`` named.
+    """Return the content of a file that ``option`` names.
 
     Raises:
-        UserError: It cannot be read, or holds code.
+        UserError: The file cannot be read, or contains code.
     """
     check_file(option, path)
     try:
@@ -65,14 +65,14 @@ def read_content(option: str, path: Path) -> Any:
             return load_file(path)
         allowed: list[Any] = [(Arguments, "argparse.Namespace"), *((Inert, name) for name in _PASSED_OVER)]
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
-            warnings.simplefilter("ignore")  # of torch, about a pickle's version
+            warnings.simplefilter("ignore")  # torch warns of a pickle's version
             return torch.load(path, "cpu", weights_only=True)
     except OSError as error:
         raise UserError(option, str(path), f"cannot be read: {error.strerror or error}", "give another file") from None
-    except Exception as error:  # damaged bytes make the reader raise whatever it likes
+    except Exception as error:  # damaged bytes can make the reader raise anything
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = "cannot be read: it is damaged, or of another format"
-        # torch advises of any damaged pickle to run its code. All pickles but the oldest begin with 0x80.
+        # For any damaged pickle, torch recommends running its code. All pickles except the oldest begin with 0x80.
         with open(path, "rb") as file:
             is_pickle = file.read(1) == b"\x80"
         if asked or ("weights_only" in str(error) and is_pickle):
@@ -82,7 +82,7 @@ def read_content(option: str, path: Path) -> Any:
 
 
 class Inert:
-    """Stands for a value that is not needed, such as a NumPy number: takes anything and does nothing."""
+    """Placeholder for a value that is not needed, such as a NumPy number: takes any arguments and does nothing."""
 
     __slots__ = ()
 
@@ -94,10 +94,10 @@ class Inert:
 
 
 class Arguments(Inert):
-    """Stands for a trainer's arguments.
+    """Placeholder for a trainer's arguments.
 
     Attributes:
-        values: By name.
+        values: Arguments by name.
     """
 
     __slots__ = ("values",)

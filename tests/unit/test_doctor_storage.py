@@ -194,6 +194,20 @@ def test_a_slow_disk(tmp_path, monkeypatch, disk_of_a_clock, seconds, status):
     assert alone(speed.disk, out=tmp_path, plan=plan).status == status
 
 
+def test_a_disk_that_takes_long_for_one_piece_has_a_rate(tmp_path, monkeypatch, disk_of_a_clock):
+    disk_of_a_clock(0.01)
+    tick, read, late = speed.time.perf_counter, os.read, [0.0]
+
+    def read_late(*arguments):
+        late[0] += 8.0  # more than all reading may take
+        return read(*arguments)
+
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: tick() + late[0]))
+    monkeypatch.setattr(os, "read", read_late)
+    found = alone(speed.disk, out=tmp_path)
+    assert found.numbers["read_bytes_per_second"] == pytest.approx((1 << 20) / 8, rel=1e-3)
+
+
 def test_ranks_share_what_is_written_and_leave_nothing(tmp_path, disk_of_a_clock):
     seen = disk_of_a_clock(0.01)
     assert [each.status for each in examined(speed.disk, ["a"] * 4, out=tmp_path)] == ["pass"] * 4

@@ -155,14 +155,13 @@ def test_wrong_networks(section, message, tmp_path):
 
 def test_damaged_files(tmp_path):
     path = tmp_path / "damaged"
-    path.write_bytes(b"PK no archive")
-    for section, message in (
-        ({"network": str(path)}, "--features: must be a TorchScript file, got"),
-        (
-            {"network": "inception", "weights": str(path)},
-            "--weights: '.*' does not contain the network's weights: it is damaged; download the file again",
-        ),
+    damaged = "--weights: '.*' does not contain the network's weights: it is damaged; download the file again"
+    for content, section, message in (
+        (b"PK no archive", {"network": str(path)}, "--features: must be a TorchScript file, got"),
+        (b"PK no archive", {"network": "inception", "weights": str(path)}, damaged),
+        (b"", {"network": "inception", "weights": str(path)}, damaged),  # torch's error has no text
     ):
+        path.write_bytes(content)
         with pytest.raises(UserError, match=message):
             open_features(FeatureNetwork(**section), COLOUR, tmp_path)
 
