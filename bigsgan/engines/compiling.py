@@ -32,28 +32,28 @@ from bigsgan.models.layers import RankAverages, SpectralLayer
 from bigsgan.models.network import LayerStack
 
 GRAPHS_SINCE = "2.15"
-"""The version of torch in which lifetimes were read; see replays.py."""
+"""The version of torch whose lifetimes of results were studied; see replays.py."""
 
 DUAL_SINCE = "2.15"
-"""The version of torch that compiles passes with tangents: what 2.8 to 2.13 make of them fails in the backward pass."""
+"""The first version of torch that compiles passes with tangents; code from 2.8 to 2.13 fails in the backward pass."""
 
 _log = logging.getLogger(__name__)
 
 _MOVING = (SpectralLayer, BatchStatistics)
 
 _VARIANTS = 16
-"""Of one piece of code: by whether state moves, what has gradients, and the number of samples in each phase."""
+"""Graphs of one function: they differ by moving state, inputs with gradients, and the samples in each phase."""
 
 
 class _Watch:
-    """Knows since when torch compiles, from the callbacks that it has for that."""
+    """Knows since when torch is compiling, from torch's callbacks."""
 
     def __init__(self) -> None:
         self.since: float | None = None
 
     def register(self) -> None:
         handler = dynamo_callback.callback_handler
-        if self._begin not in handler.start_callbacks:  # torch's reset takes them away
+        if self._begin not in handler.start_callbacks:  # torch's reset removes them
             handler.register_start_callback(self._begin)
             handler.register_end_callback(self._end)
 
@@ -68,15 +68,15 @@ _watch = _Watch()
 
 
 def seconds_compiling() -> float:
-    """How long torch has been compiling for this process's networks; 0 where it does not now."""
+    """Return how long torch has been compiling for this process's networks; 0 if it is not compiling now."""
     since = _watch.since
     return 0.0 if since is None else time.monotonic() - since
 
 
 def _sharing(graph: GraphModule, inputs: list[Any]) -> Any:
-    """inductor, of which a host's ranks compile a graph one after the other: all but the first find it in the cache.
+    """Compile with inductor, one rank of the host after the other: all but the first find the graph in the cache.
 
-    Only what makes no collectives waits, so that none stalls another rank's; ``seconds_compiling`` tells of the wait.
+    Ranks wait only before code without collectives, so that none stalls another; ``seconds_compiling`` counts the wait.
     """
     return compile_fx(graph, inputs, inner_compile=_one_by_one)
 
@@ -88,10 +88,10 @@ def _one_by_one(*arguments: Any, **options: Any) -> Any:
 
 @contextmanager
 def _host_lock() -> Iterator[None]:
-    """Keep out the host's other ranks that would find the same: torch's keys name the device by its number."""
+    """Keep out the host's other ranks on the same device: torch's cache keys contain the device's number."""
     device = get_accelerator().current_device_name().replace(":", "_")
     with ExitStack() as stack:
-        with suppress(OSError):  # a directory of others', a file system without locks: then each for itself
+        with suppress(OSError):  # without access or locks in this directory, each rank compiles for itself
             os.makedirs(cache_dir(), exist_ok=True)
             file = stack.enter_context(open(os.path.join(cache_dir(), f"bigsgan_{device}.lock"), "a"))
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -99,12 +99,12 @@ def _host_lock() -> Iterator[None]:
 
 
 def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
-    """The network's function, compiled for each number of samples that it meets; the parameters stay the network's.
+    """Return the network's function, compiled for each number of samples that it meets; it shares the parameters.
 
     Args:
-        network: It has one backward pass: nodes that torch.compile makes cannot be differentiated again.
-        unit: ``whole``, or ``layers`` for one after the other, whose gradients then arrive one layer after the other.
-        cuda_graphs: Replay as CUDA graphs; what a pass yields then lasts until ``begin_update``.
+        network: The network; compiled passes cannot be differentiated twice.
+        unit: ``whole``, or ``layers`` to compile each layer, so that gradients arrive layer by layer.
+        cuda_graphs: Replay as CUDA graphs; the results of a pass then last until ``begin_update``.
     """
     compile = _compiler(network, cuda_graphs)
     fast = compile(network) if unit == "whole" else network.wrapped(compile)
@@ -112,14 +112,14 @@ def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Calla
 
 
 def compiled_predicting(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
-    """The network's ``with_predictions``, compiled in the same way; of layers, all but what predicts."""
+    """Return ``with_predictions``, compiled in the same way; by layers, the part that predicts is not compiled."""
     compile = _compiler(network, cuda_graphs)
     fast = compile(network.with_predictions) if unit == "whole" else network.wrapped(compile).with_predictions
     return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
 
 
 def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[[Dual, int], Dual]:
-    """The network's ``fold_dual``, compiled in the same way, or as it is before ``DUAL_SINCE``."""
+    """Return the network's ``fold_dual``, compiled in the same way; not compiled before torch ``DUAL_SINCE``."""
     if TorchVersion(torch.__version__) < DUAL_SINCE:
 
         def eager(dual: Dual, segments: int) -> Dual:
@@ -127,7 +127,7 @@ def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> 
             return network.fold_dual(dual, segments)
 
         return eager
-    # In one graph: where a graph broke, tangents would meet code that was compiled without them.
+    # In one graph: after a graph break, tangents would meet code that was compiled without them.
     compile = _compiler(network, cuda_graphs, fullgraph=True)
     if unit == "whole":
         fold: Callable[[Dual, int], Dual] = compile(network.fold_dual)
@@ -146,25 +146,25 @@ def _tell_of_old_torch() -> None:
 
 
 def _compiler(network: LayerStack, cuda_graphs: bool, fullgraph: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """torch.compile with what a network's passes need."""
+    """Return torch.compile with the options that a network's passes need."""
     _watch.register()
-    num_graphs = _VARIANTS * len(network.layers)  # layers share code, which torch else gives up after 8 graphs of
+    num_graphs = _VARIANTS * len(network.layers)  # layers share code; torch stops compiling it after 8 graphs
     dynamo.recompile_limit = max(dynamo.recompile_limit, num_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2 * num_graphs)
-    # CUDA graphs are torch's own matter: a mode goes with no backend but inductor by name.
+    # CUDA graphs need a mode, and torch takes a mode with no other backend than inductor by name.
     options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {"backend": _sharing}
     return lambda function: torch.compile(function, dynamic=False, fullgraph=fullgraph, **options)
 
 
 def check_compiler(plan: RunPlan, network: str) -> None:
-    """Look for what torch.compile needs on this machine, where the recipe asks for it.
+    """Check that torch.compile can work on this machine, if the recipe asks for it.
 
     Args:
-        plan: The run's.
-        network: Which.
+        plan: The run's plan.
+        network: ``generator`` or ``discriminator``.
 
     Raises:
-        UserError: It is not there.
+        UserError: A compiler or Triton is missing, or the network cannot be compiled with recomputation.
     """
     field, unit = f"engines.{network}.compile", plan.engines[network].section.compile
     if unit == "none":
@@ -177,7 +177,7 @@ def check_compiler(plan: RunPlan, network: str) -> None:
     elif not has_triton():
         raise UserError(field, unit, "needs Triton for this device", f"install it, or set {field}=none")
     if plan.engines[network].section.activation_checkpointing:
-        # A pass that moves state that it uses, and its recomputation, which does not, are compiled apart, and keep
+        # A pass moves state that it uses, and its recomputation does not. They are compiled separately, and would keep
         # different tensors.
         moving = _first_of(plan, network, _MOVING)
         if moving is not None:
@@ -188,14 +188,14 @@ def check_compiler(plan: RunPlan, network: str) -> None:
 
 
 def check_cuda_graphs(plan: RunPlan, network: str) -> None:
-    """Look for what CUDA graphs need, where the recipe asks for them.
+    """Check that CUDA graphs can be used, if the recipe asks for them.
 
     Args:
-        plan: The run's.
-        network: Which.
+        plan: The run's plan.
+        network: ``generator`` or ``discriminator``.
 
     Raises:
-        UserError: It is not there.
+        UserError: The device, torch's version, the gradient reduction or a layer does not allow them.
     """
     if not plan.engines[network].section.cuda_graphs:
         return
@@ -220,7 +220,7 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
 
 
 def _first_of(plan: RunPlan, network: str, kinds: tuple[type, ...]) -> str | None:
-    """Name of the first kind of layer in a network that is one of these; None where it has none."""
+    """Return the class name of the first layer of a network that is one of these kinds; None if there is none."""
     with torch.device("meta"):
         modules = build_network(plan.recipe, network).modules()
     return next((type(module).__name__ for module in modules if isinstance(module, kinds)), None)
