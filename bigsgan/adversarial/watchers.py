@@ -59,6 +59,8 @@ class LogitAnchors(SharedState):
         means = torch.stack([real / num_real, fake / num_fake])
         means = torch.where(known > 0, torch.lerp(means, self._anchors[:2], self._section.decay), means)
         moved = torch.cat([means, torch.ones_like(self._anchors[2:])])
+        # The update may be applied although an earlier one of D's steps was skipped for logits that overflowed.
+        moved = torch.where(moved.isfinite().all(), moved, self._anchors)
         self._anchors.copy_(chosen(applied, moved, self._anchors))
 
     def penalty(self, real: Tensor, fake: Tensor) -> Tensor:
