@@ -229,9 +229,6 @@ class AdversarialStep:
             return None
         return lambda j: teacher(reals()[j], *self._seeds("discriminator/real", counters, part.positions(j)))
 
-    def _num_samples(self, objective: DiscriminatorObjective) -> int:
-        return self._sources.slices["discriminator"]["discriminator"].num_samples * objective.num_segments
-
     def _learn(
         self,
         phase: Phase,
@@ -244,12 +241,12 @@ class AdversarialStep:
         """Build a phase of one of D's steps."""
         d_step = phase.d_step
         assert d_step is not None, "D learns in steps"
-        objective = objectives[d_step]
+        objective, part = objectives[d_step], self._sources.slices["discriminator"]["discriminator"]
+        phase = phase._replace(num_samples=part.num_samples * objective.num_segments)
         batch = self._batch(objective, inputs, (update, d_step), reals[d_step])
         if phase.images_from is None:
             batch = self._with_kept(batch, d_step)
         if phase.does == "trains":
-            phase = phase._replace(num_samples=self._num_samples(objective))
             targets = self._targets((update, d_step), reals[d_step])
             return Work(phase, batch, objective, rates=scheduled.discriminator, targets=targets)
         build = self._check if phase.does == "checks" else self._differentiate
@@ -274,7 +271,6 @@ class AdversarialStep:
         return Work(phase, keep)
 
     def _check(self, phase: Phase, batch: GetInputs, objective: DiscriminatorObjective) -> Work:
-        phase = phase._replace(num_samples=self._num_samples(objective))
         loss = InputGradients(objective.num_segments, objective.note_slopes)
 
         def note(j: int, images: Tensor, grads: Tensor) -> Tensor:
@@ -284,7 +280,6 @@ class AdversarialStep:
         return Work(phase, batch, loss, gradient=note)
 
     def _differentiate(self, phase: Phase, batch: GetInputs, objective: DiscriminatorObjective) -> Work:
-        phase = phase._replace(num_samples=self._num_samples(objective))
         loss = InputGradients(objective.num_segments)
         return Work(phase, batch, loss, gradient=lambda j, images, grads: objective.slopes(grads / loss.scale))
 

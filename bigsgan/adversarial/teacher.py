@@ -68,7 +68,7 @@ class Teacher:
         return self.features(self.prepared(batch.pixels, *seeds))
 
     def prepared(self, images: Tensor, *seeds: Tensor) -> Tensor:
-        """Normalise images (n, C, R, R) in [-1, 1], and move them as D's are: (n, 3, R', R') for the program."""
+        """Normalize images (n, C, R, R) in [-1, 1], and move them as D's are: (n, 3, R', R') for the program."""
         images = ((images.expand(-1, 3, -1, -1) + 1) / 2 - self._mean) / self._std
         size = (self._section.resolution, self._section.resolution)
         if images.shape[2:] != size:

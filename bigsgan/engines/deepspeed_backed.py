@@ -57,7 +57,7 @@ class DeepSpeedBacked:
         self.replica = replica
         self.outcomes = Outcomes()
         self.grad_norm: Tensor | float | None = 0.0
-        self.after_update: Callable[[], None] = _nothing
+        self.after_update: Callable[[], None] = lambda: None
         self._engine = engine
         self._accumulation = engine.gradient_accumulation_steps()
         self._penalised: list[SpectralLayer] = [layer for layer in network.spectral_layers() if layer.orthogonal]
@@ -211,7 +211,3 @@ class DeepSpeedBacked:
                 "is the smallest loss scale, and gradients still overflow: the run has diverged, or fp16 is too narrow",
                 "resume from an older checkpoint with a lower learning rate, or use a bf16 file",
             ) from error
-
-
-def _nothing() -> None:
-    pass

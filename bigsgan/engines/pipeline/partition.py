@@ -44,7 +44,7 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
 
     def empty(self, device: torch.device) -> Tensor:
-        """Make such a tensor, uninitialised."""
+        """Make such a tensor, uninitialized."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     @property
