@@ -45,12 +45,12 @@ def statistic_names(section: Objective) -> list[str]:
 
 
 class DiscriminatorObjective:
-    """D's loss for one phase.
+    """D's loss for one of its steps.
 
     Attributes:
-        penalised: Whether this phase carries R1 or R2.
-        perturbed: Which of R1 and R2 this phase carries as finite differences.
-        checked: Which of these a phase before this one compares with the exact penalty.
+        penalised: Whether this step carries R1 or R2.
+        perturbed: Which of R1 and R2 this step carries as finite differences.
+        checked: Which of these are compared with the exact penalty, in a phase before D trains.
         num_segments: Number of segments of a concatenated micro-batch.
         reads_features: See LossFunction.
     """
@@ -61,18 +61,18 @@ class DiscriminatorObjective:
         self,
         section: Objective,
         statistics: Statistics,
-        phase: int,
+        d_step: int,
         penalty_weights: Mapping[str, float] = MappingProxyType({}),
         watchers: Sequence[LogitWatcher] = (),
         anchors: LogitAnchors | None = None,
         images_per_sample: int = 1,
     ) -> None:
-        """Choose the loss of D's step number ``phase``. R1 and R2 share one interval.
+        """Choose the loss of D's step number ``d_step``. R1 and R2 share one interval.
 
         Args:
             section: The recipe's objective.
             statistics: Collects losses and logits.
-            phase: Number of D's step in the run, from 0.
+            d_step: Number of D's step in the run, from 0.
             penalty_weights: Weights of ``r1`` and ``r2`` that replace those of the section.
             watchers: Objects that observe the logits.
             anchors: The moving averages for LeCam's regularization.
@@ -83,14 +83,14 @@ class DiscriminatorObjective:
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
         penalties: dict[str, Penalty] = {name: p for name in _GRADIENTS if (p := getattr(section, name))}
-        self._penalties = {name: p for name, p in penalties.items() if phase % p.every == 0}
+        self._penalties = {name: p for name, p in penalties.items() if d_step % p.every == 0}
         self._weights = {name: penalty_weights.get(name, p.weight) for name, p in penalties.items()}
         self.penalised = bool(self._penalties)
         self.perturbed = [name for name, p in self._penalties.items() if p.form == "finite_difference"]
         self.checked = [
             name
             for name in self.perturbed
-            if (often := penalties[name].check_every) and phase // penalties[name].every % often == 0
+            if (often := penalties[name].check_every) and d_step // penalties[name].every % often == 0
         ]
         self._ends, num = dict[str, tuple[int, int]](), 2
         for name in self.perturbed:
@@ -103,7 +103,7 @@ class DiscriminatorObjective:
 
     @property
     def differentiates_inputs(self) -> bool:
-        """Whether the loss of this phase contains the gradient of the logits by the images."""
+        """Whether the loss of this step contains the gradient of the logits by the images."""
         return bool(self._exact)
 
     @property
@@ -150,7 +150,7 @@ class DiscriminatorObjective:
         loss = self._loss.discriminator(real, fake)
         self._record(loss, real, fake)
         if self._anchors is not None and self._section.lecam:
-            loss = loss + self._add("lecam", self._section.lecam.weight * self._anchors.penalty(real, fake))
+            loss = loss + self._recorded("lecam", self._section.lecam.weight * self._anchors.penalty(real, fake))
         if features:
             loss = loss + self._distance_to_teacher(*features)
         if tangents is not None:
@@ -233,7 +233,7 @@ class DiscriminatorObjective:
         else:
             every = self._penalties[name].every
             value = self._weights[name] / 2 * square.mean()
-        return every * self._add(name, value)
+        return every * self._recorded(name, value)
 
     def _squared_slopes(self, name: str, segments: Sequence[Tensor]) -> Tensor:
         """Return ((D(x + sigma e) - D(x)) / sigma)^2, or from x - sigma e, (n,); its mean over e is near |grad|^2."""
@@ -249,7 +249,7 @@ class DiscriminatorObjective:
         assert sigma is not None, "a plan's objective has a sigma"
         return sigma
 
-    def _add(self, name: str, value: Tensor) -> Tensor:
+    def _recorded(self, name: str, value: Tensor) -> Tensor:
         """Record a penalty, and return it."""
         self._statistics.add(f"penalty/{name}", value.detach())
         return value

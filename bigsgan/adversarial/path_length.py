@@ -96,7 +96,7 @@ class PathLengthPenalty(SharedState):
         probed = probe(images, inputs, self._section.batch_shrink).sum()
         (grads,) = torch.autograd.grad(probed * Probed.scale, styles, create_graph=True)
         lengths = _lengths(full(grads) / Probed.scale)
-        return self._section.every * self._add(lengths, self._see(lengths, self._sum_over_replicas))
+        return self._section.every * self._penalty(lengths, self._count(lengths, self._sum_over_replicas))
 
     def taking_part(self, inputs: MicroBatch) -> MicroBatch:
         """Return the samples of a micro-batch that take part."""
@@ -116,8 +116,8 @@ class PathLengthPenalty(SharedState):
             (n, L, W); zero for samples that do not take part.
         """
         shrink, lengths = self._section.batch_shrink, _lengths(grads)
-        average = self._see(lengths, sum_over_replicas)
-        self._add(lengths, average)
+        average = self._count(lengths, sum_over_replicas)
+        self._penalty(lengths, average)
         slope = 2 * (lengths - average) / (lengths.clamp(min=1e-12) * grads.shape[1])  # |g|^2 is a mean over L
         found = grads.new_zeros(len(grads) * shrink, *grads.shape[1:])
         found[::shrink] = slope.view(-1, 1, 1) * grads
@@ -138,14 +138,14 @@ class PathLengthPenalty(SharedState):
         self._own.zero_()
         self._seen.zero_()
 
-    def _see(self, lengths: Tensor, total: Sum) -> Tensor:
+    def _count(self, lengths: Tensor, total: Sum) -> Tensor:
         """Count lengths; return the average, moved by these and the other ranks' lengths."""
         seen = torch.stack([lengths.detach().sum(), lengths.new_full((), float(len(lengths)))])
         self._own += seen
         self._seen += total(seen.clone())
         return self._moved()
 
-    def _add(self, lengths: Tensor, average: Tensor) -> Tensor:
+    def _penalty(self, lengths: Tensor, average: Tensor) -> Tensor:
         value = self._section.weight * (lengths - average).square().mean()
         self._statistics.add(NAME, value.detach())
         return value

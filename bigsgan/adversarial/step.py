@@ -114,8 +114,8 @@ class AdversarialStep:
         self._statistics, self._extras = statistics, extras
         self._g_objective = GeneratorObjective(section, statistics)
         self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
-        near, levels = section.consistency, extras.images_per_sample
-        self._consistency = Consistency(near, levels, statistics) if near else None
+        consistency, levels = section.consistency, extras.images_per_sample
+        self._consistency = Consistency(consistency, levels, statistics) if consistency else None
         statistics.declare(*statistic_names(section), *(["augmentation"] if extras.augmented else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
         self.generator.after_update = self._generator_updated
@@ -141,14 +141,14 @@ class AdversarialStep:
         objectives = [self._objective(update, d_step, scheduled) for d_step in range(section.d_steps)]
         regularizer = path_length if path_length is not None and path_length.is_due(update) else None
         penalised, checked = [o.differentiates_inputs for o in objectives], [bool(o.checked) for o in objectives]
-        # Real images are read only when and on the ranks where D needs them, in the order of its steps.
+        # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
         # G's update goes with the real images that D read last, or with the first ones where D judges before it trains.
         reals_of_g = reals[-1] if section.schedule == "exact" else reals[0]
 
         @functools.cache
         def inputs_of(d_step: int | None) -> Inputs:
-            """Return the inputs of D's step ``d_step``, from ``d_steps`` on of the next update, or of G's update."""
+            """Return the inputs of one of D's steps, which count on into the next update, or of G's update."""
             if d_step is None:
                 return self._inputs("generator", (update,), reals_of_g)
             later, number = divmod(d_step, section.d_steps)

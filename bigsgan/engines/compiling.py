@@ -27,7 +27,7 @@ from bigsgan.engines.replays import keeping_norms
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.build import build_network
-from bigsgan.models.dual import Dual, DualLayer, flat, of
+from bigsgan.models.dual import Dual, DualLayer, flat, from_flat
 from bigsgan.models.layers import RankAverages, SpectralLayer
 from bigsgan.models.network import LayerStack
 
@@ -135,7 +135,7 @@ def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> 
         layers = network.wrapped(lambda layer: compile(DualLayer(layer)))
 
         def fold(dual: Dual, segments: int) -> Dual:
-            return of(layers.fold(*flat(dual), segments=segments))
+            return from_flat(layers.fold(*flat(dual), segments=segments))
 
     return keeping_norms(fold, network.spectral_layers()) if cuda_graphs else fold
 

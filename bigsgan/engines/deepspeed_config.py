@@ -89,7 +89,7 @@ def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int
     for key, largest in sizes.items():
         size = min(numel, _at_a_time(plan, network, numel, handled[key])) if key in handled else numel
         zero.setdefault(key, max(2, min(largest, size + size % 2)))  # DeepSpeed asks for even numbers (0.19.8)
-    if "allgather_bucket_size" in zero:  # DeepSpeed asks for it to be a multiple (0.19.8)
+    if "allgather_bucket_size" in zero:  # DeepSpeed asks for a multiple of its parts' alignment (0.19.8)
         zero["allgather_bucket_size"] += -zero["allgather_bucket_size"] % PART_MULTIPLE
 
 

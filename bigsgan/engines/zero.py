@@ -172,7 +172,7 @@ class ZeroEngine(DeepSpeedBacked):
         self._gradient_buffers = [] if stock else internals.gradient_buffers(engine)
         internals.release(self._gradient_buffers)
         self._prefetching = Prefetching(engine, stock)
-        self._kind: Hashable = None  # of the last pass that the engine goes backward through
+        self._kind: Hashable = None  # kind of the last pass through the engine that goes backward
         if engine.zero_optimization_stage() == 3:
             let_tangents_through(engine)
         self._until_backward = ExitStack()  # contexts that last from a micro-batch's forward to its backward pass

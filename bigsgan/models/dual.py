@@ -74,7 +74,7 @@ def flat(dual: Dual) -> list[Tensor]:
     return [*dual.carry, *dual.tangents, dual.exponent]
 
 
-def of(entries: Sequence[Tensor]) -> Dual:
+def from_flat(entries: Sequence[Tensor]) -> Dual:
     """Invert ``flat``."""
     *others, exponent = entries
     num = len(others)
@@ -85,7 +85,7 @@ def of(entries: Sequence[Tensor]) -> Dual:
 
 def differentiate(layer: Callable[..., Carry], *entries: Tensor) -> Dual:
     """Apply a layer to the entries of ``flat``."""
-    dual = of(entries)
+    dual = from_flat(entries)
     tangents = iter(dual.tangents)
     with forward_mode.dual_level():
         outputs = layer(

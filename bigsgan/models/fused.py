@@ -81,7 +81,7 @@ def resample(x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
 
 
 def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
-    """Leaky rectifier of x + bias, within plus or minus ``limit``: (N, C, H, W), (C,) -> (N, C, H, W), in x's type.
+    """Rectify x + bias leakily, within plus or minus ``limit``: (N, C, H, W), (C,) -> (N, C, H, W), in x's type.
 
     It only keeps its output for the backward pass. Where the output is the limit the slope is 0, even if the value was
     only rounded to the limit.

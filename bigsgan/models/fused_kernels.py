@@ -144,7 +144,7 @@ def resample(x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
 
 
 def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
-    """Leaky rectifier of x + bias, kept within plus or minus ``limit``: (N, C, H, W), (C,) -> x's shape and layout.
+    """Rectify x + bias leakily, within plus or minus ``limit``: (N, C, H, W), (C,) -> x's shape and layout.
 
     Args:
         x: Contiguous or channels_last.

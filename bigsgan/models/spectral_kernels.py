@@ -26,7 +26,7 @@ _FLAT, _TURNS = 1024, 16
 """Numbers of a weight that a program reads in one turn, and a program's turns in a sum."""
 
 
-_add = tl.standard._sum_combine  # tl.sum cannot be called in an interpreter without which Triton was imported
+_add = tl.standard._sum_combine  # tl.sum fails in Triton's interpreter if Triton was imported without it
 
 
 @triton.jit

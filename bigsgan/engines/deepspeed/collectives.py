@@ -1,4 +1,4 @@
-"""Those of DeepSpeed's collectives that bigsgan changes or watches: private parts.
+"""The collectives of DeepSpeed that bigsgan changes or watches: private parts.
 
 Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_collectives.py fails first if a later version changes them.
 """

@@ -164,10 +164,10 @@ class PipelineEngine(DeepSpeedBacked):
             output, predictions = network.with_predictions(*carry, segments=num_segments)
             return [output], (predictions, *targets), None
         if targets:
-            found, predictions = network.with_predictions_dual(dual.of(carry), num_segments)
+            found, predictions = network.with_predictions_dual(dual.from_flat(carry), num_segments)
             features = (predictions, *targets)
         else:
-            found = network.fold_dual(dual.of(carry), num_segments)
+            found = network.fold_dual(dual.from_flat(carry), num_segments)
         if not self._is_last:
             return dual.flat(found), features, None
         output, along = dual.end(found)
